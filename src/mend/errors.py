@@ -1,0 +1,75 @@
+"""errors: one tree of exceptions. Every message names what was wrong, the value, and the remedy."""
+
+from __future__ import annotations
+
+
+class MendError(Exception):
+    """Root of everything mend raises on purpose."""
+
+
+class ConfigError(MendError, ValueError):
+    """A setting cannot be used. Says the field, the value, the rule and the remedy."""
+
+    def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
+        self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
+        super().__init__(f"{field}={value!r}: {rule}. {remedy}")
+
+
+class UsageError(MendError, RuntimeError):
+    """The API was called in an order or a place that cannot work."""
+
+
+class PlanMismatch(MendError):
+    """Two racks would not train the same model in the same way; the first difference is named."""
+
+
+class Refused(MendError):
+    """The coordinator refused this rack (another job, version, plan, or a second rack of that number)."""
+
+
+class StartTimeout(MendError):
+    """Not every rack said hello within start_timeout_s."""
+
+
+class GaveUp(MendError):
+    """A wait that was allowed to be long (lockstep, drain, blocking) passed its last limit."""
+
+
+class BitsDiffer(MendError):
+    """Equal inputs gave unequal bits, or a rack holds other bits than the log says."""
+
+
+class NonFinite(MendError):
+    """A rack's own delta holds NaN or Inf; it is refused at its own rack."""
+
+
+class WireError(MendError):
+    """A frame from the network is not a message of this protocol."""
+
+
+class TransportError(MendError):
+    """Root of what a socket may do to us."""
+
+
+class AddressInUse(TransportError):
+    """A port that must be bound is taken."""
+
+
+class PeerUnreachable(TransportError):
+    """No connection to a holder."""
+
+
+class PayloadGone(TransportError):
+    """The holder no longer (or not yet) serves this key."""
+
+
+class TransferStalled(TransportError):
+    """No verified byte arrived within the stall time-out, on any holder."""
+
+
+class ChecksumMismatch(TransportError):
+    """A chunk or a whole payload arrived with other bytes than were sent."""
+
+
+class WorkerFailed(MendError):
+    """A background job raised; the cause is chained."""

@@ -1,0 +1,266 @@
+"""protocol: what machines are told (events) and what they want done (effects). Plain values.
+
+A machine decides and returns effects; the runtime performs them and reports back by events. Neither machine nor
+effect holds a tensor: they name (member, fragment, seq) and (fragment, version), the runtime keeps the bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mend.protocol.messages import Message, Offer, Record
+from mend.terms import Address, Member, Peer
+
+# ------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message arrived."""
+
+    peer: Peer
+    incarnation: int
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline passed (or nothing did; ticks are always harmless)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The training thread copied a fragment; the offer `seq` is open from here on."""
+
+    fragment: int
+    seq: int
+    base: int
+    step: int
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class StillOpen:
+    """A capture step passed while the previous offer of the fragment was open: nothing was captured."""
+
+    fragment: int
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The payload of an own offer is ready and served; a reason instead when there can be none."""
+
+    fragment: int
+    seq: int
+    checksum: str
+    declined: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A pull of an offer ended; `error` is empty when all bytes are here and verified."""
+
+    member: Member
+    fragment: int
+    seq: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A merge ended in a tentative anchor of this digest, or in an error."""
+
+    fragment: int
+    version: int
+    attempt: int
+    digest: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A pull of a fragment's state ended; its digest was compared with the log's."""
+
+    fragment: int
+    version: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The training thread now trains on `version`; `ended` is the own offer that this resolved, or 0."""
+
+    fragment: int
+    version: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """All ranks of the rack forgot an own offer that was never announced."""
+
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The training thread's step, and its time per step (moving average)."""
+
+    step: int
+    step_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The rank trains no more. `now`: do not wait for the others to finish."""
+
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Leaving, and the training thread has nothing open and trains on `versions`."""
+
+    versions: tuple[int, ...]
+
+
+Event = (
+    Heard | Tick | Captured | StillOpen | Encoded | Fetched | Merged | Copied
+    | Applied | Discarded | Progress | Leaving | Idle
+)  # fmt: skip
+
+# ------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver at best once; the machine repeats what matters."""
+
+    to: Peer
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    peer: Peer
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Turn the captured snapshot into delta and payload, and serve it."""
+
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Pull this rank's part of an offer."""
+
+    offer: Offer
+    holders: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge the payloads of `members` (ascending) onto version - 1. `verify`: check the inputs' bits first."""
+
+    fragment: int
+    version: int
+    attempt: int
+    members: tuple[tuple[Member, int], ...]
+    weights: tuple[float, ...]
+    verify: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Pull the state of a fragment at the version and digest of the log."""
+
+    fragment: int
+    version: int
+    digest: str
+    holders: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The rank holds this decided version: serve it and show it to the training thread."""
+
+    fragment: int
+    version: int
+    attempt: int
+    """The tentative result that became it; 0 = it came by Copy (or is the own version 0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A record is decided: the training thread reads its offers' fate from it."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A payload nobody needs any more."""
+
+    member: Member
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """An anchor (or a tentative one: attempt > 0) nobody needs any more."""
+
+    fragment: int
+    version: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """An own offer died inside the rack; the training threads forget it together at an apply point."""
+
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the recorder and for people."""
+
+    kind: str
+    fields: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """This rack cannot go on. kind names the exception of mend.errors."""
+
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The machine has nothing more to do; its process may stop."""
+
+
+Effect = (
+    Send | Connect | Encode | Fetch | Merge | Copy | Publish | Told | Free | Forget | Discard | Note | Fail | Finished
+)
+
+
+class Machine(Protocol):
+    """A pure part of the protocol: state in, effects out; time is an argument."""
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]: ...
+
+    def deadline_ns(self) -> int | None:
+        """When a Tick is due at the latest."""

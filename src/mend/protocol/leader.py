@@ -1,0 +1,259 @@
+"""protocol: local rank 0 of a rack. Speaks for all ranks: what one of them lacks, the rack lacks.
+
+The leader is the rack's voter (it keeps the replica of the log) and passes decided records on to its ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send
+from mend.protocol.log import Log
+from mend.protocol.messages import (
+    Declined,
+    Held,
+    Hello,
+    Offer,
+    OfferId,
+    Orders,
+    Part,
+    RankOrders,
+    RankReport,
+    Refusal,
+    Report,
+)
+from mend.terms import SECOND, Member, Peer
+
+PROGRESS_NS = 5 * SECOND
+
+_FAULTS = {"plan": "PlanMismatch"}
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderOptions:
+    heartbeat_ns: int
+    detect_ns: int
+    start_timeout_ns: int
+
+
+@dataclass
+class Leader:
+    """Pure. `hello` is what this rack says of itself; `coordinator` is fixed for the job."""
+
+    hello: Hello
+    coordinator: Peer
+    options: LeaderOptions
+    started_ns: int
+    log: Log = field(default_factory=Log)
+    ranks: dict[int, RankReport] = field(default_factory=dict)
+    heard_ns: dict[int, int] = field(default_factory=dict)
+    orders: Orders | None = None
+    orders_ns: int | None = None
+    declined: dict[int, Declined] = field(default_factory=dict)
+    silent: bool = False
+    failed: bool = False
+    progress_ns: int = 0
+    sent: dict[Peer, Report | RankOrders] = field(default_factory=dict)
+    sent_ns: dict[Peer, int] = field(default_factory=dict)
+    serial: int = 0
+
+    @property
+    def member(self) -> Member:
+        return self.hello.seat.member
+
+    @property
+    def ranks_configured(self) -> int:
+        return len(self.hello.seat.lanes)
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if isinstance(event, Heard):
+            self._on_heard(event, now_ns, effects)
+        self._watch(now_ns, effects)
+        if not self.log.written.begun:
+            self._say_hello(now_ns, effects)
+        self._flush(self.coordinator, self._report(now_ns), now_ns, effects)
+        for rank in range(self.ranks_configured):
+            self._flush(Peer(self.member.rack, rank), self._rank_orders(rank), now_ns, effects)
+        return effects
+
+    def deadline_ns(self) -> int | None:
+        return min(self.sent_ns.values(), default=self.started_ns) + self.options.heartbeat_ns
+
+    def left(self) -> bool:
+        """Whether the log says that this rack is no member any more."""
+        told = self.log.told
+        return told.begun and told.member(self.member.rack) != self.member
+
+    # -------------------------------------------------------------- what is said to us
+
+    def _on_heard(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
+        body = event.body
+        if isinstance(body, RankReport) and event.peer.rack == self.member.rack:
+            if event.incarnation != self.member.incarnation or event.peer.rank >= self.ranks_configured:
+                return
+            self.heard_ns[event.peer.rank] = now_ns
+            known = self.ranks.get(event.peer.rank)
+            if known is None or body.serial > known.serial:
+                self.ranks[event.peer.rank] = body
+        elif isinstance(body, Orders) and event.peer == self.coordinator:
+            self.orders_ns = now_ns
+            if self.orders is None or body.serial > self.orders.serial:
+                self.orders = body
+                self.log.accept(body.prev, body.chain, body.records)
+                self.log.decide(body.decided)
+        elif isinstance(body, Refusal) and event.peer == self.coordinator:
+            if body.incarnation == self.member.incarnation and not self.failed:
+                self.failed = True
+                effects.append(Fail(_FAULTS.get(body.kind, "Refused"), body.detail))
+
+    def _watch(self, now_ns: int, effects: list[Effect]) -> None:
+        """Notice a coordinator that is silent, or a start that takes too long."""
+        if self.log.told.begun:
+            silent = now_ns - (self.orders_ns or self.started_ns) > self.options.detect_ns
+            if silent != self.silent:
+                self.silent = silent
+                effects.append(Note("coordinator-silent" if silent else "coordinator-back", {"peer": self._where()}))
+            return
+        waited_ns = now_ns - self.started_ns
+        if waited_ns > self.options.start_timeout_ns and not self.failed:
+            self.failed = True
+            effects.append(Fail("StartTimeout", f"{self._start_reason()} after {waited_ns // SECOND} s"))
+        elif now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS:
+            self.progress_ns = now_ns
+            effects.append(Note("waiting", {"for": self._start_reason(), "seconds": waited_ns // SECOND}))
+
+    def _start_reason(self) -> str:
+        if self.orders is None:
+            return f"no answer from the coordinator ({self._where()})"
+        if self.orders.missing:
+            return "; ".join(["no hello from rack " + ", ".join(map(str, self.orders.missing)), *self.orders.why])
+        return "the first record of the log is not decided"
+
+    def _where(self) -> str:
+        return "the witness" if self.coordinator.rack != 0 else "rack 0"
+
+    def why(self) -> tuple[str, ...]:
+        """Why nothing commits, as far as it is known here."""
+        if self.silent:
+            return (f"the coordinator ({self._where()}) is silent",)
+        return self.orders.why if self.orders else ()
+
+    # -------------------------------------------------------------- what we say
+
+    def _say_hello(self, now_ns: int, effects: list[Effect]) -> None:
+        last = self.sent_ns.get(self.coordinator)
+        if not self.failed and (last is None or now_ns >= last + self.options.heartbeat_ns):
+            effects.append(Send(self.coordinator, self.hello))
+
+    def _flush(self, to: Peer, message: Report | RankOrders, now_ns: int, effects: list[Effect]) -> None:
+        if message == self.sent.get(to) and now_ns < self.sent_ns[to] + self.options.heartbeat_ns:
+            return
+        self.sent[to], self.sent_ns[to] = message, now_ns
+        self.serial += 1
+        effects.append(Send(to, message.numbered(self.serial)))
+
+    def farewell(self) -> Send:
+        """The last word of a rack that stops, to be sent by its runtime."""
+        self.serial += 1
+        return Send(self.coordinator, self._report(None, gone=True).numbered(self.serial))
+
+    def _report(self, now_ns: int | None, gone: bool = False) -> Report:
+        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
+        complete = len(ranks) == self.ranks_configured
+        fragments = self.hello.policy.fragments
+        fresh = complete and (
+            now_ns is None or all(now_ns - heard < self.options.detect_ns for heard in self.heard_ns.values())
+        )
+        return Report(
+            serial=0,
+            fresh=fresh or not self.log.told.begun,
+            step=ranks[0].step if ranks else 0,
+            step_ns=max((rank.step_ns for rank in ranks), default=0),
+            accepted=self.log.last,
+            decided=self.log.decided,
+            versions=tuple(min(rank.versions[p] for rank in ranks) if complete else -1 for p in range(fragments)),
+            offers=self._offers(ranks) if complete else (),
+            declined=tuple(self.declined[fragment] for fragment in sorted(self.declined)),
+            got=_in_all([rank.got for rank in ranks]) if complete else (),
+            held=self._held(ranks) if complete else (),
+            leaving=complete and all(rank.leaving for rank in ranks),
+            hurry=complete and any(rank.hurry for rank in ranks),
+            idle=complete and all(rank.idle for rank in ranks),
+            gone=gone,
+        )
+
+    def _assembled(self, ranks: list[RankReport]) -> list[list[Part]]:
+        """The parts of every own offer that all ranks have captured."""
+        first = [(part.fragment, part.seq) for part in ranks[0].parts]
+        found = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
+        return [[parts[key] for parts in found] for key in first if all(key in parts for parts in found)]
+
+    def _offers(self, ranks: list[RankReport]) -> tuple[Offer, ...]:
+        versions = self.log.told.versions
+        for fragment in [p for p, d in self.declined.items() if versions[p] > d.applied]:
+            del self.declined[fragment]
+        offers = []
+        for parts in self._assembled(ranks):
+            head, reason = parts[0], _no_offer(parts)
+            if reason:
+                self.declined[head.fragment] = Declined(head.fragment, head.applied, reason)
+                continue
+            if any(not part.checksum for part in parts):
+                continue
+            self.declined.pop(head.fragment, None)
+            offers.append(
+                Offer(
+                    member=self.member,
+                    fragment=head.fragment,
+                    seq=head.seq,
+                    base=head.base,
+                    capture_step=head.capture_step,
+                    tokens=sum(part.tokens for part in parts),
+                    steps=head.steps,
+                    checksums=tuple(part.checksum for part in parts),
+                    applied=min(part.applied for part in parts),
+                )
+            )
+        return tuple(offers)
+
+    def _held(self, ranks: list[RankReport]) -> tuple[Held, ...]:
+        found = [{(h.fragment, h.version, h.attempt): h.digests[0] for h in rank.held} for rank in ranks]
+        common = [key for key in found[0] if all(key in held for held in found)]
+        return tuple(Held(*key, digests=tuple(held[key] for held in found)) for key in common)
+
+    def _rank_orders(self, rank: int) -> RankOrders:
+        report = self.ranks.get(rank)
+        prev = min(report.decided, self.log.decided) if report else 0
+        orders = self.orders
+        ranks = [self.ranks[r] for r in sorted(self.ranks)]
+        complete = len(ranks) == self.ranks_configured
+        return RankOrders(
+            serial=0,
+            prev=prev,
+            records=self.log.after(prev, self.log.decided),
+            offers=orders.offers if orders else (),
+            gathers=orders.gathers if orders else (),
+            settled=orders.settled if orders else (),
+            live=orders.live if orders and not self.silent else (),
+            discarded=tuple(
+                (parts[0].fragment, parts[0].seq) for parts in self._assembled(ranks) if _no_offer(parts)
+            )
+            if complete
+            else (),
+            why=self.why(),
+            finish=self.left(),
+        )
+
+
+def _no_offer(parts: list[Part]) -> str:
+    """Why a capture gives no offer, or empty. Ranks that did not encode yet may still decline."""
+    declined = [part.declined for part in parts if part.declined]
+    if declined:
+        return declined[0]
+    return "no tokens were trained" if sum(part.tokens for part in parts) == 0 else ""
+
+
+def _in_all(lists: list[tuple[OfferId, ...]]) -> tuple[OfferId, ...]:
+    common = set(lists[0]).intersection(*lists[1:])
+    return tuple(offer for offer in lists[0] if offer in common)

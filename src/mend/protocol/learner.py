@@ -1,0 +1,379 @@
+"""protocol: one rank. Pulls what is offered, merges what is named, holds what is decided, and tells its leader.
+
+The tensors are the runtime's; here a payload is (member, fragment, seq) and an anchor is (fragment, version).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from mend.protocol import events as ev
+from mend.protocol.log import Folded
+from mend.protocol.messages import Commit, Gather, Genesis, Held, Offer, OfferId, Part, RankOrders, RankReport, Record
+from mend.protocol.weights import merge_weights
+from mend.terms import MS, SECOND, Address, Member, Peer
+
+FETCHES_MAX = 4
+"""Pulls at a time; the rest waits, offers of rounds that gather first."""
+
+RETRY_NS_MIN, RETRY_NS_MAX = 100 * MS, 2 * SECOND
+HELD_BEHIND = 2
+"""Decided versions kept besides the one trained on, so that the ranks of a rack find a common one to apply."""
+
+LINGER_NS = 30 * SECOND
+"""A named payload is freed at the latest this long after the decision, even if a live rack still lacks the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerOptions:
+    heartbeat_ns: int
+    token_weighted: bool
+
+
+@dataclass
+class Pull:
+    """An offer that is wanted here: its header, whether its bytes are here or under way, when to try again."""
+
+    offer: Offer
+    here: bool = False
+    flying: bool = False
+    retry_ns: int = 0
+    wait_ns: int = RETRY_NS_MIN
+
+
+@dataclass
+class Shelf:
+    """One fragment on this rank. `held` are decided versions whose bytes are here."""
+
+    held: set[int] = field(default_factory=set)
+    applied: int = 0
+    commits: dict[int, Commit] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    gather: Gather | None = None
+    merging: tuple[int, int] | None = None
+    tentative: tuple[int, int, str] | None = None
+    copying: int | None = None
+    retry_ns: int = 0
+    wait_ns: int = RETRY_NS_MIN
+    linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
+    """Named payloads still served: (member, seq) -> (version they went into, when the decision was read)."""
+
+
+@dataclass
+class Learner:
+    """Pure. own_digests: digest of this rank's own version 0 per fragment."""
+
+    me: Peer
+    member: Member
+    options: LearnerOptions
+    own_digests: tuple[str, ...]
+    folded: Folded = field(default_factory=Folded)
+    decided: int = 0
+    shelves: list[Shelf] = field(default_factory=list)
+    pulls: dict[tuple[Member, int, int], Pull] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
+    step: int = 0
+    step_ns: int = 0
+    leaving: bool = False
+    hurry: bool = False
+    idle_versions: tuple[int, ...] | None = None
+    orders_serial: int = 0
+    finished: bool = False
+    settled: tuple[int, ...] = ()
+    sent: RankReport | None = None
+    sent_ns: int = 0
+    serial: int = 0
+
+    def __post_init__(self) -> None:
+        self.shelves = [Shelf() for _ in self.own_digests]
+
+    def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
+        self._on(event, now_ns, effects)
+        for fragment in range(len(self.shelves)):
+            if self.folded.begun:
+                self._settle(fragment, now_ns, effects)
+        self._pull(now_ns, effects)
+        self._flush(now_ns, effects)
+        return effects
+
+    def deadline_ns(self) -> int | None:
+        waits = [self.sent_ns + self.options.heartbeat_ns]
+        waits += [pull.retry_ns for pull in self.pulls.values() if not pull.here and not pull.flying and pull.retry_ns]
+        waits += [shelf.retry_ns for shelf in self.shelves if shelf.retry_ns]
+        return min(waits)
+
+    # -------------------------------------------------------------- events
+
+    def _on(self, event: ev.Event, now_ns: int, effects: list[ev.Effect]) -> None:
+        match event:
+            case ev.Heard(body=RankOrders() as orders):
+                self._on_orders(orders, now_ns, effects)
+            case ev.Captured(p, seq, base, step, tokens, steps):
+                self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "")
+                effects.append(ev.Encode(p, seq))
+            case ev.StillOpen(p, applied) if p in self.parts:
+                self.parts[p] = _replaced(self.parts[p], applied=applied)
+            case ev.Encoded(p, seq, checksum, declined) if p in self.parts and self.parts[p].seq == seq:
+                self.parts[p] = _replaced(self.parts[p], checksum=checksum, declined=declined)
+            case ev.Fetched(member, p, seq, error):
+                self._on_fetched(member, p, seq, error, now_ns, effects)
+            case ev.Merged():
+                self._on_merged(event, now_ns, effects)
+            case ev.Copied(p, version, error):
+                self._on_copied(p, version, error, now_ns, effects)
+            case ev.Applied(p, version, ended):
+                self._on_applied(p, version, ended, effects)
+            case ev.Discarded(p, seq):
+                self._end_part(p, seq)
+                effects.append(ev.Free(self.member, p, seq))
+            case ev.Progress(step, step_ns):
+                self.step, self.step_ns = step, step_ns
+            case ev.Leaving(now):
+                self.leaving, self.hurry = True, self.hurry or now
+            case ev.Idle(versions):
+                self.idle_versions = versions
+
+    def _on_orders(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
+        if orders.serial <= self.orders_serial:
+            return
+        self.orders_serial, self.settled = orders.serial, orders.settled
+        if orders.prev <= self.decided:
+            for record in orders.records[self.decided - orders.prev :]:
+                self.decided += 1
+                self._on_record(record, now_ns, effects)
+        for offer in orders.offers:
+            self._on_offer(offer)
+        for gather in orders.gathers:
+            if self.folded.begun and gather.version == self.folded.versions[gather.fragment] + 1:
+                self._on_gather(gather, effects)
+        for fragment, seq in orders.discarded:
+            if fragment in self.parts and self.parts[fragment].seq == seq:
+                effects.append(ev.Discard(fragment, seq))
+        if orders.finish and not self.finished:
+            self.finished = True
+            effects.append(ev.Finished())
+
+    def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
+        self.folded.take(record)
+        effects.append(ev.Told(record))
+        if isinstance(record, Genesis):
+            for fragment, digests in enumerate(record.digests):
+                shelf = self.shelves[fragment]
+                shelf.digests[0] = digests[self.me.rank]
+                if shelf.digests[0] == self.own_digests[fragment]:
+                    shelf.held.add(0)
+                    effects.append(ev.Publish(fragment, 0, 0))
+        elif isinstance(record, Commit):
+            shelf = self.shelves[record.fragment]
+            shelf.commits[record.version] = record
+            shelf.digests[record.version] = record.digests[self.me.rank]
+            shelf.retry_ns = 0
+            for share in record.members:
+                shelf.linger[(share.member, share.seq)] = (record.version, now_ns)
+            for ended in record.dropped:
+                self._free(ended.member, record.fragment, ended.seq, effects)
+
+    def _on_offer(self, offer: Offer) -> None:
+        key = (offer.member, offer.fragment, offer.seq)
+        if not self.folded.is_open(*key):
+            return
+        if key in self.pulls:
+            self.pulls[key].offer = offer
+        else:
+            self.pulls[key] = Pull(offer, here=offer.member == self.member)
+
+    def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
+        shelf = self.shelves[gather.fragment]
+        if shelf.gather is not None and (gather.version, gather.attempt) <= (shelf.gather.version, shelf.gather.attempt):
+            return
+        shelf.gather = gather
+        for offer in gather.members:
+            self._on_offer(offer)
+        if shelf.tentative is not None:
+            effects.append(ev.Forget(gather.fragment, shelf.tentative[0], shelf.tentative[1]))
+            shelf.tentative = None
+
+    def _on_fetched(self, member: Member, fragment: int, seq: int, error: str, now_ns: int, effects: list[ev.Effect]) -> None:
+        pull = self.pulls.get((member, fragment, seq))
+        if pull is None:
+            effects.append(ev.Free(member, fragment, seq))
+            return
+        pull.flying, pull.here = False, not error
+        if error:
+            pull.retry_ns, pull.wait_ns = now_ns + pull.wait_ns, min(2 * pull.wait_ns, RETRY_NS_MAX)
+            effects.append(ev.Note("fetch-failed", {"rack": member.rack, "fragment": fragment, "seq": seq, "error": error}))
+
+    def _on_merged(self, event: ev.Merged, now_ns: int, effects: list[ev.Effect]) -> None:
+        shelf = self.shelves[event.fragment]
+        shelf.merging = None
+        wanted = shelf.gather
+        if event.error:
+            shelf.retry_ns, shelf.wait_ns = now_ns + shelf.wait_ns, min(2 * shelf.wait_ns, RETRY_NS_MAX)
+            effects.append(ev.Note("merge-failed", {"fragment": event.fragment, "version": event.version, "error": event.error}))
+        elif wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
+            effects.append(ev.Forget(event.fragment, event.version, event.attempt))
+        else:
+            shelf.tentative = (event.version, event.attempt, event.digest)
+
+    def _on_copied(self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]) -> None:
+        shelf = self.shelves[fragment]
+        shelf.copying = None
+        if error:
+            shelf.retry_ns, shelf.wait_ns = now_ns + shelf.wait_ns, min(2 * shelf.wait_ns, RETRY_NS_MAX)
+            effects.append(ev.Note("copy-failed", {"fragment": fragment, "version": version, "error": error}))
+        else:
+            shelf.wait_ns = RETRY_NS_MIN
+            shelf.held.add(version)
+            effects.append(ev.Publish(fragment, version, 0))
+            effects.append(ev.Note("copied", {"fragment": fragment, "version": version}))
+
+    def _on_applied(self, fragment: int, version: int, ended: int, effects: list[ev.Effect]) -> None:
+        shelf = self.shelves[fragment]
+        shelf.applied = version
+        for old in [v for v in shelf.commits if v <= version]:
+            del shelf.commits[old]
+        if ended:
+            self._end_part(fragment, ended)
+
+    def _end_part(self, fragment: int, seq: int) -> None:
+        if fragment in self.parts and self.parts[fragment].seq <= seq:
+            del self.parts[fragment]
+
+    # -------------------------------------------------------------- towards the newest version
+
+    def _settle(self, fragment: int, now_ns: int, effects: list[ev.Effect]) -> None:
+        """Merge what is asked for, take over what is decided, copy what cannot be merged any more, free the rest."""
+        shelf, newest = self.shelves[fragment], self.folded.versions[fragment]
+        if shelf.retry_ns and now_ns >= shelf.retry_ns:
+            shelf.retry_ns = 0
+        if newest not in shelf.held:
+            self._reach(fragment, newest, effects)
+        gather = shelf.gather
+        if gather is not None and gather.version == newest + 1 and newest in shelf.held:
+            done = shelf.tentative is not None and shelf.tentative[:2] == (gather.version, gather.attempt)
+            if not done:
+                members = tuple((offer.member, offer.seq, offer.tokens, offer.steps) for offer in gather.members)
+                self._merge(fragment, gather.version, gather.attempt, members, effects)
+        if newest in shelf.held:
+            self._tidy(fragment, newest, now_ns, effects)
+
+    def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
+        """The newest decided version is not here: adopt the tentative one, or merge it now, or copy it."""
+        shelf = self.shelves[fragment]
+        digest = shelf.digests[newest]
+        if shelf.tentative is not None and shelf.tentative[0] == newest:
+            _, attempt, mine = shelf.tentative
+            shelf.tentative = None
+            if mine == digest:
+                shelf.held.add(newest)
+                effects.append(ev.Publish(fragment, newest, attempt))
+                return
+            effects.append(ev.Forget(fragment, newest, attempt))
+            effects.append(ev.Note("differs", {"fragment": fragment, "version": newest, "mine": mine, "log": digest}))
+            shelf.gather = None
+        if shelf.merging is not None or shelf.copying is not None or shelf.retry_ns:
+            return
+        commit, gather = shelf.commits.get(newest), shelf.gather
+        asked = gather is not None and gather.version == newest
+        if commit is not None and asked and gather is not None and newest - 1 in shelf.held:
+            members = tuple((s.member, s.seq, s.tokens, s.steps) for s in commit.members)
+            if self._merge(fragment, newest, gather.attempt, members, effects):
+                return
+            if any(self.pulls[key].flying for m, s, _, _ in members if (key := (m, fragment, s)) in self.pulls):
+                return
+        shelf.copying = newest
+        effects.append(ev.Copy(fragment, newest, digest, self._holders()))
+
+    def _merge(
+        self, fragment: int, version: int, attempt: int,
+        members: tuple[tuple[Member, int, int, int], ...], effects: list[ev.Effect],
+    ) -> bool:  # fmt: skip
+        """Start the merge if every payload is here and nothing else is being merged."""
+        shelf = self.shelves[fragment]
+        here = all(
+            (pull := self.pulls.get((member, fragment, seq))) is not None and pull.here for member, seq, _, _ in members
+        )
+        if not here or shelf.merging is not None or shelf.retry_ns:
+            return False
+        shelf.merging = (version, attempt)
+        weights = merge_weights([(tokens, steps) for _, _, tokens, steps in members], token_weighted=self.options.token_weighted)
+        names = tuple((member, seq) for member, seq, _, _ in members)
+        effects.append(ev.Merge(fragment, version, attempt, names, tuple(weights), verify=attempt > 1))
+        return True
+
+    def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
+        """Free payloads whose result every live rack holds, and versions nobody here can still need."""
+        shelf = self.shelves[fragment]
+        settled = self.settled[fragment] if fragment < len(self.settled) else 0
+        for (member, seq), (version, since_ns) in list(shelf.linger.items()):
+            if settled >= version or now_ns - since_ns > LINGER_NS:
+                self._free(member, fragment, seq, effects)
+        keep = {v for v in shelf.held if v > newest - HELD_BEHIND} | {shelf.applied}
+        for version in sorted(shelf.held - keep):
+            shelf.held.remove(version)
+            shelf.digests.pop(version, None)
+            effects.append(ev.Forget(fragment, version))
+
+    def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
+        self.shelves[fragment].linger.pop((member, seq), None)
+        pull = self.pulls.pop((member, fragment, seq), None)
+        if pull is not None and not pull.flying:
+            effects.append(ev.Free(member, fragment, seq))
+
+    # -------------------------------------------------------------- pulling
+
+    def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
+        flying = sum(pull.flying for pull in self.pulls.values())
+        named = {(o.member, s.gather.fragment, o.seq) for s in self.shelves if s.gather for o in s.gather.members}
+        idle = [key for key, pull in self.pulls.items() if not pull.here and not pull.flying and now_ns >= pull.retry_ns]
+        for key in sorted(idle, key=lambda key: (key not in named, self.pulls[key].offer.base, key)):
+            if flying >= FETCHES_MAX:
+                break
+            self.pulls[key].flying = True
+            flying += 1
+            effects.append(ev.Fetch(self.pulls[key].offer, self._holders(first=key[0].rack)))
+
+    def _holders(self, first: int | None = None) -> tuple[Address, ...]:
+        """This rank's rail in the other racks; the owner first, then ascending."""
+        racks = [rack for rack in sorted(self.folded.seats) if rack != self.me.rack]
+        racks.sort(key=lambda rack: rack != first)
+        return tuple(self.folded.seats[rack].lanes[self.me.rank] for rack in racks)
+
+    # -------------------------------------------------------------- telling
+
+    def _flush(self, now_ns: int, effects: list[ev.Effect]) -> None:
+        report = self._report()
+        if report == self.sent and now_ns < self.sent_ns + self.options.heartbeat_ns:
+            return
+        self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
+        effects.append(ev.Send(Peer(self.me.rack, 0), report.numbered(self.serial)))
+
+    def _report(self) -> RankReport:
+        versions = tuple(max(shelf.held, default=-1) for shelf in self.shelves)
+        idle = self.idle_versions == versions == tuple(self.folded.versions) and not self.parts
+        return RankReport(
+            serial=0,
+            step=self.step,
+            step_ns=self.step_ns,
+            decided=self.decided,
+            versions=versions,
+            parts=tuple(self.parts[p] for p in sorted(self.parts)),
+            got=tuple(
+                OfferId(*key) for key, pull in self.pulls.items() if pull.here and self.folded.is_open(*key)
+            ),
+            held=tuple(
+                Held(p, s.tentative[0], s.tentative[1], (s.tentative[2],))
+                for p, s in enumerate(self.shelves)
+                if s.tentative is not None
+            ),
+            leaving=self.leaving,
+            hurry=self.hurry,
+            idle=idle,
+        )  # fmt: skip
+
+
+def _replaced(part: Part, **changes: object) -> Part:
+    return replace(part, **changes)

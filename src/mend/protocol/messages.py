@@ -1,0 +1,290 @@
+"""protocol: the words on the wire. Every message is a whole, current state, so losing one costs only time.
+
+There are four, and two to get in:
+
+    rank --RankReport--> leader --Report--> coordinator     what I have, what I wait for
+    rank <--RankOrders-- leader <--Orders-- coordinator     the log, the open offers, the rounds in flight
+    leader --Hello--> coordinator --Refusal--> leader
+
+A sender repeats its newest state on every heartbeat and at once when it changes; a receiver keeps the highest
+`serial`. Duplicated, reordered and lost frames need no further rule.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from mend.terms import Address, Member
+
+U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Hex = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]*$")]
+Text = Annotated[str, Meta(max_length=4096)]
+Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]
+Digests = Annotated[tuple[Hex, ...], Meta(max_length=1024)]
+Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**62)], ...], Meta(max_length=1024)]
+"""Newest version per fragment; -1 = none yet."""
+Racks = Annotated[tuple[U16, ...], Meta(max_length=128)]
+Facts = Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=100_000)]
+
+
+class Word(Struct, frozen=True, array_like=True):
+    """Base of everything that travels inside a message."""
+
+
+class State(Word):
+    """Base of the messages that are a whole state; `serial` orders them."""
+
+    serial: Count
+
+    def numbered(self, serial: int) -> Self:
+        return replace(self, serial=serial)
+
+
+# ------------------------------------------------------------------ nouns of the log
+
+
+class Seat(Word):
+    """A member with the addresses of its leader and of its ranks' lanes."""
+
+    member: Member
+    address: Where
+    lanes: Annotated[tuple[Address, ...], Meta(max_length=1024)]
+
+
+class Offer(Word):
+    """Header of a contribution: one rack's encoded anchor - snapshot of one fragment. The bytes are pulled."""
+
+    member: Member
+    fragment: U16
+    seq: Count
+    base: Count
+    capture_step: Count
+    tokens: Annotated[int, Meta(ge=1, le=2**62)]
+    steps: Annotated[int, Meta(ge=1, le=2**62)]
+    checksums: Digests
+    applied: Count
+    """Version the rack trains on now; grows while the offer stays open."""
+
+
+class Share(Word):
+    """One member of a merge, as the log remembers it."""
+
+    member: Member
+    seq: Count
+    base: Count
+    capture_step: Count
+    tokens: Count
+    steps: Count
+
+
+class Ended(Word):
+    """An offer that will not be merged."""
+
+    member: Member
+    seq: Count
+
+
+class Policy(Word):
+    """What the coordinator must know of the racks' configuration; equal on all of them."""
+
+    racks: Annotated[int, Meta(ge=1, le=64)]
+    ranks: Annotated[int, Meta(ge=1, le=1024)]
+    fragments: Annotated[int, Meta(ge=1, le=1024)]
+    quorum_min_learners: Count
+    grace_ns: Annotated[int, Meta(ge=-1, le=2**62)]
+    """Fixed window; -1 = adaptive."""
+    lockstep: bool
+    max_age: Count
+    period_steps: Count
+    overlap_steps: Count
+    stall_max_ns: Count
+
+
+# ------------------------------------------------------------------ records of the log
+
+
+class Genesis(Word, tag=1):
+    """The first record: who takes part and which bits version 0 has. digests[fragment][rank]."""
+
+    roster: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    witness: bool
+    plan: Hex
+    digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+
+
+class Commit(Word, tag=2):
+    """Fragment goes from version - 1 to version. Members ascending; digests per rank."""
+
+    fragment: U16
+    version: Count
+    members: Annotated[tuple[Share, ...], Meta(max_length=64)]
+    dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
+    digests: Digests
+    reason: Text
+
+
+class Roster(Word, tag=3):
+    """The members from here on. Empty: the job is over."""
+
+    number: Count
+    members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    reason: Text
+
+
+Record = Genesis | Commit | Roster
+Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
+
+
+# ------------------------------------------------------------------ messages
+
+
+class Hello(Word, tag=10):
+    """A rack asks to take part. `facts` are compared with the lowest rack's, the first difference is named."""
+
+    seat: Seat
+    policy: Policy
+    facts: Facts
+    digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+
+
+class Refusal(Word, tag=11):
+    """The coordinator's no. kind: plan, taken, started, racks."""
+
+    incarnation: Count
+    kind: Text
+    detail: Text
+
+
+class OfferId(Word):
+    member: Member
+    fragment: U16
+    seq: Count
+
+
+class Held(Word):
+    """A tentative result that is complete on all ranks of the sender."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+    digests: Digests
+
+
+class Gather(Word):
+    """Merge exactly these, in this order, into `version`; keep the result until it is decided."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+    members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
+
+
+class Declined(Word):
+    """A capture that gave no offer (non-finite delta, no tokens), at the version it was taken on."""
+
+    fragment: U16
+    applied: Count
+    reason: Text
+
+
+class Report(State, tag=12):
+    """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
+
+    fresh: bool
+    step: Count
+    step_ns: Count
+    accepted: Count
+    decided: Count
+    versions: Versions
+    offers: Annotated[tuple[Offer, ...], Meta(max_length=1024)]
+    declined: Annotated[tuple[Declined, ...], Meta(max_length=1024)]
+    got: Annotated[tuple[OfferId, ...], Meta(max_length=65536)]
+    held: Annotated[tuple[Held, ...], Meta(max_length=1024)]
+    leaving: bool
+    hurry: bool
+    """Leaving only: do not wait until the other racks have finished too."""
+    idle: bool
+    """Leaving only: nothing of this rack is open any more."""
+    gone: bool
+    """The rack stops now, whatever the log says (its last word)."""
+
+
+class Orders(State, tag=13):
+    """Coordinator to leader: the log behind `prev`, the open offers and the rounds that gather."""
+
+    epoch: Count
+    prev: Count
+    chain: Hex
+    records: Records
+    decided: Count
+    offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
+    gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
+    settled: Versions
+    """Per fragment the version that every live rack holds; older payloads and states may be freed."""
+    live: Racks
+    missing: Racks
+    """Racks that did not say hello yet; empty once the log has begun."""
+    why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
+    """Why rounds that are open do not close."""
+
+
+class Part(Word):
+    """One rank's piece of its rack's offer, or the reason why there is none (then checksum is empty)."""
+
+    fragment: U16
+    seq: Count
+    base: Count
+    capture_step: Count
+    tokens: Count
+    steps: Count
+    checksum: Hex
+    applied: Count
+    declined: Text
+
+
+class RankReport(State, tag=14):
+    """Rank to its leader. held[].digests has exactly one entry."""
+
+    step: Count
+    step_ns: Count
+    decided: Count
+    versions: Versions
+    parts: Annotated[tuple[Part, ...], Meta(max_length=1024)]
+    got: Annotated[tuple[OfferId, ...], Meta(max_length=65536)]
+    held: Annotated[tuple[Held, ...], Meta(max_length=1024)]
+    leaving: bool
+    hurry: bool
+    idle: bool
+
+
+class RankOrders(State, tag=15):
+    """Leader to a rank of its own rack: decided records behind `prev`, and what the coordinator last said."""
+
+    prev: Count
+    records: Records
+    offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
+    gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
+    settled: Versions
+    live: Racks
+    discarded: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=1024)]
+    """(fragment, seq) of own offers that died inside the rack and were never announced."""
+    why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
+    finish: bool
+    """Every rank of this rack may stop: the rack has left."""
+
+
+Message = Hello | Refusal | Report | Orders | RankReport | RankOrders
+
+
+class Envelope(Word):
+    """What a frame holds."""
+
+    job: Annotated[str, Meta(max_length=64)]
+    rack: U16
+    rank: U16
+    incarnation: Count
+    body: Message

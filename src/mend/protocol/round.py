@@ -1,0 +1,196 @@
+"""protocol: one fragment on its way from version to version + 1, as the coordinator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from mend.protocol.grace import Mean, adaptive_grace_ns
+from mend.protocol.messages import Commit, Ended, Gather, Offer, Policy, Share
+from mend.protocol.quorum import hold, worthwhile
+from mend.terms import SECOND, Member
+
+ATTEMPTS_MAX = 8
+"""Attempts at once; racks that still differ then are asked again only every ATTEMPT_STALL_NS."""
+
+ATTEMPT_STALL_NS = 10 * SECOND
+
+
+class Phase(Enum):
+    """IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: members are fixed, results are awaited."""
+
+    IDLE = auto()
+    OPEN = auto()
+    GATHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a round must know of the world to move. `arrived` holds one offer per rack, ascending."""
+
+    version: int
+    voters: frozenset[int]
+    policy: Policy
+    offers: tuple[Offer, ...]
+    arrived: tuple[Offer, ...]
+    declined: frozenset[int]
+    contributors: frozenset[int]
+    live: frozenset[int]
+    held: Mapping[int, tuple[int, tuple[str, ...]]]
+    """rack -> (attempt, digests) of its result for version + 1."""
+    step_ns: int
+
+
+@dataclass
+class Round:
+    """The soft state of one fragment. A lost coordinator loses nothing but time with it."""
+
+    fragment: int
+    quorum_time: Mean
+    sync_time: Mean
+    phase: Phase = Phase.IDLE
+    opened_ns: int = 0
+    enough_ns: int | None = None
+    gathered_ns: int = 0
+    attempt: int = 0
+    members: tuple[Offer, ...] = ()
+    closed_by: str = ""
+    faults: list[str] = field(default_factory=list)
+    why: str = ""
+
+    def advance(self, scene: Scene, now_ns: int) -> Commit | None:
+        """Move as far as the scene allows; returns the Commit to append, if there is one."""
+        self.why = ""
+        if self.phase is Phase.IDLE and self._opens(scene):
+            self.phase, self.opened_ns, self.enough_ns = Phase.OPEN, now_ns, None
+        if self.phase is Phase.OPEN:
+            self._try_close(scene, now_ns)
+        if self.phase is Phase.GATHER:
+            return self._try_commit(scene, now_ns)
+        return None
+
+    def decided(self, now_ns: int) -> None:
+        """The commit of this round is decided; the next may open."""
+        if self.phase is Phase.GATHER:
+            self.sync_time.observe(now_ns - self.gathered_ns)
+        self.phase, self.members, self.attempt, self.faults = Phase.IDLE, (), 0, []
+
+    def gather(self, version: int) -> Gather | None:
+        if self.phase is not Phase.GATHER:
+            return None
+        return Gather(self.fragment, version + 1, self.attempt, self.members)
+
+    def deadline_ns(self, scene: Scene) -> int | None:
+        if self.phase is Phase.OPEN and self.enough_ns is not None and not scene.policy.lockstep:
+            return self.enough_ns + self._grace_ns(scene)
+        if self.phase is Phase.GATHER:
+            return self.gathered_ns + ATTEMPT_STALL_NS
+        return None
+
+    def _opens(self, scene: Scene) -> bool:
+        """A late offer alone (its rack has not applied `version` at a capture step) opens nothing."""
+        return bool(scene.declined) or any(offer.applied == scene.version for offer in scene.offers)
+
+    def _grace_ns(self, scene: Scene) -> int:
+        policy = scene.policy
+        if policy.grace_ns >= 0:
+            return policy.grace_ns
+        return adaptive_grace_ns(
+            step_ns=scene.step_ns,
+            quorum_ns=self.quorum_time.value_ns,
+            sync_ns=self.sync_time.value_ns,
+            overlap_steps=policy.overlap_steps,
+            gap_steps=max(1, policy.period_steps // policy.fragments),
+            limit_ns=policy.stall_max_ns,
+        )
+
+    def _try_close(self, scene: Scene, now_ns: int) -> None:
+        arrived = scene.arrived
+        if scene.policy.lockstep:
+            arrived = tuple(offer for offer in arrived if offer.base == scene.version)
+        inside = {offer.member.rack for offer in arrived}
+        expected = scene.contributors if scene.policy.lockstep else scene.contributors & scene.live
+        waiting = expected - inside - scene.declined
+        k = min(scene.policy.quorum_min_learners, max(1, len(scene.contributors)))
+        if scene.policy.lockstep:
+            enough = bool(arrived)
+        else:
+            enough = worthwhile(len(arrived), k)
+        if not enough:
+            self.enough_ns = None
+            self.why = f"{len(arrived)} of {k} offers have arrived" + _racks(", waiting for", waiting)
+            return
+        if self.enough_ns is None:
+            self.enough_ns = now_ns
+            self.quorum_time.observe(now_ns - self.opened_ns)
+        if not waiting:
+            self.closed_by = "lockstep" if scene.policy.lockstep else "all-in"
+        elif not scene.policy.lockstep and now_ns >= self.enough_ns + self._grace_ns(scene):
+            self.closed_by = "grace-over" + _racks(", without", waiting)
+        else:
+            self.why = "waiting for" + _racks("", waiting)
+            return
+        self._start_attempt(arrived)
+        self.gathered_ns = now_ns
+
+    def _start_attempt(self, members: tuple[Offer, ...]) -> None:
+        self.phase, self.members = Phase.GATHER, members
+        self.attempt += 1
+
+    def _try_commit(self, scene: Scene, now_ns: int) -> Commit | None:
+        by_digests: dict[tuple[str, ...], set[int]] = {}
+        for rack, (attempt, digests) in scene.held.items():
+            if attempt == self.attempt:
+                by_digests.setdefault(digests, set()).add(rack)
+        for digests in sorted(by_digests):
+            if hold(by_digests[digests], scene.voters):
+                return self._commit(scene, digests)
+        reported = set().union(*by_digests.values())
+        absent = (scene.live & scene.contributors) - reported
+        stalled = now_ns >= self.gathered_ns + ATTEMPT_STALL_NS
+        if len(by_digests) > 1 and not absent and (self.attempt < ATTEMPTS_MAX or stalled):
+            self.faults.append(
+                f"fragment {self.fragment} version {scene.version + 1} attempt {self.attempt}: racks "
+                f"{sorted(reported)} merged equal members into {len(by_digests)} different results"
+            )
+            self.gathered_ns = now_ns
+            self._start_attempt(self.members)
+        elif stalled:
+            self.gathered_ns = now_ns
+            arrived = {_id(offer) for offer in scene.arrived}
+            still = tuple(offer for offer in self.members if _id(offer) in arrived)
+            if still and len(still) < len(self.members):
+                self._start_attempt(still)
+        self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(", waiting for", absent)
+        return None
+
+    def _commit(self, scene: Scene, digests: tuple[str, ...]) -> Commit:
+        inside = {_id(offer) for offer in self.members}
+        too_old = [
+            offer
+            for offer in scene.offers
+            if scene.version - offer.base > scene.policy.max_age and _id(offer) not in inside
+        ]
+        return Commit(
+            fragment=self.fragment,
+            version=scene.version + 1,
+            members=tuple(
+                Share(offer.member, offer.seq, offer.base, offer.capture_step, offer.tokens, offer.steps)
+                for offer in self.members
+            ),
+            dropped=tuple(Ended(offer.member, offer.seq) for offer in too_old),
+            digests=digests,
+            reason=self.closed_by,
+        )
+
+
+def _id(offer: Offer) -> tuple[Member, int]:
+    """An offer's identity; its `applied` may grow meanwhile."""
+    return (offer.member, offer.seq)
+
+
+def _racks(before: str, racks: Set[int]) -> str:
+    if not racks:
+        return ""
+    return f"{before} rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"

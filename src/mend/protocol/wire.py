@@ -1,0 +1,43 @@
+"""protocol: messages <-> frames. Strict: a frame is a whole message of this version, or a WireError."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mend.errors import WireError
+from mend.protocol.messages import Envelope, Record
+
+MAGIC = b"mnd"
+VERSION = 1
+FRAME_BYTES_MAX = 8 << 20
+
+_HEAD = MAGIC + bytes([VERSION])
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """Raises WireError when the message would not be accepted on the other side."""
+    frame = _HEAD + _encoder.encode(envelope)
+    if len(frame) > FRAME_BYTES_MAX:
+        raise WireError(f"a message of {len(frame)} bytes exceeds the limit of {FRAME_BYTES_MAX}")
+    return frame
+
+
+def decode(frame: bytes) -> Envelope:
+    """Raises WireError with what was wrong; never anything else, whatever the bytes."""
+    if len(frame) > FRAME_BYTES_MAX:
+        raise WireError(f"frame of {len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
+    if frame[:3] != MAGIC or len(frame) < 5:
+        raise WireError(f"{len(frame)} bytes that do not begin like a mend frame")
+    if frame[3] != VERSION:
+        raise WireError(f"wire version {frame[3]}, this is version {VERSION}; run the same mend on all racks")
+    try:
+        return _decoder.decode(memoryview(frame)[4:])
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+        raise WireError(f"not a message of this protocol: {error}") from error
+
+
+def encode_record(record: Record) -> bytes:
+    """Canonical bytes of a log record, for the chain hash."""
+    return _encoder.encode(record)

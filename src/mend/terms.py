@@ -82,3 +82,9 @@ def offer_key(member: Member, rank: int, fragment: int, seq: int) -> bytes:
 def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
     """Pull key of one rank's part of a fragment's state (anchor + outer state) at a version."""
     return _KEY.pack(b"s", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
+
+
+def without_incarnation(key: bytes) -> bytes:
+    """What of a key stays the same when the job is started again: the identity simulated delays draw from."""
+    kind, rack, _, rank, fragment, seq, _, rest = _KEY.unpack(key)
+    return _KEY.pack(kind, rack, 0, rank, fragment, seq, 0, rest)

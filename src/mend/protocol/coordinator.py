@@ -155,7 +155,7 @@ class Coordinator:
         before = -1
         while before != (before := self.log.last + self.log.decided):
             self._decide(now_ns, effects)
-            if self.log.told.begun and not any(isinstance(r, Roster) for r in self.log.undecided()):
+            if self.log.told.seats and not any(isinstance(r, Roster) for r in self.log.undecided()):
                 self._advance_rounds(now_ns, effects)
                 self._try_roster(now_ns, effects)
         if self.log.told.over:

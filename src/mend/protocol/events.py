@@ -90,6 +90,14 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoiled:
+    """The bytes of a held version are not what they were."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The training thread now trains on `version`; `ended` is the own offer that this resolved, or 0."""
 
@@ -130,7 +138,7 @@ class Idle:
 
 Event = (
     Heard | Tick | Captured | StillOpen | Encoded | Fetched | Merged | Copied
-    | Applied | Discarded | Progress | Leaving | Idle
+    | Spoiled | Applied | Discarded | Progress | Leaving | Idle
 )  # fmt: skip
 
 # ------------------------------------------------------------------ effects

@@ -124,6 +124,9 @@ class Learner:
                 self._on_merged(event, now_ns, effects)
             case ev.Copied(p, version, error):
                 self._on_copied(p, version, error, now_ns, effects)
+            case ev.Spoiled(p, version):
+                self.shelves[p].held.discard(version)
+                effects.append(ev.Forget(p, version))
             case ev.Applied(p, version, ended):
                 self._on_applied(p, version, ended, effects)
             case ev.Discarded(p, seq):

@@ -1,0 +1,21 @@
+"""mend: trains one PyTorch model on several racks that are joined by a poor network."""
+
+from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
+from mend.config import MendConfig
+from mend.errors import MendError
+from mend.runtime.status import Status, TokenLedger
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MendConfig",
+    "MendError",
+    "Runtime",
+    "Status",
+    "TokenLedger",
+    "__version__",
+    "get_runtime",
+    "mend_init",
+    "mend_shutdown",
+    "session",
+]

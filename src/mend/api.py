@@ -1,0 +1,327 @@
+"""api: what a training script calls. mend_init hooks the optimizer; everything else happens between two steps."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mend.codec import CODECS
+from mend.config import MendConfig
+from mend.errors import UsageError
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.runtime import registry
+from mend.runtime.driver import DriverOptions
+from mend.runtime.numerics import Numerics
+from mend.runtime.start import LiveRank, Settings
+from mend.runtime.status import Status, TokenLedger
+from mend.runtime.steps import StepOptions
+from mend.terms import MS, SECOND
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def mend_init(model: nn.Module, config: MendConfig | None = None, optimizer: Optimizers | None = None) -> Runtime:
+    """Join the job and return when this rack trains on the version 0 that all racks share.
+
+    With `optimizer` (one, or several of which a step of the last one is a step) the loop needs no other line. Without,
+    call `runtime.step(tokens=n)` after each step. Blocks until every rack has said hello.
+
+    Raises ConfigError, UsageError (called twice), PlanMismatch (the racks' models or settings differ), Refused,
+    StartTimeout, AddressInUse.
+    """
+    config = config if config is not None else MendConfig()
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or [])
+    if registry.find(model) is not None:
+        raise UsageError("mend_init was called twice for this model; call mend_shutdown(model) first")
+    if config.inactive_fields:
+        warnings.warn(
+            f"mend accepts these settings but does not act on them yet: {', '.join(config.inactive_fields)}",
+            stacklevel=2,
+        )
+    outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
+    numerics = Numerics(CODECS[config.payload_dtype](), MERGES[config.merge](), outer)
+    rank = LiveRank(model, _settings(config), numerics)
+    try:
+        rank.begin()
+        runtime = Runtime(model, config, rank, optimizers)
+        registry.enter(model, runtime)
+    except BaseException:
+        rank.abort()
+        raise
+    return runtime
+
+
+def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | None:
+    """Merge what is still open, leave the job, and put the anchor (the same bits on every rack) into the model.
+
+    Waits up to shutdown_timeout_s for racks that are still training, then leaves alone. `keep_local`: leave
+    the model's own weights in place. Returns the last status; None (and nothing happens) when the model has no runtime.
+    """
+    runtime = registry.find(model)
+    return None if runtime is None else runtime.shutdown(keep_local=keep_local)
+
+
+def get_runtime(model: nn.Module) -> Runtime:
+    """The runtime of this model. Raises UsageError without one."""
+    runtime: Runtime = registry.get_runtime(model)
+    return runtime
+
+
+@contextlib.contextmanager
+def session(
+    model: nn.Module, config: MendConfig | None = None, optimizer: Optimizers | None = None, *, keep_local: bool = False
+) -> Iterator[Runtime]:
+    """mend_init now, mend_shutdown at the end; on an exception (also Ctrl-C) leave at once and keep the weights."""
+    runtime = mend_init(model, config, optimizer)
+    try:
+        yield runtime
+    except BaseException:
+        runtime.abort()
+        raise
+    mend_shutdown(model, keep_local=keep_local)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What `schedule_for(step)` says is due after a step."""
+
+    should_sync_params: bool
+    should_sync_momenta: bool
+    fragments: tuple[int, ...]
+
+
+class Runtime:
+    """Handle of a rack in a job. Use it from the training thread."""
+
+    def __init__(
+        self, model: nn.Module, config: MendConfig, rank: LiveRank, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        self.config = config
+        self._rank, self._trainer = rank, rank.trainer
+        self._tokens: int | None = None
+        self._borrowed = False
+        self._closed = False
+        self._last: Status | None = None
+        self._warned_provider = False
+        self._hooks = []
+        if optimizers:
+            mine = weakref.WeakMethod(self._after_step)
+
+            def hook(*_: Any) -> None:
+                if (after := mine()) is not None:
+                    after()
+
+            self._hooks = [optimizers[-1].register_step_post_hook(hook)]
+        self._hooked = bool(optimizers)
+        self._model = weakref.ref(model)
+        self._finalizer = weakref.finalize(model, rank.abort)
+        atexit.register(rank.abort)
+
+    # -------------------------------------------------------------- the loop
+
+    def count_tokens(self, tokens: int) -> None:
+        """Weight of the current step; call it before optimizer.step(). Adds up; without a call a step counts 1."""
+        if tokens < 0:
+            raise UsageError(f"count_tokens({tokens}): tokens cannot be negative")
+        self._tokens = tokens if self._tokens is None else self._tokens + tokens
+
+    def step(self, tokens: int | None = None) -> None:
+        """One step of the inner optimizer is done. Only for loops that gave no optimizer to mend_init."""
+        if self._hooked:
+            raise UsageError("mend counts the optimizer's steps already; remove runtime.step(), or the optimizer")
+        if tokens is not None:
+            self.count_tokens(tokens)
+        self._after_step()
+
+    def step_begin(self, step: int) -> None:
+        """Older pair with step_end; nothing is due before a step."""
+
+    def step_end(self, step: int) -> None:
+        """One step is done, unless an optimizer given to mend_init has counted it already."""
+        if not self._hooked:
+            self._after_step()
+
+    def _after_step(self) -> None:
+        if self._closed or self._borrowed:
+            raise UsageError(
+                "a step after mend_shutdown" if self._closed else "a step inside `with runtime.anchor_weights()`"
+            )
+        tokens, self._tokens = self._tokens, None
+        if self._trainer.stepped(1 if tokens is None else tokens):
+            self._rank.live(self._trainer.work())
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until every own offer is merged or dropped and everything decided is applied. All ranks of a rack call it.
+
+        Raises GaveUp after timeout_s; nothing is lost then.
+        """
+        self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
+
+    # -------------------------------------------------------------- looking
+
+    def status(self) -> Status:
+        """Where this rack stands. Cheap; any thread. After shutdown: the last one."""
+        return self._last if self._last is not None else self._status()
+
+    def anchor_digest(self) -> str:
+        """sha256 hex over (version, digests) of every fragment as trained on now; equal on all racks at equal versions."""
+        digest = hashlib.sha256()
+        for fragment, track in enumerate(self._trainer.tracks):
+            version = track.anchor.version
+            digest.update(f"{fragment} {version} {','.join(self._rank.board.digest(fragment, version))}\n".encode())
+        return digest.hexdigest()
+
+    @contextlib.contextmanager
+    def anchor_weights(self) -> Iterator[None]:
+        """The model holds the merged weights inside the block, its own again behind it. All ranks of a rack together."""
+        local = self._trainer.local_weights()
+        self._borrowed = True
+        try:
+            self._rank.live(self._trainer.publish_anchor())
+            yield
+        finally:
+            self._trainer.put_back(local)
+            self._borrowed = False
+
+    def _status(self) -> Status:
+        rank, trainer, board = self._rank, self._trainer, self._rank.board
+        fragments = len(trainer.tracks)
+        merged, discarded = trainer.ledger.merged / fragments, trainer.ledger.discarded / fragments
+        return Status(
+            rack=rank.me.rack,
+            rank=rank.me.rank,
+            step=trainer.step,
+            tokens=trainer.tokens,
+            versions=tuple(track.anchor.version for track in trainer.tracks),
+            rounds_committed=board.commits,
+            rounds_missed=dict(trainer.ledger.missed),
+            ledger=TokenLedger(merged, trainer.open_tokens() / fragments, discarded),
+            tokens_merged_share=merged / trainer.tokens if trainer.tokens else 0.0,
+            racks_configured=self.config.racks,
+            racks_live=board.live,
+            racks_merged=board.members_last,
+            stall_ms_total=trainer.stall_ns_total / MS,
+            stall_ms_last=trainer.stall_ns_last / MS,
+            bytes_sent=rank.driver.bytes_sent,
+            bytes_received=rank.driver.bytes_received,
+            anchor_digest=self.anchor_digest(),
+            waiting=board.why,
+            inactive_fields=self.config.inactive_fields,
+            frames_refused=rank.driver.counters.frames_refused,
+            events_lost=rank.recorder.lost,
+            last_error=str(board.failure or "") or board.last_error,
+        )
+
+    # -------------------------------------------------------------- the older, explicit surface
+
+    def schedule_for(self, step: int) -> StepPlan:
+        """What is captured after `step` (counted from 1)."""
+        due = self._rank.schedule.captures(step)
+        return StepPlan(bool(due), False, due)
+
+    def outer_step_in_flight(self) -> bool:
+        """Whether an own contribution waits for its merge."""
+        return any(track.offer is not None for track in self._trainer.tracks)
+
+    def outer_step_begin(self, round_id: int, fragment_provider: Any = None) -> None:
+        """Nothing to do: mend captures and exchanges by itself; the provider is not called (said once)."""
+        if fragment_provider is not None and not self._warned_provider:
+            self._warned_provider = True
+            warnings.warn(
+                "outer_step_begin: mend reads the fragments from the model itself; fragment_provider is not called. "
+                "The outer_step_begin/collect lines can be removed.",
+                stacklevel=2,
+            )
+
+    def outer_step_collect(self) -> None:
+        """Always None: mend has already applied what was merged."""
+
+    # -------------------------------------------------------------- the end
+
+    def shutdown(self, *, keep_local: bool = False) -> Status:
+        """See mend_shutdown."""
+        if self._last is None:
+            try:
+                self._rank.live(self._trainer.close())
+                if not keep_local:
+                    self._rank.live(self._trainer.publish_anchor())
+                self._last = self._status()
+                self._unhook()
+                self._rank.close()
+            finally:
+                self.abort()
+        assert self._last is not None
+        return self._last
+
+    def abort(self) -> None:
+        """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent."""
+        self._unhook()
+        if self._last is None:
+            self._last = self._status()
+        atexit.unregister(self._rank.abort)
+        self._finalizer.detach()
+        self._rank.abort()
+        model = self._model()
+        if model is not None and registry.find(model) is self:
+            registry.leave(model)
+
+    def _unhook(self) -> None:
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def _settings(config: MendConfig) -> Settings:
+    rack = config.rack_number
+    bind = config.bind_address
+    grace = config.grace_window_ms
+    return Settings(
+        rack=rack,
+        racks=config.racks,
+        job=config.job_id,
+        facts=config.hyper_facts(),
+        driver=DriverOptions(
+            bind=bind,
+            lane_host=bind.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]"),
+            advertise_host=config.advertise_host,
+            ports=config.data_port_range,
+            stall_ns=int(config.transfer_stall_s * SECOND),
+            delay_ns=int(config.simulated_merge_delay_ms * MS),
+            delay_distribution=config.simulated_merge_delay_distribution,
+            delay_seed=config.simulated_merge_delay_seed,
+        ),
+        peers=config.peer_addresses,
+        witness=config.witness_addr,
+        heartbeat_ms=config.sideband_heartbeat_ms,
+        start_timeout_ns=int(config.start_timeout_s * SECOND),
+        fragments=config.fragments,
+        period_steps=config.sync_period_steps,
+        overlap_steps=config.tau,
+        quorum_min_learners=config.quorum_min_learners,
+        grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
+        max_age=config.max_age,
+        token_weighted=config.token_weighted_merge,
+        step=StepOptions(
+            ranks=1,
+            overlapped=config.concurrent_outer_step,
+            lockstep=config.lockstep,
+            alignment=config.alignment,
+            blend_alpha=config.blend_alpha,
+            stall_max_ns=int(config.stall_max_s * SECOND),
+            give_up_ns=int(config.give_up_s * SECOND),
+            shutdown_ns=int(config.shutdown_timeout_s * SECOND),
+        ),
+        diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
+    )

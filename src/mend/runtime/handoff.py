@@ -1,0 +1,120 @@
+"""runtime.handoff: what the loop shows to the training thread. One lock; values cross, objects with state do not.
+
+The loop writes anchors, decided commits and discarded offers; the training thread reads them at apply points. The
+other way goes through `Edge`-posted events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mend.errors import MendError
+from mend.protocol.messages import Commit, Genesis, Record, Roster
+from mend.runtime.numerics import Anchor
+
+
+@dataclass
+class Panel:
+    """One fragment: versions whose bytes are here, decided commits, own offers that died in the rack."""
+
+    anchors: dict[int, Anchor] = field(default_factory=dict)
+    commits: dict[int, Commit] = field(default_factory=dict)
+    discarded: set[int] = field(default_factory=set)
+    digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """version -> digests of all rails, as decided; versions older than the applied one are forgotten."""
+    decided: int = 0
+
+
+class Board:
+    """Shared by the loop (writes) and the training thread (reads, waits)."""
+
+    def __init__(self, fragments: int) -> None:
+        self.changed = threading.Condition()
+        self.panels = [Panel() for _ in range(fragments)]
+        self.failure: MendError | None = None
+        self.begun = False
+        self.finished = False
+        self.last_error = ""
+        self.commits = 0
+        self.members_last: tuple[int, ...] = ()
+        self.tokens_merged = 0
+        self.live: tuple[int, ...] = ()
+        self.why: tuple[str, ...] = ()
+        self.settled: tuple[int, ...] = ()
+        self.seats: tuple[int, ...] = ()
+
+    # -------------------------------------------------------------- loop
+
+    def publish(self, fragment: int, anchor: Anchor) -> None:
+        with self.changed:
+            self.panels[fragment].anchors[anchor.version] = anchor
+            self.changed.notify_all()
+
+    def forget(self, fragment: int, version: int) -> None:
+        with self.changed:
+            self.panels[fragment].anchors.pop(version, None)
+
+    def told(self, record: Record) -> None:
+        with self.changed:
+            if isinstance(record, Commit):
+                panel = self.panels[record.fragment]
+                panel.commits[record.version] = record
+                panel.decided = record.version
+                panel.digests[record.version] = record.digests
+                self.commits += 1
+                self.members_last = tuple(share.member.rack for share in record.members)
+                self.tokens_merged += sum(share.tokens for share in record.members)
+            elif isinstance(record, Genesis):
+                self.begun = True
+                for panel, digests in zip(self.panels, record.digests, strict=True):
+                    panel.digests[0] = digests
+                self.seats = tuple(seat.member.rack for seat in record.roster)
+            elif isinstance(record, Roster):
+                self.seats = tuple(seat.member.rack for seat in record.members)
+            self.changed.notify_all()
+
+    def heard(self, live: tuple[int, ...], why: tuple[str, ...], settled: tuple[int, ...]) -> None:
+        """What the coordinator said last: who is live, why rounds wait, what every live rack holds."""
+        with self.changed:
+            self.live, self.why = live, why
+            if settled != self.settled:
+                self.settled = settled
+                self.changed.notify_all()
+
+    def discard(self, fragment: int, seq: int) -> None:
+        with self.changed:
+            self.panels[fragment].discarded.add(seq)
+            self.changed.notify_all()
+
+    def fail(self, error: MendError) -> None:
+        """The first failure stays; whoever waits raises it."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def finish(self) -> None:
+        with self.changed:
+            self.finished = True
+            self.changed.notify_all()
+
+    # -------------------------------------------------------------- training thread
+
+    def applied(self, fragment: int, version: int) -> None:
+        """Commits up to here are read, older digests are not asked for any more."""
+        with self.changed:
+            panel = self.panels[fragment]
+            for old in [v for v in panel.commits if v <= version]:
+                del panel.commits[old]
+            for old in [v for v in panel.digests if v < version]:
+                del panel.digests[old]
+
+    def digest(self, fragment: int, version: int) -> tuple[str, ...]:
+        with self.changed:
+            return self.panels[fragment].digests[version]
+
+    def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
+        """Block until `ready()` or a failure or the limit; returns whether ready."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s) and ready()

@@ -1,0 +1,299 @@
+"""runtime.numerics: the only place where codec, merge and outer step meet. Runs on workers.
+
+Everything is element-wise and done block by block, so that a block stays in the cache from decoding
+to its digest. Bits do not depend on the size of a block or the number of threads; nothing here
+reduces over elements but the checksums, which read bytes in order.
+
+Legend: N elements of a rank's part of a fragment, n elements of a block, B payload bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+from mend.codec import Codec
+from mend.errors import NonFinite, WireError
+from mend.merge import Merge
+from mend.outer import OuterOptimizer
+
+DIGEST_BLOCK_BYTES = 4 << 20
+_HEADER = struct.Struct("!8sQQ?")  # magic, version, numel, has_state
+# Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
+# whatever its settings; where that thread is serial anyway, 256 Ki spend less time on calls.
+_SERIAL_NUMEL = 1 << 15
+_SINGLE_NUMEL = 1 << 18
+
+
+def stay_on_one_core() -> None:
+    """Make torch calls of *this* thread serial for good, and leave every other thread as it is.
+
+    For a worker thread, once, at its start. `torch.set_num_threads` sets the calling thread and the
+    default of threads not yet seen; the default is put back by a thread that ends at once.
+    """
+    others = torch.get_num_threads()
+    if others == 1:
+        return
+    torch.set_num_threads(1)
+    restore = threading.Thread(target=torch.set_num_threads, args=(others,), name="mend-threads")
+    restore.start()
+    restore.join()
+
+
+def block_numel() -> int:
+    """Elements per torch call that keep it in this thread."""
+    return _SINGLE_NUMEL if torch.get_num_threads() == 1 else _SERIAL_NUMEL
+
+
+def _blocks(numel: int, size: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + size, numel)) for start in range(0, numel, size))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().data.toreadonly()
+
+
+def _check_buffer(data: Tensor, size: int) -> None:
+    found = (tuple(data.shape), data.dtype, data.is_contiguous())
+    assert found == ((size,), torch.float32, True), f"no anchor buffer of {size}: {found}"
+
+
+class _BlockHashes:
+    """xxh3_128 of every 4 MiB of a byte stream, fed in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._done: list[bytes] = []
+        self._open = xxhash.xxh3_128()
+        self._room = DIGEST_BLOCK_BYTES
+
+    def feed(self, data: memoryview) -> None:
+        while len(data):
+            piece, data = data[: self._room], data[self._room :]
+            self._open.update(piece)
+            self._room -= len(piece)
+            if self._room == 0:
+                self._close()
+
+    def finish(self) -> bytes:
+        if self._room < DIGEST_BLOCK_BYTES:
+            self._close()
+        return b"".join(self._done)
+
+    def _close(self) -> None:
+        self._done.append(self._open.digest())
+        self._open, self._room = xxhash.xxh3_128(), DIGEST_BLOCK_BYTES
+
+
+class StateDigest:
+    """sha256 over a header and the xxh3_128 of every 4 MiB of the values, then of every 4 MiB of
+    the outer state.
+
+    Detects accidents, not adversaries. Values and state are cut separately, so both can be fed as
+    they are made.
+    """
+
+    def __init__(self, numel: int, version: int, has_state: bool) -> None:
+        self._header = _HEADER.pack(b"mend-st1", version, numel, has_state and numel > 0)
+        self._values, self._state = _BlockHashes(), _BlockHashes()
+
+    def feed(self, values_n: Tensor, state_n: Tensor | None) -> None:
+        self._values.feed(_bytes(values_n))
+        if state_n is not None:
+            self._state.feed(_bytes(state_n))
+
+    def hexdigest(self) -> str:
+        return hashlib.sha256(
+            self._header + self._values.finish() + self._state.finish()
+        ).hexdigest()
+
+
+def digest_of(data: Tensor, numel: int, version: int) -> str:
+    """Digest of an anchor: `data` is fp32 with N = numel values, or 2N with the outer state behind
+    them."""
+    has_state = data.numel() > numel
+    digest = StateDigest(numel, version, has_state)
+    digest.feed(data[:numel], data[numel:] if has_state else None)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anchor:
+    """A committed (or tentative) fragment part: N values, then N of outer state if there is any.
+    Never written to."""
+
+    data: Tensor
+    numel: int
+    version: int
+    digest: str
+
+    @property
+    def values(self) -> Tensor:
+        return self.data[: self.numel]
+
+    @property
+    def state(self) -> Tensor | None:
+        return self.data[self.numel :] if self.data.numel() > self.numel else None
+
+    def view(self) -> memoryview:
+        """The bytes a donor serves."""
+        return _bytes(self.data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """What an offer sends (B bytes, their xxh3_128) and what it still owes once it is named
+    (`pend`, fp32 N)."""
+
+    payload: Tensor
+    checksum: str
+    pend: Tensor | None
+
+
+class Numerics:
+    """codec + merge + outer step of one run. Holds no state of its own; any number of workers may
+    share it."""
+
+    def __init__(self, codec: Codec, merge: Merge, outer: OuterOptimizer) -> None:
+        self.codec, self.rule, self.outer = codec, merge, outer
+
+    def payload_bytes(self, numel: int) -> int:
+        return self.codec.payload_bytes(numel)
+
+    def empty(self, numel: int) -> Tensor:
+        """An unwritten anchor buffer: for a state pull, or for `merge(out=)`."""
+        return torch.empty(2 * numel if self.outer.has_state else numel, dtype=torch.float32)
+
+    def genesis(self, values_N: Tensor) -> Anchor:
+        """Version 0: a copy of the values, zero outer state."""
+        numel = values_N.numel()
+        data = self.empty(numel)
+        data[:numel].copy_(values_N)
+        data[numel:].zero_()
+        return self.adopt(data, numel, 0)
+
+    def adopt(self, data: Tensor, numel: int, version: int) -> Anchor:
+        """Take over a filled buffer. The caller compares the digest with the one in the log."""
+        size = 2 * numel if self.outer.has_state else numel
+        _check_buffer(data, size)
+        return Anchor(data, numel, version, digest_of(data, numel, version))
+
+    def encode(self, delta_N: Tensor, residual_N: Tensor | None) -> Encoded:
+        """x = delta + residual; payload = C(x); pend = x - decode(payload).
+
+        The payload may share the memory of `delta_N`. Raises NonFinite for NaN or Inf in x, or when
+        x leaves the range of the codec.
+        """
+        numel, size = delta_N.numel(), block_numel()
+        x_N = delta_N if residual_N is None else torch.empty(numel, dtype=torch.float32)
+        for start, stop in _blocks(numel, size):
+            if residual_N is not None:
+                torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
+            self._refuse_non_finite(x_N[start:stop], start, "the delta")
+        payload_B = self.codec.encode(x_N)
+        pend_N = None if self.codec.exact else self._unsent(x_N, payload_B)
+        checksum = xxhash.xxh3_128()
+        view = _bytes(payload_B)
+        for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
+            checksum.update(view[start:stop])
+        return Encoded(payload_B, checksum.hexdigest(), pend_N)
+
+    def merge(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        anchor: Anchor,
+        version: int,
+        out: Tensor | None = None,
+    ) -> Anchor:
+        """The next anchor from the members' payloads, in the order given (ascending rack).
+
+        `out` is a buffer of `empty(numel)` to reuse. Raises WireError for a payload of another
+        size.
+        """
+        data = self.empty(anchor.numel) if out is None else out
+        digest = StateDigest(anchor.numel, version, self.outer.has_state)
+        self.merge_into(payloads, weights, anchor, data, digest)
+        return Anchor(data, anchor.numel, version, digest.hexdigest())
+
+    def merge_into(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        anchor: Anchor,
+        data: Tensor,
+        digest: StateDigest | None,
+        block: int | None = None,
+    ) -> None:
+        """`merge` without the bookkeeping: fills `data`, feeds `digest` block by block while it is
+        in the cache."""
+        numel, size = anchor.numel, block or block_numel()
+        self._check(payloads, weights, anchor, data)
+        old_state, has_state = anchor.state, self.outer.has_state
+        delta_n = torch.empty(min(size, numel), dtype=torch.float32)
+        scratch = [torch.empty_like(delta_n) for _ in payloads]  # untouched by a codec with views
+        for start, stop in _blocks(numel, size):
+            merged = delta_n[: stop - start]
+            decoded = [
+                self.codec.decode(payload, start, stop, room[: stop - start])
+                for payload, room in zip(payloads, scratch, strict=True)
+            ]
+            self.rule.block(decoded, weights, merged)
+            values = data[start:stop]
+            state = data[numel + start : numel + stop] if has_state else None
+            before = old_state[start:stop] if old_state is not None else None
+            self.outer.block(anchor.data[start:stop], before, merged, values, state)
+            if digest is not None:
+                digest.feed(values, state)
+
+    def _check(
+        self, payloads: Sequence[Tensor], weights: Sequence[float], anchor: Anchor, data: Tensor
+    ) -> None:
+        assert len(payloads) == len(weights) > 0, (
+            f"{len(payloads)} payloads for {len(weights)} weights"
+        )
+        for weight in weights:
+            assert struct.unpack("<f", struct.pack("<f", weight))[0] == weight, (
+                f"{weight=} is no float32"
+            )
+        size = 2 * anchor.numel if self.outer.has_state else anchor.numel
+        _check_buffer(anchor.data, size)
+        _check_buffer(data, size)
+        assert size == 0 or data.data_ptr() != anchor.data.data_ptr(), (
+            "an anchor is never overwritten"
+        )
+        expected = self.codec.payload_bytes(anchor.numel)
+        for position, payload in enumerate(payloads):
+            if payload.numel() != expected:
+                raise WireError(
+                    f"payload {position} has {payload.numel()} bytes, {self.codec.name}: {expected}"
+                )
+
+    def _unsent(self, x_N: Tensor, payload_B: Tensor) -> Tensor:
+        size = block_numel()
+        pend_N = torch.empty_like(x_N)
+        scratch_n = torch.empty(min(size, x_N.numel()), dtype=torch.float32)
+        for start, stop in _blocks(x_N.numel(), size):
+            sent = self.codec.decode(payload_B, start, stop, scratch_n[: stop - start])
+            torch.sub(x_N[start:stop], sent, out=pend_N[start:stop])
+            self._refuse_non_finite(
+                pend_N[start:stop], start, f"the delta rounded to {self.codec.name}"
+            )
+        return pend_N
+
+    @staticmethod
+    def _refuse_non_finite(block_n: Tensor, start: int, what: str) -> None:
+        # Finite fp32 values cannot overflow an fp64 sum; NaN or Inf survive every addition.
+        if not math.isfinite(block_n.sum(dtype=torch.float64).item()):
+            first = int((~torch.isfinite(block_n)).nonzero()[0])
+            raise NonFinite(
+                f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
+                "Look for a loss that is NaN or a learning rate that is too high."
+            )

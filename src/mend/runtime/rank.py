@@ -1,0 +1,331 @@
+"""runtime.rank: one process of a rack. Feeds the machines, performs their effects, keeps the tensors they only name.
+
+Everything here runs on the loop; jobs go to workers through the edge and come back as events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mend import errors
+from mend.errors import MendError, NonFinite, WorkerFailed
+from mend.protocol import events as ev
+from mend.protocol.coordinator import Coordinator
+from mend.protocol.leader import Leader
+from mend.protocol.learner import Learner
+from mend.protocol.messages import Commit, Hello, Message, Orders, RankOrders, RankReport, Refusal, Report
+from mend.runtime.edge import Edge
+from mend.runtime.handoff import Board
+from mend.runtime.numerics import Anchor, Encoded, Numerics, digest_of
+from mend.runtime.steps import OpenOffer
+from mend.transport.pull_wire import checksum_of
+from mend.terms import Member, Peer, Span, offer_key, state_key
+
+Payload = tuple[Member, int, int]
+
+
+@dataclass
+class Roles:
+    """The machines of a process: every rank learns, rank 0 leads, one process of the job coordinates."""
+
+    learner: Learner
+    leader: Leader | None
+    coordinator: Coordinator | None
+
+    def of(self, body: Message) -> ev.Machine | None:
+        """Who a message is for."""
+        match body:
+            case RankOrders():
+                return self.learner
+            case RankReport() | Orders() | Refusal():
+                return self.leader
+            case Hello() | Report():
+                return self.coordinator
+
+
+class Rank:
+    """The loop side of a rank."""
+
+    def __init__(
+        self, me: Peer, member: Member, roles: Roles, spans: Sequence[Span], genesis: Sequence[Anchor],
+        numerics: Numerics, board: Board, edge: Edge,
+    ) -> None:  # fmt: skip
+        self.me, self.member, self.roles, self.spans = me, member, roles, spans
+        self.numerics, self.board, self.edge = numerics, board, edge
+        self.anchors: dict[tuple[int, int], Anchor] = {(p, 0): anchor for p, anchor in enumerate(genesis)}
+        self.tentative: dict[tuple[int, int, int], Anchor] = {}
+        self.payloads: dict[Payload, Tensor] = {}
+        self.checksums: dict[Payload, str] = {}
+        self.offers: dict[tuple[int, int], OpenOffer] = {}
+        self._inbox: deque[tuple[ev.Machine, ev.Event]] = deque()
+        self._busy = False
+        for fragment, anchor in enumerate(genesis):
+            edge.serve(self._state_key(fragment, anchor), anchor.view())
+
+    # -------------------------------------------------------------- in
+
+    def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
+        """A message for this process, from whoever."""
+        machine = self.roles.of(body)
+        if isinstance(body, RankOrders):
+            self._watch(body.live, body.why)
+            self.board.heard(body.live, body.why, body.settled)
+        if machine is not None:
+            self._give(machine, ev.Heard(peer, incarnation, body))
+
+    def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
+        """Say once when a rack stops being heard, and when it is back."""
+        if live:
+            for rack in sorted(set(self.board.live) - set(live)):
+                effect = "; ".join(why) or "rounds go on without it"
+                self.edge.note("rack-silent", {"peer": rack, "effect": effect})
+            if self.board.live:
+                for rack in sorted(set(live) - set(self.board.live)):
+                    self.edge.note("rack-back", {"peer": rack})
+
+    def tell(self, event: ev.Event) -> None:
+        """An event of this rank's own threads."""
+        self._give(self.roles.learner, event)
+
+    def own(self, offer: OpenOffer) -> None:
+        """The training thread hands over the tensors of a capture, before the Captured event."""
+        self.offers[(offer.fragment, offer.seq)] = offer
+
+    def tick(self) -> None:
+        """Let every machine look at the clock whose deadline has passed."""
+        now_ns = self.edge.now_ns()
+        for machine in self._machines():
+            due = machine.deadline_ns()
+            if due is not None and due <= now_ns:
+                self._give(machine, ev.Tick())
+
+    def crashed(self, error: MendError) -> None:
+        """The loop stopped; whoever waits must know."""
+        self.board.fail(error)
+
+    def deadline_ns(self) -> int | None:
+        dues = [due for machine in self._machines() if (due := machine.deadline_ns()) is not None]
+        return min(dues, default=None)
+
+    def _machines(self) -> list[ev.Machine]:
+        return [m for m in (self.roles.learner, self.roles.leader, self.roles.coordinator) if m is not None]
+
+    def _give(self, machine: ev.Machine, event: ev.Event) -> None:
+        """Handle events one after another, also those that effects cause on the spot."""
+        self._inbox.append((machine, event))
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._inbox:
+                machine, event = self._inbox.popleft()
+                for effect in machine.handle(event, self.edge.now_ns()):
+                    self._perform(effect, machine)
+        finally:
+            self._busy = False
+
+    # -------------------------------------------------------------- out
+
+    def _perform(self, effect: ev.Effect, machine: ev.Machine) -> None:
+        match effect:
+            case ev.Send(to, body):
+                self._send(to, body)
+            case ev.Connect(peer, address):
+                self.edge.connect(peer, address)
+            case ev.Encode(fragment, seq):
+                self._encode(self.offers[(fragment, seq)])
+            case ev.Fetch():
+                self._fetch(effect)
+            case ev.Merge():
+                self._merge(effect)
+            case ev.Copy():
+                self._copy(effect)
+            case ev.Publish(fragment, version, attempt):
+                self._publish(fragment, version, attempt)
+            case ev.Told(record):
+                if isinstance(record, Commit):
+                    self.edge.note("commit", _commit_fields(record))
+                self.board.told(record)
+            case ev.Free(member, fragment, seq):
+                self._free(member, fragment, seq)
+            case ev.Forget(fragment, version, attempt):
+                self._forget(fragment, version, attempt)
+            case ev.Discard(fragment, seq):
+                self.board.discard(fragment, seq)
+            case ev.Note(kind, fields):
+                self.edge.note(kind, fields)
+                if kind in ("differs", "fault"):
+                    self.board.last_error = f"{kind}: {fields}"
+            case ev.Fail(kind, detail):
+                self.board.fail(_error(kind, detail))
+            case ev.Finished():
+                if machine is self.roles.learner:
+                    self.board.finish()
+                else:
+                    self.edge.finished()
+
+    def _send(self, to: Peer, body: Message) -> None:
+        if to == self.me:
+            self.heard(self.me, self.member.incarnation, body)
+        else:
+            self.edge.send(to, body)
+
+    def _encode(self, offer: OpenOffer) -> None:
+        def job() -> Encoded:
+            torch.sub(offer.anchor.values, offer.delta_N, out=offer.delta_N)
+            return self.numerics.encode(offer.delta_N, offer.residual_N)
+
+        def done(result: Encoded | Exception) -> None:
+            fragment, seq = offer.fragment, offer.seq
+            if isinstance(result, NonFinite):
+                self.board.last_error = str(result)
+                self.edge.note("declined", {"fragment": fragment, "seq": seq, "reason": str(result)})
+                self.tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
+            elif isinstance(result, Exception):
+                self._broken(result)
+            else:
+                offer.pend_N = result.pend
+                self._keep((self.member, fragment, seq), result.payload, result.checksum)
+                self.tell(ev.Encoded(fragment, seq, result.checksum))
+
+        self.edge.work(job, done)
+
+    def _fetch(self, effect: ev.Fetch) -> None:
+        offer = effect.offer
+        name = (offer.member, offer.fragment, offer.seq)
+        payload = torch.empty(self.numerics.payload_bytes(self.spans[offer.fragment].numel), dtype=torch.uint8)
+        checksum = offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                self._keep(name, payload, checksum)
+            self.tell(ev.Fetched(*name, error=_said(error)))
+
+        self.edge.fetch(effect.holders, self._offer_key(name), checksum, memoryview(payload.numpy()), done)
+
+    def _merge(self, effect: ev.Merge) -> None:
+        fragment, version, attempt = effect.fragment, effect.version, effect.attempt
+        payloads = [self.payloads[(member, fragment, seq)] for member, seq in effect.members]
+        checksums = [self.checksums[(member, fragment, seq)] for member, seq in effect.members]
+        anchor = self.anchors[(fragment, version - 1)]
+
+        def job() -> Anchor | list[int]:
+            spoiled = self._spoiled(payloads, checksums, anchor) if effect.verify else []
+            return spoiled or self.numerics.merge(payloads, effect.weights, anchor, version)
+
+        def done(result: Anchor | list[int] | Exception) -> None:
+            if isinstance(result, list):
+                for position in result:
+                    if position < 0:
+                        self.tell(ev.Spoiled(fragment, version - 1))
+                    else:
+                        member, seq = effect.members[position]
+                        self.tell(ev.Fetched(member, fragment, seq, error="its bytes changed in memory"))
+                self.tell(ev.Merged(fragment, version, attempt, "", error="an input was spoiled"))
+            elif isinstance(result, MendError):
+                self.tell(ev.Merged(fragment, version, attempt, "", error=_said(result)))
+            elif isinstance(result, Exception):
+                self._broken(result)
+            else:
+                self.tentative[(fragment, version, attempt)] = result
+                self.tell(ev.Merged(fragment, version, attempt, result.digest))
+
+        self.edge.work(job, done)
+
+    @staticmethod
+    def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> list[int]:
+        """After racks disagreed: positions of inputs whose bits are not what they were; -1 is the anchor."""
+        bad = [i for i, payload in enumerate(payloads) if checksum_of(memoryview(payload.numpy())) != checksums[i]]
+        return bad if digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest else [-1, *bad]
+
+    def _copy(self, effect: ev.Copy) -> None:
+        fragment, version = effect.fragment, effect.version
+        numel = self.spans[fragment].numel
+        data = self.numerics.empty(numel)
+
+        def finish(result: Anchor | Exception) -> None:
+            if isinstance(result, Exception):
+                self.tell(ev.Copied(fragment, version, error=_said(result)))
+            elif result.digest != effect.digest:
+                self.tell(ev.Copied(fragment, version, error="the donor's bits are not those of the log"))
+            else:
+                self.anchors[(fragment, version)] = result
+                self.tell(ev.Copied(fragment, version))
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                finish(error)
+            else:
+                self.edge.work(lambda: self.numerics.adopt(data, numel, version), finish)
+
+        key = state_key(self.me.rank, fragment, version, effect.digest)
+        self.edge.fetch(effect.holders, key, "", memoryview(data.numpy()).cast("B"), done)
+
+    def _publish(self, fragment: int, version: int, attempt: int) -> None:
+        if attempt:
+            self.anchors[(fragment, version)] = self.tentative.pop((fragment, version, attempt))
+        anchor = self.anchors[(fragment, version)]
+        self.edge.serve(self._state_key(fragment, anchor), anchor.view())
+        self.board.publish(fragment, anchor)
+
+    def _forget(self, fragment: int, version: int, attempt: int) -> None:
+        if attempt:
+            self.tentative.pop((fragment, version, attempt), None)
+            return
+        anchor = self.anchors.pop((fragment, version), None)
+        if anchor is not None:
+            self.edge.drop(self._state_key(fragment, anchor))
+        self.board.forget(fragment, version)
+
+    def _keep(self, name: Payload, payload: Tensor, checksum: str) -> None:
+        self.payloads[name], self.checksums[name] = payload, checksum
+        self.edge.serve(self._offer_key(name), memoryview(payload.numpy()))
+
+    def _free(self, member: Member, fragment: int, seq: int) -> None:
+        name = (member, fragment, seq)
+        self.edge.drop(self._offer_key(name))
+        self.payloads.pop(name, None)
+        self.checksums.pop(name, None)
+        if member == self.member:
+            self.offers.pop((fragment, seq), None)
+
+    def _broken(self, error: Exception) -> None:
+        """A bug or a full machine: this rack cannot go on, and says so where the user looks."""
+        failure = WorkerFailed(f"a background job of rack {self.me.rack} failed: {error!r}")
+        failure.__cause__ = error
+        self.board.fail(failure)
+
+    def _offer_key(self, name: Payload) -> bytes:
+        return offer_key(name[0], self.me.rank, name[1], name[2])
+
+    def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
+        return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
+
+
+def _said(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}" if error is not None else ""
+
+
+def _error(kind: str, detail: str) -> MendError:
+    found = getattr(errors, kind)
+    assert issubclass(found, MendError), kind
+    return found(detail)
+
+
+def _commit_fields(commit: Commit) -> dict[str, object]:
+    return {
+        "fragment": commit.fragment,
+        "version": commit.version,
+        "members": [
+            {"rack": s.member.rack, "seq": s.seq, "base": s.base, "capture_step": s.capture_step, "tokens": s.tokens, "steps": s.steps}
+            for s in commit.members
+        ],
+        "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],
+        "digests": list(commit.digests),
+        "reason": commit.reason,
+    }

@@ -1,0 +1,273 @@
+"""runtime.start: builds one rank of a rack from plain settings: sockets, machines, trainer; and takes it down again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from mend.errors import MendError, UsageError
+from mend.fragment.plan import build_plan, frozen_digest, plan_facts, trainable
+from mend.fragment.view import FragmentView
+from mend.protocol.coordinator import Coordinator, CoordinatorOptions, plan_hash
+from mend.protocol.events import Event
+from mend.protocol.leader import Leader, LeaderOptions
+from mend.protocol.learner import Learner, LearnerOptions
+from mend.protocol.messages import Hello, Policy, Seat
+from mend.protocol.schedule import Schedule
+from mend.runtime.driver import Driver, DriverOptions
+from mend.runtime.handoff import Board
+from mend.runtime.numerics import Numerics, digest_of
+from mend.runtime.rack import RackGroup
+from mend.runtime.rank import Rank, Roles
+from mend.runtime.recorder import Recorder
+from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, StepOptions, Track, Trainer, Wait
+from mend.runtime.witness import detect_ns
+from mend.terms import MS, SECOND, WITNESS, Address, Member, Peer, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `api` takes from MendConfig. Facts are (key, value) lines that must be equal on all racks."""
+
+    rack: int
+    racks: int
+    job: str
+    facts: tuple[tuple[str, str], ...]
+    driver: DriverOptions
+    peers: dict[int, str]
+    witness: str
+    heartbeat_ms: int
+    start_timeout_ns: int
+    fragments: int
+    period_steps: int
+    overlap_steps: int
+    quorum_min_learners: int
+    grace_ns: int
+    max_age: int
+    token_weighted: bool
+    step: StepOptions
+    diagnostics: Path | None
+
+
+class Introduction(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks of a rack tell each other at start."""
+
+    incarnation: int
+    address: str
+    lane: Address
+    digests: tuple[str, ...]
+    equal: str
+    """Digest of all trainable parameters: ranks of a rack hold equal ones."""
+
+
+class LiveRank:
+    """One running rank: trainer on the caller's thread, everything else on the driver's."""
+
+    def __init__(self, model: nn.Module, settings: Settings, numerics: Numerics) -> None:
+        self.settings = settings
+        self.group = RackGroup()
+        self.me = Peer(settings.rack, self.group.rank)
+        self.plan = build_plan(model, settings.fragments)
+        self.schedule = Schedule(len(self.plan), settings.period_steps, settings.overlap_steps)
+        self.recorder = Recorder({"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics)
+        nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
+        self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
+        self.driver = Driver(self.me, self.member, settings.job, self._driver_options(), self.recorder)
+        try:
+            self._build(model, numerics)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _driver_options(self) -> DriverOptions:
+        """Only the leader listens on the configured port; the rack's other ranks take any."""
+        options = self.settings.driver
+        if self.me.rank == 0:
+            return options
+        return DriverOptions(
+            f"tcp://{options.lane_host}:0", options.lane_host, options.advertise_host, options.ports,
+            options.stall_ns, options.delay_ns, options.delay_distribution, options.delay_seed,
+        )  # fmt: skip
+
+    def _build(self, model: nn.Module, numerics: Numerics) -> None:
+        named = dict(trainable(model))
+        tracks, genesis = [], []
+        for layout in self.plan:
+            view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
+            span = self.group.own(layout.numel)
+            values_N = torch.empty(span.numel, dtype=torch.float32)
+            view.read(span, values_N)
+            anchor = numerics.genesis(values_N)
+            genesis.append(anchor)
+            tracks.append(Track(view, span, anchor))
+        self.board = Board(len(self.plan))
+        options = replace(self.settings.step, ranks=self.group.ranks)
+        self.trainer = Trainer(
+            self.member, self.schedule, options, tracks, self.board, now_ns=self.driver.now_ns,
+            post=self._post, own=self._own, note=self.recorder.note,
+        )  # fmt: skip
+        own_digests = tuple(anchor.digest for anchor in genesis)
+        equal = self._replica_digest(model, tracks)
+        mine = Introduction(
+            self.member.incarnation, self._advertised(), self.driver.lane_address, own_digests, equal
+        )
+        found = [
+            msgspec.msgpack.decode(blob, type=Introduction)
+            for blob in self.group.gather_bytes(msgspec.msgpack.encode(mine))
+        ]
+        if len({one.equal for one in found}) > 1:
+            raise UsageError(
+                "the ranks of this rack hold different parameters; wrap the model in DistributedDataParallel, or "
+                "broadcast its parameters, before mend_init"
+            )
+        roles = self._roles(model, own_digests, found)
+        spans = [track.span for track in tracks]
+        self.rank = Rank(self.me, self.member, roles, spans, genesis, numerics, self.board, self.driver)
+        self.driver.call(lambda: self._connect([one.address for one in found]))
+        self.driver.attach(self.rank)
+
+    def _replica_digest(self, model: nn.Module, tracks: Sequence[Track]) -> str:
+        """Over all parameters; the ranks of a rack must start equal, as each speaks for a slice of all."""
+        if self.group.ranks == 1:
+            return ""
+        hashes = [frozen_digest(model)]
+        for track in tracks:
+            full_N = torch.empty(track.view.layout.numel, dtype=torch.float32)
+            track.view.read(Span(0, track.view.layout.numel), full_N)
+            hashes.append(digest_of(full_N, full_N.numel(), 0))
+        return ",".join(hashes)
+
+    def _roles(self, model: nn.Module, own: tuple[str, ...], found: Sequence[Introduction]) -> Roles:
+        settings = self.settings
+        heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
+        learner = Learner(self.me, self.member, LearnerOptions(heartbeat_ns, settings.token_weighted), own)
+        if self.me.rank != 0:
+            return Roles(learner, None, None)
+        hello = Hello(
+            seat=Seat(self.member, found[0].address, tuple(one.lane for one in found)),
+            policy=self._policy(),
+            facts=(*settings.facts, ("ranks per rack", str(len(found))), *self._model_facts(model)),
+            digests=tuple(tuple(one.digests[p] for one in found) for p in range(len(self.plan))),
+        )
+        where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
+        options = LeaderOptions(heartbeat_ns, silence_ns, settings.start_timeout_ns)
+        leader = Leader(hello, where, options, self.driver.now_ns())
+        coordinator = None
+        if where == self.me:
+            options_c = CoordinatorOptions(settings.racks, heartbeat_ns, silence_ns)
+            coordinator = Coordinator(self.me, settings.job, options_c)
+        self.recorder.note("start", {"member": list(self.member), "plan": plan_hash(hello), "job": settings.job})
+        return Roles(learner, leader, coordinator)
+
+    def _policy(self) -> Policy:
+        settings = self.settings
+        return Policy(
+            racks=settings.racks,
+            ranks=self.group.ranks,
+            fragments=len(self.plan),
+            quorum_min_learners=settings.quorum_min_learners,
+            grace_ns=settings.grace_ns,
+            lockstep=settings.step.lockstep,
+            max_age=settings.max_age,
+            period_steps=settings.period_steps,
+            overlap_steps=settings.overlap_steps,
+            stall_max_ns=settings.step.stall_max_ns,
+        )
+
+    def _model_facts(self, model: nn.Module) -> tuple[tuple[str, str], ...]:
+        return (*plan_facts(self.plan, model), ("frozen parameters", frozen_digest(model)))
+
+    def _advertised(self) -> str:
+        host = self.settings.driver.advertise_host
+        return f"tcp://{host}:{self.driver.address.rsplit(':', 1)[1]}" if host else self.driver.address
+
+    def _connect(self, addresses: Sequence[str]) -> None:
+        """Loop thread. A leader speaks to the coordinator and its ranks, a rank to its leader."""
+        if self.me.rank != 0:
+            self.driver.connect(Peer(self.me.rack, 0), addresses[0])
+            return
+        for rank, address in enumerate(addresses[1:], start=1):
+            self.driver.connect(Peer(self.me.rack, rank), address)
+        if self.settings.witness:
+            self.driver.connect(Peer(WITNESS, 0), self.settings.witness)
+        elif self.me.rack != 0:
+            self.driver.connect(Peer(0, 0), self.settings.peers[0])
+
+    # -------------------------------------------------------------- training thread
+
+    def begin(self) -> None:
+        """Wait until every rack holds version 0, the lowest rack's weights. Raises what stops the start.
+
+        All racks begin together, so that their capture steps fall into the same rounds.
+        """
+        board = self.board
+
+        def ready() -> bool:
+            held = all(0 in panel.anchors for panel in board.panels)
+            return board.begun and held and len(board.settled) == len(board.panels) and min(board.settled) >= 0
+
+        # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as well.
+        limit_s = 2 * self.settings.start_timeout_ns / SECOND
+        fine = self.board.wait(ready, limit_s)
+        if min(self.group.minimum([int(fine)])) == 0:
+            raise self.board.failure or MendError(
+                f"version 0 did not arrive within {limit_s:g} s (another rank of this rack may have failed first)"
+            )
+        self.live(self.trainer.adopt_genesis())
+
+    def live(self, doing: Doing) -> None:
+        """Drive a generator of `steps` on this thread."""
+        answer: object = None
+        while True:
+            try:
+                request = doing.send(answer)
+            except StopIteration:
+                return
+            answer = self._answer(request)
+
+    def _answer(self, request: Wait | AgreeMin | Share) -> object:
+        match request:
+            case Wait(ready, limit_ns):
+                return self.board.wait(ready, limit_ns / SECOND)
+            case AgreeMin(values):
+                return self.group.minimum(values)
+            case Share(fragment, slice_N):
+                return self._shared(fragment, slice_N)
+
+    def _shared(self, fragment: int, slice_N: Tensor) -> Tensor:
+        return self.group.share(slice_N, self.plan[fragment].numel)
+
+    def _post(self, event: Event) -> None:
+        self.driver.call(lambda: self.rank.tell(event))
+
+    def _own(self, offer: OpenOffer) -> None:
+        self.driver.call(lambda: self.rank.own(offer))
+
+    # -------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """After `trainer.close()`: let the others hear the end, then stop. All ranks together."""
+        self.group.barrier()
+        if self.rank.roles.coordinator is not None:
+            self.driver.done.wait(5.0)
+        self.abort()
+
+    def abort(self) -> None:
+        """Stop now, tell the coordinator if there is time. Idempotent; frees every thread and port."""
+        self.driver.close(self._farewell)
+        self.recorder.close()
+        self.group.close()
+
+    def _farewell(self) -> None:
+        rank = getattr(self, "rank", None)
+        leader = rank.roles.leader if rank is not None else None
+        if leader is not None:
+            effect = leader.farewell()
+            if effect.to != self.me:
+                self.driver.send(effect.to, effect.body)

@@ -1,0 +1,49 @@
+"""runtime.status: one frozen answer to "how is it going"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLedger:
+    """Tokens of this rank, averaged over fragments: merged + open + discarded = trained."""
+
+    merged: float
+    open: float
+    """Trained since the last merged capture: still in this rack's weights, in the next offer."""
+    discarded: float
+    """Given up by alignment overwrite; 0 under carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A moment of one rank. Times are wall milliseconds of the training thread."""
+
+    rack: int
+    rank: int
+    step: int
+    tokens: int
+    versions: tuple[int, ...]
+    """Per fragment, the version this rank trains on."""
+    rounds_committed: int
+    rounds_missed: dict[str, int]
+    """reason -> how often this rack's work was not in the round it was meant for."""
+    ledger: TokenLedger
+    tokens_merged_share: float
+    racks_configured: int
+    racks_live: tuple[int, ...]
+    racks_merged: tuple[int, ...]
+    """Members of the newest commit."""
+    stall_ms_total: float
+    stall_ms_last: float
+    bytes_sent: int
+    bytes_received: int
+    anchor_digest: str
+    """sha256 over version and digests of every fragment; equal on all racks at equal versions."""
+    waiting: tuple[str, ...]
+    """Why open rounds do not close, as the coordinator says; empty when nothing waits."""
+    inactive_fields: tuple[str, ...]
+    frames_refused: int
+    events_lost: int
+    last_error: str = ""

@@ -198,7 +198,10 @@ class Numerics:
                 torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
             self._refuse_non_finite(x_N[start:stop], start, "the delta")
         payload_B = self.codec.encode(x_N)
-        pend_N = None if self.codec.exact else self._unsent(x_N, payload_B)
+        pend_N = None
+        if not self.codec.exact:  # x is ours to overwrite unless it is the delta itself
+            pend_N = torch.empty_like(x_N) if x_N is delta_N else x_N
+            self._unsent(x_N, payload_B, pend_N)
         checksum = xxhash.xxh3_128()
         view = _bytes(payload_B)
         for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
@@ -276,9 +279,12 @@ class Numerics:
                     f"payload {position} has {payload.numel()} bytes, {self.codec.name}: {expected}"
                 )
 
-    def _unsent(self, x_N: Tensor, payload_B: Tensor) -> Tensor:
+    def _unsent(self, x_N: Tensor, payload_B: Tensor, pend_N: Tensor) -> None:
+        """pend = x - decode(payload). `pend_N` may be `x_N`."""
+        assert payload_B.data_ptr() != x_N.data_ptr() or not x_N.numel(), (
+            "only an exact payload may be x itself"
+        )
         size = block_numel()
-        pend_N = torch.empty_like(x_N)
         scratch_n = torch.empty(min(size, x_N.numel()), dtype=torch.float32)
         for start, stop in _blocks(x_N.numel(), size):
             sent = self.codec.decode(payload_B, start, stop, scratch_n[: stop - start])
@@ -286,7 +292,6 @@ class Numerics:
             self._refuse_non_finite(
                 pend_N[start:stop], start, f"the delta rounded to {self.codec.name}"
             )
-        return pend_N
 
     @staticmethod
     def _refuse_non_finite(block_n: Tensor, start: int, what: str) -> None:

@@ -1,0 +1,1 @@
+"""benchmarks: figures, measured. Each module is run with `python -m benchmarks.<name>`."""

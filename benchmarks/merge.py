@@ -1,0 +1,134 @@
+"""benchmarks.merge: how much of memcpy's bandwidth one core's merge reaches. Prints one JSON
+object.
+
+    python -m benchmarks.merge --numel 100000000 --racks 2,4,8 --codec float32 --momentum 0
+
+Bytes of a merge: payloads read + anchor read + anchor written (values, and the state if there is
+any). Bytes of memcpy: read + written by torch's copy_ on the same thread. All variants take turns
+in every repeat, so that a disturbance of the machine meets all of them. `with_digest` is what a
+rank does before it says Held; `without_digest` is the arithmetic alone, for where the digest is
+computed off the path; `apart` is the merge followed by a digest of the finished anchor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from mend.codec import CODECS
+from mend.merge import Average
+from mend.outer import Nesterov
+from mend.runtime.numerics import Anchor, Numerics, StateDigest, digest_of
+
+_FILL = 1 << 20
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    racks = sorted(options.racks)
+    numerics = Numerics(CODECS[options.codec](), Average(), Nesterov(options.lr, options.momentum))
+    anchor = numerics.genesis(_noise(options.numel, 99))
+    payloads = [numerics.codec.encode(_noise(options.numel, m)) for m in range(racks[-1])]
+    out = numerics.empty(options.numel).zero_()
+    runs: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(anchor.data)}
+    for count in racks:
+        runs |= _variants(numerics, payloads[:count], anchor, out)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(options.repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if repeat:  # the first round only touches the memory
+                seconds[name].append(time.perf_counter() - start)
+    print(json.dumps(_report(options, numerics, anchor, seconds), indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--numel", type=int, default=100_000_000, help="fp32 elements per rank")
+    parser.add_argument(
+        "--racks", type=lambda text: [int(part) for part in text.split(",")], default=[2, 4, 8]
+    )
+    parser.add_argument("--codec", choices=sorted(CODECS), default="float32")
+    parser.add_argument("--lr", type=float, default=1.0, help="1 saves a multiplication")
+    parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser.parse_args()
+
+
+def _noise(numel: int, seed: int) -> torch.Tensor:
+    """Cheap to make at any size; the speed of a merge does not depend on the values."""
+    tile = torch.randn(min(_FILL, numel), generator=torch.Generator().manual_seed(seed))
+    return tile.repeat(-(-numel // tile.numel()))[:numel].contiguous()
+
+
+def _variants(
+    numerics: Numerics, payloads: list[torch.Tensor], anchor: Anchor, out: torch.Tensor
+) -> dict[str, Callable[[], object]]:
+    racks, numel = len(payloads), anchor.numel
+    weights = [0.5 ** (racks - 1)] + [0.5**m for m in range(1, racks)]
+
+    def bare() -> None:
+        numerics.merge_into(payloads, weights, anchor, out, None)
+
+    def fused() -> str:
+        digest = StateDigest(numel, 1, numerics.outer.has_state)
+        numerics.merge_into(payloads, weights, anchor, out, digest)
+        return digest.hexdigest()
+
+    def apart() -> str:
+        bare()
+        return digest_of(out, numel, 1)
+
+    return {
+        f"{racks} racks without_digest": bare,
+        f"{racks} racks with_digest": fused,
+        f"{racks} racks apart": apart,
+    }
+
+
+def _report(
+    options: argparse.Namespace,
+    numerics: Numerics,
+    anchor: Anchor,
+    seconds: dict[str, list[float]],
+) -> dict[str, object]:
+    state_bytes = 4 * anchor.data.numel()
+    copied = 2 * state_bytes
+    memcpy = [copied / s / 1e9 for s in seconds.pop("memcpy")]
+    report: dict[str, object] = {
+        "numel": options.numel,
+        "codec": options.codec,
+        "lr": options.lr,
+        "momentum": options.momentum,
+        "repeats": options.repeats,
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "memcpy_GBps": _spread(memcpy),
+    }
+    for name, taken in seconds.items():
+        moved = int(name.split()[0]) * numerics.payload_bytes(options.numel) + 2 * state_bytes
+        speed = [moved / s / 1e9 for s in taken]
+        report[name] = _spread(speed) | {
+            "of_memcpy": round(statistics.median(speed) / statistics.median(memcpy), 3)
+        }
+    return report
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(values), 2),
+        "min": round(min(values), 2),
+        "max": round(max(values), 2),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""codec.raw: fp32 as it is, or rounded to bfloat16. Runs on workers. Touches tensors; never peers,
+clocks, files.
+
+Legend: N elements of a rank's part of a fragment, B payload bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mend.errors import WireError
+
+_BLOCK = 1 << 15
+"""Elements per torch call: at this size (the grain of torch's CPU loops) a call never starts other
+threads."""
+
+
+def _window(payload_B: Tensor, start: int, stop: int, element: torch.dtype) -> Tensor:
+    """Elements [start, stop) of the payload as a view of type `element`. Raises WireError when they
+    do not fit."""
+    size = element.itemsize
+    if payload_B.dtype != torch.uint8 or payload_B.dim() != 1 or not payload_B.is_contiguous():
+        raise WireError(
+            f"a payload is one row of uint8, got {payload_B.dtype} {tuple(payload_B.shape)}"
+        )
+    if payload_B.numel() % size or not 0 <= start <= stop <= payload_B.numel() // size:
+        raise WireError(
+            f"elements [{start}, {stop}) of {size} bytes each are not in {payload_B.numel()} bytes"
+        )
+    return payload_B[start * size : stop * size].view(element)
+
+
+class RawFloat32:
+    """The delta itself. Nothing is lost, so there is no residual; encoding copies nothing."""
+
+    name = "float32"
+    exact = True
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 * numel
+
+    def encode(self, x_N: Tensor) -> Tensor:
+        if x_N.numel() == 0:  # may have any stride, which a view refuses
+            return torch.empty(0, dtype=torch.uint8)
+        return x_N.contiguous().view(torch.uint8)
+
+    def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
+        return _window(payload_B, start, stop, torch.float32)
+
+
+class RawBfloat16:
+    """Half the bytes: rounded to nearest, ties to even. Relative error <= 2**-8 (normal
+    numbers)."""
+
+    name = "bfloat16"
+    exact = False
+
+    def payload_bytes(self, numel: int) -> int:
+        return 2 * numel
+
+    def encode(self, x_N: Tensor) -> Tensor:
+        half_N = torch.empty(x_N.numel(), dtype=torch.bfloat16)
+        for start in range(0, x_N.numel(), _BLOCK):
+            half_N[start : start + _BLOCK].copy_(x_N[start : start + _BLOCK])
+        return half_N.view(torch.uint8)
+
+    def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
+        return out.copy_(_window(payload_B, start, stop, torch.bfloat16))

@@ -1,0 +1,20 @@
+"""fragment: the only room that touches the model. Plans, views and the arithmetic of applying an
+anchor."""
+
+from mend.fragment.apply import Alignment, realign
+from mend.fragment.ledger import VectorLedger
+from mend.fragment.plan import build_plan, frozen_digest, plan_facts, tied_names, trainable, unwrap
+from mend.fragment.view import FragmentView
+
+__all__ = [
+    "Alignment",
+    "FragmentView",
+    "VectorLedger",
+    "build_plan",
+    "frozen_digest",
+    "plan_facts",
+    "realign",
+    "tied_names",
+    "trainable",
+    "unwrap",
+]

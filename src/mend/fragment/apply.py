@@ -1,0 +1,65 @@
+"""fragment.apply: theta under a new anchor. Element-wise fp32 on the training thread; no peers,
+clocks, files.
+
+Legend: N elements of the span, n elements of a block.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mend.errors import ConfigError
+
+Alignment = Literal["carry", "overwrite", "blend"]
+_BLOCK = 1 << 18
+
+
+def realign(
+    theta_N: Tensor,
+    anchor_N: Tensor,
+    delta_N: Tensor | None,
+    next_N: Tensor,
+    alignment: Alignment,
+    alpha: float,
+    out_N: Tensor,
+) -> None:
+    """Write the parameters that go with the anchor `next_N` to `out_N`, which may be `theta_N`
+    itself. All fp32, N.
+
+    anchor_N: the anchor this rack applied last. delta_N: its open offer, anchor - snapshot at
+    capture, if one of the commits since then names it; None if not. Each line below is evaluated as
+    written, every operation rounded:
+
+      not named   next + (theta - anchor)
+      carry       next + (theta - (anchor - delta))
+      overwrite   next
+      blend       next + alpha * (theta - next)
+    """
+    if alignment not in get_args(Alignment):
+        raise ConfigError(
+            "alignment", alignment, f"must be one of {get_args(Alignment)}", "carry loses nothing."
+        )
+    numel = out_N.numel()
+    assert theta_N.numel() == anchor_N.numel() == next_N.numel() == numel, (
+        "vectors of different length"
+    )
+    assert delta_N is None or delta_N.numel() == numel, "the delta has another length"
+    if delta_N is not None and alignment == "overwrite":
+        out_N.copy_(next_N)
+        return
+    scratch_n = torch.empty(min(_BLOCK, numel), dtype=torch.float32)
+    for start in range(0, numel, _BLOCK):
+        part = slice(start, min(start + _BLOCK, numel))
+        drift = scratch_n[: part.stop - part.start]
+        if delta_N is None:
+            torch.sub(theta_N[part], anchor_N[part], out=drift)
+        elif alignment == "carry":
+            torch.sub(anchor_N[part], delta_N[part], out=drift)
+            torch.sub(theta_N[part], drift, out=drift)
+        else:
+            torch.sub(theta_N[part], next_N[part], out=drift)
+            drift.mul_(alpha)  # torch rounds alpha to fp32 first
+        torch.add(next_N[part], drift, out=out_N[part])

@@ -1,0 +1,69 @@
+"""fragment.view: a fragment of the live model as one flat fp32 vector. Runs on the training thread,
+between steps.
+
+Legend: N elements of the span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mend.terms import Layout, Span
+
+
+class FragmentView:
+    """Reads and writes spans of a fragment. Elements of a tensor count in row-major order, however
+    it is stored."""
+
+    def __init__(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
+        """`parameters` are those of `layout.slots`, in that order."""
+        for slot, parameter in zip(layout.slots, parameters, strict=True):
+            assert tuple(parameter.shape) == slot.shape, (
+                f"{slot.name}: {tuple(parameter.shape)} != {slot.shape}"
+            )
+        self.layout = layout
+        self._parameters = tuple(parameters)
+
+    @torch.no_grad()
+    def read(self, span: Span, out: Tensor) -> None:
+        """Copy the span's elements to `out` (fp32 N, CPU)."""
+        self._check(span, out)
+        for parameter, inner, outer in self._pieces(span):
+            # reshape is a view of a contiguous parameter and a copy of any other
+            out[outer].copy_(parameter.detach().reshape(-1)[inner])
+
+    @torch.no_grad()
+    def write(self, span: Span, values_N: Tensor) -> None:
+        """Round the values (fp32 N, CPU) to each parameter's type, in place; elements outside the
+        span stay."""
+        self._check(span, values_N)
+        for parameter, inner, outer in self._pieces(span):
+            live = parameter.detach()
+            if live.is_contiguous():
+                live.view(-1)[inner].copy_(values_N[outer])
+            else:
+                flat = live.reshape(-1)
+                flat[inner].copy_(values_N[outer])
+                live.copy_(flat.view(live.shape))
+
+    def _pieces(self, span: Span) -> Iterator[tuple[nn.Parameter, slice, slice]]:
+        """(parameter, its elements, the span's elements) of every overlap of the span with a
+        tensor."""
+        for slot, parameter in zip(self.layout.slots, self._parameters, strict=True):
+            start, stop = max(span.start, slot.offset), min(span.stop, slot.offset + slot.numel)
+            if start < stop:
+                yield (
+                    parameter,
+                    slice(start - slot.offset, stop - slot.offset),
+                    slice(start - span.start, stop - span.start),
+                )
+
+    def _check(self, span: Span, vector_N: Tensor) -> None:
+        assert 0 <= span.start <= span.stop <= self.layout.numel, (
+            f"{span=} of {self.layout.numel} elements"
+        )
+        found = (tuple(vector_N.shape), vector_N.dtype)
+        assert found == ((span.numel,), torch.float32), f"{span=} with a vector {found}"

@@ -1,0 +1,71 @@
+"""outer.nesterov: SGD on the merged delta, with or without Nesterov momentum. Element-wise fp32; no
+peers, no clocks.
+
+Legend: N elements of a block.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import torch
+from torch import Tensor
+
+from mend.errors import ConfigError
+
+
+def _fp32(value: float) -> float:
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
+
+
+class Nesterov:
+    """b <- mu b + Delta;  A' = A - lr (Delta + mu b).   Every product and every sum is rounded to
+    fp32.
+
+    lr and mu are rounded to fp32 once, here. With mu = 0 no momentum is kept and A' = A - lr Delta.
+    Source: Decoupled DiLoCo (arXiv 2604.21428); lr 1, mu 0 is plain averaging of the racks.
+    """
+
+    name = "nesterov"
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        if not (math.isfinite(lr) and 0 < lr <= 100):
+            raise ConfigError("outer_lr", lr, "must be in (0, 100]", "1.0 averages the racks.")
+        if not 0 <= momentum < 1:
+            raise ConfigError(
+                "outer_momentum", momentum, "must be in [0, 1)", "0.0 keeps no momentum."
+            )
+        self.lr, self.momentum = _fp32(lr), _fp32(momentum)
+        if self.momentum >= 1 or self.lr == 0:
+            raise ConfigError(
+                "outer_lr/outer_momentum",
+                (lr, momentum),
+                "leave their range in fp32",
+                "Use 1.0, 0.0.",
+            )
+
+    @property
+    def has_state(self) -> bool:
+        return self.momentum != 0
+
+    def block(
+        self,
+        anchor_N: Tensor,
+        state_N: Tensor | None,
+        delta_N: Tensor,
+        anchor_out_N: Tensor,
+        state_out_N: Tensor | None,
+    ) -> None:
+        """`delta_N` is used up. The outputs must not overlap the inputs."""
+        if state_N is not None and state_out_N is not None:
+            torch.mul(state_N, self.momentum, out=state_out_N)
+            state_out_N.add_(delta_N)
+            torch.mul(state_out_N, self.momentum, out=anchor_out_N)  # the output serves as scratch
+            delta_N.add_(anchor_out_N)
+        else:
+            assert not self.has_state, "momentum needs a state vector"
+        if self.lr != 1:  # a product with 1 changes no bit
+            delta_N.mul_(self.lr)
+        torch.sub(anchor_N, delta_N, out=anchor_out_N)

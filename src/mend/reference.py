@@ -1,0 +1,369 @@
+"""reference: the whole algorithm on one page, to read and to test against. One process, no speed.
+
+Several racks train one model, each on its own data. The model is cut into fragments. Every H steps
+each rack offers, per fragment, how far it has moved from the last common anchor; the offers are
+averaged into the next anchor; tau steps later the racks move under it, keeping what they learnt
+meanwhile. Whole vectors, formulas as in the papers, fp64 where it is promised. Imports nothing of
+mend on purpose: equal bits then mean that two independent programs agree.
+
+`lockstep` runs the schedule with every rack in every round. `replay` follows what a real run
+decided (commits) and what its racks did (facts), and must arrive at the same bits.
+
+Legend: N elements of a fragment; p a fragment; theta parameters; A anchor; D delta; e residual; y
+an offer, decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all racks agree on. `fragments[p]` lists the indices of the parameters in fragment p."""
+
+    fragments: Sequence[Sequence[int]]
+    period: int  # H: each fragment is captured once per H steps
+    overlap: int  # tau < H: what is captured at step s is applied at s + tau
+    alignment: str = "carry"  # or "overwrite", "blend"
+    alpha: float = 0.5  # blend only: the part of the rack's own deviation that it keeps
+    outer_lr: float = 1.0
+    momentum: float = 0.0
+    payload: torch.dtype = torch.float32  # or torch.bfloat16
+    token_weighted: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap < self.period:
+            raise ValueError(f"overlap={self.overlap} must be in [0, period={self.period})")
+        if self.alignment not in ("carry", "overwrite", "blend"):
+            raise ValueError(f"alignment={self.alignment!r} is none of carry, overwrite, blend")
+
+    def due(self, fragment: int, step: int) -> bool:
+        """Steps count from 1. Fragment p is captured at o, o + H, ...; o = floor((p+1) H / P)."""
+        first = (fragment + 1) * self.period // len(self.fragments)
+        return step >= max(first, 1) and (step - first) % self.period == 0
+
+
+@dataclass(frozen=True)
+class Rack:
+    """One learner: its parameters, and one step on them, in place, that returns its tokens."""
+
+    parameters: Sequence[Tensor]
+    train: Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class Captured:
+    step: int
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class Applied:
+    step: int
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rack did: how many steps; its captures and applies in the order they happened."""
+
+    steps: int
+    events: Sequence[Captured | Applied]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A member of a commit: one rack's offer."""
+
+    rack: int
+    seq: int
+    base: int  # version of the anchor the delta was measured from
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The decision that `version` is made out of the offers of `members`, in ascending rack."""
+
+    fragment: int
+    version: int
+    members: Sequence[Named]
+    dropped: Sequence[tuple[int, int]] = ()  # (rack, seq) of offers that will never be merged
+
+
+@dataclass(frozen=True)
+class Anchor:
+    version: int
+    values: Tensor  # fp32 N
+    state: Tensor | None  # fp32 N, outer momentum
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """anchors[p][version]; thetas[rack][p], fp32, at the end; what was decided and done."""
+
+    anchors: list[list[Anchor]]
+    thetas: list[list[Tensor]]
+    commits: list[Commit]
+    facts: list[Facts]
+
+
+# ---------------------------------------------------------------------------------- the arithmetic
+
+
+def fp32(value: float | Fraction) -> float:
+    """The nearest float32, as a Python float."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", float(value)))[0]
+    return rounded
+
+
+def shares(members: Sequence[Named], token_weighted: bool) -> list[float]:
+    """Weight = quantity x quality = tokens * (tokens / steps), exact; a share is fp32."""
+    weights = [Fraction(m.tokens**2, m.steps) if token_weighted else Fraction(1) for m in members]
+    return [fp32(weight / sum(weights)) for weight in weights]
+
+
+def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Delta = sum_m w_m y_m: fp64, in the order given, rounded to fp32 once at the end."""
+    total = offers[0].double() * weights[0]
+    for offer, weight in zip(offers[1:], weights[1:], strict=True):
+        total = total + offer.double() * weight
+    return total.float()
+
+
+def outer_step(anchor: Anchor, delta: Tensor, settings: Settings) -> Anchor:
+    """b <- mu b + Delta;  A' = A - lr (Delta + mu b): fp32, every product and every sum rounded."""
+    lr, mu = fp32(settings.outer_lr), fp32(settings.momentum)
+    if anchor.state is None:
+        return Anchor(anchor.version + 1, anchor.values - delta * lr, None)
+    momentum = anchor.state * mu + delta
+    return Anchor(anchor.version + 1, anchor.values - (delta + momentum * mu) * lr, momentum)
+
+
+def aligned(
+    theta: Tensor, old: Tensor, new: Tensor, delta: Tensor | None, settings: Settings
+) -> Tensor:
+    """The parameters under the new anchor. `delta`: this rack's offer if it is in it, else None."""
+    if delta is None:
+        return new + (theta - old)  # nothing of ours was merged: carry all of it
+    if settings.alignment == "carry":
+        captured = old - delta
+        return new + (theta - captured)  # carry what was learnt since
+    if settings.alignment == "overwrite":
+        return new.clone()
+    return new + (theta - new) * fp32(settings.alpha)
+
+
+# ----------------------------------------------------------------------------------- racks and log
+
+
+@dataclass(frozen=True)
+class _Offer:
+    member: Named
+    delta: Tensor  # A - theta at capture
+    sent: Tensor  # y, what the others decode
+    pend: Tensor | None  # x - y: becomes the residual if, and only if, a commit names the offer
+    totals: tuple[int, int]
+
+
+@dataclass
+class _Part:
+    """One fragment as one rack sees it."""
+
+    anchor: Anchor
+    residual: Tensor | None = None  # e: what earlier payloads could not carry
+    seq: int = 0
+    mark: tuple[int, int] = (0, 0)  # (tokens, steps) that are merged, or were given up by overwrite
+    offer: _Offer | None = None
+
+
+@dataclass
+class _Log:
+    """All that is global: anchors by version, the commits that made them, every offer ever sent."""
+
+    settings: Settings
+    anchors: list[list[Anchor]]
+    commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
+    offers: dict[tuple[int, int, int], _Offer] = field(default_factory=dict)  # rack, p, seq
+
+    def complete(self, commit: Commit) -> bool:
+        return all((m.rack, commit.fragment, m.seq) in self.offers for m in commit.members)
+
+    def extend(self, commit: Commit) -> None:
+        versions = self.anchors[commit.fragment]
+        assert commit.version == len(versions), f"{commit} is not version {len(versions)}"
+        racks = [m.rack for m in commit.members]
+        assert racks == sorted(set(racks)), f"members must ascend: {racks}"
+        offers = [self.offers[m.rack, commit.fragment, m.seq] for m in commit.members]
+        for member, offer in zip(commit.members, offers, strict=True):
+            assert member == offer.member, f"{member} was offered as {offer.member}"
+        weights = shares(commit.members, self.settings.token_weighted)
+        delta = merge([offer.sent for offer in offers], weights)
+        versions.append(outer_step(versions[-1], delta, self.settings))
+        self.commits[commit.fragment, commit.version] = commit
+
+
+class _Learner:
+    def __init__(self, number: int, rack: Rack, log: _Log) -> None:
+        self.number, self.rack, self.log, self.settings = number, rack, log, log.settings
+        self.totals = (0, 0)
+        self.events: list[Captured | Applied] = []
+        self.parts = [_Part(a[0]) for a in log.anchors]
+        for p, part in enumerate(self.parts):
+            assert torch.equal(self.theta(p), part.anchor.values), f"rack {number} starts elsewhere"
+
+    def theta(self, fragment: int) -> Tensor:
+        return _flat(self.rack, self.settings.fragments[fragment])
+
+    def train(self, step: int) -> None:
+        tokens = self.rack.train(step)
+        self.totals = (self.totals[0] + tokens, self.totals[1] + 1)
+
+    def capture(self, fragment: int, step: int) -> _Offer:
+        part = self.parts[fragment]
+        assert part.offer is None, f"rack {self.number} has an open offer of fragment {fragment}"
+        tokens, steps = self.totals[0] - part.mark[0], self.totals[1] - part.mark[1]
+        assert min(tokens, steps) >= 1, f"rack {self.number} has {tokens=} {steps=} to offer"
+        delta = part.anchor.values - self.theta(fragment)
+        x = delta if part.residual is None else delta + part.residual
+        sent = x.to(self.settings.payload).float()
+        part.seq += 1
+        pend = None if self.settings.payload == torch.float32 else x - sent
+        member = Named(self.number, part.seq, part.anchor.version, tokens, steps)
+        part.offer = _Offer(member, delta, sent, pend, self.totals)
+        self.log.offers[self.number, fragment, part.seq] = part.offer
+        self.events.append(Captured(step, fragment, part.seq))
+        return part.offer
+
+    def apply(self, fragment: int, version: int, step: int) -> None:
+        """Go to anchor `version`; the commits on the way tell what became of the open offer."""
+        part, new = self.parts[fragment], self.log.anchors[fragment][version]
+        old = part.anchor
+        assert version > old.version, f"version {version} after {old.version}"
+        passed = [self.log.commits[fragment, v] for v in range(old.version + 1, version + 1)]
+        me = (self.number, part.seq)
+        merged = any((m.rack, m.seq) == me for commit in passed for m in commit.members)
+        named = part.offer if merged else None
+        delta = named.delta if named else None
+        theta = aligned(self.theta(fragment), old.values, new.values, delta, self.settings)
+        _store(self.rack, self.settings.fragments[fragment], theta)
+        if named:
+            part.residual = named.pend
+            part.mark = self.totals if self.settings.alignment == "overwrite" else named.totals
+            part.offer = None
+        elif any(me in commit.dropped for commit in passed):
+            part.offer = None  # as if never sent: residual and mark stay
+        part.anchor = new
+        self.events.append(Applied(step, fragment, version))
+
+
+def _flat(rack: Rack, indices: Sequence[int]) -> Tensor:
+    return torch.cat([rack.parameters[i].detach().reshape(-1).float() for i in indices])
+
+
+@torch.no_grad()
+def _store(rack: Rack, indices: Sequence[int], theta: Tensor) -> None:
+    offset = 0
+    for tensor in (rack.parameters[i] for i in indices):
+        tensor.detach().copy_(theta[offset : offset + tensor.numel()].view(tensor.shape))
+        offset += tensor.numel()
+    assert offset == theta.numel(), "a fragment and its parameters differ in size"
+
+
+def _start(racks: Sequence[Rack], settings: Settings) -> tuple[_Log, list[_Learner]]:
+    first = [_flat(racks[0], indices) for indices in settings.fragments]
+    states = [torch.zeros_like(v) if fp32(settings.momentum) else None for v in first]
+    log = _Log(settings, [[Anchor(0, v, b)] for v, b in zip(first, states, strict=True)])
+    return log, [_Learner(number, rack, log) for number, rack in enumerate(racks)]
+
+
+def _outcome(log: _Log, learners: list[_Learner]) -> Outcome:
+    thetas = [[x.theta(p) for p in range(len(log.anchors))] for x in learners]
+    facts = [Facts(x.totals[1], tuple(x.events)) for x in learners]
+    return Outcome(log.anchors, thetas, list(log.commits.values()), facts)
+
+
+# -------------------------------------------------------------------------------- the two programs
+
+
+def lockstep(racks: Sequence[Rack], settings: Settings, steps: int) -> Outcome:
+    """All racks side by side; a commit names all offers of a capture, and is applied tau later."""
+    log, learners = _start(racks, settings)
+    for step in range(1, steps + 1):
+        for learner in learners:
+            learner.train(step)
+        for p in range(len(settings.fragments)):
+            if settings.overlap and settings.due(p, step - settings.overlap):
+                _apply_newest(log, learners, p, step)
+        for p in range(len(settings.fragments)):
+            if settings.due(p, step):
+                members = [learner.capture(p, step).member for learner in learners]
+                log.extend(Commit(p, len(log.anchors[p]), members))
+                if settings.overlap == 0:
+                    _apply_newest(log, learners, p, step)
+    return _outcome(log, learners)
+
+
+def _apply_newest(log: _Log, learners: list[_Learner], fragment: int, step: int) -> None:
+    for learner in learners:
+        learner.apply(fragment, len(log.anchors[fragment]) - 1, step)
+
+
+def replay(
+    racks: Sequence[Rack], settings: Settings, facts: Sequence[Facts], commits: Sequence[Commit]
+) -> Outcome:
+    """Do again what a run did: every rack on its own, waiting only for the others' offers.
+
+    Raises AssertionError where facts, commits and the training contradict each other.
+    """
+    log, learners = _start(racks, settings)
+    waiting = sorted(commits, key=lambda c: (c.fragment, c.version))
+    running = [_follow(learner, facts[number], log) for number, learner in enumerate(learners)]
+    while running:
+        before = (len(running), len(waiting), [len(x.events) for x in learners])
+        running = [run for run in running if next(run, "ended") != "ended"]
+        waiting = _extend_all(log, waiting)
+        after = (len(running), len(waiting), [len(x.events) for x in learners])
+        assert before != after, f"stuck: nobody makes the offers of {waiting[:2]}"
+    assert not waiting, f"commits of offers nobody made: {waiting[:2]}"
+    return _outcome(log, learners)
+
+
+def _extend_all(log: _Log, waiting: list[Commit]) -> list[Commit]:
+    """Carry out the commits, per fragment in order, whose offers exist; return the others."""
+    left: list[Commit] = []
+    blocked: set[int] = set()
+    for commit in waiting:
+        if commit.fragment in blocked or not log.complete(commit):
+            blocked.add(commit.fragment)
+            left.append(commit)
+        else:
+            log.extend(commit)
+    return left
+
+
+def _follow(learner: _Learner, facts: Facts, log: _Log) -> Iterator[str]:
+    """One rack's run. Yields while it waits for an anchor."""
+    queue = list(facts.events)
+    for step in range(1, facts.steps + 1):
+        learner.train(step)
+        while queue and queue[0].step == step:
+            event = queue.pop(0)
+            if isinstance(event, Captured):
+                offer = learner.capture(event.fragment, step)
+                assert offer.member.seq == event.seq, f"{event} came out as {offer.member}"
+            else:
+                while event.version >= len(log.anchors[event.fragment]):
+                    yield "waiting"
+                learner.apply(event.fragment, event.version, step)
+    assert not queue, f"events out of order or after the last step: {queue[:2]}"

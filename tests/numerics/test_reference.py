@@ -1,0 +1,350 @@
+"""The reference against other programs: mend's own numerics in lockstep, and its own replay of runs
+without lockstep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mend.codec import CODECS
+from mend.fragment import FragmentView, build_plan, realign, trainable
+from mend.merge import Average
+from mend.outer import Nesterov
+from mend.protocol.schedule import Schedule
+from mend.protocol.weights import merge_weights
+from mend.reference import (
+    Applied,
+    Captured,
+    Commit,
+    Facts,
+    Named,
+    Outcome,
+    Rack,
+    Settings,
+    fp32,
+    lockstep,
+    replay,
+    shares,
+)
+from mend.runtime.numerics import Anchor, Numerics
+from mend.terms import Span
+from tests.numerics.racks import FRAGMENTS, build, flat, rack, trainer
+
+PLAIN = Settings(fragments=FRAGMENTS, period=6, overlap=2)
+VARIANTS = {
+    "carry": PLAIN,
+    "blocking": replace(PLAIN, overlap=0),
+    "long overlap": replace(PLAIN, overlap=5),
+    "overwrite": replace(PLAIN, alignment="overwrite"),
+    "blend, momentum": replace(PLAIN, alignment="blend", alpha=0.3, outer_lr=0.7, momentum=0.9),
+    "bfloat16": replace(PLAIN, payload=torch.bfloat16),
+    "bfloat16, momentum, equal weights": replace(
+        PLAIN, payload=torch.bfloat16, outer_lr=0.7, momentum=0.3, token_weighted=False
+    ),
+    "every step": replace(PLAIN, period=1, overlap=0),
+    "more fragments than steps": replace(PLAIN, period=2, overlap=1),
+}
+
+
+def unequal(number: int) -> Rack:
+    return rack(number, tokens=lambda step: 4 + 3 * number + step % 3)
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int32)
+
+
+def assert_same(a: Outcome, b: Outcome) -> None:
+    assert [len(v) for v in a.anchors] == [len(v) for v in b.anchors]
+    for ours, theirs in zip(a.anchors, b.anchors, strict=True):
+        for x, y in zip(ours, theirs, strict=True):
+            assert torch.equal(bits(x.values), bits(y.values))
+            assert (x.state is None) == (y.state is None)
+            assert x.state is None or torch.equal(bits(x.state), bits(y.state))
+    for ours, theirs in zip(a.thetas, b.thetas, strict=True):
+        assert all(torch.equal(bits(x), bits(y)) for x, y in zip(ours, theirs, strict=True))
+
+
+class Live:
+    """The same run made of the parts of mend: plan, view, schedule, codec, merge, outer step,
+    apply."""
+
+    def __init__(self, racks: int, settings: Settings) -> None:
+        self.settings = settings
+        self.models = [build() for _ in range(racks)]
+        self.train = [
+            trainer(m, n, lambda s, n=n: 4 + 3 * n + s % 3) for n, m in enumerate(self.models)
+        ]
+        self.plan = build_plan(self.models[0], 3)
+        self.views = [
+            [FragmentView(x, [dict(trainable(m))[s.name] for s in x.slots]) for x in self.plan]
+            for m in self.models
+        ]
+        codec = CODECS["bfloat16" if settings.payload == torch.bfloat16 else "float32"]()
+        self.numerics = Numerics(codec, Average(), Nesterov(settings.outer_lr, settings.momentum))
+        self.anchors: list[list[Anchor]] = [
+            [self.numerics.genesis(self.read(0, p))] for p in range(len(self.plan))
+        ]
+        self.applied = [[a[0] for a in self.anchors] for _ in self.models]
+        self.residual: list[list[Tensor | None]] = [[None] * len(self.plan) for _ in self.models]
+        self.mark = [[(0, 0)] * len(self.plan) for _ in self.models]
+        self.totals = [(0, 0)] * racks
+        self.open: dict[tuple[int, int], tuple[Tensor, Tensor | None, tuple[int, int]]] = {}
+
+    def read(self, number: int, p: int) -> Tensor:
+        out = torch.empty(self.plan[p].numel)
+        self.views[number][p].read(Span(0, out.numel()), out)
+        return out
+
+    def run(self, steps: int) -> None:
+        schedule = Schedule(len(self.plan), self.settings.period, self.settings.overlap)
+        for step in range(1, steps + 1):
+            for n, train in enumerate(self.train):
+                self.totals[n] = (self.totals[n][0] + train(step), self.totals[n][1] + 1)
+            if self.settings.overlap:
+                for p in schedule.ends(step):
+                    self.apply(p)
+            for p in schedule.captures(step):
+                self.capture(p)
+                if not self.settings.overlap:
+                    self.apply(p)
+
+    def capture(self, p: int) -> None:
+        payloads, work = [], []
+        for n in range(len(self.models)):
+            delta = self.applied[n][p].values - self.read(n, p)
+            encoded = self.numerics.encode(delta, self.residual[n][p])
+            work.append(tuple(a - b for a, b in zip(self.totals[n], self.mark[n][p], strict=True)))
+            payloads.append(encoded.payload)
+            self.open[n, p] = (delta, encoded.pend, self.totals[n])
+        weights = merge_weights(work, token_weighted=self.settings.token_weighted)
+        newest = self.anchors[p][-1]
+        self.anchors[p].append(self.numerics.merge(payloads, weights, newest, newest.version + 1))
+
+    def apply(self, p: int) -> None:
+        for n in range(len(self.models)):
+            if (n, p) not in self.open:
+                continue
+            (delta, pend, totals), theta, new = (
+                self.open.pop((n, p)),
+                self.read(n, p),
+                self.anchors[p][-1],
+            )
+            how = self.settings.alignment
+            realign(
+                theta, self.applied[n][p].values, delta, new.values, how, self.settings.alpha, theta
+            )
+            self.views[n][p].write(Span(0, theta.numel()), theta)
+            self.applied[n][p], self.residual[n][p] = new, pend
+            self.mark[n][p] = self.totals[n] if how == "overwrite" else totals
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda name: name.replace(" ", "_"))
+@pytest.mark.parametrize("racks", [1, 3])
+def test_the_parts_of_mend_make_the_bits_of_the_reference(variant: str, racks: int) -> None:
+    settings = VARIANTS[variant]
+    live = Live(racks, settings)
+    names = [
+        [name for name, _ in trainable(live.models[0])].index(s.name)
+        for x in live.plan
+        for s in x.slots
+    ]
+    sizes = [len(x.slots) for x in live.plan]
+    fragments, rest = [], names
+    for size in sizes:
+        fragments.append(tuple(rest[:size]))
+        rest = rest[size:]
+    live.run(25)
+    outcome = lockstep(
+        [unequal(n) for n in range(racks)], replace(settings, fragments=fragments), 25
+    )
+    for ours, theirs in zip(live.anchors, outcome.anchors, strict=True):
+        assert len(ours) == len(theirs) > 3
+        for mine, reference in zip(ours, theirs, strict=True):
+            assert mine.version == reference.version
+            assert torch.equal(bits(mine.values), bits(reference.values))
+            assert (mine.state is None) == (reference.state is None)
+            assert mine.state is None or torch.equal(bits(mine.state), bits(reference.state))
+    for n in range(racks):
+        for p in range(len(live.plan)):
+            assert torch.equal(bits(live.read(n, p)), bits(outcome.thetas[n][p]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda name: name.replace(" ", "_"))
+def test_a_lockstep_run_replays_from_its_own_facts(variant: str) -> None:
+    settings = VARIANTS[variant]
+    run = lockstep([unequal(n) for n in range(3)], settings, 25)
+    assert len(run.commits) > 9
+    assert_same(run, replay([unequal(n) for n in range(3)], settings, run.facts, run.commits))
+
+
+def test_the_schedule_of_the_reference_is_the_schedule_of_the_protocol() -> None:
+    for fragments in (1, 2, 3, 4, 7):
+        for period in (1, 2, 3, 5, 12):
+            settings = Settings(fragments=[[p] for p in range(fragments)], period=period, overlap=0)
+            schedule = Schedule(fragments, period, 0)
+            for step in range(1, 40):
+                assert schedule.captures(step) == tuple(
+                    p for p in range(fragments) if settings.due(p, step)
+                )
+
+
+def test_the_weights_of_the_reference_are_the_weights_of_the_protocol() -> None:
+    work = [(1, 1), (977, 13), (10**12, 7), (10**12 + 1, 7)]
+    members = [Named(n, 1, 0, tokens, steps) for n, (tokens, steps) in enumerate(work)]
+    for weighted in (True, False):
+        assert shares(members, weighted) == merge_weights(work, token_weighted=weighted)
+        assert all(fp32(share) == share for share in shares(members, weighted))
+
+
+# ------------------------------------------------------------------- a run without lockstep, by
+# hand
+
+ONE = replace(PLAIN, fragments=((0, 1, 2, 3),), period=4, overlap=2)
+
+
+def late() -> tuple[list[Facts], list[Commit]]:
+    """Rack 1 is slow. Round 1 goes without it; round 2 names its old offer (base 0, it never
+    applied 1); it jumps to version 2 at once. Its next offer is dropped. Rack 0 is always in
+    time."""
+    on_time = Facts(
+        16,
+        [
+            Captured(4, 0, 1),
+            Applied(6, 0, 1),
+            Captured(8, 0, 2),
+            Applied(10, 0, 2),
+            Captured(12, 0, 3),
+            Applied(14, 0, 3),
+            Captured(16, 0, 4),
+        ],
+    )
+    slow = Facts(
+        13,
+        [
+            Captured(4, 0, 1),
+            Applied(6, 0, 2),
+            Captured(8, 0, 2),
+            Applied(12, 0, 3),
+            Captured(12, 0, 3),
+        ],
+    )
+    commits = [
+        Commit(0, 1, [Named(0, 1, 0, 32, 4)]),
+        Commit(0, 2, [Named(0, 2, 1, 32, 4), Named(1, 1, 0, 32, 4)]),
+        Commit(0, 3, [Named(0, 3, 2, 32, 4)], dropped=[(1, 2)]),
+        Commit(0, 4, [Named(0, 4, 3, 32, 4), Named(1, 3, 3, 64, 8)]),
+    ]
+    return [on_time, slow], commits
+
+
+def go(who: Rack, first: int, last: int) -> Tensor:
+    for step in range(first, last + 1):
+        who.train(step)
+    return flat(who)
+
+
+@torch.no_grad()
+def put(who: Rack, theta: Tensor) -> None:
+    for p, part in zip(
+        who.parameters, theta.split([p.numel() for p in who.parameters]), strict=True
+    ):
+        p.copy_(part.view(p.shape))
+
+
+def test_late_and_dropped_offers_by_hand() -> None:
+    """The same two racks once more as straight-line arithmetic, with every residual in its
+    place."""
+    facts, commits = late()
+    out = replay([rack(0), rack(1)], replace(ONE, payload=torch.bfloat16), facts, commits)
+    a, b = rack(0), rack(1)
+
+    def C(x: Tensor) -> Tensor:
+        return x.bfloat16().float()
+
+    def mean(y_a: Tensor, w_a: float, y_b: Tensor, w_b: float) -> Tensor:
+        return (y_a.double() * fp32(w_a) + y_b.double() * fp32(w_b)).float()
+
+    A0 = flat(a)
+    D = A0 - go(a, 1, 4)
+    x = D
+    E = A0 - go(b, 1, 4)  # rack 1's first offer: named two rounds later
+    A1 = A0 - C(x)
+    put(a, A1 + (go(a, 5, 6) - (A0 - D)))
+    e = x - C(x)
+    D = A1 - go(a, 7, 8)
+    x = D + e
+    A2 = A1 - mean(C(x), 0.5, C(E), 0.5)
+    put(a, A2 + (go(a, 9, 10) - (A1 - D)))
+    e = x - C(x)
+    D = A2 - go(a, 11, 12)
+    x = D + e
+    A3 = A2 - C(x)
+    put(a, A3 + (go(a, 13, 14) - (A2 - D)))
+    e = x - C(x)
+    x = (A3 - go(a, 15, 16)) + e
+
+    put(b, A2 + (go(b, 5, 6) - (A0 - E)))  # from version 0 to 2 at once
+    e = E - C(E)
+    go(b, 7, 12)  # captured at 8, dropped by commit 3: nothing of it happened, e stays
+    put(b, A3 + (flat(b) - A2))
+    E = (A3 - flat(b)) + e
+    A4 = A3 - mean(C(x), 1 / 3, C(E), 2 / 3)
+    go(b, 13, 13)
+
+    for version, expected in enumerate((A0, A1, A2, A3, A4)):
+        assert torch.equal(bits(out.anchors[0][version].values), bits(expected)), version
+    assert torch.equal(bits(out.thetas[0][0]), bits(flat(a)))
+    assert torch.equal(bits(out.thetas[1][0]), bits(flat(b)))
+
+
+def test_a_replay_stops_at_the_first_contradiction() -> None:
+    def tried(facts: list[Facts], commits: list[Commit]) -> None:
+        replay([rack(0), rack(1)], ONE, facts, commits)
+
+    facts, commits = late()
+    tried(facts, commits)
+    first, *others = commits
+    with pytest.raises(AssertionError, match="was offered as"):
+        tried(facts, [replace(first, members=[Named(0, 1, 0, 31, 4)]), *others])
+    with pytest.raises(AssertionError, match="was offered as"):
+        tried(facts, [first, replace(commits[1], members=[Named(0, 2, 0, 32, 4)]), *commits[2:]])
+    with pytest.raises(AssertionError, match="nobody makes"):
+        tried(facts, others)
+    with pytest.raises(AssertionError, match="nobody made"):
+        tried(facts, [*commits, Commit(0, 5, [Named(0, 9, 4, 32, 4)])])
+    with pytest.raises(AssertionError, match="ascend"):
+        tried(facts, [first, replace(commits[1], members=commits[1].members[::-1]), *commits[2:]])
+    with pytest.raises(AssertionError, match="open offer"):
+        tried([facts[0], Facts(8, [Captured(4, 0, 1), Captured(8, 0, 2)])], commits)
+    with pytest.raises(AssertionError, match="out of order"):
+        tried([facts[0], Facts(3, facts[1].events)], commits)
+
+
+def test_racks_that_start_from_other_parameters_are_refused() -> None:
+    other = rack(1)
+    with torch.no_grad():
+        other.parameters[0][0, 0] += 1
+    with pytest.raises(AssertionError, match="rack 1 starts elsewhere"):
+        lockstep([rack(0), other], PLAIN, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"overlap": 6}, {"overlap": -1}, {"alignment": "mix"}])
+def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(PLAIN, **wrong)
+
+
+def test_bfloat16_parameters_are_read_up_and_rounded_back() -> None:
+    def half() -> Rack:
+        return rack(0, dtype=torch.bfloat16)
+
+    out = lockstep([half()], replace(PLAIN, overlap=0), 12)
+    alone = half()
+    go(alone, 1, 12)
+    assert torch.equal(torch.cat(out.thetas[0]), flat(alone).float()), (
+        "one rack, no overlap: plain training"
+    )

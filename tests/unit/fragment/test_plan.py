@@ -1,0 +1,130 @@
+"""The plan: every rack cuts the model alike, no tensor is lost, and what could differ is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from mend.errors import ConfigError
+from mend.fragment import build_plan, frozen_digest, plan_facts, trainable, unwrap
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(11, 4)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.emb.weight
+
+
+def bag(numels: list[int]) -> nn.Module:
+    return nn.ParameterList([nn.Parameter(torch.zeros(n)) for n in numels])
+
+
+def test_a_tied_tensor_counts_once_and_its_other_name_is_a_fact() -> None:
+    model = Tied()
+    names = [name for name, _ in trainable(model)]
+    assert names == ["emb.weight", "body.0.weight", "body.0.bias", "body.2.weight", "body.2.bias"]
+    facts = dict(plan_facts(build_plan(model, 2), model))
+    assert facts["tied head.weight"] == "emb.weight"
+    assert facts["param emb.weight"] == "11x4 float32 0"
+    assert "param head.weight" not in facts
+
+
+def test_untying_is_visible_in_the_facts() -> None:
+    other = Tied()
+    other.head.weight = nn.Parameter(other.emb.weight.detach().clone())
+    model = Tied()
+    assert plan_facts(build_plan(model, 2), model) != plan_facts(build_plan(other, 2), other)
+
+
+def test_frozen_parameters_are_not_exchanged_but_compared() -> None:
+    model = Tied()
+    model.body[0].requires_grad_(False)
+    assert "body.0.weight" not in [name for name, _ in trainable(model)]
+    before = frozen_digest(model)
+    with torch.no_grad():
+        model.body[2].weight.add_(1)
+    assert frozen_digest(model) == before, "what is trained may differ"
+    with torch.no_grad():
+        model.body[0].bias[3] += 1e-6
+    assert frozen_digest(model) != before
+
+
+def test_a_frozen_bfloat16_scalar_or_transposed_tensor_has_a_digest() -> None:
+    def digest(value: float) -> str:
+        weight = torch.arange(6, dtype=torch.bfloat16).view(2, 3).t()
+        model = nn.ParameterList(
+            [nn.Parameter(weight, False), nn.Parameter(torch.tensor(value), False)]
+        )
+        return frozen_digest(model)
+
+    assert digest(1.0) == digest(1.0) != digest(2.0)
+
+
+@given(numels=st.lists(st.integers(1, 300), min_size=1, max_size=40), fragments=st.integers(1, 12))
+def test_fragments_tile_the_parameters_and_are_about_equal(
+    numels: list[int], fragments: int
+) -> None:
+    plan = build_plan(bag(numels), fragments)
+    assert len(plan) == min(fragments, len(numels))
+    assert [layout.fragment for layout in plan] == list(range(len(plan)))
+    assert [slot.name for layout in plan for slot in layout.slots] == [
+        str(i) for i in range(len(numels))
+    ]
+    for layout in plan:
+        offset = 0
+        for slot in layout.slots:
+            assert slot.offset == offset
+            offset += slot.numel
+        assert layout.numel == offset > 0
+    if len(plan) < len(numels) // 2:
+        assert max(layout.numel for layout in plan) <= sum(numels) / len(plan) + 2 * max(numels)
+    assert plan == build_plan(bag(numels), fragments)
+
+
+def test_equal_tensors_are_cut_evenly() -> None:
+    assert [layout.numel for layout in build_plan(bag([10] * 8), 4)] == [20, 20, 20, 20]
+
+
+def test_wrappers_do_not_change_names() -> None:
+    class Compiled(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = inner
+
+    model = Tied()
+    assert unwrap(Compiled(model)) is model
+    assert [n for n, _ in trainable(Compiled(model))] == [n for n, _ in trainable(model)]
+
+
+def test_ddp_is_unwrapped(tmp_path: object) -> None:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        model = Tied()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert unwrap(wrapped) is model
+        assert build_plan(wrapped, 3) == build_plan(model, 3)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("model", "fragments"),
+    [
+        (nn.ReLU(), 1),
+        (bag([3]), 0),
+        (nn.LazyLinear(3), 1),
+        (nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), 1),
+    ],
+    ids=["nothing to train", "no fragments", "no shape yet", "complex"],
+)
+def test_a_model_that_cannot_be_exchanged_is_refused(model: nn.Module, fragments: int) -> None:
+    with pytest.raises(ConfigError):
+        build_plan(model, fragments)

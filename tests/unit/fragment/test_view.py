@@ -1,0 +1,100 @@
+"""A fragment as one flat vector: any span, any type, any stride; and the model keeps its own
+tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mend.fragment import FragmentView, build_plan, trainable
+from mend.terms import Span, owned_span
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    half = nn.Linear(5, 3).bfloat16()
+    transposed = nn.ParameterList(
+        [nn.Parameter(torch.randn(6, 7).t()), nn.Parameter(torch.tensor(2.0))]
+    )
+    return nn.ModuleList([conv, half, transposed, nn.Linear(4, 4)])
+
+
+def view_of(module: nn.Module) -> FragmentView:
+    (layout,) = build_plan(module, 1)
+    return FragmentView(layout, [p for _, p in trainable(module)])
+
+
+def flat(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().float().flatten() for _, p in trainable(module)])
+
+
+def test_the_test_has_parameters_that_are_not_contiguous() -> None:
+    assert [p.is_contiguous() for _, p in trainable(model())].count(False) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 200])
+def test_the_spans_of_the_ranks_read_and_write_the_whole(ranks: int) -> None:
+    module, target = model(), model()
+    view, total = view_of(module), view_of(module).layout.numel
+    with torch.no_grad():
+        for _, parameter in trainable(target):
+            parameter.zero_()
+    for rank in range(ranks):
+        span = owned_span(total, ranks, rank)
+        part = torch.full((span.numel,), float("nan"))
+        view.read(span, part)
+        assert torch.equal(part, flat(module)[span.start : span.stop])
+        view_of(target).write(span, part)
+    assert torch.equal(flat(target), flat(module))
+
+
+def test_a_write_stays_inside_its_span_and_in_place() -> None:
+    module = model()
+    pointers = [p.data_ptr() for _, p in trainable(module)]
+    strides = [p.stride() for _, p in trainable(module)]
+    view, before = view_of(module), flat(module)
+    for span in (Span(5, 60), Span(70, 71), Span(100, 110), Span(3, 3)):
+        expected = before.clone()
+        expected[span.start : span.stop] = torch.arange(span.numel).float()
+        view.write(span, torch.arange(span.numel).float())
+        assert torch.equal(flat(module), expected)
+        view.write(Span(0, view.layout.numel), before)
+    assert pointers == [p.data_ptr() for _, p in trainable(module)]
+    assert strides == [p.stride() for _, p in trainable(module)]
+
+
+def test_values_are_rounded_to_the_type_of_the_parameter() -> None:
+    module = nn.Linear(1, 1, bias=False).bfloat16()
+    view_of(module).write(Span(0, 1), torch.tensor([1.00390625 + 1e-6]))
+    assert module.weight.item() == 1.0078125
+
+
+def test_a_write_is_no_part_of_the_graph_but_a_stale_graph_notices_it() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    loss = (module.weight**2).sum()
+    view_of(module).write(Span(0, 4), torch.ones(4))
+    assert module.weight.is_leaf
+    assert module.weight.grad_fn is None
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_vector_of_another_length_is_a_bug() -> None:
+    view = view_of(nn.Linear(2, 2))
+    for span, vector in (
+        (Span(0, 6), torch.zeros(5)),
+        (Span(0, 7), torch.zeros(7)),
+        (Span(0, 1), torch.zeros(1).double()),
+    ):
+        with pytest.raises(AssertionError):
+            view.read(span, vector)
+        with pytest.raises(AssertionError):
+            view.write(span, vector)
+
+
+def test_the_plan_must_be_of_this_model() -> None:
+    (layout,) = build_plan(nn.Linear(2, 3), 1)
+    with pytest.raises(AssertionError, match="weight"):
+        FragmentView(layout, list(nn.Linear(3, 2).parameters()))

@@ -1,0 +1,60 @@
+"""The mean has one meaning: fp64, in the order given, rounded once. A naive program must agree bit
+for bit."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from mend.merge import MERGES, Average
+
+
+def noise(numel: int, seed: int) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(
+        (rng.standard_normal(numel) * 10.0 ** rng.integers(-12, 12, numel)).astype(np.float32)
+    )
+
+
+def naive(deltas: list[torch.Tensor], weights: list[float]) -> np.ndarray:
+    """numpy never fuses: multiply, round, add, round."""
+    total = deltas[0].numpy().astype(np.float64) * weights[0]
+    for delta, weight in zip(deltas[1:], weights[1:], strict=True):
+        total = total + delta.numpy().astype(np.float64) * weight
+    return total.astype(np.float32)
+
+
+@pytest.mark.parametrize("racks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("numel", [0, 1, 17, 4096, 100_003])
+def test_the_mean_is_the_naive_sum(racks: int, numel: int) -> None:
+    deltas = [noise(numel, seed) for seed in range(racks)]
+    weights = [float(np.float32(1 / (m + 1.7))) for m in range(racks)]
+    out = torch.full((numel,), float("nan"))
+    Average().block(deltas, weights, out)
+    assert np.array_equal(out.numpy().view(np.int32), naive(deltas, weights).view(np.int32))
+
+
+def test_a_product_with_an_fp32_weight_is_exact_so_fusing_changes_nothing() -> None:
+    """This is why weights must be float32-representable: 24 + 24 bits fit fp64's 53."""
+    weight = float(np.float32(1 / 3))
+    for value in noise(200, 3).tolist():
+        assert Fraction(value * weight) == Fraction(value) * Fraction(weight)
+
+
+def test_the_deltas_are_left_as_they_are() -> None:
+    deltas = [noise(100, seed) for seed in range(3)]
+    before = [delta.clone() for delta in deltas]
+    Average().block(deltas, [0.25, 0.5, 0.25], torch.empty(100))
+    assert all(torch.equal(a, b) for a, b in zip(deltas, before, strict=True))
+
+
+def test_a_merge_of_nothing_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        Average().block([], [], torch.empty(3))
+
+
+def test_the_configuration_knows_it_by_name() -> None:
+    assert MERGES["mean"]().name == "mean"

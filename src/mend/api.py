@@ -253,9 +253,7 @@ class Runtime:
         """See mend_shutdown."""
         if self._last is None:
             try:
-                self._rank.live(self._trainer.close())
-                if not keep_local:
-                    self._rank.live(self._trainer.publish_anchor())
+                self._rank.live(self._trainer.close(keep_local=keep_local))
                 self._last = self._status()
                 self._unhook()
                 self._rank.close()

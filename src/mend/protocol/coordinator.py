@@ -65,6 +65,7 @@ class Coordinator:
     offers: dict[tuple[int, int], Offer] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    round_dues: list[int] = field(default_factory=list)
     over_ns: int | None = None
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
@@ -80,12 +81,7 @@ class Coordinator:
 
     def deadline_ns(self) -> int | None:
         waits = [view.sent_ns + self.options.heartbeat_ns for view in self.views.values() if not view.gone]
-        told = self.log.told
-        if told.begun and not told.over:
-            now = max((view.heard_ns for view in self.views.values()), default=0)
-            scenes = ((round_, self._scene(round_, now)) for round_ in self.rounds if round_.phase is not Phase.IDLE)
-            waits += [due for round_, scene in scenes if (due := round_.deadline_ns(scene)) is not None]
-        return min(waits, default=None)
+        return min([*waits, *self.round_dues], default=None)
 
     # -------------------------------------------------------------- what racks say
 
@@ -191,10 +187,14 @@ class Coordinator:
 
     def _advance_rounds(self, now_ns: int, effects: list[Effect]) -> None:
         busy = {record.fragment for record in self.log.undecided() if isinstance(record, Commit)}
+        self.round_dues = []
         for round_ in self.rounds:
             if round_.fragment in busy:
                 continue
-            commit = round_.advance(self._scene(round_, now_ns), now_ns)
+            scene = self._scene(round_, now_ns)
+            commit = round_.advance(scene, now_ns)
+            if commit is None and (due := round_.deadline_ns(scene)) is not None:
+                self.round_dues.append(due)
             effects += [Note("fault", {"detail": fault}) for fault in round_.faults]
             round_.faults.clear()
             if commit is not None:

@@ -157,6 +157,8 @@ class Learner:
                 effects.append(ev.Discard(fragment, seq))
         if orders.finish and not self.finished:
             self.finished = True
+            if not self.leaving:
+                effects.append(ev.Note("expelled", {"reason": "the other racks ended the job while this one was silent"}))
             effects.append(ev.Finished())
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
@@ -334,7 +336,8 @@ class Learner:
         idle = [key for key, pull in self.pulls.items() if not pull.here and not pull.flying and now_ns >= pull.retry_ns]
         for key in sorted(idle, key=lambda key: (key not in named, self.pulls[key].offer.base, key)):
             if flying >= FETCHES_MAX:
-                break
+                self.pulls[key].retry_ns = 0
+                continue
             self.pulls[key].flying = True
             flying += 1
             effects.append(ev.Fetch(self.pulls[key].offer, self._holders(first=key[0].rack)))

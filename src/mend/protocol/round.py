@@ -116,7 +116,8 @@ class Round:
         if scene.policy.lockstep:
             enough = bool(arrived)
         else:
-            enough = worthwhile(len(arrived), k)
+            # Offers that this commit will drop as too old count, too: waiting for K without them could wait for ever.
+            enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(scene)), k)
         if not enough:
             self.enough_ns = None
             self.why = f"{len(arrived)} of {k} offers have arrived" + _racks(", waiting for", waiting)
@@ -165,13 +166,12 @@ class Round:
         self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(", waiting for", absent)
         return None
 
+    @staticmethod
+    def _too_old(scene: Scene) -> list[Offer]:
+        """Offers that may not be merged any more; they never are members, as they do not count as arrived."""
+        return [offer for offer in scene.offers if scene.version - offer.base > scene.policy.max_age]
+
     def _commit(self, scene: Scene, digests: tuple[str, ...]) -> Commit:
-        inside = {_id(offer) for offer in self.members}
-        too_old = [
-            offer
-            for offer in scene.offers
-            if scene.version - offer.base > scene.policy.max_age and _id(offer) not in inside
-        ]
         return Commit(
             fragment=self.fragment,
             version=scene.version + 1,
@@ -179,7 +179,7 @@ class Round:
                 Share(offer.member, offer.seq, offer.base, offer.capture_step, offer.tokens, offer.steps)
                 for offer in self.members
             ),
-            dropped=tuple(Ended(offer.member, offer.seq) for offer in too_old),
+            dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(scene)),
             digests=digests,
             reason=self.closed_by,
         )

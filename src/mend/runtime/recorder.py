@@ -18,7 +18,7 @@ QUEUE_MAX = 10_000
 
 LOUD = frozenset(
     {"waiting", "refused", "fault", "differs", "declined", "coordinator-silent", "coordinator-back", "stall-over",
-     "left-alone", "drain-gave-up", "frame-refused", "rack-silent", "rack-back"}
+     "left-alone", "expelled", "kept-local", "drain-gave-up", "frame-refused", "rack-silent", "rack-back"}
 )  # fmt: skip
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from mend.errors import MendError, UsageError
+from mend.errors import UsageError
 from mend.fragment.plan import build_plan, frozen_digest, plan_facts, trainable
 from mend.fragment.view import FragmentView
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions, plan_hash
@@ -202,24 +202,9 @@ class LiveRank:
     # -------------------------------------------------------------- training thread
 
     def begin(self) -> None:
-        """Wait until every rack holds version 0, the lowest rack's weights. Raises what stops the start.
-
-        All racks begin together, so that their capture steps fall into the same rounds.
-        """
-        board = self.board
-
-        def ready() -> bool:
-            held = all(0 in panel.anchors for panel in board.panels)
-            return board.begun and held and len(board.settled) == len(board.panels) and min(board.settled) >= 0
-
+        """Wait for the other racks, then train on version 0 of the lowest. Raises what stops the start."""
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as well.
-        limit_s = 2 * self.settings.start_timeout_ns / SECOND
-        fine = self.board.wait(ready, limit_s)
-        if min(self.group.minimum([int(fine)])) == 0:
-            raise self.board.failure or MendError(
-                f"version 0 did not arrive within {limit_s:g} s (another rank of this rack may have failed first)"
-            )
-        self.live(self.trainer.adopt_genesis())
+        self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
 
     def live(self, doing: Doing) -> None:
         """Drive a generator of `steps` on this thread."""

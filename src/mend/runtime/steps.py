@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.errors import GaveUp
+from mend.errors import GaveUp, StartTimeout
 from mend.fragment.apply import Alignment, realign
 from mend.fragment.view import FragmentView
 from mend.protocol.events import Applied, Captured, Discarded, Event, Idle, Leaving, Progress, StillOpen
@@ -337,25 +337,35 @@ class Trainer:
         """Until no own offer is open and everything decided is applied. Raises GaveUp after limit_ns."""
         everything = list(range(len(self.tracks)))
         deadline_ns = self._now_ns() + limit_ns
+        for fragment, track in enumerate(self.tracks):
+            if track.offer is not None:
+                self._post(StillOpen(fragment, track.anchor.version))
         while True:
             versions = self._versions()
             open_ = any(track.offer is not None for track in self.tracks)
             done = not open_ and all(p.decided <= v for p, v in zip(self.board.panels, versions, strict=True))
-            flags = yield from self._agree_and_apply(everything, [int(done), -int(self._now_ns() > deadline_ns)])
+            late, over = self._now_ns() > deadline_ns, self.board.finished
+            flags = yield from self._agree_and_apply(everything, [int(done), -int(late), -int(over)])
             if flags[0]:
                 return
-            if flags[1]:
+            if flags[1] or flags[2]:
+                why = "the job is over for this rack" if flags[2] else f"after {limit_ns / SECOND:g} s"
                 raise GaveUp(
-                    f"drain: {sum(t.offer is not None for t in self.tracks)} offers are still open after "
-                    f"{limit_ns / SECOND:g} s ({'; '.join(self.board.why) or 'no reason known'})"
+                    f"drain: {sum(t.offer is not None for t in self.tracks)} offers are still open: {why} "
+                    f"({'; '.join(self.board.why) or 'no reason known'})"
                 )
             for fragment, track in enumerate(self.tracks):
                 if track.offer is not None and track.anchor.version > versions[fragment]:
                     self._post(StillOpen(fragment, track.anchor.version))
             yield Wait(self._news, POLL_NS)
 
-    def close(self) -> Doing:
-        """Merge the tail of every fragment, then leave together with the other racks, or alone after shutdown_timeout_s."""
+    def close(self, *, keep_local: bool = False) -> Doing:
+        """Merge the tail of every fragment, leave together with the other racks (or alone after shutdown_timeout_s),
+        and put the anchor into the model.
+
+        A rack that has to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
+        that work, and throwing it away would lose it without a trace.
+        """
         limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
         yield from self._try_drain(limit_ns)
         for fragment, track in enumerate(self.tracks):
@@ -369,11 +379,8 @@ class Trainer:
         while True:
             late = self._now_ns() > deadline_ns
             flags = yield from self._agree_and_apply(everything, [int(self.board.finished), -int(late)])
-            if flags[0]:
-                return
-            if flags[1] and hurried:
-                self._note("left-alone", {"why": list(self.board.why), "open_tokens": self.open_tokens()})
-                return
+            if flags[0] or (flags[1] and hurried):
+                break
             if flags[1]:
                 hurried, deadline_ns = True, self._now_ns() + LEAVE_NS
                 self._post(Leaving(now=True))
@@ -381,6 +388,13 @@ class Trainer:
                 told = versions
                 self._post(Idle(versions))
             yield Wait(self._news, POLL_NS)
+        unmerged = min((yield from self._agree_and_apply([], [-self.open_tokens()])))
+        if not self.board.finished:
+            self._note("left-alone", {"why": list(self.board.why), "open_tokens": self.open_tokens()})
+        if unmerged:
+            self._note("kept-local", {"open_tokens": self.open_tokens(), "reason": "unmerged work is only in these weights"})
+        elif not keep_local:
+            yield from self.publish_anchor()
 
     def _try_drain(self, limit_ns: int) -> Doing:
         """A shutdown is not stopped by offers that cannot be merged: they are reported as lost."""
@@ -395,8 +409,23 @@ class Trainer:
     def _news(self) -> bool:
         return self.board.finished or any(self._resolved(p) for p in range(len(self.tracks)))
 
-    def adopt_genesis(self) -> Doing:
-        """Train on version 0 as the log has it: the lowest rack's weights, which may be our own."""
+    def begin(self, limit_ns: int) -> Doing:
+        """Wait until every rack holds version 0 (the lowest rack's weights, which may be our own), and train on it.
+
+        All racks begin together, so that their capture steps fall into the same rounds. Raises what stopped the start.
+        """
+        board = self.board
+
+        def ready() -> bool:
+            held = all(0 in panel.anchors for panel in board.panels)
+            return board.begun and held and len(board.settled) == len(board.panels) and min(board.settled) >= 0
+
+        fine = yield Wait(ready, limit_ns)
+        everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
+        if not everywhere[0]:
+            raise board.failure or StartTimeout(
+                f"not every rack held version 0 within {limit_ns / SECOND:g} s ({'; '.join(board.why) or 'no reason known'})"
+            )
         for fragment, track in enumerate(self.tracks):
             with self.board.changed:
                 anchor = self.board.panels[fragment].anchors[0]

@@ -1,0 +1,221 @@
+"""sim.checkers: the invariants I1..I7 of docs/protocol.md, looked at during and after a run."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mend.errors import GaveUp, StartTimeout
+from mend.fragment.ledger import VectorLedger
+from mend.runtime.numerics import Numerics, digest_of
+from mend.runtime.steps import OpenOffer
+from mend.sim.scenario import Scenario
+from mend.terms import MS, SECOND, Peer
+
+if TYPE_CHECKING:
+    from mend.sim.process import Process, Training
+
+LEDGER_MAX = 1e-4
+"""fp32 vectors of order 1, some hundred roundings; a lost or doubled update is 1e-2 and more."""
+
+ANCHORS_MAX = 4
+STALL_SLACK_NS = 200 * MS
+
+
+@dataclass
+class Watched:
+    """One rank under observation."""
+
+    process: Process
+    training: Training
+    numerics: Numerics
+    ledgers: list[VectorLedger]
+    before: list[Tensor] = field(default_factory=list)
+    offers: dict[tuple[int, int], OpenOffer] = field(default_factory=dict)
+
+
+class Checkers:
+    """`watch` is called around every step; `verdict` at the end."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.ranks: dict[Peer, Watched] = {}
+        self.commits: dict[tuple[int, int], dict[str, object]] = {}
+        self.merged: dict[tuple[int, int, int], int] = {}
+        self.bits: dict[tuple[int, int, int], str] = {}
+        self.problems: list[str] = []
+        self._hash = hashlib.sha256()
+
+    def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
+        ledgers = [VectorLedger(track.span.numel) for track in training.trainer.tracks]
+        self.ranks[process.me] = Watched(process, training, numerics, ledgers)
+
+    def trace(self) -> str:
+        """Equal for equal runs: everything every rank noted, in order."""
+        for peer in sorted(self.ranks):
+            for kind, fields in self.ranks[peer].process.notes:
+                if kind != "start":
+                    self._hash.update(f"{peer} {kind} {fields}\n".encode())
+        return self._hash.hexdigest()
+
+    # -------------------------------------------------------------- during the run
+
+    def watch(self, moment: str, training: Training) -> None:
+        watched = self.ranks[training.process.me]
+        if moment == "before":
+            watched.before = [self._theta(watched, p) for p in range(len(watched.ledgers))]
+        elif moment == "after":
+            for p, ledger in enumerate(watched.ledgers):
+                ledger.moved(watched.before[p], self._theta(watched, p))
+        self._bounds(watched)
+
+    def _theta(self, watched: Watched, fragment: int) -> Tensor:
+        track = watched.training.trainer.tracks[fragment]
+        theta_N = torch.empty(track.span.numel)
+        track.view.read(track.span, theta_N)
+        return theta_N
+
+    def noted(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
+        """Every event of every process, as it happens."""
+        watched = self.ranks.get(process.me)
+        if watched is None:
+            return
+        if kind == "commit":
+            self._commit(fields)
+        elif kind == "captured":
+            offer = watched.training.trainer.tracks[fields["fragment"]].offer
+            assert offer is not None
+            watched.offers[(offer.fragment, offer.seq)] = offer
+        elif kind == "applied":
+            self._applied(watched, fields)
+        elif kind == "discarded":
+            del watched.offers[(fields["fragment"], fields["seq"])]
+        elif kind in ("differs", "fault"):
+            self._problem("I1", f"{process.me}: {kind} {fields}")
+
+    def _commit(self, fields: dict[str, Any]) -> None:
+        key = (fields["fragment"], fields["version"])
+        known = self.commits.setdefault(key, fields)
+        if known is not fields:
+            if known != fields:
+                self._problem("I1", f"two commits {key}: {known} and {fields}")
+            return
+        for member in fields["members"]:
+            name = (member["rack"], fields["fragment"], member["seq"])
+            if name in self.merged:
+                self._problem("I3", f"offer {name} is in versions {self.merged[name]} and {fields['version']}")
+            self.merged[name] = fields["version"]
+        racks = [member["rack"] for member in fields["members"]]
+        if racks != sorted(racks) or not racks:
+            self._problem("I1", f"members of {key} do not ascend: {racks}")
+
+    def _applied(self, watched: Watched, fields: dict[str, Any]) -> None:
+        """The bits a rank trains on are those of every other rank of its rail, and of the log."""
+        fragment, version = fields["fragment"], fields["version"]
+        if fields["seq"]:
+            offer = watched.offers.pop((fragment, fields["seq"]))
+            if fields["fate"] == "named":
+                watched.ledgers[fragment].named(_sent(offer))
+        rail = watched.process.me.rank
+        anchor = watched.training.trainer.tracks[fragment].anchor
+        if anchor.version == version:
+            digest = digest_of(anchor.data, anchor.numel, anchor.version)
+            if self.bits.setdefault((rail, fragment, version), digest) != digest:
+                self._problem("I1", f"{watched.process.me} has other bits of fragment {fragment} version {version}")
+            commit = self.commits.get((fragment, version))
+            logged: Any = commit["digests"] if commit else None
+            if logged is not None and logged[rail] != digest:
+                self._problem("I1", f"{watched.process.me}: fragment {fragment} version {version} is not what the log says")
+
+    def _bounds(self, watched: Watched) -> None:
+        rank, scenario = watched.training.rank, self.scenario
+        limit = 3 * scenario.racks * scenario.fragments
+        if len(rank.payloads) > limit:
+            self._problem("I6", f"{watched.process.me} keeps {len(rank.payloads)} payloads, the limit is {limit}")
+        per_fragment: dict[int, int] = {}
+        for fragment, _ in rank.anchors:
+            per_fragment[fragment] = per_fragment.get(fragment, 0) + 1
+        if any(count > ANCHORS_MAX for count in per_fragment.values()):
+            self._problem("I6", f"{watched.process.me} keeps {per_fragment} anchors per fragment")
+
+    def _problem(self, invariant: str, detail: str) -> None:
+        self.problems.append(f"{invariant}: {detail}")
+
+    # -------------------------------------------------------------- at the end
+
+    def verdict(self, trainings: dict[Peer, Training], finished: bool) -> list[str]:
+        for watched in self.ranks.values():
+            if not watched.process.dead:
+                self._tokens(watched)
+                self._vectors(watched)
+                self._stalls(watched)
+        self._liveness(trainings, finished)
+        return self.problems
+
+    def _tokens(self, watched: Watched) -> None:
+        """I2: merged + open + discarded = trained, per rank; and merged is what the log says."""
+        trainer = watched.training.trainer
+        fragments = len(trainer.tracks)
+        total = trainer.ledger.merged + trainer.ledger.discarded + trainer.open_tokens()
+        if total != trainer.tokens * fragments:
+            self._problem("I2", f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != {trainer.tokens} x {fragments}")
+        rack = watched.process.me.rack
+        named = sum(
+            member["tokens"]
+            for (fragment, version), commit in self.commits.items()
+            for member in commit["members"]  # type: ignore[attr-defined]
+            if member["rack"] == rack and version <= trainer.tracks[fragment].anchor.version
+        )
+        if named != trainer.ledger.merged * self.scenario.ranks:
+            self._problem("I2", f"{watched.process.me}: the log names {named} tokens, the rank counts {trainer.ledger.merged} merged")
+
+    def _vectors(self, watched: Watched) -> None:
+        """The one-ledger identity, for carry: every update is in a merged offer, in e, or still in theta."""
+        if self.scenario.alignment != "carry" or any(rack == watched.process.me.rack for rack, _ in self.scenario.non_finite):
+            return
+        for fragment, track in enumerate(watched.training.trainer.tracks):
+            theta_N = self._theta(watched, fragment)
+            error = watched.ledgers[fragment].error(theta_N, track.anchor.values, track.residual_N)
+            if watched.training.trainer.step and error > LEDGER_MAX:
+                self._problem("I2", f"{watched.process.me}: the ledger of fragment {fragment} is open by {error:.2e}")
+
+    def _stalls(self, watched: Watched) -> None:
+        """I5: no wait of the training thread is longer than its limit."""
+        for waited_ns, limit_ns in watched.training.stalls:
+            frozen_ns = sum(f.end_ns - f.begin_ns for f in self.scenario.faults if f.kind == "freeze")
+            if waited_ns > limit_ns + STALL_SLACK_NS + frozen_ns:
+                self._problem("I5", f"{watched.process.me} waited {waited_ns / SECOND:.2f} s, the limit is {limit_ns / SECOND:.2f} s")
+
+    def _liveness(self, trainings: dict[Peer, Training], finished: bool) -> None:
+        """I4: every live rank ends its loop; without lasting faults all end together on equal bits."""
+        if not finished:
+            stuck = [peer for peer, t in trainings.items() if not t.ended and not t.process.dead]
+            self._problem("I4", f"{stuck} did not end")
+        lasting = any(fault.kind == "crash" for fault in self.scenario.faults)
+        for peer, training in trainings.items():
+            if training.failure is None or training.process.dead:
+                continue
+            excused = isinstance(training.failure, GaveUp | StartTimeout) and (lasting or self.scenario.faults)
+            if not excused:
+                self._problem("I4", f"{peer} failed: {training.failure!r}")
+        if lasting or self.scenario.faults or self.scenario.loss > 0:
+            return
+        alone = [peer for peer in trainings if any(kind == "left-alone" for kind, _ in self.ranks[peer].process.notes)]
+        if alone:
+            self._problem("I4", f"{alone} left alone though nothing was broken")
+        versions = {peer: tuple(t.anchor.version for t in training.trainer.tracks) for peer, training in trainings.items()}
+        same_end = len(set(self.scenario.steps)) == 1 and len(set(self.scenario.step_ns)) == 1
+        if same_end and len(set(versions.values())) > 1:
+            self._problem("I1", f"the racks ended at different versions: {versions}")
+
+
+def _sent(offer: OpenOffer) -> Tensor:
+    """What the others decode, in doubles: y = x - pend, x = D + e."""
+    y_N = offer.delta_N.double()
+    if offer.residual_N is not None:
+        y_N = y_N + offer.residual_N.double()
+    return y_N if offer.pend_N is None else y_N - offer.pend_N.double()

@@ -1,0 +1,33 @@
+"""sim.loop: a virtual clock and what is due on it. Equal times run in the order they were asked for."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+EVENTS_MAX = 2_000_000
+
+
+class Loop:
+    """now_ns only moves when an event is taken; a run is as long as its events, not as its seconds."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.taken = 0
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._serial = 0
+
+    def at(self, due_ns: int, job: Callable[[], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._queue, (max(due_ns, self.now_ns), self._serial, job))
+
+    def run(self, until: Callable[[], bool], limit_ns: int) -> bool:
+        """Until `until()`; False when the time or the events ran out."""
+        while self._queue and not until():
+            due_ns, _, job = heapq.heappop(self._queue)
+            if due_ns > limit_ns or self.taken > EVENTS_MAX:
+                return until()
+            self.now_ns = due_ns
+            self.taken += 1
+            job()
+        return until()

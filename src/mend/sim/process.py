@@ -1,0 +1,275 @@
+"""sim.process: a process without threads: an edge for the machines, and a training loop under the virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mend.protocol.events import Event
+from mend.protocol.messages import Envelope, Message
+from mend.runtime.driver import Host
+from mend.runtime.rank import Rank
+from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
+from mend.sim.loop import Loop
+from mend.sim.network import Network
+from mend.terms import MS, Address, Member, Peer
+
+T = TypeVar("T")
+
+THREAD_HOP_NS = MS // 20
+
+
+class Process:
+    """Edge under a virtual clock. `clock_ns` offsets its own clock: nobody may compare clocks."""
+
+    def __init__(self, me: Peer, member: Member, network: Network, loop: Loop, rng: random.Random) -> None:
+        self.me, self.member, self.network, self.loop, self.rng = me, member, network, loop, rng
+        self.clock_ns = rng.randint(0, 10**12)
+        self.address = f"tcp://sim:{me.rack}-{me.rank}"
+        self.lane = Address("sim", me.rack * 1000 + me.rank)
+        self.served: dict[bytes, memoryview] = {}
+        self.peers: dict[Peer, str] = {}
+        self.host: Host | None = None
+        self.dead = False
+        self.frozen_until_ns = 0
+        self.notes: list[tuple[str, dict[str, object]]] = []
+        self.watch: Callable[[Process, str, dict[str, object]], None] | None = None
+        self.is_finished = False
+        self.trainer: Training | None = None
+        self._alarm_ns: int | None = None
+        self._worker_free_ns = 0
+
+    # -------------------------------------------------------------- the world does this to us
+
+    def start(self, host: Host) -> None:
+        self.host = host
+        self.network.where[self.address] = self
+        self.network.lanes[self.lane] = self
+        self._arm()
+
+    def crash(self) -> None:
+        self.dead = True
+        self.network.where.pop(self.address, None)
+        self.network.lanes.pop(self.lane, None)
+
+    def frozen(self) -> bool:
+        return self.loop.now_ns < self.frozen_until_ns
+
+    def later(self, delay_ns: int, job: Callable[[], None]) -> None:
+        """Run in this process; a frozen one runs it when it thaws, a dead one never."""
+
+        def run() -> None:
+            if self.dead:
+                return
+            if self.frozen():
+                self.loop.at(self.frozen_until_ns, run)
+                return
+            job()
+            self._arm()
+            if self.trainer is not None:
+                self.trainer.look()
+
+        self.loop.at(self.loop.now_ns + delay_ns, run)
+
+    def receive(self, envelope: Envelope) -> None:
+        def job() -> None:
+            assert self.host is not None
+            self.host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, envelope.body)
+
+        self.later(0, job)
+
+    def _arm(self) -> None:
+        due_ns = self.host.deadline_ns() if self.host is not None else None
+        if due_ns is None or self.dead:
+            return
+        alarm_ns = due_ns - self.clock_ns
+        if self._alarm_ns is not None and self.loop.now_ns < self._alarm_ns <= alarm_ns:
+            return
+        self._alarm_ns = max(alarm_ns, self.loop.now_ns)
+        mine = self._alarm_ns
+
+        def ring() -> None:
+            if self._alarm_ns == mine and self.host is not None:
+                self._alarm_ns = None
+                self.host.tick()
+
+        self.later(self._alarm_ns - self.loop.now_ns, ring)
+
+    # -------------------------------------------------------------- Edge
+
+    def now_ns(self) -> int:
+        return self.loop.now_ns + self.clock_ns
+
+    def connect(self, peer: Peer, address: str) -> None:
+        self.peers[peer] = address
+
+    def send(self, to: Peer, body: Message) -> None:
+        if to in self.peers:
+            envelope = Envelope("sim", self.me.rack, self.me.rank, self.member.incarnation, body)
+            self.network.send(self.me.rack, self.peers[to], envelope)
+
+    def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        self._worker_free_ns = max(self._worker_free_ns, self.loop.now_ns) + self.rng.randint(MS // 10, 4 * MS)
+
+        def finish() -> None:
+            try:
+                result: T | Exception = job()
+            except Exception as error:
+                result = error
+            done(result)
+
+        self.later(self._worker_free_ns - self.loop.now_ns, finish)
+
+    def fetch(
+        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview, done: Callable[[Exception | None], None]
+    ) -> None:  # fmt: skip
+        self.network.fetch(self, holders, key, into, done)
+
+    def serve(self, key: bytes, view: memoryview) -> None:
+        self.served[key] = view.cast("B")
+
+    def drop(self, key: bytes) -> None:
+        self.served.pop(key, None)
+
+    def note(self, kind: str, fields: dict[str, object]) -> None:
+        self.notes.append((kind, fields))
+        if self.watch is not None:
+            self.watch(self, kind, fields)
+
+    def finished(self) -> None:
+        self.is_finished = True
+
+
+class Collective:
+    """The in-rack collectives: everybody's answer is ready when everybody has asked."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.asked: dict[int, tuple[AgreeMin | Share, Callable[[object], None]]] = {}
+
+    def ask(self, rank: int, request: AgreeMin | Share, answer: Callable[[object], None]) -> None:
+        self.asked[rank] = (request, answer)
+        if len(self.asked) < self.ranks:
+            return
+        requests = [self.asked[rank][0] for rank in range(self.ranks)]
+        answers = [self.asked[rank][1] for rank in range(self.ranks)]
+        self.asked = {}
+        assert len({type(request) for request in requests}) == 1, f"ranks of a rack are out of step: {requests}"
+        result: object
+        if all(isinstance(request, AgreeMin) for request in requests):
+            lists = [request.values for request in requests if isinstance(request, AgreeMin)]
+            assert len({len(values) for values in lists}) == 1, "ranks agree about different fragments"
+            result = [min(column) for column in zip(*lists, strict=True)]
+        else:
+            result = torch.cat([request.slice_N for request in requests if isinstance(request, Share)])
+        for give in answers:
+            give(result)
+
+
+class Training:
+    """A training loop: begin, `steps` steps, close, anchor; as a user's script would do it."""
+
+    def __init__(
+        self, process: Process, rank: Rank, trainer: Trainer, collective: Collective, parameters: Sequence[nn.Parameter],
+        *, steps: int, step_ns: int, start_ns: int,
+        update: Callable[[int], Sequence[Tensor]], tokens: Callable[[int], int],
+        watch: Callable[[str, Training], None],
+    ) -> None:  # fmt: skip
+        self.process, self.rank, self.trainer, self.collective = process, rank, trainer, collective
+        self.parameters, self.steps, self.step_ns, self.start_ns = parameters, steps, step_ns, start_ns
+        self._update, self._tokens, self._watch = update, tokens, watch
+        self.doing: Doing | None = None
+        self.began = False
+        self.ended = False
+        self.failure: Exception | None = None
+        self.stalls: list[tuple[int, int]] = []
+        self._wait: tuple[Wait, int, int] | None = None
+        self._closing = False
+
+    def look(self) -> None:
+        """After anything happened in this process: may the training thread go on?"""
+        board = self.rank.board
+        if not self.began:
+            self.began = True
+            self._drive(self.trainer.begin(2 * self.start_ns))
+        elif self._wait is not None:
+            wait, _, _ = self._wait
+            if board.failure is not None or wait.ready():
+                self._wake()
+
+    def _wake(self) -> None:
+        assert self._wait is not None
+        wait, started_ns, _ = self._wait
+        self._wait = None
+        self.stalls.append((self.process.loop.now_ns - started_ns, wait.limit_ns))
+        self._advance(wait.ready())
+
+    def _drive(self, doing: Doing) -> None:
+        self.doing = doing
+        self._advance(None)
+
+    def _advance(self, answer: object) -> None:
+        assert self.doing is not None
+        try:
+            request = self.doing.send(answer)
+        except StopIteration:
+            self.doing = None
+            self._next()
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        if isinstance(request, Wait):
+            if request.ready():
+                self._advance(True)
+                return
+            token = self.process.rng.getrandbits(62)
+            self._wait = (request, self.process.loop.now_ns, token)
+            self.process.later(request.limit_ns, lambda: self._time_is_up(token))
+        else:
+            self.collective.ask(
+                self.process.me.rank, request, lambda got: self.process.later(THREAD_HOP_NS, lambda: self._advance(got))
+            )
+
+    def _time_is_up(self, token: int) -> None:
+        if self._wait is not None and self._wait[2] == token:
+            self._wake()
+
+    def _next(self) -> None:
+        """What the script does when the current call returned."""
+        if self._closing:
+            self.ended = True
+        elif self.trainer.step < self.steps:
+            self.process.later(self.step_ns, self._step)
+        else:
+            self._closing = True
+            self._drive(self.trainer.close())
+
+    def _step(self) -> None:
+        step = self.trainer.step + 1
+        self._watch("before", self)
+        with torch.no_grad():
+            for parameter, change in zip(self.parameters, self._update(step), strict=True):
+                parameter.add_(change)
+        self._watch("after", self)
+        if self.trainer.stepped(self._tokens(step)):
+            self._drive(self.trainer.work())
+        else:
+            self._next()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.ended = True
+        self.doing = None
+
+    # -------------------------------------------------------------- hooks of the trainer
+
+    def post(self, event: Event) -> None:
+        self.process.later(THREAD_HOP_NS, lambda: self.rank.tell(event))
+
+    def own(self, offer: OpenOffer) -> None:
+        self.process.later(THREAD_HOP_NS, lambda: self.rank.own(offer))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, Send
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log
-from mend.protocol.messages import Commit, Genesis, Hello, Offer, Orders, Refusal, Report, Roster, Seat
+from mend.protocol.messages import Commit, Drop, Genesis, Hello, Offer, Orders, Refusal, Report, Roster, Seat
 from mend.protocol.quorum import hold, quorum
 from mend.protocol.round import Phase, Round, Scene
 from mend.terms import SECOND, WITNESS, Peer
@@ -186,7 +186,7 @@ class Coordinator:
                 effects.append(Note("decided", {"fragment": record.fragment, "version": record.version}))
 
     def _advance_rounds(self, now_ns: int, effects: list[Effect]) -> None:
-        busy = {record.fragment for record in self.log.undecided() if isinstance(record, Commit)}
+        busy = {record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)}
         self.round_dues = []
         for round_ in self.rounds:
             if round_.fragment in busy:
@@ -199,7 +199,8 @@ class Coordinator:
             round_.faults.clear()
             if commit is not None:
                 self.log.append(commit)
-                for ended in (*commit.members, *commit.dropped):
+                named = commit.members if isinstance(commit, Commit) else ()
+                for ended in (*named, *commit.dropped):
                     offer = self.offers.get((ended.member.rack, commit.fragment))
                     if offer is not None and offer.seq <= ended.seq:
                         del self.offers[(ended.member.rack, commit.fragment)]

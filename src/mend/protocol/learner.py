@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mend.protocol import events as ev
 from mend.protocol.log import Folded
-from mend.protocol.messages import Commit, Gather, Genesis, Held, Offer, OfferId, Part, RankOrders, RankReport, Record
+from mend.protocol.messages import Commit, Drop, Gather, Genesis, Held, Offer, OfferId, Part, RankOrders, RankReport, Record
 from mend.protocol.weights import merge_weights
 from mend.terms import MS, SECOND, Address, Member, Peer
 
@@ -131,6 +131,7 @@ class Learner:
                 self._on_applied(p, version, ended, effects)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
+                self.pulls.pop((self.member, p, seq), None)
                 effects.append(ev.Free(self.member, p, seq))
             case ev.Progress(step, step_ns):
                 self.step, self.step_ns = step, step_ns
@@ -180,6 +181,12 @@ class Learner:
                 shelf.linger[(share.member, share.seq)] = (record.version, now_ns)
             for ended in record.dropped:
                 self._free(ended.member, record.fragment, ended.seq, effects)
+        elif isinstance(record, Drop):
+            for ended in record.dropped:
+                if ended.member == self.member:
+                    effects.append(ev.Discard(record.fragment, ended.seq))
+                else:
+                    self._free(ended.member, record.fragment, ended.seq, effects)
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mend.protocol.messages import Commit, Genesis, Record, Roster, Seat
+from mend.protocol.messages import Commit, Drop, Ended, Genesis, Record, Roster, Seat, Share
 from mend.protocol.wire import encode_record
 from mend.terms import WITNESS, Member
 
@@ -65,14 +65,19 @@ class Folded:
             assert record.version == self.versions[fragment] + 1, f"{record.version=} after {self.versions[fragment]}"
             racks = [share.member.rack for share in record.members]
             assert racks == sorted(set(racks)), f"members of a commit must ascend: {racks}"
-            for ended in (*record.members, *record.dropped):
-                assert self.is_open(ended.member, fragment, ended.seq), f"{ended} of fragment {fragment} is merged twice"
-                self.ended[(ended.member, fragment)] = ended.seq
+            self._end(fragment, (*record.members, *record.dropped))
             self.versions[fragment] = record.version
             self.digests[fragment] = record.digests
+        elif isinstance(record, Drop):
+            self._end(record.fragment, record.dropped)
         else:
             self.seats = {seat.member.rack: seat for seat in record.members}
             self.roster_number = record.number
+
+    def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
+        for ended in offers:
+            assert self.is_open(ended.member, fragment, ended.seq), f"{ended} of fragment {fragment} ends twice"
+            self.ended[(ended.member, fragment)] = ended.seq
 
 
 class Log:

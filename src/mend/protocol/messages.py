@@ -135,7 +135,15 @@ class Roster(Word, tag=3):
     reason: Text
 
 
-Record = Genesis | Commit | Roster
+class Drop(Word, tag=4):
+    """Offers that are too old to be merged, at a time when nothing else is there to commit."""
+
+    fragment: U16
+    dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
+    reason: Text
+
+
+Record = Genesis | Commit | Roster | Drop
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from mend.protocol.grace import Mean, adaptive_grace_ns
-from mend.protocol.messages import Commit, Ended, Gather, Offer, Policy, Share
+from mend.protocol.messages import Commit, Drop, Ended, Gather, Offer, Policy, Share
 from mend.protocol.quorum import hold, worthwhile
 from mend.terms import SECOND, Member
 
@@ -59,9 +59,11 @@ class Round:
     faults: list[str] = field(default_factory=list)
     why: str = ""
 
-    def advance(self, scene: Scene, now_ns: int) -> Commit | None:
-        """Move as far as the scene allows; returns the Commit to append, if there is one."""
+    def advance(self, scene: Scene, now_ns: int) -> Commit | Drop | None:
+        """Move as far as the scene allows; returns the record to append, if there is one."""
         self.why = ""
+        if self.phase is not Phase.GATHER and (old := self._too_old(scene)) and len(old) == len(scene.offers):
+            return Drop(self.fragment, tuple(Ended(offer.member, offer.seq) for offer in old), "older than max_age")
         if self.phase is Phase.IDLE and self._opens(scene):
             self.phase, self.opened_ns, self.enough_ns = Phase.OPEN, now_ns, None
         if self.phase is Phase.OPEN:

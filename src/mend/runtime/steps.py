@@ -263,7 +263,7 @@ class Trainer:
             if discarded_everywhere and track.offer is not None:
                 self._post(Discarded(fragment, track.offer.seq))
                 self._note("discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq})
-                self.ledger.miss("declined by its own rack")
+                self.ledger.miss("declined or too old")
                 self.board.panels[fragment].discarded.clear()
                 track.offer = None
             if version > track.anchor.version and version >= -minus_oldest:

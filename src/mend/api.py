@@ -31,7 +31,9 @@ from mend.terms import MS, SECOND
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-def mend_init(model: nn.Module, config: MendConfig | None = None, optimizer: Optimizers | None = None) -> Runtime:
+def mend_init(
+    model: nn.Module, config: MendConfig | None = None, optimizer: Optimizers | None = None
+) -> Runtime:
     """Join the job and return when this rack trains on the version 0 that all racks share.
 
     With `optimizer` (one, or several of which a step of the last one is a step) the loop needs no other line. Without,
@@ -41,9 +43,13 @@ def mend_init(model: nn.Module, config: MendConfig | None = None, optimizer: Opt
     StartTimeout, AddressInUse.
     """
     config = config if config is not None else MendConfig()
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or [])
+    optimizers = (
+        [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or [])
+    )
     if registry.find(model) is not None:
-        raise UsageError("mend_init was called twice for this model; call mend_shutdown(model) first")
+        raise UsageError(
+            "mend_init was called twice for this model; call mend_shutdown(model) first"
+        )
     if config.inactive_fields:
         warnings.warn(
             f"mend accepts these settings but does not act on them yet: {', '.join(config.inactive_fields)}",
@@ -80,7 +86,11 @@ def get_runtime(model: nn.Module) -> Runtime:
 
 @contextlib.contextmanager
 def session(
-    model: nn.Module, config: MendConfig | None = None, optimizer: Optimizers | None = None, *, keep_local: bool = False
+    model: nn.Module,
+    config: MendConfig | None = None,
+    optimizer: Optimizers | None = None,
+    *,
+    keep_local: bool = False,
 ) -> Iterator[Runtime]:
     """mend_init now, mend_shutdown at the end; on an exception (also Ctrl-C) leave at once and keep the weights."""
     runtime = mend_init(model, config, optimizer)
@@ -105,7 +115,11 @@ class Runtime:
     """Handle of a rack in a job. Use it from the training thread."""
 
     def __init__(
-        self, model: nn.Module, config: MendConfig, rank: LiveRank, optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        model: nn.Module,
+        config: MendConfig,
+        rank: LiveRank,
+        optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         self.config = config
         self._rank, self._trainer = rank, rank.trainer
@@ -139,7 +153,9 @@ class Runtime:
     def step(self, tokens: int | None = None) -> None:
         """One step of the inner optimizer is done. Only for loops that gave no optimizer to mend_init."""
         if self._hooked:
-            raise UsageError("mend counts the optimizer's steps already; remove runtime.step(), or the optimizer")
+            raise UsageError(
+                "mend counts the optimizer's steps already; remove runtime.step(), or the optimizer"
+            )
         if tokens is not None:
             self.count_tokens(tokens)
         self._after_step()
@@ -155,7 +171,9 @@ class Runtime:
     def _after_step(self) -> None:
         if self._closed or self._borrowed:
             raise UsageError(
-                "a step after mend_shutdown" if self._closed else "a step inside `with runtime.anchor_weights()`"
+                "a step after mend_shutdown"
+                if self._closed
+                else "a step inside `with runtime.anchor_weights()`"
             )
         tokens, self._tokens = self._tokens, None
         if self._trainer.stepped(1 if tokens is None else tokens):
@@ -179,7 +197,9 @@ class Runtime:
         digest = hashlib.sha256()
         for fragment, track in enumerate(self._trainer.tracks):
             version = track.anchor.version
-            digest.update(f"{fragment} {version} {','.join(self._rank.board.digest(fragment, version))}\n".encode())
+            digest.update(
+                f"{fragment} {version} {','.join(self._rank.board.digest(fragment, version))}\n".encode()
+            )
         return digest.hexdigest()
 
     @contextlib.contextmanager

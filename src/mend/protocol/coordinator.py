@@ -7,12 +7,23 @@ by what the racks report; it never sees a tensor.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, Send
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log
-from mend.protocol.messages import Commit, Drop, Genesis, Hello, Offer, Orders, Refusal, Report, Roster, Seat
+from mend.protocol.messages import (
+    Commit,
+    Drop,
+    Genesis,
+    Hello,
+    Offer,
+    Orders,
+    Refusal,
+    Report,
+    Roster,
+    Seat,
+)
 from mend.protocol.quorum import hold, quorum
 from mend.protocol.round import Phase, Round, Scene
 from mend.terms import SECOND, WITNESS, Peer
@@ -80,7 +91,11 @@ class Coordinator:
         return effects
 
     def deadline_ns(self) -> int | None:
-        waits = [view.sent_ns + self.options.heartbeat_ns for view in self.views.values() if not view.gone]
+        waits = [
+            view.sent_ns + self.options.heartbeat_ns
+            for view in self.views.values()
+            if not view.gone
+        ]
         return min([*waits, *self.round_dues], default=None)
 
     # -------------------------------------------------------------- what racks say
@@ -88,7 +103,12 @@ class Coordinator:
     def _on_hello(self, peer: Peer, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, member = peer.rack, hello.seat.member
         if member.rack != rack or rack >= self.options.racks:
-            self._refuse(hello, "racks", f"rack {member.rack} of a job with {self.options.racks} racks", effects)
+            self._refuse(
+                hello,
+                "racks",
+                f"rack {member.rack} of a job with {self.options.racks} racks",
+                effects,
+            )
             return
         known = self.views.get(rack)
         same = known is not None and known.hello.seat.member == member
@@ -98,7 +118,12 @@ class Coordinator:
                 self._refuse(hello, "started", detail, effects)
             return
         if known is not None and not same and known.live(now_ns, self.options.detect_ns):
-            self._refuse(hello, "taken", f"another live process says it is rack {rack} of job {self.job!r}", effects)
+            self._refuse(
+                hello,
+                "taken",
+                f"another live process says it is rack {rack} of job {self.job!r}",
+                effects,
+            )
             return
         if not same:
             self.views[rack] = View(hello, now_ns)
@@ -109,7 +134,12 @@ class Coordinator:
         for other in sorted(self.views):
             difference = _first_difference(lowest, self.views[other].hello)
             if difference:
-                self._refuse(self.views[other].hello, "plan", f"rack {other} differs from rack {lowest.seat.member.rack}: {difference}", effects)
+                self._refuse(
+                    self.views[other].hello,
+                    "plan",
+                    f"rack {other} differs from rack {lowest.seat.member.rack}: {difference}",
+                    effects,
+                )
                 del self.views[other]
 
     def _refuse(self, hello: Hello, kind: str, detail: str, effects: list[Effect]) -> None:
@@ -140,7 +170,9 @@ class Coordinator:
 
     def _is_open(self, offer: Offer) -> bool:
         log = self.log.written
-        return offer.fragment < len(log.versions) and log.is_open(offer.member, offer.fragment, offer.seq)
+        return offer.fragment < len(log.versions) and log.is_open(
+            offer.member, offer.fragment, offer.seq
+        )
 
     # -------------------------------------------------------------- deciding
 
@@ -175,23 +207,32 @@ class Coordinator:
         Nothing is appended behind an undecided Roster, so the roster in force is the decided one (Genesis: its own).
         """
         voters = (self.log.told if self.log.told.begun else self.log.written).voters
-        accepted = {rack: view.report.accepted if view.report else 0 for rack, view in self.views.items()}
+        accepted = {
+            rack: view.report.accepted if view.report else 0 for rack, view in self.views.items()
+        }
         accepted[WITNESS] = self.log.last if self.me.rack == WITNESS else 0
         index = self.log.decided
-        while index < self.log.last and quorum({rack for rack in accepted if accepted[rack] > index}, voters):
+        while index < self.log.last and quorum(
+            {rack for rack in accepted if accepted[rack] > index}, voters
+        ):
             index += 1
         for record in self.log.decide(index):
             if isinstance(record, Commit):
                 self.rounds[record.fragment].decided(now_ns)
-                effects.append(Note("decided", {"fragment": record.fragment, "version": record.version}))
+                effects.append(
+                    Note("decided", {"fragment": record.fragment, "version": record.version})
+                )
 
     def _advance_rounds(self, now_ns: int, effects: list[Effect]) -> None:
-        busy = {record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)}
+        busy = {
+            record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
+        }
         self.round_dues = []
+        around = self._surroundings(now_ns)
         for round_ in self.rounds:
             if round_.fragment in busy:
                 continue
-            scene = self._scene(round_, now_ns)
+            scene = self._scene(round_, around)
             commit = round_.advance(scene, now_ns)
             if commit is None and (due := round_.deadline_ns(scene)) is not None:
                 self.round_dues.append(due)
@@ -205,40 +246,59 @@ class Coordinator:
                     if offer is not None and offer.seq <= ended.seq:
                         del self.offers[(ended.member.rack, commit.fragment)]
 
-    def _scene(self, round_: Round, now_ns: int) -> Scene:
-        fragment, log = round_.fragment, self.log.told
-        version, voters = log.versions[fragment], log.voters
+    def _surroundings(self, now_ns: int) -> Scene:
+        """What all rounds see alike; `_scene` adds what is special to one."""
+        log = self.log.told
         seated = {rack: self.views[rack] for rack in sorted(log.seats)}
         live = frozenset(rack for rack in seated if self._live(rack, now_ns))
-        offers = tuple(self.offers[(rack, fragment)] for rack in seated if (rack, fragment) in self.offers)
-        policy = next(iter(seated.values())).hello.policy
         reports = {rack: view.report for rack, view in seated.items() if view.report}
+        return Scene(
+            version=0,
+            voters=log.voters,
+            policy=next(iter(seated.values())).hello.policy,
+            offers=(),
+            arrived=(),
+            declined=frozenset(),
+            contributors=frozenset(seated)
+            - {rack for rack, r in reports.items() if r.leaving and r.idle},
+            live=live,
+            held={},
+            step_ns=max((reports[rack].step_ns for rack in reports if rack in live), default=0),
+        )
+
+    def _scene(self, round_: Round, around: Scene) -> Scene:
+        fragment, version = round_.fragment, self.log.told.versions[round_.fragment]
+        racks = sorted(self.log.told.seats)
+        offers = tuple(
+            self.offers[(rack, fragment)] for rack in racks if (rack, fragment) in self.offers
+        )
         arrived = []
         for offer in offers:
             key = (offer.member.rack, fragment, offer.seq)
-            holders = {rack for rack in live if key in seated[rack].got or rack == offer.member.rack}
-            if hold(holders, voters) and version - offer.base <= policy.max_age:
+            holders = {
+                rack
+                for rack in around.live
+                if key in self.views[rack].got or rack == offer.member.rack
+            }
+            if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:
                 arrived.append(offer)
-        return Scene(
+        declined, held = set(), {}
+        for rack in racks:
+            report = self.views[rack].report
+            if report is None:
+                continue
+            if any(d.fragment == fragment and d.applied == version for d in report.declined):
+                declined.add(rack)
+            for result in report.held:
+                if (result.fragment, result.version) == (fragment, version + 1):
+                    held[rack] = (result.attempt, result.digests)
+        return replace(
+            around,
             version=version,
-            voters=voters,
-            policy=policy,
             offers=offers,
             arrived=tuple(arrived),
-            declined=frozenset(
-                rack
-                for rack, report in reports.items()
-                if any(d.fragment == fragment and d.applied == version for d in report.declined)
-            ),
-            contributors=frozenset(seated) - {rack for rack, report in reports.items() if report.leaving and report.idle},
-            live=live,
-            held={
-                rack: (held.attempt, held.digests)
-                for rack, report in reports.items()
-                for held in report.held
-                if (held.fragment, held.version) == (fragment, version + 1)
-            },
-            step_ns=max((reports[rack].step_ns for rack in reports if rack in live), default=0),
+            declined=frozenset(declined),
+            held=held,
         )
 
     def _live(self, rack: int, now_ns: int) -> bool:
@@ -263,12 +323,16 @@ class Coordinator:
             self._append_roster((), "all racks are done", effects)
             return
         for rack, report in reports.items():
-            if not (report.gone and rack not in live) and not (report.leaving and report.hurry and report.idle):
+            if not (report.gone and rack not in live) and not (
+                report.leaving and report.hurry and report.idle
+            ):
                 continue
             rest = {other: seated[other].hello.seat for other in seated if other != rack}
             voters = frozenset(rest) | ({WITNESS} if log.witness else frozenset())
             if rest and all(
-                hold({r for r in rest if r in reports and reports[r].versions[p] >= version}, voters)
+                hold(
+                    {r for r in rest if r in reports and reports[r].versions[p] >= version}, voters
+                )
                 for p, version in enumerate(log.versions)
             ):
                 self._append_roster(tuple(rest.values()), f"rack {rack} left", effects)
@@ -277,7 +341,9 @@ class Coordinator:
 
     def _append_roster(self, seats: tuple[Seat, ...], reason: str, effects: list[Effect]) -> None:
         self.log.append(Roster(self.log.written.roster_number + 1, seats, reason))
-        effects.append(Note("roster", {"racks": [seat.member.rack for seat in seats], "reason": reason}))
+        effects.append(
+            Note("roster", {"racks": [seat.member.rack for seat in seats], "reason": reason})
+        )
 
     def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
         """The last decision is repeated until everybody has confirmed it, or is not there to."""
@@ -295,8 +361,9 @@ class Coordinator:
     def _send_orders(self, now_ns: int, effects: list[Effect]) -> None:
         log = self.log
         versions = log.told.versions
-        scenes = [self._scene(round_, now_ns) for round_ in self.rounds] if log.told.seats else []
-        gathers = tuple(g for r, s in zip(self.rounds, scenes, strict=False) if (g := r.gather(s.version)))
+        gathers = tuple(
+            g for r in self.rounds if versions and (g := r.gather(versions[r.fragment]))
+        )
         live = tuple(rack for rack in sorted(self.views) if self._live(rack, now_ns))
         reports = [self.views[rack].report for rack in live]
         settled = tuple(
@@ -304,10 +371,16 @@ class Coordinator:
             for p in range(len(versions))
         )
         offers = tuple(self.offers[key] for key in sorted(self.offers))
-        missing = () if log.written.begun else tuple(r for r in range(self.options.racks) if r not in self.views)
+        missing = (
+            ()
+            if log.written.begun
+            else tuple(r for r in range(self.options.racks) if r not in self.views)
+        )
         why = tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
         if missing:
-            why = tuple(f"rack {rack} was refused: {self.refused[rack]}" for rack in sorted(self.refused))
+            why = tuple(
+                f"rack {rack} was refused: {self.refused[rack]}" for rack in sorted(self.refused)
+            )
         for rack, view in self.views.items():
             if view.gone:
                 continue
@@ -335,4 +408,8 @@ def _first_difference(lowest: Hello, other: Hello) -> str:
     extra = [key for key, _ in other.facts if key not in dict(lowest.facts)]
     if extra:
         return f"{extra[0]} is {theirs[extra[0]]} there and absent here"
-    return "" if lowest.policy == other.policy else f"policy is {other.policy} there and {lowest.policy} here"
+    return (
+        ""
+        if lowest.policy == other.policy
+        else f"policy is {other.policy} there and {lowest.policy} here"
+    )

@@ -261,7 +261,20 @@ class Finished:
 
 
 Effect = (
-    Send | Connect | Encode | Fetch | Merge | Copy | Publish | Told | Free | Forget | Discard | Note | Fail | Finished
+    Send
+    | Connect
+    | Encode
+    | Fetch
+    | Merge
+    | Copy
+    | Publish
+    | Told
+    | Free
+    | Forget
+    | Discard
+    | Note
+    | Fail
+    | Finished
 )
 
 

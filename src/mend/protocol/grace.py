@@ -21,7 +21,13 @@ class Mean:
 
 
 def adaptive_grace_ns(
-    *, step_ns: int, quorum_ns: int | None, sync_ns: int | None, overlap_steps: int, gap_steps: int, limit_ns: int
+    *,
+    step_ns: int,
+    quorum_ns: int | None,
+    sync_ns: int | None,
+    overlap_steps: int,
+    gap_steps: int,
+    limit_ns: int,
 ) -> int:
     """Decoupled DiLoCo, Eq. 3: slack = tau t_step - (t_quorum + t_sync); wait gamma * slack, at most one gap.
 

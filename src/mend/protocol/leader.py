@@ -90,7 +90,10 @@ class Leader:
     def _on_heard(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         body = event.body
         if isinstance(body, RankReport) and event.peer.rack == self.member.rack:
-            if event.incarnation != self.member.incarnation or event.peer.rank >= self.ranks_configured:
+            if (
+                event.incarnation != self.member.incarnation
+                or event.peer.rank >= self.ranks_configured
+            ):
                 return
             self.heard_ns[event.peer.rank] = now_ns
             known = self.ranks.get(event.peer.rank)
@@ -113,21 +116,32 @@ class Leader:
             silent = now_ns - (self.orders_ns or self.started_ns) > self.options.detect_ns
             if silent != self.silent:
                 self.silent = silent
-                effects.append(Note("coordinator-silent" if silent else "coordinator-back", {"peer": self._where()}))
+                effects.append(
+                    Note(
+                        "coordinator-silent" if silent else "coordinator-back",
+                        {"peer": self._where()},
+                    )
+                )
             return
         waited_ns = now_ns - self.started_ns
         if waited_ns > self.options.start_timeout_ns and not self.failed:
             self.failed = True
-            effects.append(Fail("StartTimeout", f"{self._start_reason()} after {waited_ns // SECOND} s"))
+            effects.append(
+                Fail("StartTimeout", f"{self._start_reason()} after {waited_ns // SECOND} s")
+            )
         elif now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS:
             self.progress_ns = now_ns
-            effects.append(Note("waiting", {"for": self._start_reason(), "seconds": waited_ns // SECOND}))
+            effects.append(
+                Note("waiting", {"for": self._start_reason(), "seconds": waited_ns // SECOND})
+            )
 
     def _start_reason(self) -> str:
         if self.orders is None:
             return f"no answer from the coordinator ({self._where()})"
         if self.orders.missing:
-            return "; ".join(["no hello from rack " + ", ".join(map(str, self.orders.missing)), *self.orders.why])
+            return "; ".join(
+                ["no hello from rack " + ", ".join(map(str, self.orders.missing)), *self.orders.why]
+            )
         return "the first record of the log is not decided"
 
     def _where(self) -> str:
@@ -146,7 +160,9 @@ class Leader:
         if not self.failed and (last is None or now_ns >= last + self.options.heartbeat_ns):
             effects.append(Send(self.coordinator, self.hello))
 
-    def _flush(self, to: Peer, message: Report | RankOrders, now_ns: int, effects: list[Effect]) -> None:
+    def _flush(
+        self, to: Peer, message: Report | RankOrders, now_ns: int, effects: list[Effect]
+    ) -> None:
         if message == self.sent.get(to) and now_ns < self.sent_ns[to] + self.options.heartbeat_ns:
             return
         self.sent[to], self.sent_ns[to] = message, now_ns
@@ -163,7 +179,8 @@ class Leader:
         complete = len(ranks) == self.ranks_configured
         fragments = self.hello.policy.fragments
         fresh = complete and (
-            now_ns is None or all(now_ns - heard < self.options.detect_ns for heard in self.heard_ns.values())
+            now_ns is None
+            or all(now_ns - heard < self.options.detect_ns for heard in self.heard_ns.values())
         )
         return Report(
             serial=0,
@@ -172,7 +189,10 @@ class Leader:
             step_ns=max((rank.step_ns for rank in ranks), default=0),
             accepted=self.log.last,
             decided=self.log.decided,
-            versions=tuple(min(rank.versions[p] for rank in ranks) if complete else -1 for p in range(fragments)),
+            versions=tuple(
+                min(rank.versions[p] for rank in ranks) if complete else -1
+                for p in range(fragments)
+            ),
             offers=self._offers(ranks) if complete else (),
             declined=tuple(self.declined[fragment] for fragment in sorted(self.declined)),
             got=_in_all([rank.got for rank in ranks]) if complete else (),
@@ -187,7 +207,9 @@ class Leader:
         """The parts of every own offer that all ranks have captured."""
         first = [(part.fragment, part.seq) for part in ranks[0].parts]
         found = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
-        return [[parts[key] for parts in found] for key in first if all(key in parts for parts in found)]
+        return [
+            [parts[key] for parts in found] for key in first if all(key in parts for parts in found)
+        ]
 
     def _offers(self, ranks: list[RankReport]) -> tuple[Offer, ...]:
         versions = self.log.told.versions
@@ -218,7 +240,9 @@ class Leader:
         return tuple(offers)
 
     def _held(self, ranks: list[RankReport]) -> tuple[Held, ...]:
-        found = [{(h.fragment, h.version, h.attempt): h.digests[0] for h in rank.held} for rank in ranks]
+        found = [
+            {(h.fragment, h.version, h.attempt): h.digests[0] for h in rank.held} for rank in ranks
+        ]
         common = [key for key in found[0] if all(key in held for held in found)]
         return tuple(Held(*key, digests=tuple(held[key] for held in found)) for key in common)
 
@@ -237,7 +261,9 @@ class Leader:
             settled=orders.settled if orders else (),
             live=orders.live if orders and not self.silent else (),
             discarded=tuple(
-                (parts[0].fragment, parts[0].seq) for parts in self._assembled(ranks) if _no_offer(parts)
+                (parts[0].fragment, parts[0].seq)
+                for parts in self._assembled(ranks)
+                if _no_offer(parts)
             )
             if complete
             else (),

@@ -11,7 +11,19 @@ from msgspec.structs import replace
 
 from mend.protocol import events as ev
 from mend.protocol.log import Folded
-from mend.protocol.messages import Commit, Drop, Gather, Genesis, Held, Offer, OfferId, Part, RankOrders, RankReport, Record
+from mend.protocol.messages import (
+    Commit,
+    Drop,
+    Gather,
+    Genesis,
+    Held,
+    Offer,
+    OfferId,
+    Part,
+    RankOrders,
+    RankReport,
+    Record,
+)
 from mend.protocol.weights import merge_weights
 from mend.terms import MS, SECOND, Address, Member, Peer
 
@@ -101,7 +113,11 @@ class Learner:
 
     def deadline_ns(self) -> int | None:
         waits = [self.sent_ns + self.options.heartbeat_ns]
-        waits += [pull.retry_ns for pull in self.pulls.values() if not pull.here and not pull.flying and pull.retry_ns]
+        waits += [
+            pull.retry_ns
+            for pull in self.pulls.values()
+            if not pull.here and not pull.flying and pull.retry_ns
+        ]
         waits += [shelf.retry_ns for shelf in self.shelves if shelf.retry_ns]
         return min(waits)
 
@@ -116,7 +132,9 @@ class Learner:
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = _replaced(self.parts[p], applied=applied)
-            case ev.Encoded(p, seq, checksum, declined) if p in self.parts and self.parts[p].seq == seq:
+            case ev.Encoded(p, seq, checksum, declined) if (
+                p in self.parts and self.parts[p].seq == seq
+            ):
                 self.parts[p] = _replaced(self.parts[p], checksum=checksum, declined=declined)
             case ev.Fetched(member, p, seq, error):
                 self._on_fetched(member, p, seq, error, now_ns, effects)
@@ -159,7 +177,12 @@ class Learner:
         if orders.finish and not self.finished:
             self.finished = True
             if not self.leaving:
-                effects.append(ev.Note("expelled", {"reason": "the other racks ended the job while this one was silent"}))
+                effects.append(
+                    ev.Note(
+                        "expelled",
+                        {"reason": "the other racks ended the job while this one was silent"},
+                    )
+                )
             effects.append(ev.Finished())
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
@@ -199,7 +222,10 @@ class Learner:
 
     def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
         shelf = self.shelves[gather.fragment]
-        if shelf.gather is not None and (gather.version, gather.attempt) <= (shelf.gather.version, shelf.gather.attempt):
+        if shelf.gather is not None and (gather.version, gather.attempt) <= (
+            shelf.gather.version,
+            shelf.gather.attempt,
+        ):
             return
         shelf.gather = gather
         for offer in gather.members:
@@ -208,7 +234,15 @@ class Learner:
             effects.append(ev.Forget(gather.fragment, shelf.tentative[0], shelf.tentative[1]))
             shelf.tentative = None
 
-    def _on_fetched(self, member: Member, fragment: int, seq: int, error: str, now_ns: int, effects: list[ev.Effect]) -> None:
+    def _on_fetched(
+        self,
+        member: Member,
+        fragment: int,
+        seq: int,
+        error: str,
+        now_ns: int,
+        effects: list[ev.Effect],
+    ) -> None:
         pull = self.pulls.get((member, fragment, seq))
         if pull is None:
             effects.append(ev.Free(member, fragment, seq))
@@ -216,33 +250,55 @@ class Learner:
         pull.flying, pull.here = False, not error
         if error:
             pull.retry_ns, pull.wait_ns = now_ns + pull.wait_ns, min(2 * pull.wait_ns, RETRY_NS_MAX)
-            effects.append(ev.Note("fetch-failed", {"rack": member.rack, "fragment": fragment, "seq": seq, "error": error}))
+            effects.append(
+                ev.Note(
+                    "fetch-failed",
+                    {"rack": member.rack, "fragment": fragment, "seq": seq, "error": error},
+                )
+            )
 
     def _on_merged(self, event: ev.Merged, now_ns: int, effects: list[ev.Effect]) -> None:
         shelf = self.shelves[event.fragment]
         shelf.merging = None
         wanted = shelf.gather
         if event.error:
-            shelf.retry_ns, shelf.wait_ns = now_ns + shelf.wait_ns, min(2 * shelf.wait_ns, RETRY_NS_MAX)
-            effects.append(ev.Note("merge-failed", {"fragment": event.fragment, "version": event.version, "error": event.error}))
+            shelf.retry_ns, shelf.wait_ns = (
+                now_ns + shelf.wait_ns,
+                min(2 * shelf.wait_ns, RETRY_NS_MAX),
+            )
+            effects.append(
+                ev.Note(
+                    "merge-failed",
+                    {"fragment": event.fragment, "version": event.version, "error": event.error},
+                )
+            )
         elif wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
             effects.append(ev.Forget(event.fragment, event.version, event.attempt))
         else:
             shelf.tentative = (event.version, event.attempt, event.digest)
 
-    def _on_copied(self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]) -> None:
+    def _on_copied(
+        self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]
+    ) -> None:
         shelf = self.shelves[fragment]
         shelf.copying = None
         if error:
-            shelf.retry_ns, shelf.wait_ns = now_ns + shelf.wait_ns, min(2 * shelf.wait_ns, RETRY_NS_MAX)
-            effects.append(ev.Note("copy-failed", {"fragment": fragment, "version": version, "error": error}))
+            shelf.retry_ns, shelf.wait_ns = (
+                now_ns + shelf.wait_ns,
+                min(2 * shelf.wait_ns, RETRY_NS_MAX),
+            )
+            effects.append(
+                ev.Note("copy-failed", {"fragment": fragment, "version": version, "error": error})
+            )
         else:
             shelf.wait_ns = RETRY_NS_MIN
             shelf.held.add(version)
             effects.append(ev.Publish(fragment, version, 0))
             effects.append(ev.Note("copied", {"fragment": fragment, "version": version}))
 
-    def _on_applied(self, fragment: int, version: int, ended: int, effects: list[ev.Effect]) -> None:
+    def _on_applied(
+        self, fragment: int, version: int, ended: int, effects: list[ev.Effect]
+    ) -> None:
         shelf = self.shelves[fragment]
         shelf.applied = version
         for old in [v for v in shelf.commits if v <= version]:
@@ -265,9 +321,14 @@ class Learner:
             self._reach(fragment, newest, effects)
         gather = shelf.gather
         if gather is not None and gather.version == newest + 1 and newest in shelf.held:
-            done = shelf.tentative is not None and shelf.tentative[:2] == (gather.version, gather.attempt)
+            done = shelf.tentative is not None and shelf.tentative[:2] == (
+                gather.version,
+                gather.attempt,
+            )
             if not done:
-                members = tuple((offer.member, offer.seq, offer.tokens, offer.steps) for offer in gather.members)
+                members = tuple(
+                    (offer.member, offer.seq, offer.tokens, offer.steps) for offer in gather.members
+                )
                 self._merge(fragment, gather.version, gather.attempt, members, effects)
         if newest in shelf.held:
             self._tidy(fragment, newest, now_ns, effects)
@@ -284,7 +345,12 @@ class Learner:
                 effects.append(ev.Publish(fragment, newest, attempt))
                 return
             effects.append(ev.Forget(fragment, newest, attempt))
-            effects.append(ev.Note("differs", {"fragment": fragment, "version": newest, "mine": mine, "log": digest}))
+            effects.append(
+                ev.Note(
+                    "differs",
+                    {"fragment": fragment, "version": newest, "mine": mine, "log": digest},
+                )
+            )
             shelf.gather = None
         if shelf.merging is not None or shelf.copying is not None or shelf.retry_ns:
             return
@@ -294,7 +360,11 @@ class Learner:
             members = tuple((s.member, s.seq, s.tokens, s.steps) for s in commit.members)
             if self._merge(fragment, newest, gather.attempt, members, effects):
                 return
-            if any(self.pulls[key].flying for m, s, _, _ in members if (key := (m, fragment, s)) in self.pulls):
+            if any(
+                self.pulls[key].flying
+                for m, s, _, _ in members
+                if (key := (m, fragment, s)) in self.pulls
+            ):
                 return
         shelf.copying = newest
         effects.append(ev.Copy(fragment, newest, digest, self._holders()))
@@ -306,14 +376,20 @@ class Learner:
         """Start the merge if every payload is here and nothing else is being merged."""
         shelf = self.shelves[fragment]
         here = all(
-            (pull := self.pulls.get((member, fragment, seq))) is not None and pull.here for member, seq, _, _ in members
+            (pull := self.pulls.get((member, fragment, seq))) is not None and pull.here
+            for member, seq, _, _ in members
         )
         if not here or shelf.merging is not None or shelf.retry_ns:
             return False
         shelf.merging = (version, attempt)
-        weights = merge_weights([(tokens, steps) for _, _, tokens, steps in members], token_weighted=self.options.token_weighted)
+        weights = merge_weights(
+            [(tokens, steps) for _, _, tokens, steps in members],
+            token_weighted=self.options.token_weighted,
+        )
         names = tuple((member, seq) for member, seq, _, _ in members)
-        effects.append(ev.Merge(fragment, version, attempt, names, tuple(weights), verify=attempt > 1))
+        effects.append(
+            ev.Merge(fragment, version, attempt, names, tuple(weights), verify=attempt > 1)
+        )
         return True
 
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
@@ -339,9 +415,20 @@ class Learner:
 
     def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
         flying = sum(pull.flying for pull in self.pulls.values())
-        named = {(o.member, s.gather.fragment, o.seq) for s in self.shelves if s.gather for o in s.gather.members}
-        idle = [key for key, pull in self.pulls.items() if not pull.here and not pull.flying and now_ns >= pull.retry_ns]
-        for key in sorted(idle, key=lambda key: (key not in named, self.pulls[key].offer.base, key)):
+        named = {
+            (o.member, s.gather.fragment, o.seq)
+            for s in self.shelves
+            if s.gather
+            for o in s.gather.members
+        }
+        idle = [
+            key
+            for key, pull in self.pulls.items()
+            if not pull.here and not pull.flying and now_ns >= pull.retry_ns
+        ]
+        for key in sorted(
+            idle, key=lambda key: (key not in named, self.pulls[key].offer.base, key)
+        ):
             if flying >= FETCHES_MAX:
                 self.pulls[key].retry_ns = 0
                 continue

@@ -62,7 +62,9 @@ class Folded:
             self.digests = list(record.digests)
         elif isinstance(record, Commit):
             fragment = record.fragment
-            assert record.version == self.versions[fragment] + 1, f"{record.version=} after {self.versions[fragment]}"
+            assert record.version == self.versions[fragment] + 1, (
+                f"{record.version=} after {self.versions[fragment]}"
+            )
             racks = [share.member.rack for share in record.members]
             assert racks == sorted(set(racks)), f"members of a commit must ascend: {racks}"
             self._end(fragment, (*record.members, *record.dropped))
@@ -76,7 +78,9 @@ class Folded:
 
     def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
         for ended in offers:
-            assert self.is_open(ended.member, fragment, ended.seq), f"{ended} of fragment {fragment} ends twice"
+            assert self.is_open(ended.member, fragment, ended.seq), (
+                f"{ended} of fragment {fragment} ends twice"
+            )
             self.ended[(ended.member, fragment)] = ended.seq
 
 

@@ -62,8 +62,16 @@ class Round:
     def advance(self, scene: Scene, now_ns: int) -> Commit | Drop | None:
         """Move as far as the scene allows; returns the record to append, if there is one."""
         self.why = ""
-        if self.phase is not Phase.GATHER and (old := self._too_old(scene)) and len(old) == len(scene.offers):
-            return Drop(self.fragment, tuple(Ended(offer.member, offer.seq) for offer in old), "older than max_age")
+        if (
+            self.phase is not Phase.GATHER
+            and (old := self._too_old(scene))
+            and len(old) == len(scene.offers)
+        ):
+            return Drop(
+                self.fragment,
+                tuple(Ended(offer.member, offer.seq) for offer in old),
+                "older than max_age",
+            )
         if self.phase is Phase.IDLE and self._opens(scene):
             self.phase, self.opened_ns, self.enough_ns = Phase.OPEN, now_ns, None
         if self.phase is Phase.OPEN:
@@ -122,7 +130,9 @@ class Round:
             enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(scene)), k)
         if not enough:
             self.enough_ns = None
-            self.why = f"{len(arrived)} of {k} offers have arrived" + _racks(", waiting for", waiting)
+            self.why = f"{len(arrived)} of {k} offers have arrived" + _racks(
+                ", waiting for", waiting
+            )
             return
         if self.enough_ns is None:
             self.enough_ns = now_ns
@@ -165,20 +175,31 @@ class Round:
             still = tuple(offer for offer in self.members if _id(offer) in arrived)
             if still and len(still) < len(self.members):
                 self._start_attempt(still)
-        self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(", waiting for", absent)
+        self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(
+            ", waiting for", absent
+        )
         return None
 
     @staticmethod
     def _too_old(scene: Scene) -> list[Offer]:
         """Offers that may not be merged any more; they never are members, as they do not count as arrived."""
-        return [offer for offer in scene.offers if scene.version - offer.base > scene.policy.max_age]
+        return [
+            offer for offer in scene.offers if scene.version - offer.base > scene.policy.max_age
+        ]
 
     def _commit(self, scene: Scene, digests: tuple[str, ...]) -> Commit:
         return Commit(
             fragment=self.fragment,
             version=scene.version + 1,
             members=tuple(
-                Share(offer.member, offer.seq, offer.base, offer.capture_step, offer.tokens, offer.steps)
+                Share(
+                    offer.member,
+                    offer.seq,
+                    offer.base,
+                    offer.capture_step,
+                    offer.tokens,
+                    offer.steps,
+                )
                 for offer in self.members
             ),
             dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(scene)),

@@ -16,7 +16,10 @@ def merge_weights(work: Sequence[tuple[int, int]], *, token_weighted: bool) -> l
     w / sum(w) is formed as a Fraction and rounded once to float32, so that its product with any fp32
     value is exact in fp64 and every machine multiplies by the same number.
     """
-    raw = [Fraction(tokens * tokens, steps) if token_weighted else Fraction(1) for tokens, steps in work]
+    raw = [
+        Fraction(tokens * tokens, steps) if token_weighted else Fraction(1)
+        for tokens, steps in work
+    ]
     total = sum(raw, Fraction(0))
     assert total > 0, f"a merge of nothing: {work=}"
     return [_FLOAT32.unpack(_FLOAT32.pack(float(share / total)))[0] for share in raw]

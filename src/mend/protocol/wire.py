@@ -31,7 +31,9 @@ def decode(frame: bytes) -> Envelope:
     if frame[:3] != MAGIC or len(frame) < 5:
         raise WireError(f"{len(frame)} bytes that do not begin like a mend frame")
     if frame[3] != VERSION:
-        raise WireError(f"wire version {frame[3]}, this is version {VERSION}; run the same mend on all racks")
+        raise WireError(
+            f"wire version {frame[3]}, this is version {VERSION}; run the same mend on all racks"
+        )
     try:
         return _decoder.decode(memoryview(frame)[4:])
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:

@@ -55,8 +55,16 @@ class Counters:
 class Driver:
     """Implements Edge. `attach` plugs in what hears and ticks (a Rank, or the witness)."""
 
-    def __init__(self, me: Peer, member: Member, job: str, options: DriverOptions, recorder: Recorder) -> None:
-        self.me, self.member, self.job, self.options, self.recorder = me, member, job, options, recorder
+    def __init__(
+        self, me: Peer, member: Member, job: str, options: DriverOptions, recorder: Recorder
+    ) -> None:
+        self.me, self.member, self.job, self.options, self.recorder = (
+            me,
+            member,
+            job,
+            options,
+            recorder,
+        )
         self.counters = Counters()
         self.done = threading.Event()
         self._host: Host | None = None
@@ -128,7 +136,9 @@ class Driver:
         self._sideband.connect(peer, address)
 
     def send(self, to: Peer, body: Message) -> None:
-        frame = wire.encode(Envelope(self.job, self.me.rack, self.me.rank, self.member.incarnation, body))
+        frame = wire.encode(
+            Envelope(self.job, self.me.rack, self.me.rank, self.member.incarnation, body)
+        )
         self._sideband.send(to, frame)
 
     def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
@@ -207,7 +217,9 @@ class Driver:
             raise
         self._lane: Lane = lane
         if options.delay_ns:
-            self._lane = DelayedLane(lane, options.delay_ns, options.delay_distribution, options.delay_seed)
+            self._lane = DelayedLane(
+                lane, options.delay_ns, options.delay_distribution, options.delay_seed
+            )
 
     async def _listen(self) -> None:
         while True:
@@ -229,7 +241,9 @@ class Driver:
     def _refuse(self, error: WireError) -> None:
         self.counters.frames_refused += 1
         if self.counters.frames_refused <= REFUSED_NOTES_MAX:
-            self.note("frame-refused", {"reason": str(error), "count": self.counters.frames_refused})
+            self.note(
+                "frame-refused", {"reason": str(error), "count": self.counters.frames_refused}
+            )
 
     def _guarded(self, job: Callable[[], None]) -> None:
         """Border of the loop: a bug in a machine stops this rack loudly, not the loop silently."""
@@ -245,7 +259,11 @@ class Driver:
         self._closing = True
         self.done.set()
         if self._host is not None:
-            failure = error if isinstance(error, MendError) else GaveUp(f"the mend loop stopped: {error!r}")
+            failure = (
+                error
+                if isinstance(error, MendError)
+                else GaveUp(f"the mend loop stopped: {error!r}")
+            )
             failure.__cause__ = error if failure is not error else None
             self._host.crashed(failure)
         self._loop.stop()

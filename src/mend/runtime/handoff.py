@@ -117,4 +117,7 @@ class Board:
     def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Block until `ready()` or a failure or the limit; returns whether ready."""
         with self.changed:
-            return self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s) and ready()
+            return (
+                self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s)
+                and ready()
+            )

@@ -43,7 +43,9 @@ class RackGroup:
         dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._group)
         longest = max(int(size) for size in sizes)
         if longest > _BLOB_BYTES_MAX:
-            raise UsageError(f"a rank of this rack sent {longest} bytes at start; the limit is {_BLOB_BYTES_MAX}")
+            raise UsageError(
+                f"a rank of this rack sent {longest} bytes at start; the limit is {_BLOB_BYTES_MAX}"
+            )
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         found = [torch.empty_like(padded) for _ in range(self.ranks)]

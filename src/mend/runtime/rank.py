@@ -18,7 +18,16 @@ from mend.protocol import events as ev
 from mend.protocol.coordinator import Coordinator
 from mend.protocol.leader import Leader
 from mend.protocol.learner import Learner
-from mend.protocol.messages import Commit, Hello, Message, Orders, RankOrders, RankReport, Refusal, Report
+from mend.protocol.messages import (
+    Commit,
+    Hello,
+    Message,
+    Orders,
+    RankOrders,
+    RankReport,
+    Refusal,
+    Report,
+)
 from mend.runtime.edge import Edge
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor, Encoded, Numerics, digest_of
@@ -57,7 +66,9 @@ class Rank:
     ) -> None:  # fmt: skip
         self.me, self.member, self.roles, self.spans = me, member, roles, spans
         self.numerics, self.board, self.edge = numerics, board, edge
-        self.anchors: dict[tuple[int, int], Anchor] = {(p, 0): anchor for p, anchor in enumerate(genesis)}
+        self.anchors: dict[tuple[int, int], Anchor] = {
+            (p, 0): anchor for p, anchor in enumerate(genesis)
+        }
         self.tentative: dict[tuple[int, int, int], Anchor] = {}
         self.payloads: dict[Payload, Tensor] = {}
         self.checksums: dict[Payload, str] = {}
@@ -113,7 +124,11 @@ class Rank:
         return min(dues, default=None)
 
     def _machines(self) -> list[ev.Machine]:
-        return [m for m in (self.roles.learner, self.roles.leader, self.roles.coordinator) if m is not None]
+        return [
+            m
+            for m in (self.roles.learner, self.roles.leader, self.roles.coordinator)
+            if m is not None
+        ]
 
     def _give(self, machine: ev.Machine, event: ev.Event) -> None:
         """Handle events one after another, also those that effects cause on the spot."""
@@ -184,7 +199,9 @@ class Rank:
             fragment, seq = offer.fragment, offer.seq
             if isinstance(result, NonFinite):
                 self.board.last_error = str(result)
-                self.edge.note("declined", {"fragment": fragment, "seq": seq, "reason": str(result)})
+                self.edge.note(
+                    "declined", {"fragment": fragment, "seq": seq, "reason": str(result)}
+                )
                 self.tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
             elif isinstance(result, Exception):
                 self._broken(result)
@@ -198,15 +215,21 @@ class Rank:
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer
         name = (offer.member, offer.fragment, offer.seq)
-        payload = torch.empty(self.numerics.payload_bytes(self.spans[offer.fragment].numel), dtype=torch.uint8)
-        checksum = offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
+        payload = torch.empty(
+            self.numerics.payload_bytes(self.spans[offer.fragment].numel), dtype=torch.uint8
+        )
+        checksum = (
+            offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
+        )
 
         def done(error: Exception | None) -> None:
             if error is None:
                 self._keep(name, payload, checksum)
             self.tell(ev.Fetched(*name, error=_said(error)))
 
-        self.edge.fetch(effect.holders, self._offer_key(name), checksum, memoryview(payload.numpy()), done)
+        self.edge.fetch(
+            effect.holders, self._offer_key(name), checksum, memoryview(payload.numpy()), done
+        )
 
     def _merge(self, effect: ev.Merge) -> None:
         fragment, version, attempt = effect.fragment, effect.version, effect.attempt
@@ -225,7 +248,9 @@ class Rank:
                         self.tell(ev.Spoiled(fragment, version - 1))
                     else:
                         member, seq = effect.members[position]
-                        self.tell(ev.Fetched(member, fragment, seq, error="its bytes changed in memory"))
+                        self.tell(
+                            ev.Fetched(member, fragment, seq, error="its bytes changed in memory")
+                        )
                 self.tell(ev.Merged(fragment, version, attempt, "", error="an input was spoiled"))
             elif isinstance(result, MendError):
                 self.tell(ev.Merged(fragment, version, attempt, "", error=_said(result)))
@@ -240,8 +265,16 @@ class Rank:
     @staticmethod
     def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> list[int]:
         """After racks disagreed: positions of inputs whose bits are not what they were; -1 is the anchor."""
-        bad = [i for i, payload in enumerate(payloads) if checksum_of(memoryview(payload.numpy())) != checksums[i]]
-        return bad if digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest else [-1, *bad]
+        bad = [
+            i
+            for i, payload in enumerate(payloads)
+            if checksum_of(memoryview(payload.numpy())) != checksums[i]
+        ]
+        return (
+            bad
+            if digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest
+            else [-1, *bad]
+        )
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
@@ -252,7 +285,9 @@ class Rank:
             if isinstance(result, Exception):
                 self.tell(ev.Copied(fragment, version, error=_said(result)))
             elif result.digest != effect.digest:
-                self.tell(ev.Copied(fragment, version, error="the donor's bits are not those of the log"))
+                self.tell(
+                    ev.Copied(fragment, version, error="the donor's bits are not those of the log")
+                )
             else:
                 self.anchors[(fragment, version)] = result
                 self.tell(ev.Copied(fragment, version))
@@ -322,7 +357,14 @@ def _commit_fields(commit: Commit) -> dict[str, object]:
         "fragment": commit.fragment,
         "version": commit.version,
         "members": [
-            {"rack": s.member.rack, "seq": s.seq, "base": s.base, "capture_step": s.capture_step, "tokens": s.tokens, "steps": s.steps}
+            {
+                "rack": s.member.rack,
+                "seq": s.seq,
+                "base": s.base,
+                "capture_step": s.capture_step,
+                "tokens": s.tokens,
+                "steps": s.steps,
+            }
             for s in commit.members
         ],
         "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],

@@ -34,13 +34,19 @@ class Recorder:
         self._queue: queue.Queue[dict[str, object] | None] = queue.Queue(QUEUE_MAX)
         self._thread: threading.Thread | None = None
         if directory is not None:
-            path = directory / ("events-" + "-".join(f"{key}{value}" for key, value in who.items()) + ".jsonl")
-            self._thread = threading.Thread(target=self._write, args=(path,), name="mend-recorder", daemon=True)
+            path = directory / (
+                "events-" + "-".join(f"{key}{value}" for key, value in who.items()) + ".jsonl"
+            )
+            self._thread = threading.Thread(
+                target=self._write, args=(path,), name="mend-recorder", daemon=True
+            )
             self._thread.start()
 
     def note(self, kind: str, fields: dict[str, object]) -> None:
         """Any thread. Never blocks."""
-        level = logging.WARNING if kind in LOUD else logging.DEBUG if kind in USUAL else logging.INFO
+        level = (
+            logging.WARNING if kind in LOUD else logging.DEBUG if kind in USUAL else logging.INFO
+        )
         if logger.isEnabledFor(level):
             logger.log(level, "mend %s %s %s", self._who, kind, _grammar(fields))
         if self._thread is not None:
@@ -65,7 +71,12 @@ class Recorder:
                         file.flush()
         except OSError as error:
             self.lost += 1
-            logger.warning("mend %s events-stopped path=%s reason=%s remedy=free some space", self._who, path, error)
+            logger.warning(
+                "mend %s events-stopped path=%s reason=%s remedy=free some space",
+                self._who,
+                path,
+                error,
+            )
             while self._queue.get() is not None:
                 self.lost += 1
 

@@ -16,7 +16,9 @@ _runtimes: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 def enter(model: nn.Module, runtime: object) -> None:
     """Raises UsageError when the model (or the module inside its wrapper) already has a runtime."""
     if unwrap(model) in _runtimes:
-        raise UsageError("mend_init was called twice for this model; call mend_shutdown(model) first")
+        raise UsageError(
+            "mend_init was called twice for this model; call mend_shutdown(model) first"
+        )
     _runtimes[unwrap(model)] = runtime
 
 
@@ -32,5 +34,7 @@ def get_runtime(model: nn.Module) -> Any:
     """The runtime that mend_init made for this model, wrapped or not. Raises UsageError without one."""
     runtime = find(model)
     if runtime is None:
-        raise UsageError("this model has no runtime; call mend_init(model, config, optimizer=...) first")
+        raise UsageError(
+            "this model has no runtime; call mend_init(model, config, optimizer=...) first"
+        )
     return runtime

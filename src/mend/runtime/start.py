@@ -75,10 +75,14 @@ class LiveRank:
         self.me = Peer(settings.rack, self.group.rank)
         self.plan = build_plan(model, settings.fragments)
         self.schedule = Schedule(len(self.plan), settings.period_steps, settings.overlap_steps)
-        self.recorder = Recorder({"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics)
+        self.recorder = Recorder(
+            {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
+        )
         nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
         self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
-        self.driver = Driver(self.me, self.member, settings.job, self._driver_options(), self.recorder)
+        self.driver = Driver(
+            self.me, self.member, settings.job, self._driver_options(), self.recorder
+        )
         try:
             self._build(model, numerics)
         except BaseException:
@@ -115,7 +119,11 @@ class LiveRank:
         own_digests = tuple(anchor.digest for anchor in genesis)
         equal = self._replica_digest(model, tracks)
         mine = Introduction(
-            self.member.incarnation, self._advertised(), self.driver.lane_address, own_digests, equal
+            self.member.incarnation,
+            self._advertised(),
+            self.driver.lane_address,
+            own_digests,
+            equal,
         )
         found = [
             msgspec.msgpack.decode(blob, type=Introduction)
@@ -128,7 +136,9 @@ class LiveRank:
             )
         roles = self._roles(model, own_digests, found)
         spans = [track.span for track in tracks]
-        self.rank = Rank(self.me, self.member, roles, spans, genesis, numerics, self.board, self.driver)
+        self.rank = Rank(
+            self.me, self.member, roles, spans, genesis, numerics, self.board, self.driver
+        )
         self.driver.call(lambda: self._connect([one.address for one in found]))
         self.driver.attach(self.rank)
 
@@ -143,10 +153,14 @@ class LiveRank:
             hashes.append(digest_of(full_N, full_N.numel(), 0))
         return ",".join(hashes)
 
-    def _roles(self, model: nn.Module, own: tuple[str, ...], found: Sequence[Introduction]) -> Roles:
+    def _roles(
+        self, model: nn.Module, own: tuple[str, ...], found: Sequence[Introduction]
+    ) -> Roles:
         settings = self.settings
         heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-        learner = Learner(self.me, self.member, LearnerOptions(heartbeat_ns, settings.token_weighted), own)
+        learner = Learner(
+            self.me, self.member, LearnerOptions(heartbeat_ns, settings.token_weighted), own
+        )
         if self.me.rank != 0:
             return Roles(learner, None, None)
         hello = Hello(
@@ -162,7 +176,9 @@ class LiveRank:
         if where == self.me:
             options_c = CoordinatorOptions(settings.racks, heartbeat_ns, silence_ns)
             coordinator = Coordinator(self.me, settings.job, options_c)
-        self.recorder.note("start", {"member": list(self.member), "plan": plan_hash(hello), "job": settings.job})
+        self.recorder.note(
+            "start", {"member": list(self.member), "plan": plan_hash(hello), "job": settings.job}
+        )
         return Roles(learner, leader, coordinator)
 
     def _policy(self) -> Policy:
@@ -185,7 +201,9 @@ class LiveRank:
 
     def _advertised(self) -> str:
         host = self.settings.driver.advertise_host
-        return f"tcp://{host}:{self.driver.address.rsplit(':', 1)[1]}" if host else self.driver.address
+        return (
+            f"tcp://{host}:{self.driver.address.rsplit(':', 1)[1]}" if host else self.driver.address
+        )
 
     def _connect(self, addresses: Sequence[str]) -> None:
         """Loop thread. A leader speaks to the coordinator and its ranks, a rank to its leader."""

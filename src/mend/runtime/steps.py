@@ -19,14 +19,25 @@ from torch import Tensor
 from mend.errors import GaveUp, StartTimeout
 from mend.fragment.apply import Alignment, realign
 from mend.fragment.view import FragmentView
-from mend.protocol.events import Applied, Captured, Discarded, Event, Idle, Leaving, Progress, StillOpen
+from mend.protocol.events import (
+    Applied,
+    Captured,
+    Discarded,
+    Event,
+    Idle,
+    Leaving,
+    Progress,
+    StillOpen,
+)
 from mend.protocol.messages import Commit
 from mend.protocol.schedule import Schedule
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor
 from mend.terms import MS, SECOND, Member, Span
 
-POLL_NS = 20 * MS
+POLL_NS = 50 * MS
+"""How often a draining rank looks again; news on the board wakes it at once."""
+
 LEAVE_NS = 5 * SECOND
 """How long the end of the job is awaited after this rack has asked to leave at once."""
 
@@ -120,7 +131,13 @@ class Trainer:
         *, now_ns: Callable[[], int], post: Callable[[Event], None], own: Callable[[OpenOffer], None],
         note: Callable[[str, dict[str, object]], None],
     ) -> None:  # fmt: skip
-        self.member, self.schedule, self.options, self.tracks, self.board = member, schedule, options, tracks, board
+        self.member, self.schedule, self.options, self.tracks, self.board = (
+            member,
+            schedule,
+            options,
+            tracks,
+            board,
+        )
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self.step = 0
         self.tokens = 0
@@ -130,7 +147,9 @@ class Trainer:
         self.applied = 0
         self._budget_ns = options.stall_max_ns
         self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
-        self._scratch_N = torch.empty(max(track.span.numel for track in tracks), dtype=torch.float32)
+        self._scratch_N = torch.empty(
+            max(track.span.numel for track in tracks), dtype=torch.float32
+        )
 
     # -------------------------------------------------------------- a step
 
@@ -163,7 +182,9 @@ class Trainer:
         now_ns, steps = self._now_ns(), self.step - self._marked_step
         if steps > 0:
             sample_ns = (now_ns - self._marked_ns) // steps
-            self.step_ns = sample_ns if self.step_ns == 0 else self.step_ns + (sample_ns - self.step_ns) // 10
+            self.step_ns = (
+                sample_ns if self.step_ns == 0 else self.step_ns + (sample_ns - self.step_ns) // 10
+            )
         self._marked_step = self.step
         self._post(Progress(self.step, self.step_ns))
 
@@ -174,7 +195,9 @@ class Trainer:
         if track.offer is not None:
             self._post(StillOpen(fragment, track.anchor.version))
             self.ledger.miss("previous offer still open")
-            self._note("still-open", {"step": self.step, "fragment": fragment, "seq": track.offer.seq})
+            self._note(
+                "still-open", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
+            )
             return
         steps = self.step - track.steps_mark
         if steps < 1:
@@ -193,7 +216,14 @@ class Trainer:
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps))
         self._note(
             "captured",
-            {"step": self.step, "fragment": fragment, "seq": offer.seq, "base": base, "tokens": tokens, "steps": steps},
+            {
+                "step": self.step,
+                "fragment": fragment,
+                "seq": offer.seq,
+                "base": base,
+                "tokens": tokens,
+                "steps": steps,
+            },
         )
 
     # -------------------------------------------------------------- apply
@@ -204,7 +234,9 @@ class Trainer:
         tau = self.schedule.overlap_steps
         newest_capture = self.step if tau == 0 else self.step - 1
         eligible = [
-            p for p in range(len(self.tracks)) if self.step >= self.schedule.last_capture(p, newest_capture) + tau
+            p
+            for p in range(len(self.tracks))
+            if self.step >= self.schedule.last_capture(p, newest_capture) + tau
         ]
         yield from self._agree_and_apply(eligible)
         for fragment in ends:
@@ -215,7 +247,9 @@ class Trainer:
     def _await_results(self, fragments: tuple[int, ...]) -> Doing:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
         limit_ns = self.options.give_up_ns if self.options.lockstep else self._budget_ns
-        waiting = [p for p in fragments if self.tracks[p].offer is not None and not self._resolved(p)]
+        waiting = [
+            p for p in fragments if self.tracks[p].offer is not None and not self._resolved(p)
+        ]
         if not waiting or limit_ns <= 0:
             return
         started_ns = self._now_ns()
@@ -232,7 +266,12 @@ class Trainer:
         if not ready:
             self._note(
                 "stall-over",
-                {"step": self.step, "fragments": waiting, "ms": self.stall_ns_last // MS, "why": list(self.board.why)},
+                {
+                    "step": self.step,
+                    "fragments": waiting,
+                    "ms": self.stall_ns_last // MS,
+                    "why": list(self.board.why),
+                },
             )
 
     def _resolved(self, fragment: int) -> bool:
@@ -242,7 +281,9 @@ class Trainer:
                 return True
             return track.offer is not None and track.offer.seq in panel.discarded
 
-    def _agree_and_apply(self, fragments: list[int], flags: list[int] | None = None) -> Generator[Any, Any, list[int]]:
+    def _agree_and_apply(
+        self, fragments: list[int], flags: list[int] | None = None
+    ) -> Generator[Any, Any, list[int]]:
         """Apply what every rank can; returns the flags' minimum over the ranks."""
         with self.board.changed:
             if self.board.failure is not None:
@@ -262,7 +303,9 @@ class Trainer:
             track = self.tracks[fragment]
             if discarded_everywhere and track.offer is not None:
                 self._post(Discarded(fragment, track.offer.seq))
-                self._note("discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq})
+                self._note(
+                    "discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
+                )
                 self.ledger.miss("declined or too old")
                 self.board.panels[fragment].discarded.clear()
                 track.offer = None
@@ -280,7 +323,15 @@ class Trainer:
         theta_N = self._scratch_N[: track.span.numel]
         track.view.read(track.span, theta_N)
         delta_N = offer.delta_N if named and offer is not None else None
-        realign(theta_N, track.anchor.values, delta_N, anchor.values, options.alignment, options.blend_alpha, theta_N)
+        realign(
+            theta_N,
+            track.anchor.values,
+            delta_N,
+            anchor.values,
+            options.alignment,
+            options.blend_alpha,
+            theta_N,
+        )
         yield from self._write(track, fragment, theta_N)
         ended = 0
         if offer is not None and fate:
@@ -295,7 +346,13 @@ class Trainer:
         self._post(Applied(fragment, anchor.version, ended))
         self._note(
             "applied",
-            {"step": self.step, "fragment": fragment, "version": anchor.version, "fate": fate or "none", "seq": ended},
+            {
+                "step": self.step,
+                "fragment": fragment,
+                "version": anchor.version,
+                "fate": fate or "none",
+                "seq": ended,
+            },
         )
         if offer is not None and not fate:
             self.ledger.miss("offer was late")
@@ -343,13 +400,21 @@ class Trainer:
         while True:
             versions = self._versions()
             open_ = any(track.offer is not None for track in self.tracks)
-            done = not open_ and all(p.decided <= v for p, v in zip(self.board.panels, versions, strict=True))
+            done = not open_ and all(
+                p.decided <= v for p, v in zip(self.board.panels, versions, strict=True)
+            )
             late, over = self._now_ns() > deadline_ns, self.board.finished
-            flags = yield from self._agree_and_apply(everything, [int(done), -int(late), -int(over)])
+            flags = yield from self._agree_and_apply(
+                everything, [int(done), -int(late), -int(over)]
+            )
             if flags[0]:
                 return
             if flags[1] or flags[2]:
-                why = "the job is over for this rack" if flags[2] else f"after {limit_ns / SECOND:g} s"
+                why = (
+                    "the job is over for this rack"
+                    if flags[2]
+                    else f"after {limit_ns / SECOND:g} s"
+                )
                 raise GaveUp(
                     f"drain: {sum(t.offer is not None for t in self.tracks)} offers are still open: {why} "
                     f"({'; '.join(self.board.why) or 'no reason known'})"
@@ -378,7 +443,9 @@ class Trainer:
         told = None
         while True:
             late = self._now_ns() > deadline_ns
-            flags = yield from self._agree_and_apply(everything, [int(self.board.finished), -int(late)])
+            flags = yield from self._agree_and_apply(
+                everything, [int(self.board.finished), -int(late)]
+            )
             if flags[0] or (flags[1] and hurried):
                 break
             if flags[1]:
@@ -390,9 +457,17 @@ class Trainer:
             yield Wait(self._news, POLL_NS)
         unmerged = min((yield from self._agree_and_apply([], [-self.open_tokens()])))
         if not self.board.finished:
-            self._note("left-alone", {"why": list(self.board.why), "open_tokens": self.open_tokens()})
+            self._note(
+                "left-alone", {"why": list(self.board.why), "open_tokens": self.open_tokens()}
+            )
         if unmerged:
-            self._note("kept-local", {"open_tokens": self.open_tokens(), "reason": "unmerged work is only in these weights"})
+            self._note(
+                "kept-local",
+                {
+                    "open_tokens": self.open_tokens(),
+                    "reason": "unmerged work is only in these weights",
+                },
+            )
         elif not keep_local:
             yield from self.publish_anchor()
 
@@ -418,7 +493,12 @@ class Trainer:
 
         def ready() -> bool:
             held = all(0 in panel.anchors for panel in board.panels)
-            return board.begun and held and len(board.settled) == len(board.panels) and min(board.settled) >= 0
+            return (
+                board.begun
+                and held
+                and len(board.settled) == len(board.panels)
+                and min(board.settled) >= 0
+            )
 
         fine = yield Wait(ready, limit_ns)
         everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))

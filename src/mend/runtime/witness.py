@@ -31,7 +31,9 @@ def detect_ns(heartbeat_ms: int) -> int:
 class Witness:
     """Host of a coordinator without a rack."""
 
-    def __init__(self, coordinator: Coordinator, driver: Driver, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, coordinator: Coordinator, driver: Driver, progress: Callable[[str], None]
+    ) -> None:
         self.coordinator, self.driver, self._progress = coordinator, driver, progress
         self.failure: MendError | None = None
 
@@ -60,7 +62,9 @@ class Witness:
             case Note(kind, fields):
                 self.driver.note(kind, fields)
                 if kind in ("hello", "genesis", "refused", "roster", "fault"):
-                    self._progress(f"{kind} " + " ".join(f"{key}={value}" for key, value in fields.items()))
+                    self._progress(
+                        f"{kind} " + " ".join(f"{key}={value}" for key, value in fields.items())
+                    )
             case Finished():
                 self.driver.finished()
             case _:

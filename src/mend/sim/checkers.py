@@ -107,7 +107,9 @@ class Checkers:
         for member in fields["members"]:
             name = (member["rack"], fields["fragment"], member["seq"])
             if name in self.merged:
-                self._problem("I3", f"offer {name} is in versions {self.merged[name]} and {fields['version']}")
+                self._problem(
+                    "I3", f"offer {name} is in versions {self.merged[name]} and {fields['version']}"
+                )
             self.merged[name] = fields["version"]
         racks = [member["rack"] for member in fields["members"]]
         if racks != sorted(racks) or not racks:
@@ -125,17 +127,26 @@ class Checkers:
         if anchor.version == version:
             digest = digest_of(anchor.data, anchor.numel, anchor.version)
             if self.bits.setdefault((rail, fragment, version), digest) != digest:
-                self._problem("I1", f"{watched.process.me} has other bits of fragment {fragment} version {version}")
+                self._problem(
+                    "I1",
+                    f"{watched.process.me} has other bits of fragment {fragment} version {version}",
+                )
             commit = self.commits.get((fragment, version))
             logged: Any = commit["digests"] if commit else None
             if logged is not None and logged[rail] != digest:
-                self._problem("I1", f"{watched.process.me}: fragment {fragment} version {version} is not what the log says")
+                self._problem(
+                    "I1",
+                    f"{watched.process.me}: fragment {fragment} version {version} is not what the log says",
+                )
 
     def _bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario
         limit = 3 * scenario.racks * scenario.fragments
         if len(rank.payloads) > limit:
-            self._problem("I6", f"{watched.process.me} keeps {len(rank.payloads)} payloads, the limit is {limit}")
+            self._problem(
+                "I6",
+                f"{watched.process.me} keeps {len(rank.payloads)} payloads, the limit is {limit}",
+            )
         per_fragment: dict[int, int] = {}
         for fragment, _ in rank.anchors:
             per_fragment[fragment] = per_fragment.get(fragment, 0) + 1
@@ -162,7 +173,10 @@ class Checkers:
         fragments = len(trainer.tracks)
         total = trainer.ledger.merged + trainer.ledger.discarded + trainer.open_tokens()
         if total != trainer.tokens * fragments:
-            self._problem("I2", f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != {trainer.tokens} x {fragments}")
+            self._problem(
+                "I2",
+                f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != {trainer.tokens} x {fragments}",
+            )
         rack = watched.process.me.rack
         named = sum(
             member["tokens"]
@@ -171,24 +185,37 @@ class Checkers:
             if member["rack"] == rack and version <= trainer.tracks[fragment].anchor.version
         )
         if named != trainer.ledger.merged * self.scenario.ranks:
-            self._problem("I2", f"{watched.process.me}: the log names {named} tokens, the rank counts {trainer.ledger.merged} merged")
+            self._problem(
+                "I2",
+                f"{watched.process.me}: the log names {named} tokens, the rank counts {trainer.ledger.merged} merged",
+            )
 
     def _vectors(self, watched: Watched) -> None:
         """The one-ledger identity, for carry: every update is in a merged offer, in e, or still in theta."""
-        if self.scenario.alignment != "carry" or any(rack == watched.process.me.rack for rack, _ in self.scenario.non_finite):
+        if self.scenario.alignment != "carry" or any(
+            rack == watched.process.me.rack for rack, _ in self.scenario.non_finite
+        ):
             return
         for fragment, track in enumerate(watched.training.trainer.tracks):
             theta_N = self._theta(watched, fragment)
             error = watched.ledgers[fragment].error(theta_N, track.anchor.values, track.residual_N)
             if watched.training.trainer.step and error > LEDGER_MAX:
-                self._problem("I2", f"{watched.process.me}: the ledger of fragment {fragment} is open by {error:.2e}")
+                self._problem(
+                    "I2",
+                    f"{watched.process.me}: the ledger of fragment {fragment} is open by {error:.2e}",
+                )
 
     def _stalls(self, watched: Watched) -> None:
         """I5: no wait of the training thread is longer than its limit."""
         for waited_ns, limit_ns in watched.training.stalls:
-            frozen_ns = sum(f.end_ns - f.begin_ns for f in self.scenario.faults if f.kind == "freeze")
+            frozen_ns = sum(
+                f.end_ns - f.begin_ns for f in self.scenario.faults if f.kind == "freeze"
+            )
             if waited_ns > limit_ns + STALL_SLACK_NS + frozen_ns:
-                self._problem("I5", f"{watched.process.me} waited {waited_ns / SECOND:.2f} s, the limit is {limit_ns / SECOND:.2f} s")
+                self._problem(
+                    "I5",
+                    f"{watched.process.me} waited {waited_ns / SECOND:.2f} s, the limit is {limit_ns / SECOND:.2f} s",
+                )
 
     def _liveness(self, trainings: dict[Peer, Training], finished: bool) -> None:
         """I4: every live rank ends its loop; without lasting faults all end together on equal bits."""
@@ -199,15 +226,24 @@ class Checkers:
         for peer, training in trainings.items():
             if training.failure is None or training.process.dead:
                 continue
-            excused = isinstance(training.failure, GaveUp | StartTimeout) and (lasting or self.scenario.faults)
+            excused = isinstance(training.failure, GaveUp | StartTimeout) and (
+                lasting or self.scenario.faults
+            )
             if not excused:
                 self._problem("I4", f"{peer} failed: {training.failure!r}")
         if lasting or self.scenario.faults or self.scenario.loss > 0:
             return
-        alone = [peer for peer in trainings if any(kind == "left-alone" for kind, _ in self.ranks[peer].process.notes)]
+        alone = [
+            peer
+            for peer in trainings
+            if any(kind == "left-alone" for kind, _ in self.ranks[peer].process.notes)
+        ]
         if alone:
             self._problem("I4", f"{alone} left alone though nothing was broken")
-        versions = {peer: tuple(t.anchor.version for t in training.trainer.tracks) for peer, training in trainings.items()}
+        versions = {
+            peer: tuple(t.anchor.version for t in training.trainer.tracks)
+            for peer, training in trainings.items()
+        }
         same_end = len(set(self.scenario.steps)) == 1 and len(set(self.scenario.step_ns)) == 1
         if same_end and len(set(versions.values())) > 1:
             self._problem("I1", f"the racks ended at different versions: {versions}")

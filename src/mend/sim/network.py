@@ -37,14 +37,18 @@ class Network:
     def _cut(self, a: int, b: int) -> bool:
         now_ns = self.loop.now_ns
         return any(
-            fault.kind == "cut" and (fault.a, fault.b) == (target(a), target(b)) and fault.begin_ns <= now_ns < fault.end_ns
+            fault.kind == "cut"
+            and (fault.a, fault.b) == (target(a), target(b))
+            and fault.begin_ns <= now_ns < fault.end_ns
             for fault in self.scenario.faults
         )
 
     def _slow_ns(self, a: int, b: int) -> int:
         now_ns = self.loop.now_ns
         slow = any(
-            fault.kind == "slow_link" and {fault.a, fault.b} == {target(a), target(b)} and fault.begin_ns <= now_ns < fault.end_ns
+            fault.kind == "slow_link"
+            and {fault.a, fault.b} == {target(a), target(b)}
+            and fault.begin_ns <= now_ns < fault.end_ns
             for fault in self.scenario.faults
         )
         return 300 * MS if slow else 0
@@ -69,7 +73,10 @@ class Network:
             return
         copies = 2 if far and rng.random() < scenario.duplicate else 1
         for _ in range(copies):
-            self.loop.at(self.loop.now_ns + self._delay_ns(sender, receiver.me.rack), lambda: receiver.receive(envelope))
+            self.loop.at(
+                self.loop.now_ns + self._delay_ns(sender, receiver.me.rack),
+                lambda: receiver.receive(envelope),
+            )
 
     def fetch(
         self, asker: Process, holders: Sequence[Address], key: bytes, into: memoryview, done: Callable[[Exception | None], None]

@@ -26,7 +26,9 @@ THREAD_HOP_NS = MS // 20
 class Process:
     """Edge under a virtual clock. `clock_ns` offsets its own clock: nobody may compare clocks."""
 
-    def __init__(self, me: Peer, member: Member, network: Network, loop: Loop, rng: random.Random) -> None:
+    def __init__(
+        self, me: Peer, member: Member, network: Network, loop: Loop, rng: random.Random
+    ) -> None:
         self.me, self.member, self.network, self.loop, self.rng = me, member, network, loop, rng
         self.clock_ns = rng.randint(0, 10**12)
         self.address = f"tcp://sim:{me.rack}-{me.rank}"
@@ -113,7 +115,9 @@ class Process:
             self.network.send(self.me.rack, self.peers[to], envelope)
 
     def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        self._worker_free_ns = max(self._worker_free_ns, self.loop.now_ns) + self.rng.randint(MS // 10, 4 * MS)
+        self._worker_free_ns = max(self._worker_free_ns, self.loop.now_ns) + self.rng.randint(
+            MS // 10, 4 * MS
+        )
 
         def finish() -> None:
             try:
@@ -158,14 +162,20 @@ class Collective:
         requests = [self.asked[rank][0] for rank in range(self.ranks)]
         answers = [self.asked[rank][1] for rank in range(self.ranks)]
         self.asked = {}
-        assert len({type(request) for request in requests}) == 1, f"ranks of a rack are out of step: {requests}"
+        assert len({type(request) for request in requests}) == 1, (
+            f"ranks of a rack are out of step: {requests}"
+        )
         result: object
         if all(isinstance(request, AgreeMin) for request in requests):
             lists = [request.values for request in requests if isinstance(request, AgreeMin)]
-            assert len({len(values) for values in lists}) == 1, "ranks agree about different fragments"
+            assert len({len(values) for values in lists}) == 1, (
+                "ranks agree about different fragments"
+            )
             result = [min(column) for column in zip(*lists, strict=True)]
         else:
-            result = torch.cat([request.slice_N for request in requests if isinstance(request, Share)])
+            result = torch.cat(
+                [request.slice_N for request in requests if isinstance(request, Share)]
+            )
         for give in answers:
             give(result)
 
@@ -180,7 +190,12 @@ class Training:
         watch: Callable[[str, Training], None],
     ) -> None:  # fmt: skip
         self.process, self.rank, self.trainer, self.collective = process, rank, trainer, collective
-        self.parameters, self.steps, self.step_ns, self.start_ns = parameters, steps, step_ns, start_ns
+        self.parameters, self.steps, self.step_ns, self.start_ns = (
+            parameters,
+            steps,
+            step_ns,
+            start_ns,
+        )
         self._update, self._tokens, self._watch = update, tokens, watch
         self.doing: Doing | None = None
         self.began = False
@@ -232,7 +247,9 @@ class Training:
             self.process.later(request.limit_ns, lambda: self._time_is_up(token))
         else:
             self.collective.ask(
-                self.process.me.rank, request, lambda got: self.process.later(THREAD_HOP_NS, lambda: self._advance(got))
+                self.process.me.rank,
+                request,
+                lambda got: self.process.later(THREAD_HOP_NS, lambda: self._advance(got)),
             )
 
     def _time_is_up(self, token: int) -> None:

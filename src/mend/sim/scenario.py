@@ -61,7 +61,9 @@ class Scenario:
         ]
         for fault in self.faults:
             to = f" -> {fault.b}" if fault.b >= 0 else ""
-            lines.append(f"  {fault.begin_ns / SECOND:.2f}..{fault.end_ns / SECOND:.2f} s {fault.kind} {fault.a}{to}")
+            lines.append(
+                f"  {fault.begin_ns / SECOND:.2f}..{fault.end_ns / SECOND:.2f} s {fault.kind} {fault.a}{to}"
+            )
         return "\n".join(lines)
 
 
@@ -78,7 +80,7 @@ def draw(seed: int) -> Scenario:
     lockstep = rng.random() < 0.25
     base_ns = rng.choice((20, 50, 100)) * MS
     equal = lockstep or rng.random() < 0.5
-    steps = rng.randint(2 * period, 4 * period)
+    steps = rng.randint(2 * period, 3 * period)
     uneven = not lockstep and rng.random() < 0.3
     scenario = Scenario(
         seed=seed,
@@ -90,7 +92,9 @@ def draw(seed: int) -> Scenario:
         period_steps=period,
         overlap_steps=rng.choice((0, 1, period // 2, period - 1)),
         steps=tuple(steps + (rng.randint(0, period) if uneven else 0) for _ in range(racks)),
-        step_ns=tuple(base_ns if equal else base_ns * rng.choice((1, 1, 2, 3)) for _ in range(racks)),
+        step_ns=tuple(
+            base_ns if equal else base_ns * rng.choice((1, 1, 2, 3)) for _ in range(racks)
+        ),
         k=rng.randint(1, racks),
         grace_ns=rng.choice((-1, -1, 0, 50 * MS, 400 * MS)),
         lockstep=lockstep,

@@ -23,7 +23,7 @@ from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.steps import StepOptions, Track, Trainer
-from mend.runtime.witness import Witness, detect_ns
+from mend.runtime.witness import Witness
 from mend.sim.checkers import Checkers
 from mend.sim.loop import Loop
 from mend.sim.network import Network
@@ -31,11 +31,14 @@ from mend.sim.process import Collective, Process, Training
 from mend.sim.scenario import WITNESS_TARGET, Fault, Scenario, draw
 from mend.terms import MS, SECOND, WITNESS, Member, Peer, owned_span
 
-HEARTBEAT_MS = 100
+HEARTBEAT_MS = 250
+"""Slower than live: quiet time costs events, and what is lost is repeated at this pace."""
+
+DETECT_NS = 2 * SECOND
 START_NS = 30 * SECOND
 STALL_NS = 1 * SECOND
 GIVE_UP_NS = 60 * SECOND
-SHUTDOWN_NS = 5 * SECOND
+SHUTDOWN_NS = 4 * SECOND
 UPDATES = 64
 """Different update vectors per rack; the steps go round them."""
 
@@ -75,7 +78,9 @@ class World:
         longest_fault_ns = max((f.end_ns for f in scenario.faults if f.kind != "crash"), default=0)
         limit_ns = 20 * length_ns + longest_fault_ns + 2 * GIVE_UP_NS + 10 * SHUTDOWN_NS
         finished = self.loop.run(self._over, limit_ns)
-        report = Report(scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken)
+        report = Report(
+            scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken
+        )
         report.commits = len(self.checkers.commits)
         report.trace = self.checkers.trace()
         report.problems = self.checkers.verdict(self.trainings, finished)
@@ -89,7 +94,7 @@ class World:
     def _build(self) -> None:
         scenario = self.scenario
         coordinator = Peer(WITNESS, 0) if scenario.witness else Peer(0, 0)
-        options = CoordinatorOptions(scenario.racks, HEARTBEAT_MS * MS, detect_ns(HEARTBEAT_MS))
+        options = CoordinatorOptions(scenario.racks, HEARTBEAT_MS * MS, DETECT_NS)
         if scenario.witness:
             member = Member(WITNESS, self.rng.getrandbits(62))
             self.witness = Process(coordinator, member, self.network, self.loop, self.rng)
@@ -102,7 +107,8 @@ class World:
         scenario = self.scenario
         member = Member(rack, self.rng.getrandbits(62))
         processes = [
-            Process(Peer(rack, rank), member, self.network, self.loop, self.rng) for rank in range(scenario.ranks)
+            Process(Peer(rack, rank), member, self.network, self.loop, self.rng)
+            for rank in range(scenario.ranks)
         ]
         collective = Collective(scenario.ranks)
         parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
@@ -111,16 +117,22 @@ class World:
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
-            roles = Roles(Learner(process.me, member, LearnerOptions(HEARTBEAT_MS * MS, True), own), None, None)
+            roles = Roles(
+                Learner(process.me, member, LearnerOptions(HEARTBEAT_MS * MS, True), own),
+                None,
+                None,
+            )
             if rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
                 hello = Hello(seat, self._policy(len(tracks)), (("model", "sim"),), digests)
-                detect = LeaderOptions(HEARTBEAT_MS * MS, detect_ns(HEARTBEAT_MS), START_NS)
+                detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS)
                 roles.leader = Leader(hello, coordinator, detect, process.now_ns())
                 if coordinator == process.me:
                     roles.coordinator = Coordinator(process.me, "sim", options)
-            self._start(process, processes, coordinator, roles, parameters, tracks, schedule, collective)
+            self._start(
+                process, processes, coordinator, roles, parameters, tracks, schedule, collective
+            )
 
     def _start(
         self, process: Process, rack: Sequence[Process], coordinator: Peer, roles: Roles,
@@ -135,7 +147,16 @@ class World:
         )  # fmt: skip
         spans = [track.span for track in tracks]
         numerics = self._numerics()
-        rank = Rank(process.me, process.member, roles, spans, [t.anchor for t in tracks], numerics, board, process)
+        rank = Rank(
+            process.me,
+            process.member,
+            roles,
+            spans,
+            [t.anchor for t in tracks],
+            numerics,
+            board,
+            process,
+        )
         updates = self._updates(number)
         training = Training(
             process, rank, trainer, collective, parameters,
@@ -161,7 +182,10 @@ class World:
         scenario = self.scenario
         generator = torch.Generator().manual_seed(scenario.seed * 100 + rack)
         model = nn.ParameterList(
-            [nn.Parameter(torch.randn(scenario.numel + p, generator=generator)) for p in range(scenario.fragments)]
+            [
+                nn.Parameter(torch.randn(scenario.numel + p, generator=generator))
+                for p in range(scenario.fragments)
+            ]
         )
         named = dict(trainable(model))
         numerics, tracks = self._numerics(), []
@@ -176,7 +200,10 @@ class World:
     def _updates(self, rack: int) -> list[list[Tensor]]:
         scenario = self.scenario
         generator = torch.Generator().manual_seed(scenario.seed * 100 + 50 + rack)
-        table = [torch.randn(UPDATES, scenario.numel + p, generator=generator) * 0.01 for p in range(scenario.fragments)]
+        table = [
+            torch.randn(UPDATES, scenario.numel + p, generator=generator) * 0.01
+            for p in range(scenario.fragments)
+        ]
         return [[rows[i] for rows in table] for i in range(UPDATES)]
 
     def _update(self, rack: int, step: int, updates: list[list[Tensor]]) -> Sequence[Tensor]:
@@ -193,19 +220,34 @@ class World:
     def _policy(self, fragments: int) -> Policy:
         s = self.scenario
         return Policy(
-            s.racks, s.ranks, fragments, s.k, s.grace_ns, s.lockstep, s.max_age, s.period_steps, s.overlap_steps, STALL_NS
+            s.racks,
+            s.ranks,
+            fragments,
+            s.k,
+            s.grace_ns,
+            s.lockstep,
+            s.max_age,
+            s.period_steps,
+            s.overlap_steps,
+            STALL_NS,
         )
 
     def _step_options(self) -> StepOptions:
         s = self.scenario
         alignment = s.alignment
         assert alignment in ("carry", "overwrite", "blend")
-        return StepOptions(s.ranks, s.overlapped, s.lockstep, alignment, 0.5, STALL_NS, GIVE_UP_NS, SHUTDOWN_NS)
+        return StepOptions(
+            s.ranks, s.overlapped, s.lockstep, alignment, 0.5, STALL_NS, GIVE_UP_NS, SHUTDOWN_NS
+        )
 
     # -------------------------------------------------------------- breaking
 
     def _break(self, fault: Fault) -> None:
-        victims = [p for p in self._processes() if (WITNESS_TARGET if p.me.rack == WITNESS else p.me.rack) == fault.a]
+        victims = [
+            p
+            for p in self._processes()
+            if (WITNESS_TARGET if p.me.rack == WITNESS else p.me.rack) == fault.a
+        ]
         for process in victims:
             if fault.kind == "crash":
                 process.crash()

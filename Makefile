@@ -1,0 +1,47 @@
+# `make` alone says what there is. Everything runs in .venv, which is made on first use with plain pip.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/stamp
+PYTEST := $(BIN)/python -m pytest
+BENCHMARKS := $(filter-out __init__,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+
+help: ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+demo: $(STAMP) ## train one small model on several racks of this machine, and lose one of them
+	$(BIN)/mend demo
+
+test: $(STAMP) ## run all tests; those that start processes one at a time
+	$(PYTEST) -n 2 -m "not process"
+	$(PYTEST) -m process || [ $$? -eq 5 ] # 5: there is none
+
+check: $(STAMP) ## format, lint, types, and who may import what
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src
+	$(PYTEST) -q tests/test_map.py
+
+format: $(STAMP) ## put the code into its one format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## run the benchmarks, each in a process of its own
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean: ## remove .venv and all that was generated
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "mend needs Python 3.11 or newer, and there is no '$(PYTHON)'. Try: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else 1)' || { \
+		echo "mend needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $(STAMP)

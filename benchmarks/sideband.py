@@ -1,0 +1,154 @@
+"""benchmarks.sideband: what heartbeats cost. Prints one JSON object.
+
+    python -m benchmarks.sideband --seconds 10 --peers 8
+
+One process sends a frame to each peer every interval and hears one from each as often; the peers
+live in another process, outside of what is measured. CPU time is of the whole process, libzmq's own
+thread and the event loop included, user and system, by getrusage.
+
+`measured` is the median over the runs of CPU seconds per second, in percent of one core, `spread`
+its least and greatest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+from multiprocessing.connection import Connection
+
+from mend.terms import Peer
+from mend.transport.zmq import ZmqSideband
+
+GOAL_PCT = 1.5
+ANY_PORT = "tcp://127.0.0.1:0"
+MEASURED = Peer(0, 0)
+
+
+def main() -> None:
+    options = _options()
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    args = (theirs, options.peers, options.interval_ms / 1000, options.frame_bytes)
+    others = spawn.Process(target=_others, args=args, daemon=True)
+    others.start()
+    try:
+        report = asyncio.run(_measure(ours, options))
+        ours.send("end")
+    finally:
+        others.join(5)
+    print(json.dumps(report, indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sideband",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--peers", type=int, default=8, help="peers to talk to (default 8)")
+    parser.add_argument(
+        "--interval-ms", type=int, default=100, help="time between two heartbeats (default 100)"
+    )
+    parser.add_argument(
+        "--frame-bytes", type=int, default=300, help="size of a heartbeat (default 300)"
+    )
+    parser.add_argument("--seconds", type=int, default=10, help="length of a run (default 10)")
+    parser.add_argument("--runs", type=int, default=3, help="runs one after another (default 3)")
+    return parser.parse_args()
+
+
+async def _beat(sideband: ZmqSideband, peers: list[Peer], every_s: float, size: int) -> None:
+    loop, frame = asyncio.get_running_loop(), bytes(size)
+    due = loop.time()
+    while True:
+        for peer in peers:
+            sideband.send(peer, frame)
+        due += every_s
+        await asyncio.sleep(due - loop.time())
+
+
+async def _listen(sideband: ZmqSideband, heard: list[int]) -> None:
+    while True:
+        await sideband.receive()
+        heard[0] += 1
+
+
+def _others(pipe: Connection, peers: int, every_s: float, size: int) -> None:
+    """The other process: all peers, each with a sideband of its own, phases spread evenly."""
+
+    async def live() -> None:
+        sidebands = [ZmqSideband(ANY_PORT) for _ in range(peers)]
+        pipe.send([sideband.address for sideband in sidebands])
+        measured = await asyncio.to_thread(pipe.recv)
+        tasks = []
+        for sideband in sidebands:
+            sideband.connect(MEASURED, measured)
+            tasks.append(asyncio.create_task(_listen(sideband, [0])))
+            tasks.append(asyncio.create_task(_beat(sideband, [MEASURED], every_s, size)))
+            await asyncio.sleep(every_s / peers)
+        await asyncio.to_thread(pipe.recv)
+        await _ended(tasks)
+        for sideband in sidebands:
+            sideband.close()
+
+    asyncio.run(live())
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def _measure(pipe: Connection, options: argparse.Namespace) -> dict[str, object]:
+    addresses = pipe.recv()
+    sideband = ZmqSideband(ANY_PORT)
+    peers = [Peer(number + 1, 0) for number in range(len(addresses))]
+    for peer, address in zip(peers, addresses, strict=True):
+        sideband.connect(peer, address)
+    pipe.send(sideband.address)
+    heard = [0]
+    beating = _beat(sideband, peers, options.interval_ms / 1000, options.frame_bytes)
+    tasks = [asyncio.create_task(_listen(sideband, heard)), asyncio.create_task(beating)]
+    await asyncio.sleep(1)  # everybody is connected
+    loop, shares, rates = asyncio.get_running_loop(), [], []
+    for _ in range(options.runs):
+        cpu_s, since_s, heard_before = _cpu_seconds(), loop.time(), heard[0]
+        await asyncio.sleep(options.seconds)
+        took_s = loop.time() - since_s
+        shares.append(100 * (_cpu_seconds() - cpu_s) / took_s)
+        rates.append((heard[0] - heard_before) / took_s)
+    await _ended(tasks)
+    sideband.close()
+    measured = statistics.median(shares)
+    return {
+        "benchmark": "sideband",
+        "what": f"CPU of {len(peers)} peers' heartbeats both ways, percent of one core",
+        "goal": GOAL_PCT,
+        "measured": round(measured, 2),
+        "spread": [round(min(shares), 2), round(max(shares), 2)],
+        "pass": measured <= GOAL_PCT,
+        "heard_per_second": round(statistics.median(rates), 1),
+        "interval_ms": options.interval_ms,
+        "frame_bytes": options.frame_bytes,
+        "runs": options.runs,
+        "seconds": options.seconds,
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""cli: the `mend` command. Reads arguments, starts processes, prints."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mend.errors import MendError
+
+app = typer.Typer(
+    name="mend",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train one model on several racks that are joined by a poor network.",
+    epilog="Start here: [bold]mend demo[/bold]. Then: mend launch --racks 2 train.py",
+)
+
+PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+"""Everything behind the script's name belongs to the script."""
+
+
+def versions() -> str:
+    """What a bug report needs."""
+
+    def of(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    mine = of("mend-torch")
+    if mine == "not installed":  # run from a checkout
+        from mend import __version__ as mine
+    packages = " ".join(f"{name}={of(name)}" for name in ("torch", "pyzmq", "msgspec", "xxhash"))
+    return f"mend={mine} python={platform.python_version()} {packages}"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(versions())
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print versions and leave.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Options of `mend` itself."""
+
+
+@app.command("version")
+def version_command() -> None:
+    """Print the versions of mend and of what it runs on."""
+    typer.echo(versions())
+
+
+@app.command("launch", context_settings=PASS_ON)
+def launch_command(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...", help="A script (with -m: a module) and its arguments."
+        ),
+    ],
+    racks: Annotated[int, typer.Option(help="Racks to start, each a torchrun of its own.")] = 2,
+    nproc_per_rack: Annotated[
+        int, typer.Option(help="Processes per rack, one per GPU if there are any.")
+    ] = 1,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
+    ] = False,
+    witness: Annotated[
+        bool, typer.Option(help="Start a witness, so that any one rack may die.")
+    ] = True,
+    job_id: Annotated[str, typer.Option(help="Name of the job; drawn when left out.")] = "",
+    base_port: Annotated[
+        int, typer.Option(help="First of racks + 1 ports in a row; 0 picks free ones.")
+    ] = 0,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Also write rack0.log, rack1.log, ..., witness.log here.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Set for every rack; may be repeated.")
+    ] = None,
+) -> None:
+    """Start all racks of a job on this machine, each line of theirs behind \\[rack N].
+
+    Every rack finds its number and everybody's address in MEND_* variables, so the script only says
+    [bold]mend.mend_init(model, mend.MendConfig(), optimizer=optimizer)[/bold].
+
+    A rack that dies does not stop the others; it is reported.
+    Ctrl-C asks all racks to stop, a second one kills them. The exit status is that of the first rack that failed.
+
+    [bold]Examples[/bold]
+
+      mend launch --racks 2 train.py --lr 3e-4
+
+      mend launch --racks 2 --nproc-per-rack 4 train.py          [dim]# 8 GPUs: 0-3 and 4-7[/dim]
+
+      mend launch --racks 3 --env MEND_SYNC_PERIOD_STEPS=64 -m my.training --steps 1000
+
+      mend launch --racks 2 --no-witness --base-port 51900 --log-dir logs train.py
+    """
+    from mend.cli.launch import Job, launch
+    from mend.cli.show import lines_to
+
+    pairs = dict(_pair(text) for text in env or [])
+    job = Job(
+        command=("-m", *command) if module else tuple(command),
+        racks=racks,
+        nproc_per_rack=nproc_per_rack,
+        witness=witness,
+        job_id=job_id,
+        base_port=base_port,
+        log_dir=log_dir,
+        env=pairs,
+    )
+    raise typer.Exit(launch(job, lines_to(sys.stdout)).status)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise typer.BadParameter(f"{text!r} is not K=V", param_hint="--env")
+    return key, value
+
+
+@app.command("coordinate")
+def coordinate_command(
+    bind: Annotated[
+        str, typer.Option(help="Where to listen; what the racks have as MEND_WITNESS_ADDR.")
+    ],
+    racks: Annotated[
+        int, typer.Option(help="How many racks must say hello before the job begins.")
+    ] = 2,
+    job_id: Annotated[
+        str, typer.Option(help="Name of the job, the same as in the racks.")
+    ] = "mend",
+    heartbeat_ms: Annotated[int, typer.Option(help="The racks' sideband_heartbeat_ms.")] = 100,
+    diagnostics_dir: Annotated[
+        Path | None, typer.Option(help="Write the witness's events (JSONL) here.")
+    ] = None,
+) -> None:
+    """Run the witness: a vote and the order of merges, no tensor. Leaves when all racks have left.
+
+    [bold]Example[/bold]
+
+      mend coordinate --bind tcp://0.0.0.0:51899 --racks 2 --job-id demo
+    """
+    from mend.cli.coordinate import coordinate
+
+    coordinate(bind, racks, job_id, heartbeat_ms, diagnostics_dir)
+
+
+@app.command("demo")
+def demo_command(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny model, a minute at most; losses are not judged.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(min=40, help="Steps per rack and run.")] = None,
+    delay_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Delay of each exchange; left out: 3/4 of the overlap, as measured."
+        ),
+    ] = None,
+    nproc_per_rack: Annotated[
+        int, typer.Option(min=1, help="Processes per rack (DDP inside).")
+    ] = 1,
+    out: Annotated[Path, typer.Option(help="Where results, events and summary.json go.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Two racks train a small GPT over a link that is slow on purpose. A few minutes on 2 cores.
+
+    The text is Python's own sources. Four runs, the same but for the exchange: none, blocking, overlapped, and overlapped without
+    lockstep over a link with a long tail. Then it compares: are blocking and overlapped the same to
+    the last bit, do both racks hold the same model, is the merged model better than a rack alone?
+    Exit status 1 when an answer is no.
+    """
+    from mend.cli.demo import demo
+
+    raise typer.Exit(
+        demo(quick=quick, steps=steps, delay_ms=delay_ms, nproc_per_rack=nproc_per_rack, out=out)
+    )
+
+
+def main() -> None:
+    """Entry point. An error that mend raised on purpose is one line, not a traceback."""
+    try:
+        app()
+    except MendError as error:
+        typer.echo(f"mend: {type(error).__name__}: {error}", err=True)
+        sys.exit(2)

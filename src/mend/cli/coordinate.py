@@ -1,0 +1,33 @@
+"""cli.coordinate: `mend coordinate`, the witness as a command. Prints what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def coordinate(
+    bind: str, racks: int, job_id: str, heartbeat_ms: int, diagnostics_dir: Path | None
+) -> None:
+    """Serve one job until every rack has left, or SIGINT / SIGTERM.
+
+    Raises AddressInUse, ConfigError.
+    """
+    from mend.config import MendConfig  # late, so that `mend --help` needs no torch
+    from mend.runtime import witness
+
+    # The same rules as in the racks: a witness with a mistyped address would wait for ever.
+    MendConfig(
+        witness_addr=bind,
+        racks=racks,
+        job_id=job_id,
+        sideband_heartbeat_ms=heartbeat_ms,
+        sideband_peers=(),
+        rack=None,
+    )
+    witness.run(
+        bind, racks, job_id, heartbeat_ms, on_progress=_say, diagnostics_dir=diagnostics_dir
+    )
+
+
+def _say(line: str) -> None:
+    print(f"mend witness {line}", flush=True)

@@ -1,0 +1,206 @@
+"""cli.demo: `mend demo`. Launches four runs, shows them live, prints how they compare."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import time
+from collections import deque
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mend.cli import demo_report as report
+from mend.cli.launch import Job, Outcome, launch
+from mend.errors import ConfigError, MendError
+
+if TYPE_CHECKING:
+    from mend.cli.demo_train import Recipe
+
+RACKS = 2
+STEPS, STEPS_QUICK = 300, 60
+DELAY_SHARE = 0.75
+"""Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging."""
+
+LAST_LINES = 25
+"""Of a failed run, shown again."""
+
+_PROGRESS = re.compile(r"demo rack=(\d+) step=(\d+) loss=([\d.]+)")
+
+SAYS = {
+    report.ALONE: "each rack for itself",
+    report.BLOCKING: "lockstep, training waits for each exchange",
+    report.OVERLAPPED: "lockstep, training goes on meanwhile",
+    report.FREE: "no lockstep, adaptive grace, long-tailed delays",
+}
+
+
+def recipes(*, quick: bool, steps: int | None, out: Path) -> dict[str, Recipe]:
+    """The four runs, equal but for the exchange; the delay comes when a step has been timed."""
+    from mend.cli.demo_train import Recipe
+
+    first = Recipe(
+        name=report.ALONE,
+        out=str(out / report.ALONE),
+        exchange=False,
+        size="tiny" if quick else "small",
+        steps=steps or (STEPS_QUICK if quick else STEPS),
+        seed=0,
+        racks=RACKS,
+        quorum=RACKS,
+        learning_rate=1e-2 if quick else 3e-3,
+        eval_batches=20 if quick else 60,
+    )
+    variants: dict[str, dict[str, Any]] = {
+        report.BLOCKING: {"concurrent": False},
+        report.OVERLAPPED: {},
+        report.FREE: {"lockstep": False, "quorum": 1, "delay_distribution": "long_tail"},
+    }
+    merged = {
+        name: replace(first, name=name, out=str(out / name), exchange=True, **changes)
+        for name, changes in variants.items()
+    }
+    return {report.ALONE: first, **merged}
+
+
+def calibrated_delay_ms(ranks: report.Ranks, overlap_steps: int) -> float:
+    """DELAY_SHARE of the time that tau steps took the fastest rank, without exchange."""
+    step_ms: float = min(1000 * one["wall_s"] / one["steps"] for one in ranks.values())
+    return round(DELAY_SHARE * overlap_steps * step_ms, 1)
+
+
+def demo(
+    *, quick: bool, steps: int | None, delay_ms: float | None, nproc_per_rack: int, out: Path
+) -> int:
+    """Run everything; returns the exit status. Raises MendError when a run fails."""
+    console = Console()
+    started = time.monotonic()
+    planned = recipes(quick=quick, steps=steps, out=out)
+    given = delay_ms is not None
+    for name, recipe in planned.items():
+        _clear(Path(recipe.out))
+        if recipe.exchange:
+            assert delay_ms is not None, "the run without exchange comes first and times a step"
+            planned[name] = recipe = replace(recipe, delay_ms=delay_ms)
+        _run(recipe, nproc_per_rack, console)
+        if delay_ms is None:
+            delay_ms = calibrated_delay_ms(
+                report.load_results(Path(recipe.out)), recipe.overlap_steps
+            )
+    rows, checks = report.compare(out, judge_losses=not quick)
+    settings = {
+        "racks": RACKS,
+        "nproc_per_rack": nproc_per_rack,
+        "quick": quick,
+        "delay_ms": delay_ms,
+        "delay_origin": "--delay-ms" if given else f"{DELAY_SHARE} x overlap of the run alone",
+        "wall_s": round(time.monotonic() - started, 1),
+        "recipes": [asdict(recipe) for recipe in planned.values()],
+    }
+    summary = report.summary(settings, rows, checks)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    show(console, settings, rows, checks)
+    console.print(f"[dim]{out / 'summary.json'}; {settings['wall_s']} s in all[/dim]")
+    return 0 if summary["passed"] else 1
+
+
+def _clear(folder: Path) -> None:
+    """Results of an earlier demo must not count as this one's. Deletes only what looks like one."""
+    if folder.exists():
+        strangers = [
+            path.name for path in folder.iterdir()
+            if path.name not in ("events", "logs") and not path.name.startswith("result-rack")
+        ]  # fmt: skip
+        if strangers:
+            raise ConfigError(
+                "out",
+                str(folder),
+                f"holds {strangers[0]!r}, which no demo wrote",
+                "Choose another --out.",
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+
+
+def _run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
+    """One run, with a bar per rack. Raises MendError with its last lines when a process failed."""
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        console.print(f"[bold]{recipe.name}[/bold]: {SAYS[recipe.name]}", highlight=False)
+        bars = [
+            progress.add_task(f"  rack {rack}", total=recipe.steps, loss="starting")
+            for rack in range(RACKS)
+        ]
+
+        def sink(who: str, line: str) -> None:
+            if found := _PROGRESS.fullmatch(line):
+                rack, step, loss = found.groups()
+                progress.update(
+                    bars[int(rack)], completed=int(step), loss=f"loss {float(loss):.3f}"
+                )
+            else:
+                last.append(f"[{who}] {line}")
+
+        job = Job(
+            command=("-m", "mend.cli.demo_train", json.dumps(asdict(recipe))),
+            racks=RACKS,
+            nproc_per_rack=nproc,
+            job_id=f"demo-{recipe.name}",
+            witness=recipe.exchange,
+            log_dir=Path(recipe.out) / "logs",
+            env={"CUDA_VISIBLE_DEVICES": ""},
+        )
+        outcome = launch(job, sink)
+    if outcome.status:
+        lines = "\n".join(last)
+        raise MendError(
+            f"the run {recipe.name!r} ended with status {outcome.status}; its last lines:\n{lines}"
+        )
+    return outcome
+
+
+def show(
+    console: Console, settings: dict[str, Any], rows: list[report.Row], checks: list[report.Check]
+) -> None:
+    """The table and the answers."""
+    table = Table(
+        title=f"2 racks, {settings['delay_ms']} ms delay per exchange ({settings['delay_origin']})"
+    )
+    table.add_column("run")
+    heads = ("tokens/s", "waiting", "stall/round", "rounds", "held-out loss", "sent", "racks equal")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for one in rows:
+        merged = one.run != report.ALONE
+        own = " ".join(f"{loss:.3f}" for loss in one.own.values())
+        table.add_row(
+            one.run,
+            f"{one.tokens_per_s:,.0f}",
+            f"{one.stall_share:.0%}" if merged else "-",
+            f"{one.stall_ms_per_round:.1f} ms" if merged else "-",
+            str(one.rounds) if merged else "-",
+            f"{one.held_out:.4f}"
+            if merged
+            else f"{statistics.fmean(one.own.values()):.4f} ({own})",
+            f"{one.bytes_sent / 1e6:.1f} MB" if merged else "-",
+            ("yes" if len(set(one.digests.values())) == 1 else "NO") if merged else "-",
+        )
+    console.print(table)
+    for check in checks:
+        mark = "[green]yes[/green]" if check.passed else "[red]NO [/red]"
+        console.print(f"{mark} {check.claim} [dim]({check.detail})[/dim]", highlight=False)
+    if settings["quick"]:
+        console.print("[dim]--quick is too short to judge losses; run `mend demo` for that.[/dim]")

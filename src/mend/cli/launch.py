@@ -1,0 +1,300 @@
+"""cli.launch: all racks of a job on one machine. Starts processes, passes lines on, ends them all.
+
+Each rack is a torchrun of its own, so a rack that dies takes nobody with it; that is the point.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mend.cli.ports import LOOPBACK, free_ports
+from mend.cli.processes import TOKEN, Child, Interrupts, Sink, kill_orphans
+from mend.errors import ConfigError
+
+POLL_S = 0.05
+WITNESS_EXIT_S = 5.0
+"""The witness has this long to see that all racks left, and again once told; then it is killed."""
+
+WITNESS_NAME = "witness"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What to start. `command` is `script.py args...` or `-m module args...`."""
+
+    command: tuple[str, ...]
+    racks: int = 2
+    nproc_per_rack: int = 1
+    witness: bool = True
+    job_id: str = ""
+    """Empty: drawn."""
+    base_port: int = 0
+    log_dir: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.command or self.command == ("-m",):
+            raise ConfigError(
+                "command", self.command, "no script to start", "Try: mend launch --racks 2 train.py"
+            )
+        for name in ("racks", "nproc_per_rack"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    name,
+                    getattr(self, name),
+                    "must be at least 1",
+                    "Use 2 racks of 1 process to try.",
+                )
+        if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
+            raise ConfigError(
+                "base_port",
+                self.base_port,
+                "must be 0 or 1024..65535 - racks",
+                "0 picks free ports.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Exit codes as subprocess gives them (negative: the signal). `interrupted`: a signal, or 0."""
+
+    racks: dict[int, int]
+    witness: int | None
+    interrupted: int = 0
+
+    @property
+    def status(self) -> int:
+        """The interrupt's, else that of the first rack that failed, else the witness's."""
+        codes = [
+            -self.interrupted,
+            *(self.racks[rack] for rack in sorted(self.racks)),
+            self.witness or 0,
+        ]
+        first = next((code for code in codes if code), 0)
+        return 128 - first if first < 0 else first
+
+
+# ------------------------------------------------------------------ environment
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """What may go into CUDA_VISIBLE_DEVICES: the variable itself, else what nvidia-smi lists."""
+    if (listed := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [
+            name.strip()
+            for name in listed.split(",")
+            if name.strip() not in ("", "-1", "NoDevFiles")
+        ]
+    asked = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip().isdigit()]
+
+
+def gpus_by_rack(gpus: list[str], job: Job) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES per rack: equal shares, None without GPUs. Raises ConfigError."""
+    if not gpus:
+        return [None] * job.racks
+    needed = job.racks * job.nproc_per_rack
+    if len(gpus) < needed:
+        raise ConfigError(
+            "gpus",
+            ",".join(gpus),
+            f"{job.racks} racks x {job.nproc_per_rack} processes need {needed} GPUs",
+            "Lower --racks or --nproc-per-rack, or run on CPU with CUDA_VISIBLE_DEVICES= (empty).",
+        )
+    share = len(gpus) // job.racks
+    return [",".join(gpus[rack * share : (rack + 1) * share]) for rack in range(job.racks)]
+
+
+def rack_environments(
+    job: Job, environ: Mapping[str, str], ports: list[int], gpus: list[str]
+) -> list[dict[str, str]]:
+    """The environment of each rack. `ports`: one per rack, the witness's last. --env wins."""
+    addresses = [f"tcp://{LOOPBACK}:{port}" for port in ports]
+    shared = {
+        "MEND_RACKS": str(job.racks),
+        "MEND_JOB_ID": job.job_id,
+        "MEND_SIDEBAND_PEERS": ",".join(f"{rack}={addresses[rack]}" for rack in range(job.racks)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if job.witness:
+        shared["MEND_WITNESS_ADDR"] = addresses[job.racks]
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    # As many threads in all as there are cores; more only make each other wait.
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // (job.racks * job.nproc_per_rack)))}
+    environments = []
+    for rack, devices in enumerate(gpus_by_rack(gpus, job)):
+        own = {"MEND_RACK": str(rack), "MEND_SIDEBAND_ADDR": addresses[rack]}
+        if devices is not None:
+            own["CUDA_VISIBLE_DEVICES"] = devices
+        inherited = {
+            key: value
+            for key, value in environ.items()
+            if job.witness or key != "MEND_WITNESS_ADDR"
+        }
+        environments.append({**threads, **inherited, **shared, **own, **job.env})
+    return environments
+
+
+def torchrun_command(job: Job, rack: int) -> list[str]:
+    """One rack: a torchrun with a rendezvous of its own on a port that it picks."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", "1", "--nproc-per-node", str(job.nproc_per_rack)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LOOPBACK}:0"),
+        *("--rdzv-id", f"{job.job_id}-rack{rack}"),
+        *job.command,
+    ]
+
+
+def witness_command(job: Job, port: int) -> list[str]:
+    return [
+        sys.executable, "-m", "mend.cli", "coordinate", "--bind", f"tcp://{LOOPBACK}:{port}",
+        "--racks", str(job.racks), "--job-id", job.job_id,
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ processes
+
+
+class Launch:
+    """One run of a job, from start to the last process's end."""
+
+    def __init__(self, job: Job, sink: Sink) -> None:
+        self.job, self._sink = job, sink
+        self._token, self._interrupts = os.urandom(8).hex(), Interrupts()
+        self.racks: list[Child] = []
+        self.witness: Child | None = None
+
+    def run(self) -> Outcome:
+        """Start everything, pass lines and signals on, return when nothing of it is left."""
+        with self._interrupts.caught():
+            try:
+                self._start()
+                self._watch_racks()
+                self._end_witness()
+            finally:
+                # Also after a bug of ours: no process outlives the launch.
+                kill_orphans(self._token)
+                for child in self._children():
+                    child.signal(signal.SIGKILL)
+                    child.close()
+        codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
+        witness = self.witness.process.returncode if self.witness is not None else None
+        return Outcome(codes, witness, self._interrupts.first)
+
+    def _children(self) -> list[Child]:
+        return [*self.racks, *([self.witness] if self.witness is not None else [])]
+
+    def _start(self) -> None:
+        job = self.job
+        environ = {**os.environ, TOKEN: self._token}
+        gpus = visible_gpus({**environ, **job.env})
+        ports = free_ports(job.racks + int(job.witness), job.base_port)
+        environments = rack_environments(job, environ, ports, gpus)
+        if job.log_dir is not None:
+            job.log_dir.mkdir(parents=True, exist_ok=True)
+        self._say(
+            f"started job={job.job_id} racks={job.racks} nproc_per_rack={job.nproc_per_rack} "
+            f"witness={'yes' if job.witness else 'no'} ports={','.join(map(str, ports))}"
+        )
+        if job.witness:
+            command = witness_command(job, ports[-1])
+            unbuffered = {**environ, **job.env, "PYTHONUNBUFFERED": "1"}
+            self.witness = self._child(WITNESS_NAME, command, unbuffered)
+        for rack, environment in enumerate(environments):
+            child = self._child(f"rack {rack}", torchrun_command(job, rack), environment)
+            self.racks.append(child)
+
+    def _child(self, name: str, command: list[str], env: Mapping[str, str]) -> Child:
+        folder = self.job.log_dir
+        log = folder / f"{name.replace(' ', '')}.log" if folder is not None else None
+        return Child(name, command, env, self._sink, log)
+
+    def _say(self, line: str) -> None:
+        self._sink("launch", line)
+
+    def _watch_racks(self) -> None:
+        seen = 0
+        while any(child.running() for child in self.racks):
+            time.sleep(POLL_S)
+            if self._interrupts.count > seen:
+                self._pass_signal(kill=seen > 0)
+                seen = self._interrupts.count
+            self._attend()
+        self._attend()
+
+    def _pass_signal(self, *, kill: bool) -> None:
+        """The first signal goes to the racks; the witness stays, as they may need it to leave."""
+        number = signal.SIGKILL if kill else signal.Signals(self._interrupts.first)
+        again = "" if kill else " (once more to kill them)"
+        self._say(f"signal={number.name} to=all-racks{again}")
+        for child in self.racks:
+            child.signal(number)
+        if kill:
+            kill_orphans(self._token)
+
+    def _attend(self) -> None:
+        """Pass lines on; report who has ended, and kill what it left behind."""
+        for child in self._children():
+            ended = not child.running()  # asked first, so that its last lines are read
+            child.read()
+            if not ended or child.reported:
+                continue
+            child.reported = True
+            rack = self.racks.index(child) if child in self.racks else None
+            left = kill_orphans(self._token, rack) if rack is not None else 0
+            child.close()
+            self._report(child, left)
+
+    def _report(self, child: Child, orphans_killed: int) -> None:
+        code = child.process.returncode
+        notes = [f"exit={code}"]
+        if code < 0:
+            notes.append(f"signal={signal.Signals(-code).name}")
+        if orphans_killed:
+            notes.append(f"orphans_killed={orphans_killed}")
+        others = [rack for rack, other in enumerate(self.racks) if other.running()]
+        if code and others:
+            notes.append(f"still_running={','.join(map(str, others))}")
+        self._say(f"{child.name} ended {' '.join(notes)}")
+
+    def _end_witness(self) -> None:
+        """It leaves with the last rack. Racks that never joined, or died, leave it waiting."""
+        if self.witness is None:
+            return
+        all_well = all(child.process.returncode == 0 for child in self.racks)
+        if not (all_well and not self._interrupts.count and self._witness_ended()):
+            self.witness.signal(signal.SIGTERM)
+            self._witness_ended()
+        self._attend()
+
+    def _witness_ended(self) -> bool:
+        limit = time.monotonic() + WITNESS_EXIT_S
+        assert self.witness is not None
+        while self.witness.running() and time.monotonic() < limit:
+            time.sleep(POLL_S)
+            self._attend()
+        return not self.witness.running()
+
+
+def launch(job: Job, sink: Sink) -> Outcome:
+    """Run a job to its end. Main thread only: signals arrive there, and children die with it.
+
+    Raises ConfigError (too few GPUs), AddressInUse (--base-port).
+    """
+    return Launch(
+        job if job.job_id else replace(job, job_id=f"job-{os.urandom(4).hex()}"), sink
+    ).run()

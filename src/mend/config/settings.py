@@ -1,0 +1,335 @@
+"""config.settings: the table of settings, and what is read off them. Reads no source itself."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from mend.config import kinds as k
+from mend.config.sources import from_arguments, from_environment, from_toml, misfit
+from mend.errors import ConfigError
+
+PORT_FIRST = 51_900
+"""Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
+
+OVERLAP_STEPS_DEFAULT = 8
+"""Or a quarter of the period, whichever is less."""
+
+GAIN_MAX = 2.0
+"""Above this lr / (1 - momentum) the outer step overshoots."""
+
+FACTS = (
+    "fragments",
+    "sync_period_steps",
+    "tau",
+    "alignment",
+    "blend_alpha",
+    "outer_lr",
+    "outer_optimizer_momentum",
+    "merge",
+    "payload_dtype",
+    "lockstep",
+    "max_age",
+    "token_weighted_merge",
+    "racks",
+    "job_id",
+    "quorum_min_learners",
+)
+"""What must be equal on all racks."""
+
+_Class = TypeVar("_Class", bound=type)
+
+
+class Setting(NamedTuple):
+    """One row of docs/configuration.md. `type` is the rule that a value is held to."""
+
+    field: str
+    default: object
+    type: str
+    meaning: str
+
+
+def _knob(default: Any, kind: k.Kind, meaning: str, *, inactive: bool = False) -> Any:
+    return field(default=default, metadata={"kind": kind, "meaning": meaning, "inactive": inactive})
+
+
+_later = functools.partial(_knob, inactive=True)
+"""Accepted, so that a config written for it can be built, and reported by `inactive_fields`."""
+
+
+def _from_all_sources(cls: _Class) -> _Class:
+    """Let `cls(...)` take what was not given from environment and TOML, and check every value.
+
+    The signature stays that of the generated __init__. `dataclasses.replace` and unpickling name
+    every field, so they read no source again: a config that was decided stays decided.
+    """
+    generated: Callable[..., None] = getattr(cls, "__init__")  # noqa: B009  # of the class: mypy
+
+    @functools.wraps(generated)
+    def merged(self: object, **given: Any) -> None:
+        generated(self, **_decided(cls, given))
+
+    type.__setattr__(cls, "__init__", merged)
+    return cls
+
+
+def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """One checked value for every field."""
+    rules: dict[str, k.Kind] = {f.name: f.metadata["kind"] for f in fields(cls)}
+    named = from_arguments(rules, given)
+    if len(named) < len(rules):
+        named = {**from_toml(rules), **from_environment(rules), **named}
+    values: dict[str, Any] = {f.name: f.default for f in fields(cls)}
+    for name, found in named.items():
+        try:
+            values[name] = rules[name].accept(found.value)
+        except (ValueError, TypeError, OverflowError):
+            raise misfit(name, rules[name], found) from None
+    if "racks" not in named:  # whoever asks for K learners has at least K racks
+        values["racks"] = max(values["racks"], values["quorum_min_learners"])
+    return values
+
+
+@_from_all_sources
+@dataclass(frozen=True, kw_only=True)
+class MendConfig:
+    """All settings of one rack; docs/configuration.md has the table of them.
+
+    What is not given as an argument comes from MEND_* and the file that MEND_CONFIG names. Raises
+    ConfigError for a value outside its rule, for two that do not go together, and for a name (as
+    an argument, in the environment, in the file) that no setting has.
+    """
+
+    rack: int | None = _knob(
+        None,
+        k.either(k.whole(0, k.RACKS_MAX - 1), "none", None),
+        "number of this rack; ascending rack is the order of merging",
+    )
+    racks: int = _knob(
+        2,
+        k.whole(1, k.RACKS_MAX),
+        "racks of the job; when no source names it, at least quorum_min_learners",
+    )
+    job_id: str = _knob("mend", k.JOB, "name of the job; messages of other jobs are refused")
+    fragments: int = _knob(4, k.whole(1, 1024), "parts that the model is exchanged in (P)")
+    sync_period_steps: int = _knob(
+        128, k.whole(1), "optimizer steps between two exchanges of the same fragment (H)"
+    )
+    overlap_steps: int | None = _knob(
+        None,
+        k.either(k.whole(0), "none", None),
+        "steps between capture and apply (tau), less than sync_period_steps; "
+        "none: a quarter of it, at most 8",
+    )
+    concurrent_outer_step: bool = _knob(
+        True, k.YES_NO, "exchange while training goes on; false: training waits for each exchange"
+    )
+    quorum_min_learners: int = _knob(
+        1, k.whole(1, k.RACKS_MAX), "racks that a merge needs at least (K)"
+    )
+    grace_window_ms: float | Literal["adaptive"] = _knob(
+        "adaptive",
+        k.either(k.MILLISECONDS, "adaptive", "adaptive"),
+        "wait for more racks once K are there; adaptive: as long as the overlap hides it",
+    )
+    token_weighted_merge: bool = _knob(
+        True, k.YES_NO, "weigh racks by tokens^2 / steps; false: all alike"
+    )
+    alignment: Literal["carry", "overwrite", "blend"] = _knob(
+        "carry",
+        k.one_of("carry", "overwrite", "blend"),
+        "what becomes of the steps made since the capture: kept, lost, kept in part",
+    )
+    blend_alpha: float = _knob(
+        0.5, k.SHARE, "share of the local weights that alignment=blend keeps"
+    )
+    outer_lr: float = _knob(
+        1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
+    )
+    outer_optimizer_momentum: float = _knob(
+        0.0, k.MOMENTUM, "Nesterov momentum of the outer optimizer"
+    )
+    merge: Literal["mean"] = _knob("mean", k.one_of("mean"), "how the racks' deltas become one")
+    payload_dtype: Literal["float32", "bfloat16"] = _knob(
+        "float32", k.one_of("float32", "bfloat16"), "numbers that deltas are sent as"
+    )
+    lockstep: bool = _knob(False, k.YES_NO, "every rack waits for every round at its apply point")
+    max_age: int = _knob(2, k.whole(0, 64), "rounds that an offer may be late and still be merged")
+    start_timeout_s: float = _knob(120.0, k.seconds(0.001), "wait for all racks to say hello")
+    stall_max_s: float = _knob(
+        1.0, k.seconds(), "longest time that an outage elsewhere may hold up training here"
+    )
+    give_up_s: float = _knob(
+        600.0, k.seconds(0.001), "last limit of a wait that may be long (lockstep, blocking)"
+    )
+    shutdown_timeout_s: float = _knob(
+        60.0, k.seconds(), "wait at the end for racks that are still training"
+    )
+    transfer_stall_s: float = _knob(
+        10.0, k.seconds(0.001), "without a verified byte for so long, ask the next holder"
+    )
+    sideband_addr: str = _knob(
+        "",
+        k.BIND,
+        "where this rack's leader listens; empty: at its own entry of sideband_peers",
+    )
+    sideband_peers: tuple[str, ...] | Mapping[int, str] | str = _knob(
+        (),
+        k.PEERS,
+        "where the leaders of all racks listen; empty: tcp://127.0.0.1:(51900 + rack)",
+    )
+    witness_addr: str = _knob(
+        "", k.ADDRESS, "where the witness listens; empty: the leader of rack 0 coordinates"
+    )
+    sideband_heartbeat_ms: int = _knob(100, k.whole(10, 10_000), "time between two signs of life")
+    advertise_host: str = _knob(
+        "", k.HOST, "host that other racks reach this one at; empty: the one it listens at"
+    )
+    data_ports: str = _knob("", k.PORTS, "ports for bulk data; empty: any free one")
+    diagnostics_dir: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
+        None, k.FOLDER, "where each rank writes its events, one JSON object a line; none: nowhere"
+    )
+    simulated_merge_delay_ms: float = _knob(
+        0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments"
+    )
+    simulated_merge_delay_distribution: Literal["constant", "bimodal", "long_tail"] = _knob(
+        "constant", k.one_of("constant", "bimodal", "long_tail"), "how the added delay varies"
+    )
+    simulated_merge_delay_seed: int = _knob(
+        0, k.whole(0, 2**63 - 1), "seed that the added delay is drawn from"
+    )
+
+    momentum_sync_period_steps: int | None = _later(
+        None,
+        k.either(k.whole(1), "none", None),
+        "steps between two exchanges of the inner optimizer's moments",
+    )
+    async_tp_enabled: bool = _later(
+        False, k.YES_NO, "asynchronous tensor parallelism inside a rack"
+    )
+    failslow_window_steps: int = _later(64, k.whole(2), "steps that a rack's speed is judged by")
+    failslow_zscore_threshold: float = _later(
+        3.0, k.POSITIVE, "standard deviations that make a rack a slow one"
+    )
+    failslow_min_samples: int = _later(8, k.whole(2), "steps before a rack is judged at all")
+    rack_aware: bool = _later(False, k.YES_NO, "find out which ranks share a rack")
+    outer_step_compression_mode: str = _later(
+        "none",
+        k.one_of("none", "int8", "int4", "quant4", "e3m0", "powersgd", "topk", "sparse"),
+        "compression of deltas on the wire",
+    )
+    expected_learner_ids: tuple[str, ...] = _later(
+        (), k.NAMES, "names of the racks that a round waits for"
+    )
+
+    def __post_init__(self) -> None:
+        _refuse_pairs(self)
+        _warn_pairs(self)
+
+    @property
+    def tau(self) -> int:
+        """Steps between capture and apply."""
+        if self.overlap_steps is not None:
+            return self.overlap_steps
+        return min(OVERLAP_STEPS_DEFAULT, self.sync_period_steps // 4)
+
+    @property
+    def rack_number(self) -> int:
+        """The rack. Raises ConfigError when nothing has said which one this is."""
+        if self.rack is None:
+            remedy = "Pass rack=... or set MEND_RACK; mend launch sets it."
+            raise ConfigError("rack", None, "nothing says which rack this is", remedy)
+        return self.rack
+
+    @property
+    def bind_address(self) -> str:
+        """Where this rack's leader listens, as tcp://host:port. Raises like rack_number."""
+        return self.sideband_addr or self.peer_addresses[self.rack_number]
+
+    @property
+    def peer_addresses(self) -> dict[int, str]:
+        """Where the leader of each rack listens, ascending by rack."""
+        if not self.sideband_peers:
+            return {rack: f"tcp://127.0.0.1:{PORT_FIRST + rack}" for rack in range(self.racks)}
+        entries = (str(entry).partition("=") for entry in self.sideband_peers)
+        return {int(rack): address for rack, _, address in entries}
+
+    @property
+    def data_port_range(self) -> tuple[int, int] | None:
+        """First and last port for bulk data. None: any."""
+        if not self.data_ports:
+            return None
+        low, high = map(int, self.data_ports.split("-"))
+        return low, high
+
+    @property
+    def inactive_fields(self) -> tuple[str, ...]:
+        """Settings that were changed and that mend does not act on yet."""
+        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return tuple(f.name for f in changed if f.metadata["inactive"])
+
+    def hyper_facts(self) -> tuple[tuple[str, str], ...]:
+        """(key, value) of what must be equal on all racks; compared as text when they say hello."""
+        return tuple((name, str(getattr(self, name))) for name in FACTS)
+
+
+def describe() -> list[Setting]:
+    """Every setting, in the order of the class."""
+    later = "accepted, without effect so far: "
+    return [
+        Setting(
+            f.name,
+            f.default,
+            f.metadata["kind"].rule,
+            (later if f.metadata["inactive"] else "") + f.metadata["meaning"],
+        )
+        for f in fields(MendConfig)
+    ]
+
+
+def _refuse_pairs(c: MendConfig) -> None:
+    """Settings that are fine alone and wrong together."""
+    if c.rack is not None and c.rack >= c.racks:
+        rule = f"the racks are numbered 0 to {c.racks - 1}, as racks={c.racks}"
+        raise ConfigError("rack", c.rack, rule, f"Set racks (MEND_RACKS) to {c.rack + 1} or more.")
+    if c.quorum_min_learners > c.racks:
+        rule = f"no merge could ever happen, as racks={c.racks}"
+        remedy = "Lower quorum_min_learners, or raise racks."
+        raise ConfigError("quorum_min_learners", c.quorum_min_learners, rule, remedy)
+    if c.tau >= c.sync_period_steps:
+        rule = f"must be less than sync_period_steps={c.sync_period_steps}"
+        remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
+        raise ConfigError("overlap_steps", c.tau, rule, remedy)
+    if list(c.peer_addresses) != list(range(c.racks)):
+        rule = f"must name the racks 0 to {c.racks - 1}, this one too, as racks={c.racks}"
+        remedy = "List them in rack order, or as 0=tcp://host:port,1=tcp://host:port."
+        raise ConfigError("sideband_peers", c.sideband_peers, rule, remedy)
+    everywhere = c.sideband_addr.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))
+    if everywhere and not c.advertise_host:
+        rule = "listens everywhere, so it does not say where others reach this rack"
+        remedy = "Set advertise_host, or listen at one address."
+        raise ConfigError("sideband_addr", c.sideband_addr, rule, remedy)
+
+
+def _warn_pairs(c: MendConfig) -> None:
+    """Settings that work together and will disappoint."""
+    if 4 * c.tau > c.sync_period_steps:
+        _warn(
+            f"overlap_steps={c.tau} is more than a quarter of sync_period_steps="
+            f"{c.sync_period_steps}: late merges cost loss; take the least that hides the transfer"
+        )
+    gain = c.outer_lr / (1 - c.outer_optimizer_momentum)
+    if gain > GAIN_MAX:
+        _warn(
+            f"outer_lr={c.outer_lr} with outer_optimizer_momentum={c.outer_optimizer_momentum} "
+            f"makes outer steps of lr / (1 - momentum) = {gain:.3g}: aim at 1 to 1.5"
+        )
+
+
+def _warn(message: str) -> None:
+    # _warn, _warn_pairs, __post_init__, the generated __init__, merged: the sixth is the caller's.
+    warnings.warn(message, UserWarning, stacklevel=6)

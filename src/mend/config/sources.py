@@ -1,0 +1,90 @@
+"""config.sources: reads the environment and the TOML file. Nothing else in mend does.
+
+A setting comes from the first source that names it:
+1. an argument of `MendConfig(...)`
+2. the environment variable MEND_<FIELD>; an empty one counts as not set
+3. the TOML file that MEND_CONFIG names: its table [mend], or the whole file when it has none
+4. the default
+A name that no setting has is an error in every source, never silently nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from mend.config.kinds import Kind
+from mend.errors import ConfigError
+
+PREFIX = "MEND_"
+FILE = "MEND_CONFIG"
+RESERVED = frozenset({FILE})
+"""Names in the environment that are not settings and still right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A value that a source gave, and the words for where."""
+
+    value: object
+    origin: str
+
+
+def from_arguments(kinds: Mapping[str, Kind], given: Mapping[str, object]) -> dict[str, Named]:
+    """Raises ConfigError for a name that no setting has."""
+    for name in given:
+        if name not in kinds:
+            raise _unknown(name, "an argument", list(kinds))
+    return {name: Named(value, f"the argument {name}") for name, value in given.items()}
+
+
+def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
+    """Parsed, not checked. Raises ConfigError for a text that cannot be parsed and for a name that
+    no setting has: a misspelt MEND_QUORUM would otherwise be a job with the default quorum."""
+    fields = {PREFIX + name.upper(): name for name in kinds}
+    found: dict[str, Named] = {}
+    for variable, text in sorted(os.environ.items()):
+        if not variable.startswith(PREFIX) or variable in RESERVED:
+            continue
+        if variable not in fields:
+            raise _unknown(variable, text, [*fields, FILE])
+        if text.strip():
+            name = fields[variable]
+            try:
+                found[name] = Named(kinds[name].parse(text.strip()), variable)
+            except ValueError:
+                raise misfit(name, kinds[name], Named(text, variable)) from None
+    return found
+
+
+def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:
+    """Not checked. Raises ConfigError for an unreadable file and for a key that no setting has."""
+    path = os.environ.get(FILE, "")
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            table: dict[str, Any] = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        rule = f"cannot be read as TOML ({error})"
+        raise ConfigError(FILE, path, rule, f"Correct the file, or unset {FILE}.") from error
+    inner = table.get("mend")
+    table = inner if isinstance(inner, dict) else table
+    for name in table:
+        if name not in kinds:
+            raise _unknown(name, f"a key in {path}", list(kinds))
+    return {name: Named(value, f"{name} in {path}") for name, value in table.items()}
+
+
+def misfit(name: str, kind: Kind, named: Named) -> ConfigError:
+    """A value outside its rule, and which place to correct."""
+    return ConfigError(name, named.value, f"needs {kind.rule}", f"Change {named.origin}.")
+
+
+def _unknown(name: str, what: str, names: list[str]) -> ConfigError:
+    closest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    return ConfigError(name, what, "is no setting of mend", f"The closest name is {closest}.")

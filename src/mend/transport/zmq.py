@@ -1,0 +1,301 @@
+"""transport: the control plane over ZeroMQ. One ROUTER in, one DEALER out per peer; never blocks.
+
+Why IMMEDIATE and an `early` queue of our own. By default a DEALER queues for a dead peer until
+SNDHWM and then drops what is *new*: whoever comes back first hears the oldest thousand frames. With
+IMMEDIATE=1 libzmq queues only on an open connection and throws the queue away with it, and `send`
+says False while there is none, which is the truth. It would also drop the first frames after
+`connect`, before the handshake is through, so these wait in a short queue that forgets the oldest;
+it is used once per address.
+
+Why no ZeroMQ heartbeats. They are answered by an I/O thread whatever the process does, and they cut
+a healthy connection when one large frame takes longer than their time-out. Death is told by the
+protocol's own heartbeats; here TCP_MAXRT and CONNECT_TIMEOUT only make sure that a healed link is
+used within about two seconds, not after the kernel's backed-off retransmissions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+from typing import cast
+
+import zmq
+
+from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.terms import Peer
+
+INBOX_FRAMES_MAX = 4096
+OUTBOX_FRAMES_MAX = 1000
+EARLY_FRAMES_MAX = 64
+EARLY_BYTES_MAX = 1 << 20
+FAREWELL_MS = 300
+HANDSHAKE_MS = 5_000
+RECONNECT_MS_MIN, RECONNECT_MS_MAX = 100, 2_000
+CONNECT_MS_MAX = 2_000
+UNACKED_MS_MAX = 5_000
+FRAMES_PER_TURN = 64
+"""Frames read ahead before the loop may run something else."""
+
+_DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLOUT)
+"""As plain numbers: arithmetic on pyzmq's enums runs through Python code, for every frame."""
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """The way to one peer. `early`: frames from before the first connection; None from then on."""
+
+    socket: zmq.Socket[bytes]
+    address: str
+    early: deque[bytes] | None = field(default_factory=deque)
+    early_bytes: int = 0
+
+    def hold(self, frame: bytes) -> bool:
+        """Keep a frame for the first connection, the oldest make room."""
+        assert self.early is not None, "connected already"
+        if len(frame) > EARLY_BYTES_MAX:
+            return False
+        self.early.append(frame)
+        self.early_bytes += len(frame)
+        while len(self.early) > EARLY_FRAMES_MAX or self.early_bytes > EARLY_BYTES_MAX:
+            self.early_bytes -= len(self.early.popleft())
+        return True
+
+
+class ZmqSideband:
+    """Small frames to and from peers, best effort. Build, use and close it in one asyncio loop.
+
+    bind: `tcp://host:port`; port 0 or `*` takes a free one, `address` says which. frame_bytes_max:
+    longer frames are not sent, and a peer that sends one is cut off. `dropped` counts frames that
+    were no single message. Raises AddressInUse when the port is taken, ConfigError when `bind` is
+    not an address of this machine.
+    """
+
+    def __init__(self, bind: str, *, frame_bytes_max: int = 8 << 20) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._frame_bytes_max = frame_bytes_max
+        self._context = zmq.Context()  # of its own, so that close can wait for its thread and port
+        self._outgoing: dict[Peer, _Outgoing] = {}
+        self._waiting: asyncio.Future[bytes] | None = None
+        self._ready: deque[bytes] = deque()
+        self._armed = False
+        self._watched = False
+        self._closed = False
+        self.dropped = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        try:
+            self._inbox = self._bound(bind)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._descriptor = int(self._inbox.fileno())
+        self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _bound(self, bind: str) -> zmq.Socket[bytes]:
+        where = _numeric(bind)
+        inbox = self._socket(zmq.ROUTER, ipv6="[" in where)
+        inbox.setsockopt(zmq.RCVHWM, INBOX_FRAMES_MAX)
+        inbox.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes_max)
+        inbox.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        try:
+            inbox.bind(where)
+        except zmq.ZMQError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(
+                    f"sideband address={bind!r}: the port is taken. Stop the process that holds it "
+                    "(`ss -ltnp` names it), or choose another port."
+                ) from error
+            rule = f"cannot be bound ({error})"
+            remedy = "Give tcp://host:port with a host of this machine."
+            raise ConfigError("sideband address", bind, rule, remedy) from error
+        return inbox
+
+    def _socket(self, kind: int, *, ipv6: bool) -> zmq.Socket[bytes]:
+        made = self._context.socket(kind)
+        made.setsockopt(zmq.LINGER, FAREWELL_MS)
+        made.setsockopt(zmq.IPV6, int(ipv6))
+        made.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+        made.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+        made.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        made.setsockopt(zmq.TCP_MAXRT, UNACKED_MS_MAX)
+        return made
+
+    def connect(self, peer: Peer, address: str) -> None:
+        """Open the way to `peer`, or keep it; another address than before replaces the connection.
+
+        Raises ConfigError when `address` is not `tcp://host:port` (IPv6 literals in brackets; names
+        are looked up by libzmq, again at each reconnect, as IPv4).
+        """
+        known = self._outgoing.get(peer)
+        if known is not None and known.address == address:
+            return
+        assert not self._closed, "connect after close"
+        outbox = self._socket(zmq.DEALER, ipv6="[" in address)
+        outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
+        outbox.setsockopt(zmq.IMMEDIATE, 1)
+        outbox.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS_MIN)
+        outbox.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+        outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS_MAX)
+        try:
+            outbox.connect(address)
+        except zmq.ZMQError as error:
+            outbox.close(linger=0)
+            remedy = "Give tcp://host:port."
+            raise ConfigError(
+                f"address of {peer}", address, f"refused ({error})", remedy
+            ) from error
+        self._disconnect(peer)
+        self._outgoing[peer] = _Outgoing(outbox, address)
+        self._loop.add_reader(outbox.fileno(), functools.partial(self._flush_early, peer))
+        self._flush_early(peer)  # also arms the descriptor, which signals edges only
+
+    def _disconnect(self, peer: Peer) -> None:
+        gone = self._outgoing.pop(peer, None)
+        if gone is not None:
+            if gone.early is not None:
+                self._loop.remove_reader(gone.socket.fileno())
+            gone.socket.close()
+
+    def _flush_early(self, peer: Peer) -> None:
+        """Once there is a connection, send what waited for it and stop watching."""
+        out = self._outgoing[peer]
+        if out.early is None or not _events(out.socket) & _POLLOUT:
+            return
+        self._loop.remove_reader(out.socket.fileno())
+        early, out.early = out.early, None
+        for frame in early:
+            self._send_now(out, frame)
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        """Queue one frame. False: unknown peer, too large, or no connection or no room now."""
+        out = self._outgoing.get(peer)
+        if out is None or len(frame) > self._frame_bytes_max:
+            return False
+        if out.early is not None:
+            self._flush_early(peer)
+        if out.early is not None:
+            return out.hold(frame)
+        return self._send_now(out, frame)
+
+    def _send_now(self, out: _Outgoing, frame: bytes) -> bool:
+        try:
+            out.socket.send(frame, _DONTWAIT)
+        except zmq.Again:
+            return False
+        self.bytes_sent += len(frame)
+        return True
+
+    async def receive(self) -> bytes:
+        """The next frame, from anybody. One caller at a time. Raises TransportError once closed."""
+        assert self._waiting is None, "two tasks receive on one sideband"
+        if not self._ready and not self._armed:
+            await asyncio.sleep(0)  # once per `_drain`: a flood must not starve others
+            if not self._closed:
+                self._drain()
+        if self._closed:
+            raise _closed_while_receiving()
+        return self._ready.popleft() if self._ready else await self._wait()
+
+    def _drain(self) -> None:
+        """Move what has arrived to `_ready`, up to FRAMES_PER_TURN. `_armed`: that was all.
+
+        libzmq's descriptor signals edges, so waiting on it is right only when armed. The inbox is
+        asked after a frame whether there is more: EAGAIN as an exception costs as much as a frame.
+        """
+        inbox, self._armed = self._inbox, False
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                inbox.recv(_DONTWAIT)  # the sender's routing id
+            except zmq.Again:
+                self._armed = True
+                return
+            frame = inbox.recv(_DONTWAIT)
+            if inbox.get(zmq.RCVMORE):
+                self.dropped += 1
+                while inbox.get(zmq.RCVMORE):
+                    inbox.recv(_DONTWAIT)
+            else:
+                self.bytes_received += len(frame)
+                self._ready.append(frame)
+            if not _events(inbox) & _POLLIN:
+                self._armed = True
+                return
+
+    async def _wait(self) -> bytes:
+        """Wait for a frame; only when armed.
+
+        The descriptor stays registered from wait to wait, and its callback reads the frame: a
+        heartbeat costs what a wake-up of the process costs, so let there be one, little in it.
+        """
+        waiting: asyncio.Future[bytes] = self._loop.create_future()
+        self._waiting = waiting
+        if not self._watched:
+            self._loop.add_reader(self._descriptor, self._arrived)
+            self._watched = True
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self._ready.appendleft(waiting.result())  # came in the turn of the cancellation
+            raise
+        finally:
+            self._waiting = None
+
+    def _arrived(self) -> None:
+        if self._waiting is None or self._waiting.done():
+            self._unwatch()  # nobody waits: the frames stay with libzmq, whose queue is bounded
+            self._armed = False
+            return
+        self._drain()
+        if self._ready:
+            self._waiting.set_result(self._ready.popleft())
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._loop.remove_reader(self._descriptor)
+            self._watched = False
+
+    def close(self) -> None:
+        """Give queued frames up to FAREWELL_MS to leave, then free port and thread. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unwatch()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(_closed_while_receiving())
+        for peer in tuple(self._outgoing):
+            self._disconnect(peer)
+        self._inbox.close(linger=0)
+        self._context.term()
+
+
+def _closed_while_receiving() -> TransportError:
+    return TransportError("sideband: closed while receiving. Cancel the receiver first.")
+
+
+def _events(sock: zmq.Socket[bytes]) -> int:
+    """What the socket is ready for. Asking also lets libzmq work, and re-arms its descriptor."""
+    return cast(int, sock.get(zmq.EVENTS))
+
+
+def _numeric(bind: str) -> str:
+    """`bind` with its host as a number: libzmq binds numbers and interfaces, people write names."""
+    host, colon, port = bind.removeprefix("tcp://").rpartition(":")
+    if not bind.startswith("tcp://") or not colon or not (port.isdigit() or port == "*"):
+        remedy = "Write it like tcp://10.0.0.1:5555."
+        raise ConfigError("sideband address", bind, "must be tcp://host:port", remedy)
+    if host in ("*", "") or host.startswith("["):
+        return f"tcp://{host or '*'}:{port}"
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return bind  # an interface name, or nothing that bind will accept either
+    family, *_, where = min(found, key=lambda info: info[0] != socket.AF_INET)
+    number = str(where[0])
+    return f"tcp://[{number}]:{port}" if family == socket.AF_INET6 else f"tcp://{number}:{port}"

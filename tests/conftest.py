@@ -1,0 +1,55 @@
+"""What every test starts from: no MEND_* of who runs it, the same Hypothesis examples for all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, database=None, print_blob=True
+)
+settings.load_profile("repeatable")
+
+PROCESS_TESTS = Path(__file__).parent / "process"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if PROCESS_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.process)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting of the shell must not decide a test."""
+    for name in [name for name in os.environ if name.startswith("MEND_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """Distinct TCP ports of the loopback interface that nobody holds right now."""
+
+    def find(count: int) -> list[int]:
+        with contextlib.ExitStack() as held:
+            found = [held.enter_context(socket.socket()) for _ in range(count)]
+            for each in found:
+                each.bind(("127.0.0.1", 0))
+            return [int(each.getsockname()[1]) for each in found]
+
+    return find
+
+
+@pytest.fixture
+def free_port(free_ports: Callable[[int], list[int]]) -> int:
+    return free_ports(1)[0]

@@ -1,0 +1,167 @@
+"""Every line of src/mend stays in its room. A violation is a sentence: where, what, which rule."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.map import (
+    DOOR,
+    FUNCTION_LINES_MAX,
+    MAY_IMPORT,
+    MODULE_LINES_MAX,
+    NAME_OWNERS,
+    OWNERS,
+)
+
+SOURCE = Path(__file__).parent.parent / "src" / "mend"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def room_of(path: Path, root: Path) -> str:
+    first = path.relative_to(root).parts[0].removesuffix(".py")
+    return DOOR if first == "__init__" else first
+
+
+def violations(path: Path, root: Path = SOURCE) -> list[str]:
+    """All of one module, in the order of its lines."""
+    room, text = room_of(path, root), path.read_text(encoding="utf-8")
+    here = f"src/mend/{path.relative_to(root)}"
+    if room not in MAY_IMPORT:
+        return [f"{here}: {room!r} is no room; tests/map.py names them all"]
+    tree = ast.parse(text)
+    found = [(1, each) for each in _of_the_module(room, text, tree)]
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 1)
+        found += [(line, each) for each in _of_a_node(room, node)]
+    return [f"{here}:{line}: {each}" for line, each in sorted(found)]
+
+
+def _of_the_module(room: str, text: str, tree: ast.Module) -> Iterator[str]:
+    lines = len(text.splitlines())
+    if lines > MODULE_LINES_MAX:
+        yield f"the module has {lines} lines; at most {MODULE_LINES_MAX}, split it"
+    if tree.body and not ast.get_docstring(tree):
+        yield "the module does not begin with a docstring that says what may happen here"
+
+
+def _of_a_node(room: str, node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            for alias in names:
+                yield from _of_an_import(room, alias.name)
+        case ast.ImportFrom():
+            yield from _of_a_from_import(room, node)
+        case ast.Attribute(value=ast.Name(id=owner), attr=attribute):
+            yield from _of_a_name(room, f"{owner}.{attribute}")
+        case ast.Call(func=ast.Name(id=name)):
+            yield from _of_a_name(room, name)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield from _of_a_function(node)
+
+
+def _of_a_from_import(room: str, node: ast.ImportFrom) -> Iterator[str]:
+    if node.level > 0 or node.module is None:
+        yield "relative import; write it in full, so that the room shows"
+    elif node.module == "mend":
+        for alias in node.names:  # a room, or a public name of the door
+            inside = f".{alias.name}" if alias.name in MAY_IMPORT else ""
+            yield from _of_an_import(room, f"mend{inside}")
+    else:
+        yield from _of_an_import(room, node.module)
+        for alias in node.names:
+            yield from _of_a_name(room, f"{node.module}.{alias.name}")
+
+
+def _of_an_import(room: str, name: str) -> Iterator[str]:
+    top, _, rest = name.partition(".")
+    if top == "mend":
+        target = rest.partition(".")[0] or DOOR
+        if target not in (room, *MAY_IMPORT[room]):
+            may = ", ".join(sorted(MAY_IMPORT[room])) or "nothing of mend"
+            yield f"{room!r} may not import {target!r} (it may: {may})"
+    elif top in OWNERS:
+        if room not in OWNERS[top]:
+            owners = ", ".join(sorted(OWNERS[top])) or "nobody"
+            yield f"{room!r} may not import {top!r}, which belongs to {owners}"
+    elif top not in sys.stdlib_module_names:
+        yield f"{top!r} is a package that no room owns; add it to pyproject.toml and tests/map.py"
+
+
+def _of_a_name(room: str, name: str) -> Iterator[str]:
+    if name in NAME_OWNERS and room not in NAME_OWNERS[name]:
+        owners = ", ".join(sorted(NAME_OWNERS[name])) or "nobody"
+        yield f"{room!r} may not use {name}, which belongs to {owners}"
+
+
+def _of_a_function(node: Function) -> Iterator[str]:
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    if lines > FUNCTION_LINES_MAX:
+        yield f"{node.name} has {lines} lines; at most {FUNCTION_LINES_MAX}, split it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_module_stays_in_its_room(path: Path) -> None:
+    found = violations(path)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_rooms_can_be_built_bottom_up() -> None:
+    """The table has no circle: until none is left, some room needs only rooms that are there."""
+    left = dict(MAY_IMPORT)
+    while left:
+        ready = [room for room, needs in left.items() if not needs & left.keys()]
+        assert ready, f"these rooms import each other in a circle: {sorted(left)}"
+        for room in ready:
+            del left[room]
+
+
+def test_every_owner_is_a_room() -> None:
+    named = set().union(*OWNERS.values(), *NAME_OWNERS.values(), *MAY_IMPORT.values())
+    assert named <= MAY_IMPORT.keys()
+
+
+BROKEN = {
+    "protocol/round.py": ("import torch", "may not import 'torch', which belongs to"),
+    "protocol/log.py": ("from mend.runtime import driver", "may not import 'runtime'"),
+    "protocol/wire.py": ("from mend import codec", "may not import 'codec'"),
+    "protocol/grace.py": ("def f():\n    import time", "may not import 'time'"),
+    "codec/raw.py": ("from mend.merge.average import Average", "may not import 'merge'"),
+    "merge/average.py": ("from mend import mend_init", "may not import 'mend'"),
+    "runtime/rack.py": ("import zmq.asyncio", "may not import 'zmq'"),
+    "runtime/start.py": ("import os\nprint(os.environ['A'])", "may not use os.environ"),
+    "runtime/clock.py": ("from os import getenv", "may not use os.getenv"),
+    "transport/pull.py": ("import time\ntime.sleep(1)", "may not use time.sleep"),
+    "fragment/view.py": ("data = open('x')", "may not use open"),
+    "terms.py": ("from . import errors", "relative import"),
+    "api.py": ("import requests", "no room owns"),
+    "reference.py": ("from mend.terms import Peer", "(it may: nothing of mend)"),
+    "helpers/text.py": ("", "is no room"),
+    "outer/long.py": ("x = 1\n" * 400, "401 lines; at most 400"),
+    "outer/tall.py": ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines; at most 60"),
+    "sim/bare.py": (None, "does not begin with a docstring"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_map_sees_what_is_in_the_wrong_room(name: str, tmp_path: Path) -> None:
+    code, sentence = BROKEN[name]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x = 1\n" if code is None else f'"""A room."""\n{code}\n'.rstrip() + "\n")
+    found = violations(path, tmp_path)
+    assert any(sentence in each for each in found), found
+    assert found[0].startswith(f"src/mend/{name}:")
+
+
+def test_the_map_lets_right_imports_pass(tmp_path: Path) -> None:
+    path = tmp_path / "protocol" / "round.py"
+    path.parent.mkdir()
+    path.write_text('"""A room."""\nimport struct\nimport msgspec\nfrom mend.terms import Peer\n')
+    assert violations(path, tmp_path) == []

@@ -1,0 +1,350 @@
+"""A config that exists is a config that works: each value alone, and all of them together."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend.codec import CODECS
+from mend.config import MendConfig, describe
+from mend.config.settings import FACTS
+from mend.errors import ConfigError, MendError
+from mend.fragment import Alignment
+from mend.merge import MERGES
+from mend.transport.delayed import Distribution
+from tests.configuration_table import PAGE, with_table
+
+# ------------------------------------------------------------------ what it is
+
+
+def test_the_defaults_are_two_racks_of_this_machine() -> None:
+    config = MendConfig()
+    assert (config.racks, config.fragments, config.sync_period_steps, config.tau) == (2, 4, 128, 8)
+    assert config.peer_addresses == {0: "tcp://127.0.0.1:51900", 1: "tcp://127.0.0.1:51901"}
+    assert config.inactive_fields == ()
+    assert config.diagnostics_dir is None
+
+
+def test_the_quick_start_of_the_older_library_builds_a_job_of_four() -> None:
+    config = MendConfig(
+        quorum_min_learners=4,
+        grace_window_ms=2000,
+        token_weighted_merge=True,
+        sync_period_steps=128,
+        concurrent_outer_step=True,
+        diagnostics_dir="./results/mend_diag",
+    )
+    assert config.racks == 4
+    assert config.grace_window_ms == 2000.0
+    assert config.diagnostics_dir == Path("results/mend_diag")
+
+
+def test_it_is_frozen_and_takes_no_positions() -> None:
+    config = MendConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.racks = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        MendConfig(0, 2)  # type: ignore[misc]
+
+
+def test_its_signature_names_every_field() -> None:
+    """People and editors see the fields, not `**given`."""
+    names = list(inspect.signature(MendConfig).parameters)
+    assert names == [f.name for f in dataclasses.fields(MendConfig)]
+
+
+def test_it_survives_pickle_copy_and_repr_as_the_same() -> None:
+    config = MendConfig(rack=1, sideband_peers=["tcp://a:1", "tcp://b:2"], diagnostics_dir="runs")
+    for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        assert twin == config
+        assert hash(twin) == hash(config)
+    assert "racks=2" in repr(config)
+
+
+def test_replace_changes_what_it_names_and_reads_no_source(monkeypatch: Any) -> None:
+    """What was decided once stays decided, whatever has come into the environment since."""
+    config = MendConfig(rack=0, fragments=7)
+    monkeypatch.setenv("MEND_FRAGMENTS", "9")
+    monkeypatch.setenv("MEND_RACKS", "5")
+    monkeypatch.setenv("MEND_NONSENSE", "1")
+    monkeypatch.setenv("MEND_CONFIG", "/no/such/file.toml")
+    changed = dataclasses.replace(config, rack=1)
+    assert dataclasses.asdict(changed) == dataclasses.asdict(config) | {"rack": 1}
+
+
+def test_replace_checks_like_a_new_one() -> None:
+    with pytest.raises(ConfigError, match=r"^rack=2: "):
+        dataclasses.replace(MendConfig(), rack=2)
+
+
+def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
+    with pytest.raises(ConfigError, match=r"fragment='an argument'.*closest name is fragments\."):
+        MendConfig(fragment=3)  # type: ignore[call-arg]
+
+
+# ------------------------------------------------------------------ values
+
+WRONG: list[tuple[str, Any]] = [
+    *(("rack", value) for value in (-1, 64, "0", 0.0, True)),
+    *(("racks", value) for value in (0, 65, "2", 2.0, None, True)),
+    *(("job_id", value) for value in ("", "a b", "x" * 65, "ä", "a\n", 7)),
+    *(("fragments", value) for value in (0, 1025, None)),
+    *(("sync_period_steps", value) for value in (0, -1, 1.5)),
+    *(("overlap_steps", value) for value in (-1, 128, 1000, "8")),
+    *(("concurrent_outer_step", value) for value in (1, 0, "true", None)),
+    *(("quorum_min_learners", value) for value in (0, 65)),
+    *(("grace_window_ms", value) for value in (-1, 600_001, "2000", "auto", None, float("nan"))),
+    *(("token_weighted_merge", value) for value in (1, "yes")),
+    *(("alignment", value) for value in ("Carry", "", None, 1)),
+    *(("blend_alpha", value) for value in (-0.1, 1.1, "0.5")),
+    *(("outer_lr", value) for value in (0, -1, 101, 1e-60, 1e60, float("inf"), float("nan"))),
+    *(("outer_optimizer_momentum", value) for value in (1, -0.1, 1 - 1e-12, float("nan"))),
+    *(("merge", value) for value in ("median", None)),
+    *(("payload_dtype", value) for value in ("fp32", "int8")),
+    *(("lockstep", value) for value in ("on", 1)),
+    *(("max_age", value) for value in (-1, 65)),
+    *(("start_timeout_s", value) for value in (0, -1, 86_401, float("inf"))),
+    *(("stall_max_s", value) for value in (-0.1, "1")),
+    *(("give_up_s", value) for value in (0,)),
+    *(("shutdown_timeout_s", value) for value in (-1,)),
+    *(("transfer_stall_s", value) for value in (0,)),
+    *(("sideband_addr", value) for value in ("10.0.0.1:5", "tcp://:5", "tcp://*:5", "tcp://a", 5)),
+    *(
+        ("sideband_addr", value)
+        for value in ("tcp://a:65536", "tcp://a:5 ", "ipc://x", "tcp://a:b")
+    ),
+    *(("witness_addr", value) for value in ("tcp://a:0", "a:5", None)),
+    *(("sideband_heartbeat_ms", value) for value in (9, 10_001, 100.0)),
+    *(("advertise_host", value) for value in ("tcp://a", "a:5", "a b", "::1", None)),
+    *(("data_ports", value) for value in ("5", "9-5", "0-5", "5-65536", "a-b", "1-2-3", 5, "-5")),
+    *(("diagnostics_dir", value) for value in (5, b"x")),
+    *(("simulated_merge_delay_ms", value) for value in (-1, 600_001)),
+    *(("simulated_merge_delay_distribution", value) for value in ("normal",)),
+    *(("simulated_merge_delay_seed", value) for value in (-1, 2**63)),
+    *(("momentum_sync_period_steps", value) for value in (0,)),
+    *(("async_tp_enabled", value) for value in ("yes",)),
+    *(("failslow_window_steps", value) for value in (1,)),
+    *(("failslow_zscore_threshold", value) for value in (0,)),
+    *(("failslow_min_samples", value) for value in (1,)),
+    *(("rack_aware", value) for value in (2,)),
+    *(("outer_step_compression_mode", value) for value in ("zip",)),
+    *(("expected_learner_ids", value) for value in (("a", "a"), ("",), (1,), 5)),
+    *(("sideband_peers", value) for value in (5, None, (5,), ["tcp://a:1", 5], ["b:1", "a:1"])),
+    *(("sideband_peers", value) for value in ("0=tcp://a:1,tcp://b:1", "tcp://a:1,1=tcp://b:1")),
+    *(
+        ("sideband_peers", value)
+        for value in ("0=tcp://a:1,0=tcp://b:1", "x=tcp://a:1", "=tcp://a:1")
+    ),
+    *(("sideband_peers", value) for value in ("0=tcp://a:0,1=tcp://b:1", {-1: "tcp://a:1"})),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=repr)
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MendConfig(**{name: value})
+    assert caught.value.field == name
+    assert caught.value.value == value or value != value
+    assert caught.value.rule
+    assert caught.value.remedy.endswith(".")
+    assert isinstance(caught.value, MendError)
+
+
+def test_every_field_has_a_wrong_value_in_this_test() -> None:
+    assert {name for name, _ in WRONG} == {f.name for f in dataclasses.fields(MendConfig)}
+
+
+RIGHT: list[tuple[str, Any, Any]] = [
+    ("racks", 64, 64),
+    ("job_id", "Run_7.b-2", "Run_7.b-2"),
+    ("overlap_steps", 0, 0),
+    ("grace_window_ms", 0, 0.0),
+    ("grace_window_ms", "adaptive", "adaptive"),
+    ("outer_lr", 1, 1.0),
+    ("stall_max_s", 0, 0.0),
+    ("sideband_addr", "tcp://[::1]:0", "tcp://[::1]:0"),
+    ("sideband_addr", "tcp://node-7.rack_2.example:51900", "tcp://node-7.rack_2.example:51900"),
+    ("advertise_host", "10.0.0.7", "10.0.0.7"),
+    ("diagnostics_dir", "", None),
+    ("diagnostics_dir", Path("a"), Path("a")),
+    ("expected_learner_ids", ["rack-0", "rack-1"], ("rack-0", "rack-1")),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "stored"), RIGHT)
+def test_a_right_value_is_stored_in_one_form(name: str, value: Any, stored: Any) -> None:
+    found = getattr(MendConfig(**{name: value}), name)
+    assert found == stored
+    assert type(found) is type(stored)
+
+
+def test_the_words_are_those_of_the_code_they_choose() -> None:
+    hints = get_type_hints(MendConfig)
+    assert set(get_args(hints["payload_dtype"])) == set(CODECS)
+    assert set(get_args(hints["merge"])) == set(MERGES)
+    assert set(get_args(hints["alignment"])) == set(get_args(Alignment))
+    distribution = hints["simulated_merge_delay_distribution"]
+    assert set(get_args(distribution)) == set(get_args(Distribution))
+    for name in ("payload_dtype", "merge", "alignment", "simulated_merge_delay_distribution"):
+        for word in get_args(hints[name]):
+            assert getattr(MendConfig(**{name: word}), name) == word
+
+
+# ------------------------------------------------------------------ values together
+
+
+@pytest.mark.parametrize(
+    ("period", "tau"), [(1, 0), (2, 0), (3, 0), (4, 1), (16, 4), (32, 8), (33, 8), (1000, 8)]
+)
+def test_the_overlap_is_a_quarter_of_the_period_at_most_eight(period: int, tau: int) -> None:
+    assert MendConfig(sync_period_steps=period).tau == tau
+
+
+@given(period=st.integers(1, 10_000))
+def test_the_default_overlap_never_warns_and_always_fits(period: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 0 <= MendConfig(sync_period_steps=period).tau < period
+
+
+def test_an_overlap_above_a_quarter_of_the_period_is_said() -> None:
+    with pytest.warns(UserWarning, match="overlap_steps=9 is more than a quarter") as caught:
+        assert MendConfig(sync_period_steps=32, overlap_steps=9).tau == 9
+    assert caught[0].filename == __file__
+
+
+def test_an_overlap_as_long_as_the_period_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be less than sync_period_steps=10"):
+        MendConfig(sync_period_steps=10, overlap_steps=10)
+
+
+def test_an_outer_step_that_overshoots_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"outer_lr=0\.7 .*= 7:"):
+        MendConfig(outer_lr=0.7, outer_optimizer_momentum=0.9)
+
+
+def test_racks_follow_the_quorum_only_when_nobody_names_them(monkeypatch: Any) -> None:
+    assert MendConfig(quorum_min_learners=1).racks == 2
+    assert MendConfig(quorum_min_learners=5).racks == 5
+    with pytest.raises(ConfigError, match=r"^quorum_min_learners=5: .*racks=3.*raise racks"):
+        MendConfig(quorum_min_learners=5, racks=3)
+    monkeypatch.setenv("MEND_RACKS", "3")
+    with pytest.raises(ConfigError, match=r"^quorum_min_learners=5: "):
+        MendConfig(quorum_min_learners=5)
+
+
+def test_a_rack_beyond_the_racks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^rack=2: .*0 to 1.*MEND_RACKS\) to 3"):
+        MendConfig(rack=2, racks=2)
+    assert MendConfig(rack=2, racks=3).rack_number == 2
+
+
+def test_who_does_not_know_its_rack_is_told_how_to_say_it() -> None:
+    config = MendConfig()
+    with pytest.raises(ConfigError, match="MEND_RACK; mend launch sets it"):
+        _ = config.rack_number
+    with pytest.raises(ConfigError, match="MEND_RACK"):
+        _ = config.bind_address
+
+
+# ------------------------------------------------------------------ addresses
+
+TWO = {0: "tcp://a:1", 1: "tcp://b:2"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("tcp://a:1", "tcp://b:2"),
+        ["1=tcp://b:2", "0=tcp://a:1"],
+        "tcp://a:1, tcp://b:2",
+        "1=tcp://b:2,0=tcp://a:1,",
+        {1: "tcp://b:2", 0: "tcp://a:1"},
+        {"1": "tcp://b:2", "0": "tcp://a:1"},
+    ],
+)
+def test_peers_in_any_form_are_the_same_config(given: Any) -> None:
+    config = MendConfig(rack=1, sideband_peers=given)
+    assert config.peer_addresses == TWO
+    assert list(config.peer_addresses) == [0, 1]
+    assert config == MendConfig(rack=1, sideband_peers=TWO)
+    assert dataclasses.replace(config, rack=0).peer_addresses == TWO
+
+
+@pytest.mark.parametrize("given", ["tcp://a:1", "0=tcp://a:1,2=tcp://b:2", "0=tcp://a:1"])
+def test_peers_that_leave_a_rack_out_are_refused(given: str) -> None:
+    """A list of only the others would count them as racks 0, 1, ... and find the wrong ones."""
+    with pytest.raises(ConfigError, match="must name the racks 0 to 1, this one too"):
+        MendConfig(sideband_peers=given)
+
+
+def test_a_rack_listens_where_it_is_told_or_where_the_others_look_for_it() -> None:
+    assert MendConfig(rack=1).bind_address == "tcp://127.0.0.1:51901"
+    assert MendConfig(rack=1, sideband_peers=TWO).bind_address == "tcp://b:2"
+    addr = "tcp://10.0.0.7:9"
+    assert MendConfig(rack=1, sideband_peers=TWO, sideband_addr=addr).bind_address == addr
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:51900", "tcp://[::]:51900"])
+def test_who_listens_everywhere_must_say_where_to_find_it(address: str) -> None:
+    """Otherwise the other racks would be told to connect to 0.0.0.0, which is themselves."""
+    with pytest.raises(ConfigError, match="Set advertise_host"):
+        MendConfig(rack=0, sideband_addr=address)
+    config = MendConfig(rack=0, sideband_addr=address, advertise_host="10.0.0.1")
+    assert config.bind_address == address
+
+
+def test_the_port_range_is_two_numbers() -> None:
+    assert MendConfig().data_port_range is None
+    assert MendConfig(data_ports="6000-6063").data_port_range == (6000, 6063)
+    assert MendConfig(data_ports="6000-6000").data_port_range == (6000, 6000)
+
+
+# ------------------------------------------------------------------ what others read
+
+ELSE: dict[str, Any] = {
+    "fragments": 5, "sync_period_steps": 64, "overlap_steps": 3, "alignment": "blend",
+    "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "merge": "mean",
+    "payload_dtype": "bfloat16",
+    "lockstep": True, "max_age": 3, "token_weighted_merge": False, "racks": 3, "job_id": "other",
+    "quorum_min_learners": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in ELSE if name != "merge"])
+def test_a_difference_that_would_split_the_job_shows_in_the_facts(name: str) -> None:
+    one, other = dict(MendConfig().hyper_facts()), MendConfig(**{name: ELSE[name]}).hyper_facts()
+    differing = {key for key, value in other if one[key] != value}
+    assert ("tau" if name == "overlap_steps" else name) in differing
+
+
+def test_the_facts_are_text_in_a_fixed_order() -> None:
+    facts = MendConfig(outer_lr=1, grace_window_ms=5).hyper_facts()
+    assert tuple(key for key, _ in facts) == FACTS
+    assert all(type(value) is str for _, value in facts)
+    assert facts == MendConfig(outer_lr=1.0, rack=1, stall_max_s=9).hyper_facts()
+
+
+def test_settings_without_effect_are_reported_when_changed() -> None:
+    config = MendConfig(
+        rack_aware=True, outer_step_compression_mode="int8", fragments=9, failslow_window_steps=64
+    )
+    assert config.inactive_fields == ("rack_aware", "outer_step_compression_mode")
+
+
+def test_the_page_on_configuration_is_the_code() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page) == page, "run: python -m tests.configuration_table"
+    for setting in describe():
+        assert f"| `{setting.field}` |" in page
+    for fact in FACTS:
+        assert fact in page or fact == "tau"

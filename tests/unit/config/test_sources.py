@@ -1,0 +1,192 @@
+"""Who decides a setting: argument, environment, file, default; and nothing misspelt passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend.config import MendConfig
+from mend.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A TOML file that MEND_CONFIG names; the test writes into it."""
+    path = tmp_path / "job.toml"
+    path.write_text("")
+    monkeypatch.setenv("MEND_CONFIG", str(path))
+    return path
+
+
+def test_the_first_source_that_names_a_setting_decides(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("[mend]\nfragments = 3\nmax_age = 3\nlockstep = true\n")
+    monkeypatch.setenv("MEND_FRAGMENTS", "4")
+    monkeypatch.setenv("MEND_MAX_AGE", "4")
+    config = MendConfig(fragments=5)
+    assert (config.fragments, config.max_age, config.lockstep, config.racks) == (5, 4, True, 2)
+
+
+def test_an_argument_equal_to_the_default_is_still_an_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MEND_RACK", "1")
+    monkeypatch.setenv("MEND_FRAGMENTS", "9")
+    config = MendConfig(rack=None, fragments=4)
+    assert (config.rack, config.fragments) == (None, 4)
+
+
+def test_what_the_launcher_sets_is_a_whole_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "MEND_RACK": "1",
+        "MEND_RACKS": "3",
+        "MEND_JOB_ID": "job-1",
+        "MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:7001",
+        "MEND_SIDEBAND_PEERS": "0=tcp://127.0.0.1:7000,1=tcp://127.0.0.1:7001,2=tcp://127.0.0.1:7002",
+        "MEND_WITNESS_ADDR": "tcp://127.0.0.1:7003",
+    }.items():
+        monkeypatch.setenv(name, text)
+    config = MendConfig()
+    assert (config.rack_number, config.racks, config.job_id) == (1, 3, "job-1")
+    assert config.bind_address == config.peer_addresses[1] == "tcp://127.0.0.1:7001"
+    assert config.witness_addr == "tcp://127.0.0.1:7003"
+
+
+TEXTS: list[tuple[str, str, Any]] = [
+    ("rack", "1", 1),
+    ("rack", "none", None),
+    ("overlap_steps", "None", None),
+    ("overlap_steps", " 3 ", 3),
+    ("grace_window_ms", "adaptive", "adaptive"),
+    ("grace_window_ms", "250", 250.0),
+    ("outer_lr", "5e-1", 0.5),
+    *(("lockstep", text, True) for text in ("true", "1", "yes", "on", "True", "ON")),
+    *(("token_weighted_merge", text, False) for text in ("false", "0", "no", "off", "No")),
+    ("diagnostics_dir", "runs/a", Path("runs/a")),
+    ("diagnostics_dir", "none", None),
+    ("expected_learner_ids", "a, b", ("a", "b")),
+    ("sideband_peers", "tcp://a:1,tcp://b:1", ("0=tcp://a:1", "1=tcp://b:1")),
+    ("data_ports", "6000-6010", "6000-6010"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), TEXTS)
+def test_the_environment_is_read_as_people_write_it(
+    name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"MEND_{name.upper()}", text)
+    assert getattr(MendConfig(), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("racks", "two"),
+        ("racks", "2.0"),
+        ("racks", "0"),
+        ("lockstep", "maybe"),
+        ("grace_window_ms", "soon"),
+        ("blend_alpha", "nan"),
+        ("outer_lr", "-1"),
+        ("rack", "null"),
+        ("merge", "MEAN"),
+    ],
+)
+def test_a_wrong_text_names_the_variable_to_change(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"MEND_{name.upper()}", text)
+    with pytest.raises(ConfigError, match=f"Change MEND_{name.upper()}") as caught:
+        MendConfig()
+    assert caught.value.field == name
+
+
+def test_an_empty_variable_counts_as_not_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("fragments = 3\n")
+    monkeypatch.setenv("MEND_FRAGMENTS", "")
+    monkeypatch.setenv("MEND_RACK", " ")
+    config = MendConfig()
+    assert (config.fragments, config.rack) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "closest"),
+    [
+        ("MEND_QUORUM", "MEND_"),
+        ("MEND_FRAGMENT", "MEND_FRAGMENTS"),
+        ("MEND_CONFIGS", "MEND_CONFIG"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_closest_name(
+    variable: str, closest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "4")
+    with pytest.raises(ConfigError, match=f"{variable}='4': is no setting .*{closest}"):
+        MendConfig()
+
+
+def test_variables_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MENDED", "MEND", "TSUGI_MEND_RACKS", "mend_fragments"):
+        monkeypatch.setenv(name, "9")
+    assert MendConfig() == MendConfig(fragments=4)
+
+
+# ------------------------------------------------------------------ the file
+
+
+def test_a_file_may_be_ours_alone_or_have_a_table_for_us(file: Path) -> None:
+    file.write_text('racks = 3\ngrace_window_ms = "adaptive"\n')
+    assert MendConfig().racks == 3
+    file.write_text('[tool]\nracks = "others"\n[mend]\nracks = 4\n')
+    assert MendConfig().racks == 4
+
+
+def test_lists_and_tables_of_the_file_are_taken(file: Path) -> None:
+    file.write_text('sideband_peers = ["tcp://a:1", "tcp://b:1"]\nexpected_learner_ids = ["x"]\n')
+    config = MendConfig()
+    assert config.peer_addresses == {0: "tcp://a:1", 1: "tcp://b:1"}
+    assert config.expected_learner_ids == ("x",)
+    file.write_text('[mend.sideband_peers]\n1 = "tcp://b:1"\n0 = "tcp://a:1"\n')
+    assert MendConfig() == MendConfig(sideband_peers=config.sideband_peers)
+
+
+@pytest.mark.parametrize("line", ['racks = "2"', "racks = 2.0", "lockstep = 1", "racks = 99"])
+def test_a_wrong_value_of_the_file_names_the_file(file: Path, line: str) -> None:
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=r"Change \w+ in .*job\.toml"):
+        MendConfig()
+
+
+def test_a_misspelt_key_is_refused_with_the_closest_name(file: Path) -> None:
+    file.write_text("[mend]\nfragment = 3\n")
+    with pytest.raises(ConfigError, match=r"^fragment='a key in .*closest name is fragments\."):
+        MendConfig()
+
+
+def test_a_key_of_the_file_that_is_overruled_is_still_checked_for_its_name(file: Path) -> None:
+    file.write_text("rakcs = 3\n")
+    with pytest.raises(ConfigError, match="racks"):
+        MendConfig(racks=3)
+
+
+@pytest.mark.parametrize("content", [b"racks = ", b"\xff\xfe", b"racks = 2\nracks = 3"])
+def test_a_file_that_is_no_toml_is_refused(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^MEND_CONFIG='.*job\.toml': cannot be read as TOML"):
+        MendConfig()
+
+
+def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEND_CONFIG", "/no/such/file.toml")
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+        MendConfig()
+
+
+def test_racks_from_the_file_are_named(file: Path) -> None:
+    """Only racks that nobody names follow the quorum."""
+    file.write_text("racks = 2\nquorum_min_learners = 3\n")
+    with pytest.raises(ConfigError, match="quorum_min_learners=3"):
+        MendConfig()

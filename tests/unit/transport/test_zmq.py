@@ -1,0 +1,189 @@
+"""ZmqSideband: what the real sockets add to the common promises."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import zmq
+
+from mend.errors import AddressInUse, ConfigError
+from mend.terms import Peer
+from mend.transport.zmq import EARLY_BYTES_MAX, EARLY_FRAMES_MAX, ZmqSideband
+
+B = Peer(1, 0)
+MakeSideband = Callable[..., ZmqSideband]
+
+
+@pytest.fixture
+async def sideband() -> AsyncIterator[MakeSideband]:
+    made: list[ZmqSideband] = []
+
+    def make(bind: str = "tcp://127.0.0.1:0", **settings: int) -> ZmqSideband:
+        made.append(ZmqSideband(bind, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("bind", "start"),
+    [
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:"),
+        ("tcp://localhost:0", "tcp://127.0.0.1:"),
+        ("tcp://[::1]:0", "tcp://[::1]:"),
+        ("tcp://*:0", "tcp://0.0.0.0:"),
+    ],
+)
+async def test_the_address_is_the_real_one(sideband: MakeSideband, bind: str, start: str) -> None:
+    there, here = sideband(bind), sideband()
+    assert there.address.startswith(start)
+    assert int(there.address.rpartition(":")[2]) > 0
+    here.connect(B, there.address.replace("0.0.0.0", "localhost"))
+    here.send(B, b"found")
+    assert await there.receive() == b"found"
+
+
+@pytest.mark.parametrize(
+    "bind",
+    ["127.0.0.1:0", "tcp://127.0.0.1", "udp://127.0.0.1:1", "tcp://192.0.2.1:0", "tcp://a b:1"],
+)
+async def test_a_bind_that_cannot_work_is_refused(bind: str) -> None:
+    with pytest.raises(ConfigError, match="tcp://"):
+        ZmqSideband(bind)
+
+
+async def test_a_connect_that_cannot_work_is_refused(sideband: MakeSideband) -> None:
+    here, there = sideband(), sideband()
+    here.connect(B, there.address)
+    with pytest.raises(ConfigError):
+        here.connect(B, "nonsense")
+    here.send(B, b"the old way still works")
+    assert await there.receive() == b"the old way still works"
+
+
+async def test_a_port_that_another_program_holds_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        address = f"tcp://127.0.0.1:{owner.getsockname()[1]}"
+        with pytest.raises(AddressInUse, match=address):
+            ZmqSideband(address)
+
+
+async def test_the_newest_frames_wait_for_the_first_connection(sideband: MakeSideband) -> None:
+    here, address = sideband(), f"tcp://127.0.0.1:{free_port()}"
+    here.connect(B, address)
+    for n in range(EARLY_FRAMES_MAX + 10):
+        assert here.send(B, n.to_bytes(2, "big"))
+    assert not here.send(B, bytes(EARLY_BYTES_MAX + 1))
+    there = sideband(address)
+    got = [int.from_bytes(await there.receive(), "big") for _ in range(EARLY_FRAMES_MAX)]
+    assert got == list(range(10, EARLY_FRAMES_MAX + 10))
+
+
+async def test_what_waits_is_bounded_in_bytes(sideband: MakeSideband) -> None:
+    here, address = sideband(), f"tcp://127.0.0.1:{free_port()}"
+    here.connect(B, address)
+    for n in range(10):
+        here.send(B, bytes([n]) * (EARLY_BYTES_MAX // 4))
+    there = sideband(address)
+    assert [(await there.receive())[0] for _ in range(4)] == [6, 7, 8, 9]
+
+
+async def test_a_restarted_peer_hears_nothing_of_the_time_it_was_dead(
+    sideband: MakeSideband,
+) -> None:
+    here, there = sideband(), sideband()
+    here.connect(B, there.address)
+    here.send(B, b"alive")
+    assert await there.receive() == b"alive"
+    there.close()
+    while here.send(B, b"stale"):  # noqa: ASYNC110 - nothing tells that TCP has noticed
+        await asyncio.sleep(0.01)
+    second = sideband(there.address)
+    hearing = asyncio.create_task(second.receive())
+    while not hearing.done():
+        here.send(B, b"fresh")
+        await asyncio.wait([hearing], timeout=0.02)
+    assert hearing.result() == b"fresh"
+
+
+async def test_a_stuck_peer_fills_a_bounded_queue_and_blocks_nobody(sideband: MakeSideband) -> None:
+    here, there = sideband(), sideband()
+    here.connect(B, there.address)
+    here.send(B, b"connected")
+    assert await there.receive() == b"connected"
+    sent = 0
+    while here.send(B, bytes(1 << 14)):  # `there` reads nothing from here on
+        sent += 1
+        assert sent < 100_000, "unbounded"
+
+
+async def test_garbage_is_dropped_counted_and_survived(sideband: MakeSideband) -> None:
+    here, there = sideband(), sideband(frame_bytes_max=1000)
+    host, port = there.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    context = zmq.Context()
+    vandal = context.socket(zmq.DEALER)
+    vandal.setsockopt(zmq.LINGER, 0)
+    vandal.connect(there.address)
+    vandal.send_multipart([b"two", b"parts"])
+    vandal.send(b"one part")
+    assert await there.receive() == b"one part"
+    assert there.dropped == 1
+    vandal.send(bytes(1001))  # too large: libzmq cuts the connection
+    vandal.close()
+    context.term()
+    here.connect(B, there.address)
+    here.send(B, b"unharmed")
+    assert await there.receive() == b"unharmed"
+
+
+async def test_a_flood_leaves_room_for_other_tasks(sideband: MakeSideband) -> None:
+    here, there = sideband(), sideband()
+    here.connect(B, there.address)
+    here.send(B, b"connected")
+    assert await there.receive() == b"connected"
+    ticks, heard = 0, 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while heard < 5000:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    sent = 0
+    while heard < 5000:
+        while sent < heard + 500:
+            here.send(B, b"flood")
+            sent += 1
+        for _ in range(500):
+            await there.receive()
+            heard += 1
+    await ticking
+    assert ticks >= 5000 // 64
+
+
+async def test_close_leaves_no_thread_and_no_port() -> None:
+    before = threading.active_count()
+    here = ZmqSideband("tcp://127.0.0.1:0")
+    here.connect(B, f"tcp://127.0.0.1:{free_port()}")
+    here.send(B, b"never heard")
+    here.close()
+    assert threading.active_count() == before
+    port = int(here.address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    assert not here.send(B, b"after close")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
+from mend.protocol.border import hello_misfit, report_misfit
 from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, Send
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log
@@ -76,6 +77,7 @@ class Coordinator:
     offers: dict[tuple[int, int], Offer] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     round_dues: list[int] = field(default_factory=list)
     over_ns: int | None = None
 
@@ -102,13 +104,11 @@ class Coordinator:
 
     def _on_hello(self, peer: Peer, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, member = peer.rack, hello.seat.member
+        misfit = hello_misfit(hello, self.options.racks)
         if member.rack != rack or rack >= self.options.racks:
-            self._refuse(
-                hello,
-                "racks",
-                f"rack {member.rack} of a job with {self.options.racks} racks",
-                effects,
-            )
+            misfit = f"rack {member.rack} of a job with {self.options.racks} racks"
+        if misfit:
+            self._refuse(hello, "racks", misfit, effects)
             return
         known = self.views.get(rack)
         same = known is not None and known.hello.seat.member == member
@@ -118,12 +118,11 @@ class Coordinator:
                 self._refuse(hello, "started", detail, effects)
             return
         if known is not None and not same and known.live(now_ns, self.options.detect_ns):
-            self._refuse(
-                hello,
-                "taken",
-                f"another live process says it is rack {rack} of job {self.job!r}",
-                effects,
-            )
+            # A rack that was just started again meets its own former life; wait until that is over.
+            since_ns = self.contended_ns.setdefault((rack, member.incarnation), now_ns)
+            if now_ns - since_ns > 2 * self.options.detect_ns:
+                detail = f"another live process says it is rack {rack} of job {self.job!r}"
+                self._refuse(hello, "taken", detail, effects)
             return
         if not same:
             self.views[rack] = View(hello, now_ns)
@@ -154,6 +153,8 @@ class Coordinator:
     def _on_report(self, rack: int, incarnation: int, report: Report, now_ns: int) -> None:
         view = self.views.get(rack)
         if view is None or view.hello.seat.member.incarnation != incarnation:
+            return
+        if report_misfit(report, view.hello):
             return
         view.heard_ns = now_ns
         if view.report is not None and report.serial <= view.report.serial:

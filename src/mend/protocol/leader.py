@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mend.protocol.border import orders_misfit, rank_report_misfit
 from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send
 from mend.protocol.log import Log
 from mend.protocol.messages import (
@@ -48,6 +49,7 @@ class Leader:
     ranks: dict[int, RankReport] = field(default_factory=dict)
     heard_ns: dict[int, int] = field(default_factory=dict)
     orders: Orders | None = None
+    coordinator_life: int | None = None
     orders_ns: int | None = None
     declined: dict[int, Declined] = field(default_factory=dict)
     silent: bool = False
@@ -95,11 +97,15 @@ class Leader:
                 or event.peer.rank >= self.ranks_configured
             ):
                 return
+            if rank_report_misfit(body, self.hello.policy.fragments):
+                return
             self.heard_ns[event.peer.rank] = now_ns
             known = self.ranks.get(event.peer.rank)
             if known is None or body.serial > known.serial:
                 self.ranks[event.peer.rank] = body
         elif isinstance(body, Orders) and event.peer == self.coordinator:
+            if not self._is_mine(event.incarnation, body):
+                return
             self.orders_ns = now_ns
             if self.orders is None or body.serial > self.orders.serial:
                 self.orders = body
@@ -109,6 +115,15 @@ class Leader:
             if body.incarnation == self.member.incarnation and not self.failed:
                 self.failed = True
                 effects.append(Fail(_FAULTS.get(body.kind, "Refused"), body.detail))
+
+    def _is_mine(self, incarnation: int, orders: Orders) -> bool:
+        """Orders of this job's coordinator in this life of it; frames of an earlier run are not."""
+        begun = self.log.written.begun
+        if orders_misfit(orders, self.hello, begun) or (begun and incarnation != self.coordinator_life):
+            return False
+        if incarnation != self.coordinator_life:
+            self.coordinator_life, self.orders = incarnation, None
+        return True
 
     def _watch(self, now_ns: int, effects: list[Effect]) -> None:
         """Notice a coordinator that is silent, or a start that takes too long."""

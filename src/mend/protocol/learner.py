@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from mend.protocol import events as ev
+from mend.protocol.border import rank_orders_misfit
 from mend.protocol.log import Folded
 from mend.protocol.messages import (
     Commit,
@@ -42,6 +43,7 @@ LINGER_NS = 30 * SECOND
 class LearnerOptions:
     heartbeat_ns: int
     token_weighted: bool
+    ranks: int = 1
 
 
 @dataclass
@@ -125,8 +127,11 @@ class Learner:
 
     def _on(self, event: ev.Event, now_ns: int, effects: list[ev.Effect]) -> None:
         match event:
-            case ev.Heard(body=RankOrders() as orders):
-                self._on_orders(orders, now_ns, effects)
+            case ev.Heard(peer, incarnation, RankOrders() as orders):
+                mine = peer == Peer(self.me.rack, 0) and incarnation == self.member.incarnation
+                shelves, ranks = len(self.shelves), self.options.ranks
+                if mine and not rank_orders_misfit(orders, shelves, ranks):
+                    self._on_orders(orders, now_ns, effects)
             case ev.Captured(p, seq, base, step, tokens, steps):
                 self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "")
                 effects.append(ev.Encode(p, seq))

@@ -159,7 +159,7 @@ class LiveRank:
         settings = self.settings
         heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
         learner = Learner(
-            self.me, self.member, LearnerOptions(heartbeat_ns, settings.token_weighted), own
+            self.me, self.member, LearnerOptions(heartbeat_ns, settings.token_weighted, self.group.ranks), own
         )
         if self.me.rank != 0:
             return Roles(learner, None, None)

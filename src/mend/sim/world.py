@@ -118,7 +118,7 @@ class World:
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
             roles = Roles(
-                Learner(process.me, member, LearnerOptions(HEARTBEAT_MS * MS, True), own),
+                Learner(process.me, member, LearnerOptions(HEARTBEAT_MS * MS, True, scenario.ranks), own),
                 None,
                 None,
             )

@@ -1,0 +1,127 @@
+"""protocol: does a well-formed message fit this job? Each check is a sentence to log, or empty.
+
+`wire` has checked types and limits; here sizes and indices are compared with the plan, so that no
+machine ever indexes with a number from the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mend.protocol.messages import (
+    Commit,
+    Drop,
+    Gather,
+    Genesis,
+    Hello,
+    Offer,
+    Orders,
+    RankOrders,
+    RankReport,
+    Record,
+    Report,
+    Roster,
+)
+
+
+def hello_misfit(hello: Hello, racks: int) -> str:
+    """For the coordinator: a rack that could not be seated."""
+    ranks, fragments = hello.policy.ranks, hello.policy.fragments
+    if hello.policy.racks != racks:
+        return f"it is configured for racks={hello.policy.racks}, the coordinator for {racks}"
+    if len(hello.seat.lanes) != ranks or len(hello.digests) != fragments:
+        return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
+    if any(len(digests) != ranks for digests in hello.digests):
+        return "it has not one digest per fragment and rank"
+    return ""
+
+
+def report_misfit(report: Report, hello: Hello) -> str:
+    """For the coordinator: a report of another plan than the rack's hello."""
+    ranks, fragments = hello.policy.ranks, hello.policy.fragments
+    if len(report.versions) != fragments:
+        return f"{len(report.versions)} versions for {fragments} fragments"
+    if any(offer.member != hello.seat.member for offer in report.offers):
+        return "an offer in the name of another rack"
+    numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
+    if any(len(held.digests) != ranks for held in report.held):
+        return "a result without one digest per rank"
+    return _offers_misfit(report.offers, fragments, ranks) or _numbers_misfit(numbers, fragments)
+
+
+def rank_report_misfit(report: RankReport, fragments: int) -> str:
+    """For a leader: a report of another plan than its own."""
+    if len(report.versions) != fragments:
+        return f"{len(report.versions)} versions for {fragments} fragments"
+    if any(len(held.digests) != 1 for held in report.held):
+        return "a result without its digest"
+    numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
+    return _numbers_misfit(numbers, fragments)
+
+
+def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
+    """For a leader: orders of another job, plan or life than its own."""
+    ranks, fragments = hello.policy.ranks, hello.policy.fragments
+    first = orders.records[0] if orders.records and orders.prev == 0 else None
+    if first is not None and not begun:
+        if not isinstance(first, Genesis):
+            return "a log that does not begin with Genesis"
+        if hello.seat.member not in [seat.member for seat in first.roster]:
+            return "a log of a job that this rack is no member of (an earlier run?)"
+    return (
+        _records_misfit(orders.records, fragments, ranks)
+        or _offers_misfit(orders.offers, fragments, ranks)
+        or _gathers_misfit(orders.gathers, fragments, ranks)
+    )
+
+
+def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
+    """For a rank: orders of another plan than its own."""
+    return (
+        _records_misfit(orders.records, fragments, ranks)
+        or _offers_misfit(orders.offers, fragments, ranks)
+        or _gathers_misfit(orders.gathers, fragments, ranks)
+        or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
+    )
+
+
+def _records_misfit(records: Iterable[Record], fragments: int, ranks: int) -> str:
+    for record in records:
+        match record:
+            case Genesis(digests=digests, roster=roster):
+                if len(digests) != fragments or any(len(each) != ranks for each in digests):
+                    return "a Genesis of another plan"
+                if any(len(seat.lanes) != ranks for seat in roster):
+                    return "a Genesis with other numbers of ranks"
+            case Commit(fragment=fragment, digests=digests):
+                if fragment >= fragments or len(digests) != ranks:
+                    return f"a Commit of fragment {fragment} with {len(digests)} digests"
+            case Drop(fragment=fragment):
+                if fragment >= fragments:
+                    return f"a Drop of fragment {fragment}"
+            case Roster():
+                pass
+    return ""
+
+
+def _offers_misfit(offers: Iterable[Offer], fragments: int, ranks: int) -> str:
+    for offer in offers:
+        if offer.fragment >= fragments or len(offer.checksums) != ranks:
+            return f"an offer of fragment {offer.fragment} with {len(offer.checksums)} checksums"
+    return ""
+
+
+def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> str:
+    for gather in gathers:
+        if gather.fragment >= fragments or gather.attempt < 1 or not gather.members:
+            return f"a Gather of fragment {gather.fragment}, attempt {gather.attempt}"
+        if misfit := _offers_misfit(gather.members, fragments, ranks):
+            return misfit
+        if any(offer.fragment != gather.fragment for offer in gather.members):
+            return "a Gather of offers of several fragments"
+    return ""
+
+
+def _numbers_misfit(numbers: Iterable[int], fragments: int) -> str:
+    wrong = [number for number in numbers if number >= fragments]
+    return f"fragment {wrong[0]} of {fragments}" if wrong else ""

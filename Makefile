@@ -13,7 +13,7 @@ BENCHMARKS := $(filter-out __init__,$(basename $(notdir $(wildcard benchmarks/*.
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
 
-demo: $(STAMP) ## train one small model on several racks of this machine, and lose one of them
+demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link (a few minutes)
 	$(BIN)/mend demo
 
 test: $(STAMP) ## run all tests; those that start processes one at a time

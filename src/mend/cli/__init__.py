@@ -69,10 +69,7 @@ def version_command() -> None:
 @app.command("launch", context_settings=PASS_ON)
 def launch_command(
     command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...", help="A script (with -m: a module) and its arguments."
-        ),
+        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="What every rank runs.")
     ],
     racks: Annotated[int, typer.Option(help="Racks to start, each a torchrun of its own.")] = 2,
     nproc_per_rack: Annotated[
@@ -92,31 +89,31 @@ def launch_command(
         Path | None, typer.Option(help="Also write rack0.log, rack1.log, ..., witness.log here.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Set for every rack; may be repeated.")
+        list[str] | None, typer.Option(metavar="K=V", help="For every rack; may be repeated.")
     ] = None,
 ) -> None:
     """Start all racks of a job on this machine, each line of theirs behind \\[rack N].
 
-    Every rack finds its number and everybody's address in MEND_* variables, so the script only says
+    Every rack finds its number and everybody's address in MEND_* variables; the script only says
     [bold]mend.mend_init(model, mend.MendConfig(), optimizer=optimizer)[/bold].
 
     A rack that dies does not stop the others; it is reported.
-    Ctrl-C asks all racks to stop, a second one kills them. The exit status is that of the first rack that failed.
+    Ctrl-C asks all racks to stop, a second one kills them.
+    The exit status is that of the first rack that failed.
 
     [bold]Examples[/bold]
 
-      mend launch --racks 2 train.py --lr 3e-4
+      mend launch train.py --lr 3e-4
 
       mend launch --racks 2 --nproc-per-rack 4 train.py          [dim]# 8 GPUs: 0-3 and 4-7[/dim]
 
       mend launch --racks 3 --env MEND_SYNC_PERIOD_STEPS=64 -m my.training --steps 1000
 
-      mend launch --racks 2 --no-witness --base-port 51900 --log-dir logs train.py
+      mend launch --no-witness --base-port 51900 --log-dir logs train.py
     """
     from mend.cli.launch import Job, launch
     from mend.cli.show import lines_to
 
-    pairs = dict(_pair(text) for text in env or [])
     job = Job(
         command=("-m", *command) if module else tuple(command),
         racks=racks,
@@ -125,7 +122,7 @@ def launch_command(
         job_id=job_id,
         base_port=base_port,
         log_dir=log_dir,
-        env=pairs,
+        env=dict(_pair(text) for text in env or []),
     )
     raise typer.Exit(launch(job, lines_to(sys.stdout)).status)
 
@@ -185,10 +182,11 @@ def demo_command(
 ) -> None:
     """Two racks train a small GPT over a link that is slow on purpose. A few minutes on 2 cores.
 
-    The text is Python's own sources. Four runs, the same but for the exchange: none, blocking, overlapped, and overlapped without
-    lockstep over a link with a long tail. Then it compares: are blocking and overlapped the same to
-    the last bit, do both racks hold the same model, is the merged model better than a rack alone?
-    Exit status 1 when an answer is no.
+    The text is Python's own sources. Four runs, the same but for the exchange: none, blocking,
+    overlapped, and overlapped without lockstep over a link with a long tail.
+
+    Then it compares: are blocking and overlapped the same to the last bit, do both racks hold the
+    same model, is the merged model better than a rack alone? Exit status 1 when an answer is no.
     """
     from mend.cli.demo import demo
 

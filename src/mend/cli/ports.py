@@ -1,11 +1,11 @@
-"""cli.ports: free loopback ports, found by binding and closing. Sends and receives no byte."""
+"""cli.ports: free loopback ports, found by letting a lane listen and closing it. No byte moves."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
+from contextlib import ExitStack, closing
 
 from mend.errors import AddressInUse
+from mend.transport.pull import PullLane
 
 LOOPBACK = "127.0.0.1"
 
@@ -16,19 +16,17 @@ def free_ports(count: int, base: int = 0) -> list[int]:
     Another process may take one before it is used; the rack that finds it taken then says so.
     Raises AddressInUse.
     """
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         ports = []
-        for offset in range(count):
-            wanted = base + offset if base else 0
-            listener = held.enter_context(socket.socket())
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for wanted in range(base, base + count):
+            allowed = (wanted, wanted) if base else None
             try:
-                listener.bind((LOOPBACK, wanted))
-            except OSError as error:
+                lane = held.enter_context(closing(PullLane(LOOPBACK, allowed, token=bytes(16))))
+            except AddressInUse as error:
                 raise AddressInUse(
                     f"--base-port {base}: port {wanted} of {LOOPBACK} is taken ({error}). Choose "
                     f"another ({count} in a row are needed), or 0 to have free ones picked."
                 ) from error
-            ports.append(int(listener.getsockname()[1]))
+            ports.append(lane.address.port)
     assert len(set(ports)) == count, f"ports were given twice: {ports}"
     return ports

@@ -93,7 +93,7 @@ class Round:
 
     def deadline_ns(self, scene: Scene) -> int | None:
         if self.phase is Phase.OPEN and self.enough_ns is not None and not scene.policy.lockstep:
-            return self.enough_ns + self._grace_ns(scene)
+            return self.enough_ns + self._window_ns(scene)
         if self.phase is Phase.GATHER:
             return self.gathered_ns + ATTEMPT_STALL_NS
         return None
@@ -102,18 +102,27 @@ class Round:
         """A late offer alone (its rack has not applied `version` at a capture step) opens nothing."""
         return bool(scene.declined) or any(offer.applied == scene.version for offer in scene.offers)
 
-    def _grace_ns(self, scene: Scene) -> int:
+    def _window_ns(self, scene: Scene) -> int:
+        """How long the round waits once K offers are in. Adaptive: longer for bytes that are under way.
+
+        A rack whose offer is announced but not pulled yet has done its part; merging without it
+        would only put the same bytes into a round of their own.
+        """
         policy = scene.policy
         if policy.grace_ns >= 0:
             return policy.grace_ns
-        return adaptive_grace_ns(
+        gap_steps = max(1, policy.period_steps // policy.fragments)
+        grace_ns = adaptive_grace_ns(
             step_ns=scene.step_ns,
             quorum_ns=self.quorum_time.value_ns,
             sync_ns=self.sync_time.value_ns,
             overlap_steps=policy.overlap_steps,
-            gap_steps=max(1, policy.period_steps // policy.fragments),
+            gap_steps=gap_steps,
             limit_ns=policy.stall_max_ns,
         )
+        too_old = len(self._too_old(scene))
+        under_way = len(scene.offers) - too_old > len(scene.arrived)
+        return max(grace_ns, scene.step_ns * gap_steps) if under_way else grace_ns
 
     def _try_close(self, scene: Scene, now_ns: int) -> None:
         arrived = scene.arrived
@@ -139,7 +148,7 @@ class Round:
             self.quorum_time.observe(now_ns - self.opened_ns)
         if not waiting:
             self.closed_by = "lockstep" if scene.policy.lockstep else "all-in"
-        elif not scene.policy.lockstep and now_ns >= self.enough_ns + self._grace_ns(scene):
+        elif not scene.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(scene):
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
             self.why = "waiting for" + _racks("", waiting)

@@ -119,13 +119,13 @@ class Driver:
 
     def close(self, farewell: Callable[[], None] | None = None) -> None:
         """Stop the loop, the worker and the sockets; idempotent; bounded by CLOSE_S."""
-        if self._closing:
-            return
-        self._closing = True
-        if self._loop.is_running():
+        crashed, self._closing = self._closing, True
+        if not crashed and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._stop, farewell)
-        self._thread.join(CLOSE_S)
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        inside = threading.current_thread() is self._thread
+        if not inside:  # a finalizer may run on any thread
+            self._thread.join(CLOSE_S)
+        self._workers.shutdown(wait=not inside, cancel_futures=True)
 
     # -------------------------------------------------------------- Edge (loop thread)
 

@@ -91,6 +91,13 @@ def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
         MendConfig(fragment=3)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("name", ["sideband_psk", "sideband_tls", "sideband_peer_allowlist"])
+def test_a_protection_that_is_not_there_is_refused_not_ignored(name: str) -> None:
+    """Who sets a key and hears nothing believes that it protects."""
+    with pytest.raises(ConfigError, match=f"^{name}=.*is no setting of mend"):
+        MendConfig(**{name: "secret"})
+
+
 # ------------------------------------------------------------------ values
 
 WRONG: list[tuple[str, Any]] = [

@@ -1,0 +1,43 @@
+"""The smallest job: a linear model on two racks. `mend launch --racks 2 examples/minimal.py`
+
+An ordinary training loop. The lines of mend are marked; all addresses come from `mend launch`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import mend
+
+STEPS = 200
+
+
+def main() -> None:
+    truth = torch.randn(32, 1, generator=torch.Generator().manual_seed(0))
+    model = torch.nn.Linear(32, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+
+    config = mend.MendConfig(sync_period_steps=20, overlap_steps=5, fragments=1)  # mend
+    with mend.session(model, config, optimizer) as runtime:  # mend
+        # Every rack has data of its own. Version 0, the same on all racks, is rack 0's model.
+        chance = torch.Generator().manual_seed(1 + runtime.status().rack)
+        for _ in range(STEPS):
+            inputs = torch.randn(64, 32, generator=chance)
+            target = inputs @ truth + 0.5 * torch.randn(64, 1, generator=chance)
+            loss = torch.nn.functional.mse_loss(model(inputs), target)
+            optimizer.zero_grad()
+            loss.backward()
+            runtime.count_tokens(len(inputs))  # mend: what this rack's work weighs in the merge
+            optimizer.step()  # mend captures and applies what is due in here
+
+    # Behind the `with` the model is the merged one: the same bits on every rack.
+    status = runtime.status()
+    error = (model.weight.detach().T - truth).norm() / truth.norm()
+    print(
+        f"rack={status.rack} step={status.step} merges={status.rounds_committed} "
+        f"error={error:.4f} merged_digest={status.anchor_digest[:16]}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What is installed is what pyproject.toml says, and importing it does nothing but import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mend
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~; \[]", each, maxsplit=1)[0].lower() for each in requirements}
+
+
+def constraints() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {name.lower(): version for name, version in pairs}
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert PROJECT["project"]["version"] == mend.__version__
+    assert f"[{mend.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_dependency_is_pinned_at_or_above_its_lower_bound() -> None:
+    """What is tested is allowed, and what `make` installs is what was tested."""
+    pinned = constraints()
+    project = PROJECT["project"]
+    for requirement in project["dependencies"] + project["optional-dependencies"]["dev"]:
+        name, lowest = requirement.lower().split(">=")
+        assert version(pinned[name]) >= version(lowest), requirement
+
+
+def test_every_package_that_mend_imports_is_a_dependency() -> None:
+    from tests.map import OWNERS
+
+    installed = {name for name in OWNERS if name not in sys.stdlib_module_names}
+    declared = names(PROJECT["project"]["dependencies"])
+    renamed = {"zmq": "pyzmq"}
+    assert {renamed.get(name, name) for name in installed - {"triton"}} == declared
+
+
+def test_the_markers_and_the_script_are_those_the_makefile_relies_on() -> None:
+    options = PROJECT["tool"]["pytest"]["ini_options"]
+    assert {each.split(":")[0] for each in options["markers"]} == {"gpu", "process", "slow"}
+    assert options["filterwarnings"][0] == "error"
+    assert PROJECT["project"]["scripts"] == {"mend": "mend.cli:main"}
+
+
+def test_licence_and_notice_are_there_and_complete() -> None:
+    assert "APPENDIX: How to apply the Apache License" in (ROOT / "LICENSE").read_text()
+    assert (ROOT / "NOTICE").read_text(encoding="utf-8").startswith("mend\n")
+    assert (ROOT / "src" / "mend" / "py.typed").exists()
+
+
+def test_ci_runs_make_and_nothing_else() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    commands = [line for line in script.splitlines() if line and not line.startswith("#")]
+    assert commands == ["set -eu", 'cd "$(dirname "$0")/.."', "make check", "make test"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+LOOK = """
+import json, os, sys, threading
+before = dict(os.environ)
+import torch, warnings, logging
+threads, state = torch.get_num_threads(), torch.get_rng_state()
+filters, handlers = list(warnings.filters), list(logging.getLogger().handlers)
+running = threading.active_count()
+import mend
+print(json.dumps({
+    "modules": sorted({name.split(".")[0] for name in sys.modules}),
+    "rooms": sorted(name for name in sys.modules if name.startswith("mend.")),
+    "threads": threading.active_count() - running,
+    "torch_threads": torch.get_num_threads() == threads,
+    "rng": torch.equal(torch.get_rng_state(), state),
+    "environment": dict(os.environ) == before,
+    "filters": warnings.filters == filters,
+    "handlers": logging.getLogger().handlers == handlers,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a fresh interpreter finds after `import mend`; even a wrong MEND_* is not looked at."""
+    folder = tmp_path_factory.mktemp("empty")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MEND_NONSENSE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert list(folder.iterdir()) == []
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_training_script_does_not_load_what_only_the_commands_need(seen: dict[str, Any]) -> None:
+    assert "mend" in seen["modules"]
+    assert not {"rich", "typer", "click", "triton_kernels"} & set(seen["modules"])
+    assert not [name for name in seen["rooms"] if name.startswith(("mend.cli", "mend.sim"))]
+
+
+def test_mend_itself_imports_no_subprocess() -> None:
+    """torch does, so a fresh interpreter cannot tell; the sources can."""
+    from tests.map import OWNERS
+
+    assert OWNERS["subprocess"] == {"cli"}
+
+
+def test_importing_changes_nothing(seen: dict[str, Any]) -> None:
+    """No thread, no file, no setting read, no global of torch, logging or warnings moved."""
+    assert seen["threads"] == 0
+    for name in ("torch_threads", "rng", "environment", "filters", "handlers"):
+        assert seen[name], f"import mend changed {name}"
+
+
+def test_public_names_exist() -> None:
+    for name in mend.__all__:
+        assert getattr(mend, name) is not None

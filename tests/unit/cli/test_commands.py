@@ -1,0 +1,82 @@
+"""The command line as a person meets it: help that teaches, mistakes that are named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner
+
+from mend.cli import app, main
+from mend.cli import launch as launch_module
+from mend.cli.launch import Job, Outcome
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that the command would have started."""
+    jobs: list[Job] = []
+
+    def record(job: Job, sink: Callable[[str, str], None]) -> Outcome:
+        jobs.append(job)
+        return Outcome({0: 0, 1: 5}, 0)
+
+    monkeypatch.setattr(launch_module, "launch", record)
+    return jobs
+
+
+def test_what_follows_the_script_belongs_to_the_script(asked: list[Job]) -> None:
+    answer = CliRunner().invoke(app, ["launch", "--racks", "3", "t.py", "--racks", "9", "-m"])
+    assert answer.exit_code == 5, answer.output
+    assert asked[0].command == ("t.py", "--racks", "9", "-m")
+    assert asked[0].racks == 3
+
+
+def test_a_module_and_settings_for_every_rack(asked: list[Job]) -> None:
+    arguments = ["launch", "--env", "A=1=2", "--env", "B=", "--no-witness", "-m", "my.mod", "x"]
+    CliRunner().invoke(app, arguments)
+    assert asked[0].command == ("-m", "my.mod", "x")
+    assert asked[0].env == {"A": "1=2", "B": ""}
+    assert asked[0].witness is False
+
+
+def test_an_env_without_a_value_is_refused(asked: list[Job]) -> None:
+    answer = CliRunner().invoke(app, ["launch", "--env", "A", "t.py"])
+    assert answer.exit_code == 2
+    assert asked == []
+
+
+def test_help_shows_examples() -> None:
+    answer = CliRunner().invoke(app, ["launch", "--help"])
+    assert answer.exit_code == 0
+    assert "mend launch train.py --lr 3e-4" in answer.output
+
+
+def test_version_names_mend_and_torch() -> None:
+    for arguments in (["--version"], ["version"]):
+        answer = CliRunner().invoke(app, arguments)
+        assert answer.exit_code == 0
+        assert answer.output.startswith("mend=")
+        assert "torch=" in answer.output
+
+
+def test_an_error_of_mend_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mend", "launch", "--racks", "0", "t.py"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mend: ConfigError: racks=0: must be at least 1")
+
+
+def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mend", "coordinate", "--bind", "127.0.0.1:51899"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "witness_addr='127.0.0.1:51899'" in capsys.readouterr().err

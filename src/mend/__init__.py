@@ -4,8 +4,9 @@ from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
 from mend.config import MendConfig
 from mend.errors import MendError
 from mend.runtime.status import Status, TokenLedger
+from mend.terms import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "MendConfig",

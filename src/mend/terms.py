@@ -6,6 +6,9 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+VERSION = "0.1.0"
+"""Of this mend; racks of different versions refuse each other."""
+
 WITNESS = 0xFFFF
 """Rack number of the witness: votes, holds no tensor, sorts behind every rack."""
 

@@ -105,8 +105,9 @@ class Round:
     def _window_ns(self, scene: Scene) -> int:
         """How long the round waits once K offers are in. Adaptive: longer for bytes that are under way.
 
-        A rack whose offer is announced but not pulled yet has done its part; merging without it
-        would only put the same bytes into a round of their own.
+        A rack whose offer is announced but not pulled yet has done its part. Merging without it
+        puts the same bytes into a round of their own a moment later, where deltas add up that
+        should be averaged; so it may take half the time until the fragment is captured again.
         """
         policy = scene.policy
         if policy.grace_ns >= 0:
@@ -122,7 +123,8 @@ class Round:
         )
         too_old = len(self._too_old(scene))
         under_way = len(scene.offers) - too_old > len(scene.arrived)
-        return max(grace_ns, scene.step_ns * gap_steps) if under_way else grace_ns
+        half_period_ns = scene.step_ns * policy.period_steps // 2
+        return max(grace_ns, half_period_ns) if under_way else grace_ns
 
     def _try_close(self, scene: Scene, now_ns: int) -> None:
         arrived = scene.arrived

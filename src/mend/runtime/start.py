@@ -28,7 +28,7 @@ from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, StepOptions, Track, Trainer, Wait
 from mend.runtime.witness import detect_ns
-from mend.terms import MS, SECOND, WITNESS, Address, Member, Peer, Span
+from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,12 @@ class LiveRank:
         hello = Hello(
             seat=Seat(self.member, found[0].address, tuple(one.lane for one in found)),
             policy=self._policy(),
-            facts=(*settings.facts, ("ranks per rack", str(len(found))), *self._model_facts(model)),
+            facts=(
+                ("mend version", VERSION),
+                *settings.facts,
+                ("ranks per rack", str(len(found))),
+                *self._model_facts(model),
+            ),
             digests=tuple(tuple(one.digests[p] for one in found) for p in range(len(self.plan))),
         )
         where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)

@@ -45,6 +45,7 @@ class Leader:
     coordinator: Peer
     options: LeaderOptions
     started_ns: int
+    coordinator_address: str = ""
     log: Log = field(default_factory=Log)
     ranks: dict[int, RankReport] = field(default_factory=dict)
     heard_ns: dict[int, int] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Leader:
     orders_ns: int | None = None
     declined: dict[int, Declined] = field(default_factory=dict)
     silent: bool = False
-    failed: bool = False
+    failure: tuple[str, str] = ("", "")
     progress_ns: int = 0
     sent: dict[Peer, Report | RankOrders] = field(default_factory=dict)
     sent_ns: dict[Peer, int] = field(default_factory=dict)
@@ -112,9 +113,8 @@ class Leader:
                 self.log.accept(body.prev, body.chain, body.records)
                 self.log.decide(body.decided)
         elif isinstance(body, Refusal) and event.peer == self.coordinator:
-            if body.incarnation == self.member.incarnation and not self.failed:
-                self.failed = True
-                effects.append(Fail(_FAULTS.get(body.kind, "Refused"), body.detail))
+            if body.incarnation == self.member.incarnation and not self.failure[0]:
+                self._fail(_FAULTS.get(body.kind, "Refused"), body.detail, effects)
 
     def _is_mine(self, incarnation: int, orders: Orders) -> bool:
         """Orders of this job's coordinator in this life of it; frames of an earlier run are not."""
@@ -139,28 +139,35 @@ class Leader:
                 )
             return
         waited_ns = now_ns - self.started_ns
-        if waited_ns > self.options.start_timeout_ns and not self.failed:
-            self.failed = True
-            effects.append(
-                Fail("StartTimeout", f"{self._start_reason()} after {waited_ns // SECOND} s")
-            )
+        if waited_ns > self.options.start_timeout_ns and not self.failure[0]:
+            waited = f"{self._start_reason()} after {waited_ns // SECOND} s"
+            self._fail("StartTimeout", waited, effects)
         elif now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS:
             self.progress_ns = now_ns
             effects.append(
                 Note("waiting", {"for": self._start_reason(), "seconds": waited_ns // SECOND})
             )
 
+    def _fail(self, kind: str, detail: str, effects: list[Effect]) -> None:
+        """This rack cannot go on; its other ranks hear it with their next orders."""
+        self.failure = (kind, detail)
+        effects.append(Fail(kind, detail))
+
     def _start_reason(self) -> str:
         if self.orders is None:
-            return f"no answer from the coordinator ({self._where()})"
-        if self.orders.missing:
-            return "; ".join(
-                ["no hello from rack " + ", ".join(map(str, self.orders.missing)), *self.orders.why]
+            return (
+                f"no answer from the coordinator ({self._where()}); is it running, is the address "
+                "right (sideband_peers, witness_addr), is a firewall between"
             )
+        if self.orders.missing:
+            absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
+            advice = "start it with the same job_id, racks and addresses"
+            return "; ".join([absent, *(self.orders.why or (advice,))])
         return "the first record of the log is not decided"
 
     def _where(self) -> str:
-        return "the witness" if self.coordinator.rack != 0 else "rack 0"
+        name = "the witness" if self.coordinator.rack != 0 else "rack 0"
+        return f"{name} at {self.coordinator_address}" if self.coordinator_address else name
 
     def why(self) -> tuple[str, ...]:
         """Why nothing commits, as far as it is known here."""
@@ -172,7 +179,7 @@ class Leader:
 
     def _say_hello(self, now_ns: int, effects: list[Effect]) -> None:
         last = self.sent_ns.get(self.coordinator)
-        if not self.failed and (last is None or now_ns >= last + self.options.heartbeat_ns):
+        if not self.failure[0] and (last is None or now_ns >= last + self.options.heartbeat_ns):
             effects.append(Send(self.coordinator, self.hello))
 
     def _flush(
@@ -283,6 +290,7 @@ class Leader:
             if complete
             else (),
             why=self.why(),
+            failure=self.failure,
             finish=self.left(),
         )
 

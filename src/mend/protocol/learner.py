@@ -179,6 +179,8 @@ class Learner:
         for fragment, seq in orders.discarded:
             if fragment in self.parts and self.parts[fragment].seq == seq:
                 effects.append(ev.Discard(fragment, seq))
+        if orders.failure[0] and self.me.rank != 0:
+            effects.append(ev.Fail(*orders.failure))
         if orders.finish and not self.finished:
             self.finished = True
             if not self.leaving:

@@ -281,6 +281,8 @@ class RankOrders(State, tag=15):
     discarded: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=1024)]
     """(fragment, seq) of own offers that died inside the rack and were never announced."""
     why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
+    failure: tuple[Text, Text]
+    """(kind, detail) of what stops this rack, so that all its ranks raise it; ("", "") if nothing."""
     finish: bool
     """Every rank of this rack may stop: the rack has left."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mend import errors
-from mend.errors import MendError, NonFinite, WorkerFailed
+from mend.errors import ConfigError, MendError, NonFinite, WorkerFailed
 from mend.protocol import events as ev
 from mend.protocol.coordinator import Coordinator
 from mend.protocol.leader import Leader
@@ -347,9 +347,10 @@ def _said(error: Exception | None) -> str:
 
 
 def _error(kind: str, detail: str) -> MendError:
-    found = getattr(errors, kind)
-    assert issubclass(found, MendError), kind
-    return found(detail)
+    """The exception of mend.errors by name; the name may come from another process."""
+    found = getattr(errors, kind, None)
+    known = isinstance(found, type) and issubclass(found, MendError) and found is not ConfigError
+    return found(detail) if known else MendError(f"{kind}: {detail}")
 
 
 def _commit_fields(commit: Commit) -> dict[str, object]:

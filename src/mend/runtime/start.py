@@ -176,7 +176,8 @@ class LiveRank:
         )
         where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
         options = LeaderOptions(heartbeat_ns, silence_ns, settings.start_timeout_ns)
-        leader = Leader(hello, where, options, self.driver.now_ns())
+        address = settings.witness or settings.peers[0]
+        leader = Leader(hello, where, options, self.driver.now_ns(), address)
         coordinator = None
         if where == self.me:
             options_c = CoordinatorOptions(settings.racks, heartbeat_ns, silence_ns)

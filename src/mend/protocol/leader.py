@@ -140,7 +140,7 @@ class Leader:
             return
         waited_ns = now_ns - self.started_ns
         if waited_ns > self.options.start_timeout_ns and not self.failure[0]:
-            waited = f"{self._start_reason()} after {waited_ns // SECOND} s"
+            waited = f"after {waited_ns // SECOND} s: {self._start_reason()}"
             self._fail("StartTimeout", waited, effects)
         elif now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS:
             self.progress_ns = now_ns

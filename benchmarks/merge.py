@@ -3,6 +3,8 @@ object.
 
     python -m benchmarks.merge --numel 100000000 --racks 2,4,8 --codec float32 --momentum 0
 
+Goal: 0.4 of memcpy. A rank uses a quarter of its cores, at most 4, for a merge.
+
 Bytes of a merge: payloads read + anchor read + anchor written (values, and the state if there is
 any). Bytes of memcpy: read + written by torch's copy_ on the same thread. All variants take turns
 in every repeat, so that a disturbance of the machine meets all of them. `with_digest` is what a
@@ -33,13 +35,14 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     racks = sorted(options.racks)
-    numerics = Numerics(CODECS[options.codec](), Average(), Nesterov(options.lr, options.momentum))
+    numerics = _numerics(options, 1)
+    threaded = [_numerics(options, threads) for threads in options.threads]
     anchor = numerics.genesis(_noise(options.numel, 99))
     payloads = [numerics.codec.encode(_noise(options.numel, m)) for m in range(racks[-1])]
     out = numerics.empty(options.numel).zero_()
     runs: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(anchor.data)}
     for count in racks:
-        runs |= _variants(numerics, payloads[:count], anchor, out)
+        runs |= _variants(numerics, threaded, payloads[:count], anchor, out)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(options.repeats + 1):
         for name, run in runs.items():
@@ -59,8 +62,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--codec", choices=sorted(CODECS), default="float32")
     parser.add_argument("--lr", type=float, default=1.0, help="1 saves a multiplication")
     parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument(
+        "--threads",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[2, 4],
+        help="also with so many threads sharing a merge, as a rank does on 8 and 16 cores",
+    )
     parser.add_argument("--repeats", type=int, default=5)
     return parser.parse_args()
+
+
+def _numerics(options: argparse.Namespace, threads: int) -> Numerics:
+    outer = Nesterov(options.lr, options.momentum)
+    return Numerics(CODECS[options.codec](), Average(), outer, threads)
 
 
 def _noise(numel: int, seed: int) -> torch.Tensor:
@@ -70,7 +84,11 @@ def _noise(numel: int, seed: int) -> torch.Tensor:
 
 
 def _variants(
-    numerics: Numerics, payloads: list[torch.Tensor], anchor: Anchor, out: torch.Tensor
+    numerics: Numerics,
+    threaded: list[Numerics],
+    payloads: list[torch.Tensor],
+    anchor: Anchor,
+    out: torch.Tensor,
 ) -> dict[str, Callable[[], object]]:
     racks, numel = len(payloads), anchor.numel
     weights = [0.5 ** (racks - 1)] + [0.5**m for m in range(1, racks)]
@@ -87,11 +105,16 @@ def _variants(
         bare()
         return digest_of(out, numel, 1)
 
-    return {
+    variants: dict[str, Callable[[], object]] = {
         f"{racks} racks without_digest": bare,
         f"{racks} racks with_digest": fused,
         f"{racks} racks apart": apart,
     }
+    for helped in threaded:
+        variants[f"{racks} racks with_digest {helped.threads} threads"] = lambda n=helped: n.merge(
+            payloads, weights, anchor, 1, out
+        )
+    return variants
 
 
 def _report(

@@ -22,7 +22,7 @@ from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.runtime import registry
 from mend.runtime.driver import DriverOptions
-from mend.runtime.numerics import Numerics
+from mend.runtime.numerics import Numerics, merge_threads
 from mend.runtime.start import LiveRank, Settings
 from mend.runtime.status import Status, TokenLedger
 from mend.runtime.steps import StepOptions
@@ -56,7 +56,8 @@ def mend_init(
             stacklevel=2,
         )
     outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
-    numerics = Numerics(CODECS[config.payload_dtype](), MERGES[config.merge](), outer)
+    codec, merge = CODECS[config.payload_dtype](), MERGES[config.merge]()
+    numerics = Numerics(codec, merge, outer, merge_threads())
     rank = LiveRank(model, _settings(config), numerics)
     try:
         rank.begin()

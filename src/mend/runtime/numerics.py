@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import xxhash
@@ -26,6 +29,7 @@ from mend.merge import Merge
 from mend.outer import OuterOptimizer
 
 DIGEST_BLOCK_BYTES = 4 << 20
+_DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 _HEADER = struct.Struct("!8sQQ?")  # magic, version, numel, has_state
 # Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
 # whatever its settings; where that thread is serial anyway, 256 Ki spend less time on calls.
@@ -46,6 +50,13 @@ def stay_on_one_core() -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(others,), name="mend-threads")
     restore.start()
     restore.join()
+
+
+def merge_threads() -> int:
+    """Threads for a merge: a quarter of the cores this process may use, 1 to 4. The rest trains."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(4, cores // 4))
 
 
 def block_numel() -> int:
@@ -83,9 +94,18 @@ class _BlockHashes:
                 self._close()
 
     def finish(self) -> bytes:
+        self._end()
+        return b"".join(self._done)
+
+    def extend(self, rest: _BlockHashes) -> None:
+        """Go on behind a part that was hashed elsewhere; this one ended at a block's end."""
+        assert self._room == DIGEST_BLOCK_BYTES, "parts are cut at the ends of blocks"
+        rest._end()
+        self._done += rest._done
+
+    def _end(self) -> None:
         if self._room < DIGEST_BLOCK_BYTES:
             self._close()
-        return b"".join(self._done)
 
     def _close(self) -> None:
         self._done.append(self._open.digest())
@@ -108,6 +128,11 @@ class StateDigest:
         self._values.feed(_bytes(values_n))
         if state_n is not None:
             self._state.feed(_bytes(state_n))
+
+    def extend(self, rest: StateDigest) -> None:
+        """Append the digest of the elements that follow; the parts so far are whole blocks."""
+        self._values.extend(rest._values)
+        self._state.extend(rest._state)
 
     def hexdigest(self) -> str:
         return hashlib.sha256(
@@ -158,11 +183,25 @@ class Encoded:
 
 
 class Numerics:
-    """codec + merge + outer step of one run. Holds no state of its own; any number of workers may
-    share it."""
+    """codec + merge + outer step of one run. Any number of workers may share it.
 
-    def __init__(self, codec: Codec, merge: Merge, outer: OuterOptimizer) -> None:
+    `threads` of its own share a large merge, each with a contiguous part; the bits do not depend on
+    how many, as every operation is element-wise and every digest block lies in one part.
+    """
+
+    def __init__(self, codec: Codec, merge: Merge, outer: OuterOptimizer, threads: int = 1) -> None:
         self.codec, self.rule, self.outer = codec, merge, outer
+        self._helpers = (
+            ThreadPoolExecutor(threads - 1, "mend-merge", initializer=stay_on_one_core)
+            if threads > 1
+            else None
+        )
+        self.threads = threads
+
+    def close(self) -> None:
+        """End the threads; a merge in flight finishes first."""
+        if self._helpers is not None:
+            self._helpers.shutdown(wait=True, cancel_futures=True)
 
     def payload_bytes(self, numel: int) -> int:
         return self.codec.payload_bytes(numel)
@@ -222,9 +261,25 @@ class Numerics:
         size.
         """
         data = self.empty(anchor.numel) if out is None else out
-        digest = StateDigest(anchor.numel, version, self.outer.has_state)
-        self.merge_into(payloads, weights, anchor, data, digest)
-        return Anchor(data, anchor.numel, version, digest.hexdigest())
+        self._check(payloads, weights, anchor, data)
+        parts = self._parts(anchor.numel)
+        digests = [StateDigest(anchor.numel, version, self.outer.has_state) for _ in parts]
+
+        def run(part: int) -> None:
+            start, stop = parts[part]
+            self._merge_span(payloads, weights, anchor, data, digests[part], start, stop)
+
+        waiting = [
+            self._helpers.submit(run, part) for part in range(1, len(parts)) if self._helpers
+        ]
+        try:
+            run(0)
+        finally:
+            wait(waiting)  # nobody writes to `data` after this call
+        for rest, future in zip(digests[1:], waiting, strict=True):
+            future.result()
+            digests[0].extend(rest)
+        return Anchor(data, anchor.numel, version, digests[0].hexdigest())
 
     def merge_into(
         self,
@@ -235,14 +290,39 @@ class Numerics:
         digest: StateDigest | None,
         block: int | None = None,
     ) -> None:
-        """`merge` without the bookkeeping: fills `data`, feeds `digest` block by block while it is
-        in the cache."""
-        numel, size = anchor.numel, block or block_numel()
+        """`merge` in the calling thread, without the bookkeeping: fills `data`, feeds `digest`
+        block by block while it is in the cache."""
         self._check(payloads, weights, anchor, data)
+        self._merge_span(payloads, weights, anchor, data, digest, 0, anchor.numel, block)
+
+    def _parts(self, numel: int) -> list[tuple[int, int]]:
+        """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
+        blocks = -(-numel // _DIGEST_NUMEL)
+        count = max(1, min(self.threads, blocks))
+        cuts = [min(blocks * i // count * _DIGEST_NUMEL, numel) for i in range(count + 1)]
+        return list(pairwise(cuts))
+
+    def _merge_span(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        anchor: Anchor,
+        data: Tensor,
+        digest: StateDigest | None,
+        begin: int,
+        end: int,
+        block: int | None = None,
+    ) -> None:
+        numel, size = anchor.numel, block or block_numel()
         old_state, has_state = anchor.state, self.outer.has_state
-        delta_n = torch.empty(min(size, numel), dtype=torch.float32)
-        scratch = [torch.empty_like(delta_n) for _ in payloads]  # untouched by a codec with views
-        for start, stop in _blocks(numel, size):
+        delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
+        scratch = (
+            [torch.empty_like(delta_n) for _ in payloads]
+            if not self.codec.exact
+            else [delta_n] * len(payloads)
+        )
+        for offset, limit in _blocks(end - begin, size):
+            start, stop = begin + offset, begin + limit
             merged = delta_n[: stop - start]
             decoded = [
                 self.codec.decode(payload, start, stop, room[: stop - start])

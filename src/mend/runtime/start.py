@@ -70,7 +70,7 @@ class LiveRank:
     """One running rank: trainer on the caller's thread, everything else on the driver's."""
 
     def __init__(self, model: nn.Module, settings: Settings, numerics: Numerics) -> None:
-        self.settings = settings
+        self.settings, self.numerics = settings, numerics
         self.group = RackGroup()
         self.me = Peer(settings.rack, self.group.rank)
         self.plan = build_plan(model, settings.fragments)
@@ -270,6 +270,7 @@ class LiveRank:
     def abort(self) -> None:
         """Stop now, tell the coordinator if there is time. Idempotent; frees every thread and port."""
         self.driver.close(self._farewell)
+        self.numerics.close()
         self.recorder.close()
         self.group.close()
 

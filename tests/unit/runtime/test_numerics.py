@@ -261,3 +261,22 @@ def test_a_merge_may_reuse_a_buffer() -> None:
     merged = numerics.merge([payload], [1.0], anchor, 1, out=buffer)
     assert merged.data is buffer
     assert merged.digest == numerics.merge([payload], [1.0], anchor, 1).digest
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_a_merge_that_threads_share_has_the_bits_and_the_digest_of_one_thread(
+    codec: str, threads: int
+) -> None:
+    numel = 5 * (1 << 20) + 123
+    chance = torch.Generator().manual_seed(7)
+    one, many = (Numerics(CODECS[codec](), Average(), Nesterov(0.7, 0.5), n) for n in (1, threads))
+    anchor = one.genesis(torch.randn(numel, generator=chance))
+    payloads = [one.codec.encode(torch.randn(numel, generator=chance)) for _ in range(2)]
+    try:
+        alone = one.merge(payloads, [0.25, 0.75], anchor, 1)
+        shared = many.merge(payloads, [0.25, 0.75], anchor, 1)
+    finally:
+        many.close()
+    assert shared.digest == alone.digest == digest_of(shared.data, numel, 1)
+    assert torch.equal(shared.data.view(torch.int32), alone.data.view(torch.int32))

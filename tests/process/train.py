@@ -1,0 +1,217 @@
+"""The training script of the process tests: a tiny model, data of its own, mend's public API only.
+
+`python -m tests.process.train '{"out": "...", "steps": 8, ...}'`, see Options. Rack, racks and
+addresses come from the environment, as in any job. The reference builds the same model and steps
+from here, so both programs train on the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+INPUTS, WIDTH, OUTPUTS = 6, 10, 3
+
+
+@dataclass(frozen=True)
+class Options:
+    out: str
+    steps: int = 8
+    config: dict[str, Any] = field(default_factory=dict)
+    model: str = "plain"
+    keep_local: bool = False
+    pace_ms: float = 0.0
+    """How long a step takes at least: the speed of this rack."""
+    at: dict[str, list[list[Any]]] = field(default_factory=dict)
+    """step -> acts just before it, see `Acts`. "end": between the last step and the shutdown."""
+
+
+class Tied(nn.Module):
+    """One weight in two places, a frozen one, and one that is stored transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(INPUTS, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.leave = nn.Linear(WIDTH, OUTPUTS)
+        self.leave.weight = nn.Parameter(self.leave.weight.detach().t().contiguous().t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(torch.tanh(self.enter(x))))
+        out: Tensor = self.leave(torch.tanh(self.frozen(self.second(x))))
+        return out
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS))
+
+
+def wider() -> nn.Module:
+    return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS, bias=False))
+
+
+def half() -> nn.Module:
+    return plain().to(torch.bfloat16)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "plain": plain, "unbiased": wider, "bfloat16": half, "tied": Tied,
+}  # fmt: skip
+
+
+def build(model: str, seed: int) -> nn.Module:
+    """`seed` is the number of the rack: each starts elsewhere, and trains on rack 0's version 0.
+
+    What is frozen never travels, so it is the same from the start.
+    """
+    torch.manual_seed(seed)
+    made = MODELS[model]()
+    fixed = torch.Generator().manual_seed(77)
+    for parameter in made.parameters():
+        if not parameter.requires_grad:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=fixed))
+    return made
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+
+
+def tokens_of(rack: int, step: int) -> int:
+    """Racks weigh differently, and differently in every round."""
+    return 4 + 3 * rack + step % 3
+
+
+def loss_of(model: nn.Module, rack: int, rank: int, step: int) -> Tensor:
+    """On a batch that depends on these numbers alone."""
+    tokens = tokens_of(rack, step)
+    rng = torch.Generator().manual_seed(1_000_003 * rack + 10_007 * rank + step)
+    teacher = torch.randn(INPUTS, OUTPUTS, generator=torch.Generator().manual_seed(500 + rack))
+    x = torch.randn(tokens, INPUTS, generator=rng)
+    dtype = next(model.parameters()).dtype
+    return mse_loss(model(x.to(dtype)), (x @ teacher).to(dtype))
+
+
+def bits(tensor: Tensor) -> list[int]:
+    """Every element as an integer: the only equality that counts."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    kind = {4: torch.int32, 2: torch.int16}[flat.element_size()]
+    return [int(x) for x in flat.view(kind)]
+
+
+def weights(model: nn.Module) -> dict[str, list[int]]:
+    return {name: bits(p) for name, p in model.named_parameters()}
+
+
+class Acts:
+    """What a scenario may do to a rack, named in Options.at."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._healthy: Tensor | None = None
+
+    def do(self, acts: list[list[Any]]) -> None:
+        for name, *arguments in acts:
+            getattr(self, name)(*arguments)
+
+    def touch(self, path: str) -> None:
+        """Tell the test."""
+        Path(path).touch()
+
+    def gate(self, path: str) -> None:
+        """Wait for the test, which opens the FIFO for writing."""
+        with open(path, "rb") as fifo:
+            fifo.read()
+
+    def poison(self) -> None:
+        first = next(self.model.parameters())
+        self._healthy = first.detach().clone()
+        first.data.fill_(float("nan"))
+
+    def repair(self) -> None:
+        """Weights and momentum are finite again."""
+        assert self._healthy is not None
+        next(self.model.parameters()).data.copy_(self._healthy)
+
+    def fail(self) -> None:
+        raise RuntimeError("the loss exploded")
+
+    def die(self, name: str) -> None:
+        os.kill(os.getpid(), signal.Signals[name])
+
+
+def run(options: Options, result: dict[str, Any]) -> None:
+    import mend
+
+    rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
+    model = build(options.model, rack)
+    wrapped: nn.Module = model
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group("gloo")
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer, acts = optimizer_of(model), Acts(model)
+    losses: list[str] = result.setdefault("losses", [])
+    config = mend.MendConfig(**options.config)
+    try:
+        with mend.session(wrapped, config, optimizer, keep_local=options.keep_local) as runtime:
+            for step in range(1, options.steps + 1):
+                acts.do(options.at.get(str(step), []))
+                loss = loss_of(wrapped, rack, rank, step)
+                optimizer.zero_grad()
+                loss.backward()
+                runtime.count_tokens(tokens_of(rack, step))
+                optimizer.step()
+                losses.append(struct.pack(">f", float(loss.detach())).hex())
+                time.sleep(options.pace_ms / 1000)
+            acts.do(options.at.get("end", []))
+            result["before_shutdown"] = _seen(runtime.status())
+    finally:
+        result["weights"] = weights(model)
+        if "runtime" in locals():
+            result["status"] = _seen(runtime.status())
+        result["threads"] = sorted(t.name for t in threading.enumerate() if "mend" in t.name)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _seen(status: Any) -> dict[str, Any]:
+    return dataclasses.asdict(status)
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    options = Options(**json.loads(sys.argv[1]))
+    result: dict[str, Any] = {}
+    try:
+        run(options, result)
+    except BaseException as error:
+        result["error"] = [type(error).__name__, str(error)]
+        raise
+    finally:
+        out = Path(options.out.format(rank=os.environ.get("RANK", "0")))
+        out.with_suffix(".part").write_text(json.dumps(result))
+        out.with_suffix(".part").rename(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -75,6 +75,7 @@ class Rank:
         self.offers: dict[tuple[int, int], OpenOffer] = {}
         self._inbox: deque[tuple[ev.Machine, ev.Event]] = deque()
         self._busy = False
+        self._silent: set[int] = set()
         for fragment, anchor in enumerate(genesis):
             edge.serve(self._state_key(fragment, anchor), anchor.view())
 
@@ -90,14 +91,16 @@ class Rank:
             self._give(machine, ev.Heard(peer, incarnation, body))
 
     def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
-        """Say once when a rack stops being heard, and when it is back."""
-        if live:
-            for rack in sorted(set(self.board.live) - set(live)):
-                effect = "; ".join(why) or "rounds go on without it"
-                self.edge.note("rack-silent", {"peer": rack, "effect": effect})
-            if self.board.live:
-                for rack in sorted(set(live) - set(self.board.live)):
-                    self.edge.note("rack-back", {"peer": rack})
+        """Say once when a rack of the roster stops being heard, and when it is back."""
+        if not live or self.board.finished:
+            return
+        silent = set(self.board.seats) - set(live)
+        for rack in sorted(silent - self._silent):
+            effect = "; ".join(why) or "rounds go on without it"
+            self.edge.note("rack-silent", {"peer": rack, "effect": effect})
+        for rack in sorted((self._silent - silent) & set(live)):
+            self.edge.note("rack-back", {"peer": rack})
+        self._silent = silent
 
     def tell(self, event: ev.Event) -> None:
         """An event of this rank's own threads."""

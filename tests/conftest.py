@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from mend.cli.ports import free_ports as picked
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, print_blob=True
@@ -41,11 +41,7 @@ def free_ports() -> Callable[[int], list[int]]:
     """Distinct TCP ports of the loopback interface that nobody holds right now."""
 
     def find(count: int) -> list[int]:
-        with contextlib.ExitStack() as held:
-            found = [held.enter_context(socket.socket()) for _ in range(count)]
-            for each in found:
-                each.bind(("127.0.0.1", 0))
-            return [int(each.getsockname()[1]) for each in found]
+        return picked(count)  # the launcher's own way, which stays clear of ephemeral ports
 
     return find
 

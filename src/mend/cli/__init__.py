@@ -109,7 +109,7 @@ def launch_command(
 
       mend launch --racks 3 --env MEND_SYNC_PERIOD_STEPS=64 -m my.training --steps 1000
 
-      mend launch --no-witness --base-port 51900 --log-dir logs train.py
+      mend launch --no-witness --base-port 21900 --log-dir logs train.py
     """
     from mend.cli.launch import Job, launch
     from mend.cli.show import lines_to
@@ -154,7 +154,7 @@ def coordinate_command(
 
     [bold]Example[/bold]
 
-      mend coordinate --bind tcp://0.0.0.0:51899 --racks 2 --job-id demo
+      mend coordinate --bind tcp://0.0.0.0:21899 --racks 2 --job-id demo
     """
     from mend.cli.coordinate import coordinate
 
@@ -170,7 +170,7 @@ def demo_command(
     delay_ms: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Delay of each exchange; left out: 3/4 of the overlap, as measured."
+            min=0, help="Delay of each exchange; left out: half of the overlap, as measured."
         ),
     ] = None,
     nproc_per_rack: Annotated[

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 RACKS = 2
 STEPS, STEPS_QUICK = 300, 60
-DELAY_SHARE = 0.75
+DELAY_SHARE = 0.5
 """Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging."""
 
 LAST_LINES = 25
@@ -177,28 +178,35 @@ def show(
 ) -> None:
     """The table and the answers."""
     table = Table(
-        title=f"2 racks, {settings['delay_ms']} ms delay per exchange ({settings['delay_origin']})"
+        title=f"2 racks, {settings['delay_ms']} ms delay per exchange ({settings['delay_origin']})",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
     )
-    table.add_column("run")
-    heads = ("tokens/s", "waiting", "stall/round", "rounds", "held-out loss", "sent", "racks equal")
-    for head in heads:
-        table.add_column(head, justify="right")
+    table.add_column("run", no_wrap=True)
+    for head in ("tokens/s", "waiting", "ms/round", "rounds", "loss", "MB sent", "digests"):
+        table.add_column(head, justify="right", no_wrap=True)
     for one in rows:
         merged = one.run != report.ALONE
-        own = " ".join(f"{loss:.3f}" for loss in one.own.values())
+        loss = one.held_out if merged else statistics.fmean(one.own.values())
         table.add_row(
             one.run,
             f"{one.tokens_per_s:,.0f}",
             f"{one.stall_share:.0%}" if merged else "-",
-            f"{one.stall_ms_per_round:.1f} ms" if merged else "-",
+            f"{one.stall_ms_per_round:.1f}" if merged else "-",
             str(one.rounds) if merged else "-",
-            f"{one.held_out:.4f}"
-            if merged
-            else f"{statistics.fmean(one.own.values()):.4f} ({own})",
-            f"{one.bytes_sent / 1e6:.1f} MB" if merged else "-",
-            ("yes" if len(set(one.digests.values())) == 1 else "NO") if merged else "-",
+            f"{loss:.4f}",
+            f"{one.bytes_sent / 1e6:.1f}" if merged else "-",
+            " ".join(digest[:6] for digest in one.digests.values()) if merged else "-",
         )
     console.print(table)
+    console.print(
+        "[dim]waiting: share of the time spent in mend; ms/round: the same per round; loss: held "
+        "out, nats per byte, of the merged model (alone: mean of the racks); digests: of the "
+        "merged model on rack 0 and 1[/dim]\n",
+        highlight=False,
+    )
     for check in checks:
         mark = "[green]yes[/green]" if check.passed else "[red]NO [/red]"
         console.print(f"{mark} {check.claim} [dim]({check.detail})[/dim]", highlight=False)

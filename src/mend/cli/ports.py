@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import ExitStack, closing
 
 from mend.errors import AddressInUse
 from mend.transport.pull import PullLane
 
 LOOPBACK = "127.0.0.1"
+
+QUIET = range(20_000, 30_000)
+"""Where ports are picked: below the range from which systems take the local ends of connections. A
+port from that range can be gone between being found free here and being listened on by a rack."""
 
 
 def free_ports(count: int, base: int = 0) -> list[int]:
@@ -18,8 +23,9 @@ def free_ports(count: int, base: int = 0) -> list[int]:
     """
     with ExitStack() as held:
         ports = []
-        for wanted in range(base, base + count):
-            allowed = (wanted, wanted) if base else None
+        first = base or QUIET.start + secrets.randbelow(len(QUIET) // 2)
+        for wanted in range(first, first + count):
+            allowed = (wanted, wanted if base else QUIET.stop)
             try:
                 lane = held.enter_context(closing(PullLane(LOOPBACK, allowed, token=bytes(16))))
             except AddressInUse as error:

@@ -13,7 +13,7 @@ from mend.config import kinds as k
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
 from mend.errors import ConfigError
 
-PORT_FIRST = 51_900
+PORT_FIRST = 21_900
 """Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
 
 OVERLAP_STEPS_DEFAULT = 8
@@ -180,7 +180,7 @@ class MendConfig:
     sideband_peers: tuple[str, ...] | Mapping[int, str] | str = _knob(
         (),
         k.PEERS,
-        "where the leaders of all racks listen; empty: tcp://127.0.0.1:(51900 + rack)",
+        "where the leaders of all racks listen; empty: tcp://127.0.0.1:(21900 + rack)",
     )
     witness_addr: str = _knob(
         "", k.ADDRESS, "where the witness listens; empty: the leader of rack 0 coordinates"

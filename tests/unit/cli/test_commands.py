@@ -75,8 +75,8 @@ def test_an_error_of_mend_is_one_line(
 def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["mend", "coordinate", "--bind", "127.0.0.1:51899"])
+    monkeypatch.setattr(sys, "argv", ["mend", "coordinate", "--bind", "127.0.0.1:21899"])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
-    assert "witness_addr='127.0.0.1:51899'" in capsys.readouterr().err
+    assert "witness_addr='127.0.0.1:21899'" in capsys.readouterr().err

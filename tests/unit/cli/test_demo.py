@@ -37,9 +37,9 @@ def test_every_run_is_a_config_that_mend_accepts(tmp_path: Path) -> None:
         assert config.inactive_fields == ()
 
 
-def test_the_delay_is_three_quarters_of_the_fastest_racks_overlap() -> None:
+def test_the_delay_is_half_of_the_fastest_racks_overlap() -> None:
     ranks = {(0, 0): {"wall_s": 10.0, "steps": 100}, (1, 0): {"wall_s": 8.0, "steps": 100}}
-    assert calibrated_delay_ms(ranks, overlap_steps=5) == 300.0
+    assert calibrated_delay_ms(ranks, overlap_steps=5) == 200.0
 
 
 def test_an_earlier_demo_is_cleared_and_a_strangers_folder_is_not(tmp_path: Path) -> None:

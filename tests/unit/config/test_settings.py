@@ -29,7 +29,7 @@ from tests.configuration_table import PAGE, with_table
 def test_the_defaults_are_two_racks_of_this_machine() -> None:
     config = MendConfig()
     assert (config.racks, config.fragments, config.sync_period_steps, config.tau) == (2, 4, 128, 8)
-    assert config.peer_addresses == {0: "tcp://127.0.0.1:51900", 1: "tcp://127.0.0.1:51901"}
+    assert config.peer_addresses == {0: "tcp://127.0.0.1:21900", 1: "tcp://127.0.0.1:21901"}
     assert config.inactive_fields == ()
     assert config.diagnostics_dir is None
 
@@ -179,7 +179,7 @@ RIGHT: list[tuple[str, Any, Any]] = [
     ("outer_lr", 1, 1.0),
     ("stall_max_s", 0, 0.0),
     ("sideband_addr", "tcp://[::1]:0", "tcp://[::1]:0"),
-    ("sideband_addr", "tcp://node-7.rack_2.example:51900", "tcp://node-7.rack_2.example:51900"),
+    ("sideband_addr", "tcp://node-7.rack_2.example:21900", "tcp://node-7.rack_2.example:21900"),
     ("advertise_host", "10.0.0.7", "10.0.0.7"),
     ("diagnostics_dir", "", None),
     ("diagnostics_dir", Path("a"), Path("a")),
@@ -295,13 +295,13 @@ def test_peers_that_leave_a_rack_out_are_refused(given: str) -> None:
 
 
 def test_a_rack_listens_where_it_is_told_or_where_the_others_look_for_it() -> None:
-    assert MendConfig(rack=1).bind_address == "tcp://127.0.0.1:51901"
+    assert MendConfig(rack=1).bind_address == "tcp://127.0.0.1:21901"
     assert MendConfig(rack=1, sideband_peers=TWO).bind_address == "tcp://b:2"
     addr = "tcp://10.0.0.7:9"
     assert MendConfig(rack=1, sideband_peers=TWO, sideband_addr=addr).bind_address == addr
 
 
-@pytest.mark.parametrize("address", ["tcp://0.0.0.0:51900", "tcp://[::]:51900"])
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:21900", "tcp://[::]:21900"])
 def test_who_listens_everywhere_must_say_where_to_find_it(address: str) -> None:
     """Otherwise the other racks would be told to connect to 0.0.0.0, which is themselves."""
     with pytest.raises(ConfigError, match="Set advertise_host"):

@@ -1,4 +1,5 @@
-"""api: what a training script calls. mend_init hooks the optimizer; everything else happens between two steps."""
+"""api: what a training script calls. mend_init hooks the optimizer; everything else happens between
+two steps."""
 
 from __future__ import annotations
 
@@ -36,11 +37,12 @@ def mend_init(
 ) -> Runtime:
     """Join the job and return when this rack trains on the version 0 that all racks share.
 
-    With `optimizer` (one, or several of which a step of the last one is a step) the loop needs no other line. Without,
-    call `runtime.step(tokens=n)` after each step. Blocks until every rack has said hello.
+    With `optimizer` (one, or several of which a step of the last one is a step) the loop needs no
+    other line. Without, call `runtime.step(tokens=n)` after each step. Blocks until every rack has
+    said hello.
 
-    Raises ConfigError, UsageError (called twice), PlanMismatch (the racks' models or settings differ), Refused,
-    StartTimeout, AddressInUse.
+    Raises ConfigError, UsageError (called twice), PlanMismatch (the racks' models or settings
+    differ), Refused, StartTimeout, AddressInUse.
     """
     config = config if config is not None else MendConfig()
     optimizers = (
@@ -52,7 +54,8 @@ def mend_init(
         )
     if config.inactive_fields:
         warnings.warn(
-            f"mend accepts these settings but does not act on them yet: {', '.join(config.inactive_fields)}",
+            "mend accepts these settings but does not act on them yet: "
+            f"{', '.join(config.inactive_fields)}",
             stacklevel=2,
         )
     outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
@@ -70,10 +73,12 @@ def mend_init(
 
 
 def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | None:
-    """Merge what is still open, leave the job, and put the anchor (the same bits on every rack) into the model.
+    """Merge what is still open, leave the job, and put the anchor (the same bits on every rack)
+    into the model.
 
-    Waits up to shutdown_timeout_s for racks that are still training, then leaves alone. `keep_local`: leave
-    the model's own weights in place. Returns the last status; None (and nothing happens) when the model has no runtime.
+    Waits up to shutdown_timeout_s for racks that are still training, then leaves alone.
+    `keep_local`: leave the model's own weights in place. Returns the last status; None (and nothing
+    happens) when the model has no runtime.
     """
     runtime = registry.find(model)
     return None if runtime is None else runtime.shutdown(keep_local=keep_local)
@@ -93,7 +98,8 @@ def session(
     *,
     keep_local: bool = False,
 ) -> Iterator[Runtime]:
-    """mend_init now, mend_shutdown at the end; on an exception (also Ctrl-C) leave at once and keep the weights."""
+    """mend_init now, mend_shutdown at the end; on an exception (also Ctrl-C) leave at once and keep
+    the weights."""
     runtime = mend_init(model, config, optimizer)
     try:
         yield runtime
@@ -146,13 +152,15 @@ class Runtime:
     # -------------------------------------------------------------- the loop
 
     def count_tokens(self, tokens: int) -> None:
-        """Weight of the current step; call it before optimizer.step(). Adds up; without a call a step counts 1."""
+        """Weight of the current step; call it before optimizer.step(). Adds up; without a call a
+        step counts 1."""
         if tokens < 0:
             raise UsageError(f"count_tokens({tokens}): tokens cannot be negative")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def step(self, tokens: int | None = None) -> None:
-        """One step of the inner optimizer is done. Only for loops that gave no optimizer to mend_init."""
+        """One step of the inner optimizer is done. Only for loops that gave no optimizer to
+        mend_init."""
         if self._hooked:
             raise UsageError(
                 "mend counts the optimizer's steps already; remove runtime.step(), or the optimizer"
@@ -181,7 +189,8 @@ class Runtime:
             self._rank.live(self._trainer.work())
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until every own offer is merged or dropped and everything decided is applied. All ranks of a rack call it.
+        """Wait until every own offer is merged or dropped and everything decided is applied. All
+        ranks of a rack call it.
 
         Raises GaveUp after timeout_s; nothing is lost then.
         """
@@ -194,18 +203,19 @@ class Runtime:
         return self._last if self._last is not None else self._status()
 
     def anchor_digest(self) -> str:
-        """sha256 hex over (version, digests) of every fragment as trained on now; equal on all racks at equal versions."""
+        """sha256 hex over (version, digests) of every fragment as trained on now; equal on all
+        racks at equal versions."""
         digest = hashlib.sha256()
         for fragment, track in enumerate(self._trainer.tracks):
             version = track.anchor.version
-            digest.update(
-                f"{fragment} {version} {','.join(self._rank.board.digest(fragment, version))}\n".encode()
-            )
+            digests = ",".join(self._rank.board.digest(fragment, version))
+            digest.update(f"{fragment} {version} {digests}\n".encode())
         return digest.hexdigest()
 
     @contextlib.contextmanager
     def anchor_weights(self) -> Iterator[None]:
-        """The model holds the merged weights inside the block, its own again behind it. All ranks of a rack together."""
+        """The model holds the merged weights inside the block, its own again behind it. All ranks
+        of a rack together."""
         local = self._trainer.local_weights()
         self._borrowed = True
         try:
@@ -256,12 +266,13 @@ class Runtime:
         return any(track.offer is not None for track in self._trainer.tracks)
 
     def outer_step_begin(self, round_id: int, fragment_provider: Any = None) -> None:
-        """Nothing to do: mend captures and exchanges by itself; the provider is not called (said once)."""
+        """Nothing to do: mend captures and exchanges by itself; the provider is not called (said
+        once)."""
         if fragment_provider is not None and not self._warned_provider:
             self._warned_provider = True
             warnings.warn(
-                "outer_step_begin: mend reads the fragments from the model itself; fragment_provider is not called. "
-                "The outer_step_begin/collect lines can be removed.",
+                "outer_step_begin: mend reads the fragments from the model itself; "
+                "fragment_provider is not called. Both outer_step lines can be removed.",
                 stacklevel=2,
             )
 

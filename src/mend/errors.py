@@ -24,7 +24,8 @@ class PlanMismatch(MendError):
 
 
 class Refused(MendError):
-    """The coordinator refused this rack (another job, version, plan, or a second rack of that number)."""
+    """The coordinator refused this rack (another job, version, plan, or a second rack of that
+    number)."""
 
 
 class StartTimeout(MendError):

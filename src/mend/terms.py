@@ -1,4 +1,5 @@
-"""terms: the nouns that rooms share. Plain frozen data, no behaviour beyond arithmetic on itself."""
+"""terms: the nouns that rooms share. Plain frozen data, no behaviour beyond arithmetic on
+itself."""
 
 from __future__ import annotations
 
@@ -88,6 +89,7 @@ def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
 
 
 def without_incarnation(key: bytes) -> bytes:
-    """What of a key stays the same when the job is started again: the identity simulated delays draw from."""
+    """What of a key stays the same when the job is started again: the identity simulated delays
+    draw from."""
     kind, rack, _, rank, fragment, seq, _, rest = _KEY.unpack(key)
     return _KEY.pack(kind, rack, 0, rank, fragment, seq, 0, rest)

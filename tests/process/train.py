@@ -7,6 +7,7 @@ from here, so both programs train on the same numbers.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -125,9 +126,9 @@ def weights(model: nn.Module) -> dict[str, list[int]]:
 class Acts:
     """What a scenario may do to a rack, named in Options.at."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._healthy: Tensor | None = None
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
 
     def do(self, acts: list[list[Any]]) -> None:
         for name, *arguments in acts:
@@ -143,14 +144,18 @@ class Acts:
             fifo.read()
 
     def poison(self) -> None:
-        first = next(self.model.parameters())
-        self._healthy = first.detach().clone()
-        first.data.fill_(float("nan"))
+        """The next step makes NaN of everything."""
+        values = [p.detach().clone() for p in self.model.parameters()]
+        self._healthy = values, copy.deepcopy(self.optimizer.state_dict())
+        next(self.model.parameters()).data.fill_(float("nan"))
 
     def repair(self) -> None:
-        """Weights and momentum are finite again."""
+        """Weights and momentum are again what they were before."""
         assert self._healthy is not None
-        next(self.model.parameters()).data.copy_(self._healthy)
+        values, state = self._healthy
+        for parameter, value in zip(self.model.parameters(), values, strict=True):
+            parameter.data.copy_(value)
+        self.optimizer.load_state_dict(state)
 
     def fail(self) -> None:
         raise RuntimeError("the loss exploded")
@@ -168,7 +173,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch.distributed.init_process_group("gloo")
         wrapped = nn.parallel.DistributedDataParallel(model)
-    optimizer, acts = optimizer_of(model), Acts(model)
+    optimizer = optimizer_of(model)
+    acts = Acts(model, optimizer)
     losses: list[str] = result.setdefault("losses", [])
     config = mend.MendConfig(**options.config)
     try:

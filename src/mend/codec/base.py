@@ -1,4 +1,5 @@
-"""codec: one flat fp32 vector <-> bytes. Runs on workers. Touches tensors; never peers, clocks, files.
+"""codec: one flat fp32 vector <-> bytes. Runs on workers. Touches tensors; never peers, clocks,
+files.
 
 Legend: N elements of a rank's part of a fragment, B payload bytes.
 """
@@ -23,4 +24,5 @@ class Codec(Protocol):
         """fp32 N -> uint8 B, contiguous on CPU. May alias x_N (raw fp32 does)."""
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
-        """Elements [start, stop) as fp32; into `out` (fp32, stop - start) or, where free, a view of the payload."""
+        """Elements [start, stop) as fp32; into `out` (fp32, stop - start) or, where free, a view of
+        the payload."""

@@ -1,4 +1,5 @@
-"""outer: anchor + merged delta -> next anchor. Element-wise fp32, multiply and add as two roundings."""
+"""outer: anchor + merged delta -> next anchor. Element-wise fp32, multiply and add as two
+roundings."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ class OuterOptimizer(Protocol):
         """Whether one fp32 momentum vector per anchor is kept."""
 
     def block(
-        self, anchor_N: Tensor, state_N: Tensor | None, delta_N: Tensor,
-        anchor_out_N: Tensor, state_out_N: Tensor | None,
+        self,
+        anchor_N: Tensor,
+        state_N: Tensor | None,
+        delta_N: Tensor,
+        anchor_out_N: Tensor,
+        state_out_N: Tensor | None,
     ) -> None:
-        """Write the next anchor (and state). Inputs are left as they are; delta_N may be used as scratch."""
+        """Write the next anchor (and state). Inputs are left as they are; delta_N may be used as
+        scratch."""

@@ -1,1 +1,2 @@
-"""protocol: who, when, in which order. Pure machines; never a tensor, a clock, a socket or a file."""
+"""protocol: who, when, in which order. Pure machines; never a tensor, a clock, a socket or a
+file."""

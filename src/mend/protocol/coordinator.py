@@ -1,7 +1,8 @@
-"""protocol: the member that appends to the log. Soft state only: everything it knows comes again in the next reports.
+"""protocol: the member that appends to the log. Soft state only: everything it knows comes again in
+the next reports.
 
-The coordinator is fixed (the witness, else rack 0's leader) and its epoch is 1. It decides by its replica of the log and
-by what the racks report; it never sees a tensor.
+The coordinator is fixed (the witness, else rack 0's leader) and its epoch is 1. It decides by its
+replica of the log and by what the racks report; it never sees a tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mend.protocol.messages import (
     Seat,
 )
 from mend.protocol.quorum import hold, quorum
-from mend.protocol.round import Phase, Round, Scene
+from mend.protocol.round import Round, Scene
 from mend.terms import SECOND, WITNESS, Peer
 
 EPOCH = 1
@@ -40,7 +41,8 @@ VISITOR = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """racks: how many must say hello. heartbeat: orders are repeated this often. detect: silence that means dead."""
+    """racks: how many must say hello. heartbeat: orders are repeated this often. detect: silence
+    that means dead."""
 
     racks: int
     heartbeat_ns: int
@@ -67,7 +69,8 @@ class View:
 
 @dataclass
 class Coordinator:
-    """Pure. `me` is the process it runs in: Peer(WITNESS, 0) votes as the witness, else it is a rack's leader."""
+    """Pure. `me` is the process it runs in: Peer(WITNESS, 0) votes as the witness, else it is a
+    rack's leader."""
 
     me: Peer
     job: str
@@ -114,7 +117,10 @@ class Coordinator:
         same = known is not None and known.hello.seat.member == member
         if self.log.written.begun:
             if not same:
-                detail = "the job has begun; a restarted or additional rack cannot join it yet. Restart all racks"
+                detail = (
+                    "the job has begun; a restarted or additional rack cannot join it yet. "
+                    "Restart all racks"
+                )
                 self._refuse(hello, "started", detail, effects)
             return
         if known is not None and not same and known.live(now_ns, self.options.detect_ns):
@@ -178,7 +184,8 @@ class Coordinator:
     # -------------------------------------------------------------- deciding
 
     def _move(self, now_ns: int, effects: list[Effect]) -> None:
-        """Run to a fixed point: what is decided lets rounds commit, what is committed may be decided at once."""
+        """Run to a fixed point: what is decided lets rounds commit, what is committed may be
+        decided at once."""
         if not self.log.written.begun:
             self._try_genesis(effects)
         before = -1
@@ -205,7 +212,8 @@ class Coordinator:
     def _decide(self, now_ns: int, effects: list[Effect]) -> None:
         """Index i is decided when a quorum of the roster in force at i has accepted it.
 
-        Nothing is appended behind an undecided Roster, so the roster in force is the decided one (Genesis: its own).
+        Nothing is appended behind an undecided Roster, so the roster in force is the decided one
+        (Genesis: its own).
         """
         voters = (self.log.told if self.log.told.begun else self.log.written).voters
         accepted = {
@@ -308,7 +316,8 @@ class Coordinator:
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
-        """The job ends when every live rack is done and holds everything; a rack in a hurry leaves alone."""
+        """The job ends when every live rack is done and holds everything; a rack in a hurry leaves
+        alone."""
         log = self.log.written
         if not log.seats or self.log.last != self.log.decided:
             return
@@ -387,9 +396,19 @@ class Coordinator:
                 continue
             prev = min(view.report.accepted if view.report else 0, log.last)
             orders = Orders(
-                0, EPOCH, prev, log.chain(prev) if log.reaches(prev) else "", log.after(prev), log.decided,
-                offers, gathers, settled, live, missing, why,
-            )  # fmt: skip
+                0,
+                EPOCH,
+                prev,
+                log.chain(prev) if log.reaches(prev) else "",
+                log.after(prev),
+                log.decided,
+                offers,
+                gathers,
+                settled,
+                live,
+                missing,
+                why,
+            )
             if orders != view.sent or now_ns >= view.sent_ns + self.options.heartbeat_ns:
                 view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
                 effects.append(Send(Peer(rack, 0), orders.numbered(view.serial)))

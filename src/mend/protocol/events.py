@@ -1,7 +1,8 @@
 """protocol: what machines are told (events) and what they want done (effects). Plain values.
 
-A machine decides and returns effects; the runtime performs them and reports back by events. Neither machine nor
-effect holds a tensor: they name (member, fragment, seq) and (fragment, version), the runtime keeps the bytes.
+A machine decides and returns effects; the runtime performs them and reports back by events. Neither
+machine nor effect holds a tensor: they name (member, fragment, seq) and (fragment, version), the
+runtime keeps the bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class StillOpen:
-    """A capture step passed while the previous offer of the fragment was open: nothing was captured."""
+    """A capture step passed while the previous offer of the fragment was open: nothing was
+    captured."""
 
     fragment: int
     applied: int
@@ -99,7 +101,8 @@ class Spoiled:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The training thread now trains on `version`; `ended` is the own offer that this resolved, or 0."""
+    """The training thread now trains on `version`; `ended` is the own offer that this resolved, or
+    0."""
 
     fragment: int
     version: int
@@ -137,9 +140,21 @@ class Idle:
 
 
 Event = (
-    Heard | Tick | Captured | StillOpen | Encoded | Fetched | Merged | Copied
-    | Spoiled | Applied | Discarded | Progress | Leaving | Idle
-)  # fmt: skip
+    Heard
+    | Tick
+    | Captured
+    | StillOpen
+    | Encoded
+    | Fetched
+    | Merged
+    | Copied
+    | Spoiled
+    | Applied
+    | Discarded
+    | Progress
+    | Leaving
+    | Idle
+)
 
 # ------------------------------------------------------------------ effects
 
@@ -176,7 +191,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge the payloads of `members` (ascending) onto version - 1. `verify`: check the inputs' bits first."""
+    """Merge the payloads of `members` (ascending) onto version - 1. `verify`: check the inputs'
+    bits first."""
 
     fragment: int
     version: int
@@ -233,7 +249,8 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """An own offer died inside the rack; the training threads forget it together at an apply point."""
+    """An own offer died inside the rack; the training threads forget it together at an apply
+    point."""
 
     fragment: int
     seq: int

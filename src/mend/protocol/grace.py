@@ -6,7 +6,8 @@ SHARE_PCT = 50
 """gamma: the part of the slack that may be spent on waiting."""
 
 FLOOR_PCT = 25
-"""Part of the gap between rounds that is always waited; see docs/DECISIONS.md for why it is not 0."""
+"""Part of the gap between rounds that is always waited; see docs/DECISIONS.md for why it is not
+0."""
 
 
 class Mean:
@@ -29,12 +30,13 @@ def adaptive_grace_ns(
     gap_steps: int,
     limit_ns: int,
 ) -> int:
-    """Decoupled DiLoCo, Eq. 3: slack = tau t_step - (t_quorum + t_sync); wait gamma * slack, at most one gap.
+    """Decoupled DiLoCo, Eq. 3: slack = tau t_step - (t_quorum + t_sync); wait gamma * slack, at
+    most one gap.
 
-    The paper's window is 0 until all three times are known and whenever the slack is negative. Then the
-    first round, and every round of a link that is slower than the overlap, would merge whoever is
-    first and nobody else. So without a slack the window is a quarter of the gap between rounds, and
-    before anything is known a whole gap, both at most `limit_ns` (stall_max_s).
+    The paper's window is 0 until all three times are known and whenever the slack is negative. Then
+    the first round, and every round of a link that is slower than the overlap, would merge whoever
+    is first and nobody else. So without a slack the window is a quarter of the gap between rounds,
+    and before anything is known a whole gap, both at most `limit_ns` (stall_max_s).
     """
     gap_ns = max(step_ns * gap_steps, 0)
     if step_ns == 0 or quorum_ns is None or sync_ns is None:

@@ -1,6 +1,7 @@
 """protocol: local rank 0 of a rack. Speaks for all ranks: what one of them lacks, the rack lacks.
 
-The leader is the rack's voter (it keeps the replica of the log) and passes decided records on to its ranks.
+The leader is the rack's voter (it keeps the replica of the log) and passes decided records on to
+its ranks.
 """
 
 from __future__ import annotations
@@ -113,13 +114,16 @@ class Leader:
                 self.log.accept(body.prev, body.chain, body.records)
                 self.log.decide(body.decided)
         elif isinstance(body, Refusal) and event.peer == self.coordinator:
-            if body.incarnation == self.member.incarnation and not self.failure[0]:
+            mine = body.incarnation == self.member.incarnation
+            if mine and not self.failure[0]:
                 self._fail(_FAULTS.get(body.kind, "Refused"), body.detail, effects)
 
     def _is_mine(self, incarnation: int, orders: Orders) -> bool:
         """Orders of this job's coordinator in this life of it; frames of an earlier run are not."""
         begun = self.log.written.begun
-        if orders_misfit(orders, self.hello, begun) or (begun and incarnation != self.coordinator_life):
+        if orders_misfit(orders, self.hello, begun) or (
+            begun and incarnation != self.coordinator_life
+        ):
             return False
         if incarnation != self.coordinator_life:
             self.coordinator_life, self.orders = incarnation, None

@@ -1,6 +1,8 @@
-"""protocol: one rank. Pulls what is offered, merges what is named, holds what is decided, and tells its leader.
+"""protocol: one rank. Pulls what is offered, merges what is named, holds what is decided, and tells
+its leader.
 
-The tensors are the runtime's; here a payload is (member, fragment, seq) and an anchor is (fragment, version).
+The tensors are the runtime's; here a payload is (member, fragment, seq) and an anchor is (fragment,
+version).
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ FETCHES_MAX = 4
 
 RETRY_NS_MIN, RETRY_NS_MAX = 100 * MS, 2 * SECOND
 HELD_BEHIND = 2
-"""Decided versions kept besides the one trained on, so that the ranks of a rack find a common one to apply."""
+"""Decided versions kept besides the one trained on, so that the ranks of a rack find a common one
+to apply."""
 
 LINGER_NS = 30 * SECOND
-"""A named payload is freed at the latest this long after the decision, even if a live rack still lacks the result."""
+"""A named payload is freed at the latest this long after the decision, even if a live rack still
+lacks the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ class LearnerOptions:
 
 @dataclass
 class Pull:
-    """An offer that is wanted here: its header, whether its bytes are here or under way, when to try again."""
+    """An offer that is wanted here: its header, whether its bytes are here or under way, when to
+    try again."""
 
     offer: Offer
     here: bool = False
@@ -72,7 +77,8 @@ class Shelf:
     retry_ns: int = 0
     wait_ns: int = RETRY_NS_MIN
     linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
-    """Named payloads still served: (member, seq) -> (version they went into, when the decision was read)."""
+    """Named payloads still served: (member, seq) -> (version they went into, when the decision was
+    read)."""
 
 
 @dataclass
@@ -320,7 +326,8 @@ class Learner:
     # -------------------------------------------------------------- towards the newest version
 
     def _settle(self, fragment: int, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Merge what is asked for, take over what is decided, copy what cannot be merged any more, free the rest."""
+        """Merge what is asked for, take over what is decided, copy what cannot be merged any more,
+        free the rest."""
         shelf, newest = self.shelves[fragment], self.folded.versions[fragment]
         if shelf.retry_ns and now_ns >= shelf.retry_ns:
             shelf.retry_ns = 0
@@ -341,7 +348,8 @@ class Learner:
             self._tidy(fragment, newest, now_ns, effects)
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
-        """The newest decided version is not here: adopt the tentative one, or merge it now, or copy it."""
+        """The newest decided version is not here: adopt the tentative one, or merge it now, or copy
+        it."""
         shelf = self.shelves[fragment]
         digest = shelf.digests[newest]
         if shelf.tentative is not None and shelf.tentative[0] == newest:
@@ -377,9 +385,13 @@ class Learner:
         effects.append(ev.Copy(fragment, newest, digest, self._holders()))
 
     def _merge(
-        self, fragment: int, version: int, attempt: int,
-        members: tuple[tuple[Member, int, int, int], ...], effects: list[ev.Effect],
-    ) -> bool:  # fmt: skip
+        self,
+        fragment: int,
+        version: int,
+        attempt: int,
+        members: tuple[tuple[Member, int, int, int], ...],
+        effects: list[ev.Effect],
+    ) -> bool:
         """Start the merge if every payload is here and nothing else is being merged."""
         shelf = self.shelves[fragment]
         here = all(
@@ -400,7 +412,8 @@ class Learner:
         return True
 
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Free payloads whose result every live rack holds, and versions nobody here can still need."""
+        """Free payloads whose result every live rack holds, and versions nobody here can still
+        need."""
         shelf = self.shelves[fragment]
         settled = self.settled[fragment] if fragment < len(self.settled) else 0
         for (member, seq), (version, since_ns) in list(shelf.linger.items()):
@@ -469,7 +482,9 @@ class Learner:
             versions=versions,
             parts=tuple(self.parts[p] for p in sorted(self.parts)),
             got=tuple(
-                OfferId(*key) for key, pull in self.pulls.items() if pull.here and self.folded.is_open(*key)
+                OfferId(*key)
+                for key, pull in self.pulls.items()
+                if pull.here and self.folded.is_open(*key)
             ),
             held=tuple(
                 Held(p, s.tentative[0], s.tentative[1], (s.tentative[2],))
@@ -479,7 +494,7 @@ class Learner:
             leaving=self.leaving,
             hurry=self.hurry,
             idle=idle,
-        )  # fmt: skip
+        )
 
 
 def _replaced(part: Part, **changes: object) -> Part:

@@ -1,6 +1,7 @@
 """protocol: the one list of decisions, and what it says when it is read from the start.
 
-Records count from 1. A log only grows here: the coordinator is fixed, so there is one epoch and nothing is ever cut.
+Records count from 1. A log only grows here: the coordinator is fixed, so there is one epoch and
+nothing is ever cut.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mend.protocol.messages import Commit, Drop, Ended, Genesis, Record, Roster, Seat, Share
+from mend.protocol.messages import Commit, Drop, Ended, Genesis, Record, Seat, Share
 from mend.protocol.wire import encode_record
 from mend.terms import WITNESS, Member
 
@@ -49,11 +50,13 @@ class Folded:
         return seat.member if seat else None
 
     def is_open(self, member: Member, fragment: int, seq: int) -> bool:
-        """Whether an offer may still be named: its member is in, and nothing as new of it has ended."""
+        """Whether an offer may still be named: its member is in, and nothing as new of it has
+        ended."""
         return self.member(member.rack) == member and seq > self.ended.get((member, fragment), 0)
 
     def take(self, record: Record) -> None:
-        """Add one record. A record that contradicts the log is a bug of the coordinator and stops us."""
+        """Add one record. A record that contradicts the log is a bug of the coordinator and stops
+        us."""
         if isinstance(record, Genesis):
             assert not self.begun, "a second Genesis"
             self.seats = {seat.member.rack: seat for seat in record.roster}
@@ -87,8 +90,8 @@ class Folded:
 class Log:
     """A replica: records, chain hash, how far it is decided, and both readings of it.
 
-    `written` folds everything appended (what the coordinator must not contradict), `told` everything decided (what
-    anybody may act on).
+    `written` folds everything appended (what the coordinator must not contradict), `told`
+    everything decided (what anybody may act on).
     """
 
     def __init__(self) -> None:
@@ -117,7 +120,8 @@ class Log:
         self._chains[self.last] = digest.hexdigest()
 
     def accept(self, prev: int, chain: str, records: Sequence[Record]) -> None:
-        """Take what is new of `records` (indices prev + 1 ...) if they continue this log; else nothing."""
+        """Take what is new of `records` (indices prev + 1 ...) if they continue this log; else
+        nothing."""
         if not self.reaches(prev) or self._chains[prev] != chain:
             return
         for record in records[self.last - prev :]:
@@ -135,7 +139,8 @@ class Log:
         return fresh
 
     def after(self, index: int, stop: int | None = None) -> tuple[Record, ...]:
-        """Records index + 1 .. stop (default: all), at most SENT_AT_ONCE; empty when that far back is compacted."""
+        """Records index + 1 .. stop (default: all), at most SENT_AT_ONCE; empty when that far back
+        is compacted."""
         if not self.reaches(index):
             return ()
         end = min(self.last if stop is None else stop, index + SENT_AT_ONCE)

@@ -18,7 +18,8 @@ ATTEMPT_STALL_NS = 10 * SECOND
 
 
 class Phase(Enum):
-    """IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: members are fixed, results are awaited."""
+    """IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: members are
+    fixed, results are awaited."""
 
     IDLE = auto()
     OPEN = auto()
@@ -27,7 +28,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a round must know of the world to move. `arrived` holds one offer per rack, ascending."""
+    """What a round must know of the world to move. `arrived` holds one offer per rack,
+    ascending."""
 
     version: int
     voters: frozenset[int]
@@ -99,11 +101,13 @@ class Round:
         return None
 
     def _opens(self, scene: Scene) -> bool:
-        """A late offer alone (its rack has not applied `version` at a capture step) opens nothing."""
+        """A late offer alone (its rack has not applied `version` at a capture step) opens
+        nothing."""
         return bool(scene.declined) or any(offer.applied == scene.version for offer in scene.offers)
 
     def _window_ns(self, scene: Scene) -> int:
-        """How long the round waits once K offers are in. Adaptive: longer for bytes that are under way.
+        """How long the round waits once K offers are in. Adaptive: longer for bytes that are under
+        way.
 
         A rack whose offer is announced but not pulled yet has done its part. Merging without it
         puts the same bytes into a round of their own a moment later, where deltas add up that
@@ -137,7 +141,8 @@ class Round:
         if scene.policy.lockstep:
             enough = bool(arrived)
         else:
-            # Offers that this commit will drop as too old count, too: waiting for K without them could wait for ever.
+            # Offers that this commit will drop as too old count, too: waiting for K without them
+            # could wait for ever.
             enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(scene)), k)
         if not enough:
             self.enough_ns = None
@@ -175,8 +180,9 @@ class Round:
         stalled = now_ns >= self.gathered_ns + ATTEMPT_STALL_NS
         if len(by_digests) > 1 and not absent and (self.attempt < ATTEMPTS_MAX or stalled):
             self.faults.append(
-                f"fragment {self.fragment} version {scene.version + 1} attempt {self.attempt}: racks "
-                f"{sorted(reported)} merged equal members into {len(by_digests)} different results"
+                f"fragment {self.fragment} version {scene.version + 1} attempt {self.attempt}: "
+                f"racks {sorted(reported)} merged equal members into {len(by_digests)} different "
+                "results"
             )
             self.gathered_ns = now_ns
             self._start_attempt(self.members)
@@ -193,7 +199,8 @@ class Round:
 
     @staticmethod
     def _too_old(scene: Scene) -> list[Offer]:
-        """Offers that may not be merged any more; they never are members, as they do not count as arrived."""
+        """Offers that may not be merged any more; they never are members, as they do not count as
+        arrived."""
         return [
             offer for offer in scene.offers if scene.version - offer.base > scene.policy.max_age
         ]

@@ -1,4 +1,5 @@
-"""protocol: which fragment is due after which step. Known to every rank from the configuration alone."""
+"""protocol: which fragment is due after which step. Known to every rank from the configuration
+alone."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Schedule:
-    """P fragments, each captured once per H steps, applied tau steps later (Streaming DiLoCo 2501.18512).
+    """P fragments, each captured once per H steps, applied tau steps later (Streaming DiLoCo
+    2501.18512).
 
     Steps count from 1. Fragment p is due after step s when s >= o_p and (s - o_p) mod H = 0, with
     o_p = floor((p + 1) H / P).
@@ -19,7 +21,8 @@ class Schedule:
     _due: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        assert self.fragments >= 1 and self.period_steps >= 1
+        assert self.fragments >= 1
+        assert self.period_steps >= 1
         assert 0 <= self.overlap_steps < self.period_steps
         due: dict[int, list[int]] = {}
         for fragment in range(self.fragments):
@@ -40,7 +43,8 @@ class Schedule:
         return self.captures(step - self.overlap_steps)
 
     def busy(self, step: int) -> bool:
-        """Whether anything at all happens after this step. The training loop asks this every step."""
+        """Whether anything at all happens after this step. The training loop asks this every
+        step."""
         residue = step % self.period_steps
         return residue in self._due or (step - self.overlap_steps) % self.period_steps in self._due
 

@@ -1,4 +1,5 @@
-"""runtime: where decisions and tensors meet. Owns threads, clocks, files and logging; has no opinions."""
+"""runtime: where decisions and tensors meet. Owns threads, clocks, files and logging; has no
+opinions."""
 
 from mend.runtime.registry import get_runtime
 

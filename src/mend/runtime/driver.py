@@ -1,6 +1,8 @@
-"""runtime.driver: the live edge. One loop thread with sockets and timers, one worker thread for tensors.
+"""runtime.driver: the live edge. One loop thread with sockets and timers, one worker thread for
+tensors.
 
-No opinions: frames become events, effects become frames, jobs and pulls come back as calls on the loop.
+No opinions: frames become events, effects become frames, jobs and pulls come back as calls on the
+loop.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from mend.protocol.messages import Envelope, Message
 from mend.runtime.numerics import stay_on_one_core
 from mend.runtime.recorder import Recorder
 from mend.terms import SECOND, Address, Member, Peer
+from mend.transport.base import Lane
 from mend.transport.delayed import DelayedLane
 from mend.transport.pull import PullLane
 from mend.transport.zmq import ZmqSideband
-from mend.transport.base import Lane
 
 T = TypeVar("T")
 
@@ -152,9 +154,13 @@ class Driver:
         self._workers.submit(job).add_done_callback(finish)
 
     def fetch(
-        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview,
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
         done: Callable[[Exception | None], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         async def pull() -> None:
             error: Exception | None = None
             try:
@@ -203,9 +209,12 @@ class Driver:
     def _open(self) -> None:
         options = self.options
         lane = PullLane(
-            options.lane_host, options.ports, token=_token(self.job), advertise=options.advertise_host,
+            options.lane_host,
+            options.ports,
+            token=_token(self.job),
+            advertise=options.advertise_host,
             stall_ns=options.stall_ns,
-        )  # fmt: skip
+        )
 
         async def bind() -> ZmqSideband:
             return ZmqSideband(options.bind, frame_bytes_max=wire.FRAME_BYTES_MAX)

@@ -1,7 +1,7 @@
 """runtime.edge: everything a rank needs of the outside world, as one small contract.
 
-`driver` implements it with threads, sockets and the monotonic clock, `mend.sim` with a virtual clock. The
-code in between (`rank`, `steps`, and the machines) is the same in both.
+`driver` implements it with threads, sockets and the monotonic clock, `mend.sim` with a virtual
+clock. The code in between (`rank`, `steps`, and the machines) is the same in both.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ class Edge(Protocol):
         """Run `job` on a worker."""
 
     def fetch(
-        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview,
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
         done: Callable[[Exception | None], None],
-    ) -> None: ...  # fmt: skip
+    ) -> None: ...
 
     def serve(self, key: bytes, view: memoryview) -> None: ...
 

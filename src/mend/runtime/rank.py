@@ -1,4 +1,5 @@
-"""runtime.rank: one process of a rack. Feeds the machines, performs their effects, keeps the tensors they only name.
+"""runtime.rank: one process of a rack. Feeds the machines, performs their effects, keeps the
+tensors they only name.
 
 Everything here runs on the loop; jobs go to workers through the edge and come back as events.
 """
@@ -32,15 +33,16 @@ from mend.runtime.edge import Edge
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor, Encoded, Numerics, digest_of
 from mend.runtime.steps import OpenOffer
-from mend.transport.pull_wire import checksum_of
 from mend.terms import Member, Peer, Span, offer_key, state_key
+from mend.transport.pull_wire import checksum_of
 
 Payload = tuple[Member, int, int]
 
 
 @dataclass
 class Roles:
-    """The machines of a process: every rank learns, rank 0 leads, one process of the job coordinates."""
+    """The machines of a process: every rank learns, rank 0 leads, one process of the job
+    coordinates."""
 
     learner: Learner
     leader: Leader | None
@@ -61,9 +63,16 @@ class Rank:
     """The loop side of a rank."""
 
     def __init__(
-        self, me: Peer, member: Member, roles: Roles, spans: Sequence[Span], genesis: Sequence[Anchor],
-        numerics: Numerics, board: Board, edge: Edge,
-    ) -> None:  # fmt: skip
+        self,
+        me: Peer,
+        member: Member,
+        roles: Roles,
+        spans: Sequence[Span],
+        genesis: Sequence[Anchor],
+        numerics: Numerics,
+        board: Board,
+        edge: Edge,
+    ) -> None:
         self.me, self.member, self.roles, self.spans = me, member, roles, spans
         self.numerics, self.board, self.edge = numerics, board, edge
         self.anchors: dict[tuple[int, int], Anchor] = {
@@ -267,7 +276,8 @@ class Rank:
 
     @staticmethod
     def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> list[int]:
-        """After racks disagreed: positions of inputs whose bits are not what they were; -1 is the anchor."""
+        """After racks disagreed: positions of inputs whose bits are not what they were; -1 is the
+        anchor."""
         bad = [
             i
             for i, payload in enumerate(payloads)

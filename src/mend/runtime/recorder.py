@@ -1,4 +1,5 @@
-"""runtime.recorder: events to JSONL and to the log, off every thread that matters. A full disk loses events, not training.
+"""runtime.recorder: events to JSONL and to the log, off every thread that matters. A full disk
+loses events, not training.
 
 One grammar for people: `mend rack=0 rank=0 commit fragment=2 version=17 reason=all-in`.
 """
@@ -17,8 +18,11 @@ logger = logging.getLogger("mend")
 QUEUE_MAX = 10_000
 
 LOUD = frozenset(
-    {"waiting", "refused", "fault", "differs", "declined", "coordinator-silent", "coordinator-back", "stall-over",
-     "left-alone", "expelled", "kept-local", "drain-gave-up", "frame-refused", "rack-silent", "rack-back"}
+    {
+        "waiting", "refused", "fault", "differs", "declined", "coordinator-silent",
+        "coordinator-back", "rack-silent", "rack-back", "stall-over", "left-alone", "expelled",
+        "kept-local", "drain-gave-up", "frame-refused",
+    }
 )  # fmt: skip
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""
 

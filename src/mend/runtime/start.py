@@ -1,4 +1,5 @@
-"""runtime.start: builds one rank of a rack from plain settings: sockets, machines, trainer; and takes it down again."""
+"""runtime.start: builds one rank of a rack from plain settings: sockets, machines, trainer; and
+takes it down again."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer, Span
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `api` takes from MendConfig. Facts are (key, value) lines that must be equal on all racks."""
+    """What `api` takes from MendConfig. Facts are (key, value) lines that must be equal on all
+    racks."""
 
     rack: int
     racks: int
@@ -95,9 +97,15 @@ class LiveRank:
         if self.me.rank == 0:
             return options
         return DriverOptions(
-            f"tcp://{options.lane_host}:0", options.lane_host, options.advertise_host, options.ports,
-            options.stall_ns, options.delay_ns, options.delay_distribution, options.delay_seed,
-        )  # fmt: skip
+            f"tcp://{options.lane_host}:0",
+            options.lane_host,
+            options.advertise_host,
+            options.ports,
+            options.stall_ns,
+            options.delay_ns,
+            options.delay_distribution,
+            options.delay_seed,
+        )
 
     def _build(self, model: nn.Module, numerics: Numerics) -> None:
         named = dict(trainable(model))
@@ -113,9 +121,16 @@ class LiveRank:
         self.board = Board(len(self.plan))
         options = replace(self.settings.step, ranks=self.group.ranks)
         self.trainer = Trainer(
-            self.member, self.schedule, options, tracks, self.board, now_ns=self.driver.now_ns,
-            post=self._post, own=self._own, note=self.recorder.note,
-        )  # fmt: skip
+            self.member,
+            self.schedule,
+            options,
+            tracks,
+            self.board,
+            now_ns=self.driver.now_ns,
+            post=self._post,
+            own=self._own,
+            note=self.recorder.note,
+        )
         own_digests = tuple(anchor.digest for anchor in genesis)
         equal = self._replica_digest(model, tracks)
         mine = Introduction(
@@ -131,8 +146,8 @@ class LiveRank:
         ]
         if len({one.equal for one in found}) > 1:
             raise UsageError(
-                "the ranks of this rack hold different parameters; wrap the model in DistributedDataParallel, or "
-                "broadcast its parameters, before mend_init"
+                "the ranks of this rack hold different parameters; wrap the model in "
+                "DistributedDataParallel, or broadcast its parameters, before mend_init"
             )
         roles = self._roles(model, own_digests, found)
         spans = [track.span for track in tracks]
@@ -143,7 +158,8 @@ class LiveRank:
         self.driver.attach(self.rank)
 
     def _replica_digest(self, model: nn.Module, tracks: Sequence[Track]) -> str:
-        """Over all parameters; the ranks of a rack must start equal, as each speaks for a slice of all."""
+        """Over all parameters; the ranks of a rack must start equal, as each speaks for a slice of
+        all."""
         if self.group.ranks == 1:
             return ""
         hashes = [frozen_digest(model)]
@@ -159,7 +175,10 @@ class LiveRank:
         settings = self.settings
         heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
         learner = Learner(
-            self.me, self.member, LearnerOptions(heartbeat_ns, settings.token_weighted, self.group.ranks), own
+            self.me,
+            self.member,
+            LearnerOptions(heartbeat_ns, settings.token_weighted, self.group.ranks),
+            own,
         )
         if self.me.rank != 0:
             return Roles(learner, None, None)
@@ -226,8 +245,10 @@ class LiveRank:
     # -------------------------------------------------------------- training thread
 
     def begin(self) -> None:
-        """Wait for the other racks, then train on version 0 of the lowest. Raises what stops the start."""
-        # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as well.
+        """Wait for the other racks, then train on version 0 of the lowest. Raises what stops the
+        start."""
+        # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
+        # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
 
     def live(self, doing: Doing) -> None:
@@ -268,7 +289,8 @@ class LiveRank:
         self.abort()
 
     def abort(self) -> None:
-        """Stop now, tell the coordinator if there is time. Idempotent; frees every thread and port."""
+        """Stop now, tell the coordinator if there is time. Idempotent; frees every thread and
+        port."""
         self.driver.close(self._farewell)
         self.numerics.close()
         self.recorder.close()

@@ -1,10 +1,13 @@
-"""runtime.steps: what the training thread does after a step: count, apply what is decided, capture what is due.
+"""runtime.steps: what the training thread does after a step: count, apply what is decided, capture
+what is due.
 
-Written as generators that yield what they wait for, so that the simulator can drive them under its own clock: `Wait` for
-something on the board, `AgreeMin` for the rack's one tiny collective, `Share` for the slices of the rack's other ranks.
-In a rack of one rank the last two are answered without anybody.
+Written as generators that yield what they wait for, so that the simulator can drive them under its
+own clock: `Wait` for something on the board, `AgreeMin` for the rack's one tiny collective, `Share`
+for the slices of the rack's other ranks. In a rack of one rank the last two are answered without
+anybody.
 
-Order inside one step: applies that are due, then captures, fragments ascending (overlap 0: capture, then apply).
+Order inside one step: applies that are due, then captures, fragments ascending (overlap 0: capture,
+then apply).
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ class StepOptions:
 
 @dataclass
 class OpenOffer:
-    """An own contribution until the log ends it. `delta_N` begins as the snapshot; a worker turns it into the delta."""
+    """An own contribution until the log ends it. `delta_N` begins as the snapshot; a worker turns
+    it into the delta."""
 
     fragment: int
     seq: int
@@ -99,7 +103,8 @@ class OpenOffer:
 
 @dataclass
 class Track:
-    """One fragment as the training thread sees it: the anchor it trains on, its marks, its open offer."""
+    """One fragment as the training thread sees it: the anchor it trains on, its marks, its open
+    offer."""
 
     view: FragmentView
     span: Span
@@ -113,7 +118,8 @@ class Track:
 
 @dataclass
 class Ledger:
-    """Tokens of this rank per fragment, summed over fragments: merged, given up by alignment; open is derived."""
+    """Tokens of this rank per fragment, summed over fragments: merged, given up by alignment; open
+    is derived."""
 
     merged: int = 0
     discarded: int = 0
@@ -124,13 +130,22 @@ class Ledger:
 
 
 class Trainer:
-    """State of the training thread. `post` hands events to the loop, `own` registers an offer's tensors there."""
+    """State of the training thread. `post` hands events to the loop, `own` registers an offer's
+    tensors there."""
 
     def __init__(
-        self, member: Member, schedule: Schedule, options: StepOptions, tracks: list[Track], board: Board,
-        *, now_ns: Callable[[], int], post: Callable[[Event], None], own: Callable[[OpenOffer], None],
+        self,
+        member: Member,
+        schedule: Schedule,
+        options: StepOptions,
+        tracks: list[Track],
+        board: Board,
+        *,
+        now_ns: Callable[[], int],
+        post: Callable[[Event], None],
+        own: Callable[[OpenOffer], None],
         note: Callable[[str, dict[str, object]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.member, self.schedule, self.options, self.tracks, self.board = (
             member,
             schedule,
@@ -207,9 +222,17 @@ class Trainer:
         track.seq += 1
         tokens = self.tokens - track.tokens_mark
         offer = OpenOffer(
-            fragment, track.seq, self.step, tokens, steps, self.tokens, self.step,
-            track.anchor, snapshot_N, track.residual_N,
-        )  # fmt: skip
+            fragment,
+            track.seq,
+            self.step,
+            tokens,
+            steps,
+            self.tokens,
+            self.step,
+            track.anchor,
+            snapshot_N,
+            track.residual_N,
+        )
         track.offer = offer
         self._own(offer)
         base = track.anchor.version
@@ -229,7 +252,8 @@ class Trainer:
     # -------------------------------------------------------------- apply
 
     def _apply_point(self, ends: tuple[int, ...]) -> Doing:
-        """All ranks of the rack look at what is decided, agree by one MIN, and apply the same or nothing."""
+        """All ranks of the rack look at what is decided, agree by one MIN, and apply the same or
+        nothing."""
         yield from self._await_results(ends)
         tau = self.schedule.overlap_steps
         newest_capture = self.step if tau == 0 else self.step - 1
@@ -259,7 +283,7 @@ class Trainer:
         if self.options.lockstep and not ready:
             raise self.board.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within give_up_s="
-                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({'; '.join(self.board.why) or 'no reason known'})"
+                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self._why()})"
             )
         if not self.options.lockstep:
             self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)
@@ -315,7 +339,8 @@ class Trainer:
         return agreed[:count]
 
     def _apply(self, fragment: int, anchor: Anchor) -> Doing:
-        """Protocol section 7: read the own offer's fate from the commits between, realign, move the marks."""
+        """Protocol section 7: read the own offer's fate from the commits between, realign, move the
+        marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate = self._fate(fragment, anchor.version) if offer is not None else ""
         named = offer is not None and fate == "named"
@@ -391,7 +416,8 @@ class Trainer:
         return sum(self.tokens - track.tokens_mark for track in self.tracks)
 
     def drain(self, limit_ns: int) -> Doing:
-        """Until no own offer is open and everything decided is applied. Raises GaveUp after limit_ns."""
+        """Until no own offer is open and everything decided is applied. Raises GaveUp after
+        limit_ns."""
         everything = list(range(len(self.tracks)))
         deadline_ns = self._now_ns() + limit_ns
         for fragment, track in enumerate(self.tracks):
@@ -415,21 +441,19 @@ class Trainer:
                     if flags[2]
                     else f"after {limit_ns / SECOND:g} s"
                 )
-                raise GaveUp(
-                    f"drain: {sum(t.offer is not None for t in self.tracks)} offers are still open: {why} "
-                    f"({'; '.join(self.board.why) or 'no reason known'})"
-                )
+                count = sum(track.offer is not None for track in self.tracks)
+                raise GaveUp(f"drain: {count} offers are still open: {why} ({self._why()})")
             for fragment, track in enumerate(self.tracks):
                 if track.offer is not None and track.anchor.version > versions[fragment]:
                     self._post(StillOpen(fragment, track.anchor.version))
             yield Wait(self._news, POLL_NS)
 
     def close(self, *, keep_local: bool = False) -> Doing:
-        """Merge the tail of every fragment, leave together with the other racks (or alone after shutdown_timeout_s),
-        and put the anchor into the model.
+        """Merge the tail of every fragment, leave together with the other racks (or alone after
+        shutdown_timeout_s), and put the anchor into the model.
 
-        A rack that has to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
-        that work, and throwing it away would lose it without a trace.
+        A rack that has to leave with work that nobody merged keeps its own weights instead: the
+        anchor has not seen that work, and throwing it away would lose it without a trace.
         """
         limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
         yield from self._try_drain(limit_ns)
@@ -478,6 +502,9 @@ class Trainer:
         except GaveUp as error:
             self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
 
+    def _why(self) -> str:
+        return "; ".join(self.board.why) or "no reason known"
+
     def _versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)
 
@@ -485,9 +512,11 @@ class Trainer:
         return self.board.finished or any(self._resolved(p) for p in range(len(self.tracks)))
 
     def begin(self, limit_ns: int) -> Doing:
-        """Wait until every rack holds version 0 (the lowest rack's weights, which may be our own), and train on it.
+        """Wait until every rack holds version 0 (the lowest rack's weights, which may be our own),
+        and train on it.
 
-        All racks begin together, so that their capture steps fall into the same rounds. Raises what stopped the start.
+        All racks begin together, so that their capture steps fall into the same rounds. Raises what
+        stopped the start.
         """
         board = self.board
 
@@ -504,7 +533,7 @@ class Trainer:
         everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
         if not everywhere[0]:
             raise board.failure or StartTimeout(
-                f"not every rack held version 0 within {limit_ns / SECOND:g} s ({'; '.join(board.why) or 'no reason known'})"
+                f"not every rack held version 0 within {limit_ns / SECOND:g} s ({self._why()})"
             )
         for fragment, track in enumerate(self.tracks):
             with self.board.changed:
@@ -533,7 +562,8 @@ class Trainer:
 
 
 def _run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
-    """(newest, oldest) of the unbroken run of versions behind `base` that ends at the newest; (base, base) if none."""
+    """(newest, oldest) of the unbroken run of versions behind `base` that ends at the newest;
+    (base, base) if none."""
     newest = max((version for version in anchors if version > base), default=base)
     oldest = newest
     while oldest - 1 > base and oldest - 1 in anchors:

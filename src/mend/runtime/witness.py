@@ -1,4 +1,5 @@
-"""runtime.witness: the coordinator as a process of its own: a vote and the order of things, no tensor."""
+"""runtime.witness: the coordinator as a process of its own: a vote and the order of things, no
+tensor."""
 
 from __future__ import annotations
 
@@ -72,10 +73,15 @@ class Witness:
 
 
 def run(
-    bind: str, racks: int, job_id: str, heartbeat_ms: int = 100,
-    on_progress: Callable[[str], None] | None = None, diagnostics_dir: Path | None = None,
-) -> None:  # fmt: skip
-    """Serve one job until every rack has left, or SIGINT / SIGTERM. Raises AddressInUse, MendError."""
+    bind: str,
+    racks: int,
+    job_id: str,
+    heartbeat_ms: int = 100,
+    on_progress: Callable[[str], None] | None = None,
+    diagnostics_dir: Path | None = None,
+) -> None:
+    """Serve one job until every rack has left, or SIGINT / SIGTERM. Raises AddressInUse,
+    MendError."""
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = Recorder({"rack": WITNESS, "rank": 0}, diagnostics_dir)
     host = bind.removeprefix("tcp://").rsplit(":", 1)[0]

@@ -136,7 +136,8 @@ class Checkers:
             if logged is not None and logged[rail] != digest:
                 self._problem(
                     "I1",
-                    f"{watched.process.me}: fragment {fragment} version {version} is not what the log says",
+                    f"{watched.process.me}: fragment {fragment} version {version} has other bits "
+                    "than the log says",
                 )
 
     def _bounds(self, watched: Watched) -> None:
@@ -175,7 +176,8 @@ class Checkers:
         if total != trainer.tokens * fragments:
             self._problem(
                 "I2",
-                f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != {trainer.tokens} x {fragments}",
+                f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
+                f"{trainer.tokens} x {fragments}",
             )
         rack = watched.process.me.rack
         named = sum(
@@ -187,11 +189,13 @@ class Checkers:
         if named != trainer.ledger.merged * self.scenario.ranks:
             self._problem(
                 "I2",
-                f"{watched.process.me}: the log names {named} tokens, the rank counts {trainer.ledger.merged} merged",
+                f"{watched.process.me}: the log names {named} tokens, the rank counts "
+                f"{trainer.ledger.merged} as merged",
             )
 
     def _vectors(self, watched: Watched) -> None:
-        """The one-ledger identity, for carry: every update is in a merged offer, in e, or still in theta."""
+        """The one-ledger identity, for carry: every update is in a merged offer, in e, or still in
+        theta."""
         if self.scenario.alignment != "carry" or any(
             rack == watched.process.me.rack for rack, _ in self.scenario.non_finite
         ):
@@ -202,7 +206,8 @@ class Checkers:
             if watched.training.trainer.step and error > LEDGER_MAX:
                 self._problem(
                     "I2",
-                    f"{watched.process.me}: the ledger of fragment {fragment} is open by {error:.2e}",
+                    f"{watched.process.me}: the ledger of fragment {fragment} is open by "
+                    f"{error:.2e}",
                 )
 
     def _stalls(self, watched: Watched) -> None:
@@ -214,11 +219,13 @@ class Checkers:
             if waited_ns > limit_ns + STALL_SLACK_NS + frozen_ns:
                 self._problem(
                     "I5",
-                    f"{watched.process.me} waited {waited_ns / SECOND:.2f} s, the limit is {limit_ns / SECOND:.2f} s",
+                    f"{watched.process.me} waited {waited_ns / SECOND:.2f} s, the limit is "
+                    f"{limit_ns / SECOND:.2f} s",
                 )
 
     def _liveness(self, trainings: dict[Peer, Training], finished: bool) -> None:
-        """I4: every live rank ends its loop; without lasting faults all end together on equal bits."""
+        """I4: every live rank ends its loop; without lasting faults all end together on equal
+        bits."""
         if not finished:
             stuck = [peer for peer, t in trainings.items() if not t.ended and not t.process.dead]
             self._problem("I4", f"{stuck} did not end")

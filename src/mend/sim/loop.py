@@ -1,4 +1,5 @@
-"""sim.loop: a virtual clock and what is due on it. Equal times run in the order they were asked for."""
+"""sim.loop: a virtual clock and what is due on it. Equal times run in the order they were asked
+for."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ EVENTS_MAX = 2_000_000
 
 
 class Loop:
-    """now_ns only moves when an event is taken; a run is as long as its events, not as its seconds."""
+    """now_ns only moves when an event is taken; a run is as long as its events, not as its
+    seconds."""
 
     def __init__(self) -> None:
         self.now_ns = 0

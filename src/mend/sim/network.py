@@ -1,4 +1,5 @@
-"""sim.network: frames and pulls between simulated processes; loses, doubles, delays and cuts as the scenario says."""
+"""sim.network: frames and pulls between simulated processes; loses, doubles, delays and cuts as the
+scenario says."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 STALL_NS = 1 * SECOND
 WIRE_CHECKED_ONE_IN = 8
-"""One frame in so many goes through the real encoder and decoder; all of them would be the cost of a seed."""
+"""One frame in so many goes through the real encoder and decoder; all of them would be the cost of
+a seed."""
 
 
 def target(rack: int) -> int:
@@ -79,9 +81,15 @@ class Network:
             )
 
     def fetch(
-        self, asker: Process, holders: Sequence[Address], key: bytes, into: memoryview, done: Callable[[Exception | None], None]
-    ) -> None:  # fmt: skip
-        """Ask the holders one after another, as the lane does; a cut link costs a stall time-out."""
+        self,
+        asker: Process,
+        holders: Sequence[Address],
+        key: bytes,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        """Ask the holders one after another, as the lane does; a cut link costs a stall
+        time-out."""
 
         def ask(position: int, last: Exception) -> None:
             if position == len(holders):

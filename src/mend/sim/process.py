@@ -1,4 +1,5 @@
-"""sim.process: a process without threads: an edge for the machines, and a training loop under the virtual clock."""
+"""sim.process: a process without threads: an edge for the machines, and a training loop under the
+virtual clock."""
 
 from __future__ import annotations
 
@@ -129,8 +130,13 @@ class Process:
         self.later(self._worker_free_ns - self.loop.now_ns, finish)
 
     def fetch(
-        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview, done: Callable[[Exception | None], None]
-    ) -> None:  # fmt: skip
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+    ) -> None:
         self.network.fetch(self, holders, key, into, done)
 
     def serve(self, key: bytes, view: memoryview) -> None:
@@ -184,11 +190,20 @@ class Training:
     """A training loop: begin, `steps` steps, close, anchor; as a user's script would do it."""
 
     def __init__(
-        self, process: Process, rank: Rank, trainer: Trainer, collective: Collective, parameters: Sequence[nn.Parameter],
-        *, steps: int, step_ns: int, start_ns: int,
-        update: Callable[[int], Sequence[Tensor]], tokens: Callable[[int], int],
+        self,
+        process: Process,
+        rank: Rank,
+        trainer: Trainer,
+        collective: Collective,
+        parameters: Sequence[nn.Parameter],
+        *,
+        steps: int,
+        step_ns: int,
+        start_ns: int,
+        update: Callable[[int], Sequence[Tensor]],
+        tokens: Callable[[int], int],
         watch: Callable[[str, Training], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.process, self.rank, self.trainer, self.collective = process, rank, trainer, collective
         self.parameters, self.steps, self.step_ns, self.start_ns = (
             parameters,

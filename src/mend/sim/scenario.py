@@ -1,7 +1,9 @@
-"""sim.scenario: one seed -> a topology, a workload and a list of faults. Scenarios are drawn, not single events."""
+"""sim.scenario: one seed -> a topology, a workload and a list of faults. Scenarios are drawn, not
+single events."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass, field
 
@@ -10,7 +12,8 @@ from mend.terms import MS, SECOND
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """kind: cut (a -> b silent), freeze, crash (rack or witness), slow_link. From begin_ns until end_ns."""
+    """kind: cut (a -> b silent), freeze, crash (rack or witness), slow_link. From begin_ns until
+    end_ns."""
 
     kind: str
     begin_ns: int
@@ -21,7 +24,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything a run depends on. Times in ns; `loss` and `duplicate` are probabilities per frame."""
+    """Everything a run depends on. Times in ns; `loss` and `duplicate` are probabilities per
+    frame."""
 
     seed: int
     racks: int
@@ -52,18 +56,20 @@ class Scenario:
 
     def story(self) -> str:
         """The scenario in a few lines, for a person who has to find out what happened."""
+        witness = " + witness" if self.witness else ""
+        closing = "lockstep" if self.lockstep else f"grace {self.grace_ns}"
         lines = [
-            f"seed {self.seed}: {self.racks} racks x {self.ranks} ranks{' + witness' if self.witness else ''}, "
+            f"seed {self.seed}: {self.racks} racks x {self.ranks} ranks{witness}, "
             f"P={self.fragments} H={self.period_steps} tau={self.overlap_steps} K={self.k} "
-            f"{'lockstep' if self.lockstep else 'grace ' + str(self.grace_ns)} {self.alignment} {self.payload}",
-            f"  steps {self.steps}, ms per step {[ns // MS for ns in self.step_ns]}, frames: {self.delay_ns // MS} ms "
-            f"+- {self.jitter_ns // MS}, loss {self.loss:.2f}, duplicates {self.duplicate:.2f}",
+            f"max_age={self.max_age} {closing} {self.alignment} {self.payload}",
+            f"  steps {self.steps}, ms per step {[ns // MS for ns in self.step_ns]}, "
+            f"frames: {self.delay_ns // MS} ms +- {self.jitter_ns // MS}, "
+            f"loss {self.loss:.2f}, duplicates {self.duplicate:.2f}",
         ]
         for fault in self.faults:
             to = f" -> {fault.b}" if fault.b >= 0 else ""
-            lines.append(
-                f"  {fault.begin_ns / SECOND:.2f}..{fault.end_ns / SECOND:.2f} s {fault.kind} {fault.a}{to}"
-            )
+            span = f"{fault.begin_ns / SECOND:.2f}..{fault.end_ns / SECOND:.2f} s"
+            lines.append(f"  {span} {fault.kind} {fault.a}{to}")
         return "\n".join(lines)
 
 
@@ -71,7 +77,8 @@ WITNESS_TARGET = 99
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed. Small rosters and short runs: what goes wrong goes wrong with two racks."""
+    """The scenario of a seed. Small rosters and short runs: what goes wrong goes wrong with two
+    racks."""
     rng = random.Random(seed)
     racks = rng.choice((2, 2, 2, 3, 3, 4))
     ranks = rng.choice((1, 1, 1, 2))
@@ -113,8 +120,6 @@ def draw(seed: int) -> Scenario:
 
 
 def _with_faults(scenario: Scenario, rng: random.Random) -> Scenario:
-    import dataclasses
-
     length_ns = max(n * ns for n, ns in zip(scenario.steps, scenario.step_ns, strict=True))
     faults: list[Fault] = []
     kinds = rng.sample(("cut", "freeze", "crash", "slow_link"), rng.choice((0, 1, 1, 2)))
@@ -131,7 +136,7 @@ def _with_faults(scenario: Scenario, rng: random.Random) -> Scenario:
             a = 0
         b = rng.choice([t for t in targets if t != a]) if kind in ("cut", "slow_link") else -1
         faults.append(Fault(kind, begin_ns, end_ns, a, b))
-    non_finite = ()
+    non_finite: tuple[tuple[int, int], ...] = ()
     if not scenario.lockstep and rng.random() < 0.1:
         non_finite = ((rng.randrange(scenario.racks), rng.randint(2, min(scenario.steps))),)
     return dataclasses.replace(scenario, faults=tuple(faults), non_finite=non_finite)

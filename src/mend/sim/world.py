@@ -1,4 +1,5 @@
-"""sim.world: builds a job from a scenario, runs it to its end, and checks the invariants on the way."""
+"""sim.world: builds a job from a scenario, runs it to its end, and checks the invariants on the
+way."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class World:
         self._build()
 
     def run(self) -> Report:
-        """To the end of every live training loop, then a liveness verdict. Faults have ended by then or never end."""
+        """To the end of every live training loop, then a liveness verdict. Faults have ended by
+        then or never end."""
         scenario = self.scenario
         for fault in scenario.faults:
             self.loop.at(fault.begin_ns, lambda fault=fault: self._break(fault))
@@ -118,7 +120,9 @@ class World:
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
             roles = Roles(
-                Learner(process.me, member, LearnerOptions(HEARTBEAT_MS * MS, True, scenario.ranks), own),
+                Learner(
+                    process.me, member, LearnerOptions(HEARTBEAT_MS * MS, True, scenario.ranks), own
+                ),
                 None,
                 None,
             )
@@ -135,16 +139,30 @@ class World:
             )
 
     def _start(
-        self, process: Process, rack: Sequence[Process], coordinator: Peer, roles: Roles,
-        parameters: list[nn.Parameter], tracks: list[Track], schedule: Schedule, collective: Collective,
-    ) -> None:  # fmt: skip
+        self,
+        process: Process,
+        rack: Sequence[Process],
+        coordinator: Peer,
+        roles: Roles,
+        parameters: list[nn.Parameter],
+        tracks: list[Track],
+        schedule: Schedule,
+        collective: Collective,
+    ) -> None:
         scenario, number = self.scenario, process.me.rack
         board = Board(len(tracks))
         held: list[Training] = []
         trainer = Trainer(
-            process.member, schedule, self._step_options(), tracks, board, now_ns=process.now_ns,
-            post=lambda event: held[0].post(event), own=lambda offer: held[0].own(offer), note=process.note,
-        )  # fmt: skip
+            process.member,
+            schedule,
+            self._step_options(),
+            tracks,
+            board,
+            now_ns=process.now_ns,
+            post=lambda event: held[0].post(event),
+            own=lambda offer: held[0].own(offer),
+            note=process.note,
+        )
         spans = [track.span for track in tracks]
         numerics = self._numerics()
         rank = Rank(
@@ -159,14 +177,18 @@ class World:
         )
         updates = self._updates(number)
         training = Training(
-            process, rank, trainer, collective, parameters,
+            process,
+            rank,
+            trainer,
+            collective,
+            parameters,
             steps=scenario.steps[number],
             step_ns=scenario.step_ns[number],
             start_ns=START_NS,
             update=lambda step: self._update(number, step, updates),
             tokens=lambda step: 1 + (step * 7 + number) % 5,
             watch=self.checkers.watch,
-        )  # fmt: skip
+        )
         held.append(training)
         process.trainer = training
         self.trainings[process.me] = training

@@ -1,4 +1,5 @@
-"""transport: bytes to peers and back. Owns sockets and the threads that serve them; knows no message, no policy."""
+"""transport: bytes to peers and back. Owns sockets and the threads that serve them; knows no
+message, no policy."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Sideband(Protocol):
         """Open (or keep) the outgoing side towards `peer`; `address` is `tcp://host:port`."""
 
     def send(self, peer: Peer, frame: bytes) -> bool:
-        """Queue one frame without ever blocking. False: dropped (no connection, queue full, too large)."""
+        """Queue one frame without ever blocking. False: dropped (no connection, queue full, too
+        large)."""
 
     async def receive(self) -> bytes:
         """The next frame, from anybody. At most `frame_bytes_max` long."""
@@ -35,10 +37,12 @@ class Lane(Protocol):
     async def fetch(
         self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview
     ) -> None:
-        """Fill `into` with the bytes of `key` from the first holder that has them, resuming at the next.
+        """Fill `into` with the bytes of `key` from the first holder that has them, resuming at the
+        next.
 
-        `checksum` is the xxh3_128 hex of the whole payload ("" = the caller verifies the content itself).
-        Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch when no holder is left.
+        `checksum` is the xxh3_128 hex of the whole payload ("" = the caller verifies the content
+        itself). Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch when no
+        holder is left.
         """
 
     def close(self) -> None: ...

@@ -1,0 +1,295 @@
+"""Starts racks as processes, waits for what they do, and never leaves one behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mend.cli.processes import TOKEN, kill_orphans
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT_S = 60.0
+"""Longer than anything here takes on a slow machine; reaching it is a failure."""
+
+READ_BYTES = 1 << 16
+POLL_S = 0.01
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that another process does."""
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit, f"in {LIMIT_S} s not: {what}"
+        time.sleep(POLL_S)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What every process of a test has: no MEND_* of who runs it, one thread per torch."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    return {
+        **kept,
+        **single,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONUNBUFFERED": "1",
+        **more,
+    }
+
+
+class Nursery:
+    """This side of `tests.process.nursery`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.process.nursery"], cwd=ROOT, env=environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._born: list[int] = []
+        self._text = b""
+        self.codes: dict[int, int] = {}
+        """Exit code of every process that ended, as subprocess gives it."""
+
+    def fork(self, argv: list[str], env: dict[str, str], log: Path) -> int:
+        """Start `python -m argv...`; returns its process id."""
+        assert self._process.stdin is not None
+        request = {"argv": argv, "env": env, "log": str(log)}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        until(lambda: self.listen(0.1) or bool(self._born), "the nursery forks")
+        return self._born.pop()
+
+    def listen(self, limit_s: float) -> None:
+        """Take in what the nursery has said; wait for it up to the limit."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            return
+        chunk = os.read(self._process.stdout.fileno(), READ_BYTES)
+        assert chunk, f"the nursery ended: {self._process.wait()}"
+        *lines, self._text = (self._text + chunk).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if "pid" in said:
+                self._born.append(said["pid"])
+                self.codes.pop(said["pid"], None)  # an old process had this id
+            else:
+                self.codes[said["ended"]] = said["code"]
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process.wait()
+
+
+class Forked:
+    """A process of the nursery. `code` is None while it runs."""
+
+    def __init__(self, nursery: Nursery, argv: list[str], env: dict[str, str], log: Path) -> None:
+        self._nursery, self.log = nursery, log
+        self.pid = nursery.fork(argv, env, log)
+
+    @property
+    def code(self) -> int | None:
+        self._nursery.listen(0)
+        return self._nursery.codes.get(self.pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.code is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        until(lambda: self.code is not None, "a killed process ends")
+
+
+class Torchrun:
+    """A rack of several ranks, as users start it."""
+
+    def __init__(self, argv: list[str], ranks: int, env: dict[str, str], log: Path) -> None:
+        self.log, self._token = log, os.urandom(8).hex()
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [*command, "--nproc-per-node", str(ranks), "-m", *argv], cwd=ROOT, stdout=out,
+                stderr=subprocess.STDOUT, env={**env, TOKEN: self._token}, start_new_session=True,
+            )  # fmt: skip
+        self.pid = self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        kill_orphans(self._token)
+
+
+class Result:
+    """What a rank wrote when it ended: see train.py for the keys."""
+
+    def __init__(self, told: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        self.events = events
+        self.losses: list[str] = told.get("losses", [])
+        self.weights: dict[str, list[int]] = told.get("weights", {})
+        self.status: dict[str, Any] = told.get("status", {})
+        self.before_shutdown: dict[str, Any] = told.get("before_shutdown", {})
+        self.error: list[str] = told.get("error", [])
+        self.threads: list[str] = told.get("threads", [])
+
+    @property
+    def digest(self) -> str:
+        return str(self.status["anchor_digest"])
+
+    def kinds(self, *kinds: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] in kinds]
+
+    @property
+    def commits(self) -> list[dict[str, Any]]:
+        """The merges of the log, in its order, without the times."""
+        found = self.kinds("commit")
+        return [{key: event[key] for key in event if key != "time_ns"} for event in found]
+
+
+class Job:
+    """Some racks, perhaps a witness, one folder. `start` what is needed, then `finish`."""
+
+    def __init__(
+        self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
+        witness: bool, name: str,
+    ) -> None:  # fmt: skip
+        self.folder, self.racks, self.ranks, self.name = folder, racks, ranks, name
+        self.addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
+        self.witness_address = self.addresses[racks] if witness else ""
+        self.events_folder = folder / "events"
+        self.processes: dict[int, Forked | Torchrun] = {}
+        self.witness: Forked | None = None
+        self._nursery = nursery
+        if witness:
+            self.start_witness()
+
+    def environment(self, rack: int) -> dict[str, str]:
+        peers = ",".join(f"{r}={self.addresses[r]}" for r in range(self.racks))
+        told = {
+            "MEND_RACK": str(rack), "MEND_RACKS": str(self.racks), "MEND_JOB_ID": self.name,
+            "MEND_SIDEBAND_ADDR": self.addresses[rack], "MEND_SIDEBAND_PEERS": peers,
+            "MEND_DIAGNOSTICS_DIR": str(self.events_folder),
+        }  # fmt: skip
+        if self.witness_address:
+            told["MEND_WITNESS_ADDR"] = self.witness_address
+        return environment(**told)
+
+    def start_witness(self) -> None:
+        argv = [
+            "mend.cli", "coordinate", "--bind", self.witness_address, "--job-id", self.name,
+            "--racks", str(self.racks), "--diagnostics-dir", str(self.events_folder),
+        ]  # fmt: skip
+        log = self.folder / "witness.log"
+        self.witness = Forked(self._nursery, argv, environment(), log)
+
+    def start(
+        self, rack: int, *, script: str = "tests.process.train", name: str = "",
+        env: dict[str, str] | None = None, **options: Any,
+    ) -> Forked | Torchrun:  # fmt: skip
+        """`options` of train.py. `name` tells two processes of one rack apart."""
+        who = name or f"rack{rack}"
+        told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
+        argv, log = [script, json.dumps(told)], self.folder / f"{who}.log"
+        environ = {**self.environment(rack), **(env or {})}
+        started: Forked | Torchrun
+        if self.ranks > 1:
+            started = Torchrun(argv, self.ranks, environ, log)
+        else:
+            started = Forked(self._nursery, argv, environ, log)
+        self.processes[rack if not name else -1 - len(self.processes)] = started
+        return started
+
+    def run(self, per: dict[int, dict[str, Any]] | None = None, **options: Any) -> list[Result]:
+        """All racks with these options, but for those that `per` gives one; until all have ended
+        well. Returns the results by rack, of several ranks by rack and rank."""
+        for rack in range(self.racks):
+            own = (per or {}).get(rack, {})
+            self.start(rack, **{**options, **own})
+        for rack in range(self.racks):
+            self.ended(rack, code=0)
+        return [self.result(r, k) for r in range(self.racks) for k in range(self.ranks)]
+
+    def ended(self, rack: int, code: int | None = None) -> int:
+        """Wait for the end of a rack; its log is the message when the code is another."""
+        process = self.processes[rack]
+        until(lambda: process.code is not None, f"rack {rack} ends\n{self.logs()}")
+        found = process.code
+        assert found is not None
+        assert code is None or found == code, (
+            f"rack {rack} exits {found}, not {code}\n{self.logs()}"
+        )
+        return found
+
+    def witness_ended(self) -> None:
+        """It sees by itself that all racks have left."""
+        witness = self.witness
+        assert witness is not None
+        until(lambda: witness.code is not None, "the witness leaves")
+        assert witness.code == 0, self.logs()
+
+    def result(self, rack: int, rank: int = 0, name: str = "") -> Result:
+        path = self.folder / f"{name or f'rack{rack}'}-rank{rank}.json"
+        assert path.exists(), f"rack {rack} left no result\n{self.logs()}"
+        return Result(json.loads(path.read_text()), self.events(rack, rank))
+
+    def events(self, rack: int, rank: int = 0) -> list[dict[str, Any]]:
+        """What has been recorded so far; the line that is being written is left out."""
+        path = self.events_folder / f"events-rack{rack}-rank{rank}.jsonl"
+        if not path.exists():
+            return []
+        *lines, _ = path.read_text().split("\n")
+        return [json.loads(line) for line in lines]
+
+    def event(self, rack: int, kind: str, **wanted: object) -> dict[str, Any]:
+        """Wait until a rack records an event of this kind with these fields."""
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            found[:] = [
+                event
+                for event in self.events(rack)
+                if event["kind"] == kind and wanted.items() <= event.items()
+            ]
+            return bool(found)
+
+        until(there, f"rack {rack} records {kind} {wanted}\n{self.logs()}")
+        return found[0]
+
+    def fifo(self, name: str) -> Path:
+        """A gate: racks that read it wait until `open_gate`."""
+        path = self.folder / name
+        os.mkfifo(path)
+        return path
+
+    @staticmethod
+    def open_gate(path: Path) -> None:
+        """Lets one reader through; waits for it to come."""
+        with path.open("wb"):
+            pass
+
+    def logs(self) -> str:
+        found = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in found)
+
+    def close(self) -> None:
+        for process in (*self.processes.values(), *([self.witness] if self.witness else [])):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()

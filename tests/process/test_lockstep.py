@@ -1,0 +1,77 @@
+"""In lockstep everything is decided by the configuration, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Result
+from tests.process.replayed import anchor_bits, in_lockstep, model_bits, replayed
+
+STEPS = 21
+CONFIG: dict[str, Any] = {
+    "lockstep": True,
+    "fragments": 3,
+    "sync_period_steps": 8,
+    "overlap_steps": 2,
+    "outer_lr": 0.7,
+    "outer_optimizer_momentum": 0.3,
+    "give_up_s": 30,
+}
+"""Captures after 2, 5, 8, 10, 13, 16, 18, 21; the last is applied by the shutdown, like its tail."""
+
+
+def run(jobs: Jobs, *, witness: bool = False, **changes: Any) -> list[Result]:
+    job = jobs(witness=witness)
+    results = job.run(steps=STEPS, config={**CONFIG, **changes})
+    if witness:
+        job.witness_ended()
+    return results
+
+
+@pytest.fixture(params=[False, True], ids=["rack 0 coordinates", "witness"])
+def results(jobs: Jobs, request: pytest.FixtureRequest) -> list[Result]:
+    return run(jobs, witness=request.param)
+
+
+def test_two_racks_end_with_the_bits_of_the_reference(results: list[Result]) -> None:
+    """Before the shutdown as the schedule alone says; and to the end as the events say."""
+    first, second = results
+    assert first.weights == second.weights
+    assert first.digest == second.digest
+    assert first.commits == second.commits
+    assert first.losses != second.losses, "each rack has data of its own"
+    for result in results:
+        status = result.status
+        assert status["step"] == STEPS
+        assert status["ledger"] == {"merged": status["tokens"], "open": 0, "discarded": 0}
+        assert status["rounds_missed"] == {}
+
+    scheduled = in_lockstep(2, "plain", CONFIG, STEPS)
+    for fragment, anchors in enumerate(scheduled.anchors):
+        named = [commit for commit in first.commits if commit["fragment"] == fragment]
+        assert len(named) >= len(anchors), "the shutdown adds a round, it takes none away"
+        for version, commit in enumerate(named[: len(anchors) - 1], start=1):
+            racks = [member["rack"] for member in commit["members"]]
+            assert (commit["version"], racks) == (version, [0, 1])
+
+    outcome = replayed(results, "plain", CONFIG)
+    for fragment, anchors in enumerate(scheduled.anchors):
+        again = outcome.anchors[fragment]
+        assert len(again) == len(anchors) + (1 if fragment != 1 else 1)
+        for ours, theirs in zip(anchors, again, strict=False):
+            assert ours.values.equal(theirs.values)
+    assert anchor_bits(outcome) == model_bits(first, "plain", CONFIG)
+
+
+def test_blocking_and_overlapped_are_the_same_run(jobs: Jobs) -> None:
+    """Exchanging while training goes on changes when things happen, never what happens."""
+    overlapped = run(jobs)
+    blocking = run(jobs, concurrent_outer_step=False)
+    for ours, theirs in zip(overlapped, blocking, strict=True):
+        assert ours.losses == theirs.losses
+        assert ours.commits == theirs.commits
+        assert ours.weights == theirs.weights
+        assert ours.digest == theirs.digest

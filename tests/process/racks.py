@@ -246,9 +246,14 @@ class Job:
         assert witness.code == 0, self.logs()
 
     def result(self, rack: int, rank: int = 0, name: str = "") -> Result:
+        return Result(self.told(rack, rank, name), self.events(rack, rank))
+
+    def told(self, rack: int, rank: int = 0, name: str = "") -> dict[str, Any]:
+        """The file that a script wrote at its end."""
         path = self.folder / f"{name or f'rack{rack}'}-rank{rank}.json"
         assert path.exists(), f"rack {rack} left no result\n{self.logs()}"
-        return Result(json.loads(path.read_text()), self.events(rack, rank))
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
 
     def events(self, rack: int, rank: int = 0) -> list[dict[str, Any]]:
         """What has been recorded so far; the line that is being written is left out."""

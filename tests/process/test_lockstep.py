@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import Result
 from tests.process.replayed import anchor_bits, in_lockstep, model_bits, replayed
@@ -50,19 +51,16 @@ def test_two_racks_end_with_the_bits_of_the_reference(results: list[Result]) -> 
         assert status["rounds_missed"] == {}
 
     scheduled = in_lockstep(2, "plain", CONFIG, STEPS)
-    for fragment, anchors in enumerate(scheduled.anchors):
-        named = [commit for commit in first.commits if commit["fragment"] == fragment]
-        assert len(named) >= len(anchors), "the shutdown adds a round, it takes none away"
-        for version, commit in enumerate(named[: len(anchors) - 1], start=1):
-            racks = [member["rack"] for member in commit["members"]]
-            assert (commit["version"], racks) == (version, [0, 1])
-
+    for commit in first.commits:
+        assert [member["rack"] for member in commit["members"]] == [0, 1]
+        assert commit["dropped"] == []
     outcome = replayed(results, "plain", CONFIG)
     for fragment, anchors in enumerate(scheduled.anchors):
         again = outcome.anchors[fragment]
-        assert len(again) == len(anchors) + (1 if fragment != 1 else 1)
+        # Fragment 1 was captured after the last step anyway: the shutdown has nothing to add.
+        assert len(again) == len(anchors) + (fragment != 1)
         for ours, theirs in zip(anchors, again, strict=False):
-            assert ours.values.equal(theirs.values)
+            assert train.bits(ours.values) == train.bits(theirs.values)
     assert anchor_bits(outcome) == model_bits(first, "plain", CONFIG)
 
 

@@ -189,17 +189,17 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 time.sleep(options.pace_ms / 1000)
             acts.do(options.at.get("end", []))
-            result["before_shutdown"] = _seen(runtime.status())
+            result["before_shutdown"] = seen(runtime.status())
     finally:
         result["weights"] = weights(model)
         if "runtime" in locals():
-            result["status"] = _seen(runtime.status())
+            result["status"] = seen(runtime.status())
         result["threads"] = sorted(t.name for t in threading.enumerate() if "mend" in t.name)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def _seen(status: Any) -> dict[str, Any]:
+def seen(status: Any) -> dict[str, Any]:
     return dataclasses.asdict(status)
 
 

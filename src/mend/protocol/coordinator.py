@@ -249,11 +249,7 @@ class Coordinator:
             round_.faults.clear()
             if commit is not None:
                 self.log.append(commit)
-                named = commit.members if isinstance(commit, Commit) else ()
-                for ended in (*named, *commit.dropped):
-                    offer = self.offers.get((ended.member.rack, commit.fragment))
-                    if offer is not None and offer.seq <= ended.seq:
-                        del self.offers[(ended.member.rack, commit.fragment)]
+                self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
 
     def _surroundings(self, now_ns: int) -> Scene:
         """What all rounds see alike; `_scene` adds what is special to one."""

@@ -36,7 +36,7 @@ class Word(Struct, frozen=True, array_like=True):
     """Base of everything that travels inside a message."""
 
 
-class State(Word):
+class State(Word, frozen=True):
     """Base of the messages that are a whole state; `serial` orders them."""
 
     serial: Count
@@ -48,7 +48,7 @@ class State(Word):
 # ------------------------------------------------------------------ nouns of the log
 
 
-class Seat(Word):
+class Seat(Word, frozen=True):
     """A member with the addresses of its leader and of its ranks' lanes."""
 
     member: Member
@@ -56,7 +56,7 @@ class Seat(Word):
     lanes: Annotated[tuple[Address, ...], Meta(max_length=1024)]
 
 
-class Offer(Word):
+class Offer(Word, frozen=True):
     """Header of a contribution: one rack's encoded anchor - snapshot of one fragment. The bytes are
     pulled."""
 
@@ -72,7 +72,7 @@ class Offer(Word):
     """Version the rack trains on now; grows while the offer stays open."""
 
 
-class Share(Word):
+class Share(Word, frozen=True):
     """One member of a merge, as the log remembers it."""
 
     member: Member
@@ -83,14 +83,14 @@ class Share(Word):
     steps: Count
 
 
-class Ended(Word):
+class Ended(Word, frozen=True):
     """An offer that will not be merged."""
 
     member: Member
     seq: Count
 
 
-class Policy(Word):
+class Policy(Word, frozen=True):
     """What the coordinator must know of the racks' configuration; equal on all of them."""
 
     racks: Annotated[int, Meta(ge=1, le=64)]
@@ -109,7 +109,7 @@ class Policy(Word):
 # ------------------------------------------------------------------ records of the log
 
 
-class Genesis(Word, tag=1):
+class Genesis(Word, frozen=True, tag=1):
     """The first record: who takes part and which bits version 0 has. digests[fragment][rank]."""
 
     roster: Annotated[tuple[Seat, ...], Meta(max_length=64)]
@@ -118,7 +118,7 @@ class Genesis(Word, tag=1):
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
 
 
-class Commit(Word, tag=2):
+class Commit(Word, frozen=True, tag=2):
     """Fragment goes from version - 1 to version. Members ascending; digests per rank."""
 
     fragment: U16
@@ -129,7 +129,7 @@ class Commit(Word, tag=2):
     reason: Text
 
 
-class Roster(Word, tag=3):
+class Roster(Word, frozen=True, tag=3):
     """The members from here on. Empty: the job is over."""
 
     number: Count
@@ -137,7 +137,7 @@ class Roster(Word, tag=3):
     reason: Text
 
 
-class Drop(Word, tag=4):
+class Drop(Word, frozen=True, tag=4):
     """Offers that are too old to be merged, at a time when nothing else is there to commit."""
 
     fragment: U16
@@ -152,7 +152,7 @@ Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 # ------------------------------------------------------------------ messages
 
 
-class Hello(Word, tag=10):
+class Hello(Word, frozen=True, tag=10):
     """A rack asks to take part. `facts` are compared with the lowest rack's, the first difference
     is named."""
 
@@ -162,7 +162,7 @@ class Hello(Word, tag=10):
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
 
 
-class Refusal(Word, tag=11):
+class Refusal(Word, frozen=True, tag=11):
     """The coordinator's no. kind: plan, taken, started, racks."""
 
     incarnation: Count
@@ -170,13 +170,13 @@ class Refusal(Word, tag=11):
     detail: Text
 
 
-class OfferId(Word):
+class OfferId(Word, frozen=True):
     member: Member
     fragment: U16
     seq: Count
 
 
-class Held(Word):
+class Held(Word, frozen=True):
     """A tentative result that is complete on all ranks of the sender."""
 
     fragment: U16
@@ -185,7 +185,7 @@ class Held(Word):
     digests: Digests
 
 
-class Gather(Word):
+class Gather(Word, frozen=True):
     """Merge exactly these, in this order, into `version`; keep the result until it is decided."""
 
     fragment: U16
@@ -194,7 +194,7 @@ class Gather(Word):
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
 
 
-class Declined(Word):
+class Declined(Word, frozen=True):
     """A capture that gave no offer (non-finite delta, no tokens), at the version it was taken
     on."""
 
@@ -203,7 +203,7 @@ class Declined(Word):
     reason: Text
 
 
-class Report(State, tag=12):
+class Report(State, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
     fresh: bool
@@ -225,7 +225,7 @@ class Report(State, tag=12):
     """The rack stops now, whatever the log says (its last word)."""
 
 
-class Orders(State, tag=13):
+class Orders(State, frozen=True, tag=13):
     """Coordinator to leader: the log behind `prev`, the open offers and the rounds that gather."""
 
     epoch: Count
@@ -245,7 +245,7 @@ class Orders(State, tag=13):
     """Why rounds that are open do not close."""
 
 
-class Part(Word):
+class Part(Word, frozen=True):
     """One rank's piece of its rack's offer, or the reason why there is none (then checksum is
     empty)."""
 
@@ -260,7 +260,7 @@ class Part(Word):
     declined: Text
 
 
-class RankReport(State, tag=14):
+class RankReport(State, frozen=True, tag=14):
     """Rank to its leader. held[].digests has exactly one entry."""
 
     step: Count
@@ -275,7 +275,7 @@ class RankReport(State, tag=14):
     idle: bool
 
 
-class RankOrders(State, tag=15):
+class RankOrders(State, frozen=True, tag=15):
     """Leader to a rank of its own rack: decided records behind `prev`, and what the coordinator
     last said."""
 
@@ -298,7 +298,7 @@ class RankOrders(State, tag=15):
 Message = Hello | Refusal | Report | Orders | RankReport | RankOrders
 
 
-class Envelope(Word):
+class Envelope(Word, frozen=True):
     """What a frame holds."""
 
     job: Annotated[str, Meta(max_length=64)]

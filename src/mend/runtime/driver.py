@@ -14,16 +14,17 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from mend.errors import GaveUp, MendError, TransportError, WireError
 from mend.protocol import wire
 from mend.protocol.messages import Envelope, Message
+from mend.runtime.edge import Host
 from mend.runtime.numerics import stay_on_one_core
 from mend.runtime.recorder import Recorder
 from mend.terms import SECOND, Address, Member, Peer
-from mend.transport.base import Lane
-from mend.transport.delayed import DelayedLane
+from mend.transport.delayed import CountedLane, DelayedLane, Distribution
 from mend.transport.pull import PullLane
 from mend.transport.zmq import ZmqSideband
 
@@ -45,7 +46,7 @@ class DriverOptions:
     ports: tuple[int, int] | None
     stall_ns: int
     delay_ns: int = 0
-    delay_distribution: str = "constant"
+    delay_distribution: Distribution = "constant"
     delay_seed: int = 0
 
 
@@ -224,7 +225,7 @@ class Driver:
         except BaseException:
             lane.close()
             raise
-        self._lane: Lane = lane
+        self._lane: CountedLane = lane
         if options.delay_ns:
             self._lane = DelayedLane(
                 lane, options.delay_ns, options.delay_distribution, options.delay_seed
@@ -240,11 +241,11 @@ class Driver:
             except WireError as error:
                 self._refuse(error)
                 continue
-            peer = Peer(envelope.rack, envelope.rank)
-            self._guarded(lambda e=envelope, p=peer: self._hear(p, e))
+            self._guarded(partial(self._hear, envelope))
 
-    def _hear(self, peer: Peer, envelope: Envelope) -> None:
+    def _hear(self, envelope: Envelope) -> None:
         if self._host is not None:
+            peer = Peer(envelope.rack, envelope.rank)
             self._host.heard(peer, envelope.incarnation, envelope.body)
 
     def _refuse(self, error: WireError) -> None:
@@ -306,15 +307,6 @@ class Driver:
         if farewell is not None:
             farewell()
         self._loop.stop()
-
-
-class Host(Protocol):
-    """What a driver feeds."""
-
-    def heard(self, peer: Peer, incarnation: int, body: Message) -> None: ...
-    def tick(self) -> None: ...
-    def deadline_ns(self) -> int | None: ...
-    def crashed(self, error: MendError) -> None: ...
 
 
 def _token(job: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from mend.errors import MendError
 from mend.protocol.messages import Message
 from mend.terms import Address, Peer
 
@@ -46,3 +47,12 @@ class Edge(Protocol):
 
     def finished(self) -> None:
         """A machine of this process has nothing more to do."""
+
+
+class Host(Protocol):
+    """What an edge feeds: the machines of one process."""
+
+    def heard(self, peer: Peer, incarnation: int, body: Message) -> None: ...
+    def tick(self) -> None: ...
+    def deadline_ns(self) -> int | None: ...
+    def crashed(self, error: MendError) -> None: ...

@@ -239,9 +239,7 @@ class Rank:
                 self._keep(name, payload, checksum)
             self.tell(ev.Fetched(*name, error=_said(error)))
 
-        self.edge.fetch(
-            effect.holders, self._offer_key(name), checksum, memoryview(payload.numpy()), done
-        )
+        self.edge.fetch(effect.holders, self._offer_key(name), checksum, payload.numpy().data, done)
 
     def _merge(self, effect: ev.Merge) -> None:
         fragment, version, attempt = effect.fragment, effect.version, effect.attempt
@@ -281,7 +279,7 @@ class Rank:
         bad = [
             i
             for i, payload in enumerate(payloads)
-            if checksum_of(memoryview(payload.numpy())) != checksums[i]
+            if checksum_of(payload.numpy().data) != checksums[i]
         ]
         return (
             bad
@@ -312,7 +310,7 @@ class Rank:
                 self.edge.work(lambda: self.numerics.adopt(data, numel, version), finish)
 
         key = state_key(self.me.rank, fragment, version, effect.digest)
-        self.edge.fetch(effect.holders, key, "", memoryview(data.numpy()).cast("B"), done)
+        self.edge.fetch(effect.holders, key, "", data.numpy().data.cast("B"), done)
 
     def _publish(self, fragment: int, version: int, attempt: int) -> None:
         if attempt:
@@ -332,7 +330,7 @@ class Rank:
 
     def _keep(self, name: Payload, payload: Tensor, checksum: str) -> None:
         self.payloads[name], self.checksums[name] = payload, checksum
-        self.edge.serve(self._offer_key(name), memoryview(payload.numpy()))
+        self.edge.serve(self._offer_key(name), payload.numpy().data)
 
     def _free(self, member: Member, fragment: int, seq: int) -> None:
         name = (member, fragment, seq)
@@ -362,8 +360,9 @@ def _said(error: Exception | None) -> str:
 def _error(kind: str, detail: str) -> MendError:
     """The exception of mend.errors by name; the name may come from another process."""
     found = getattr(errors, kind, None)
-    known = isinstance(found, type) and issubclass(found, MendError) and found is not ConfigError
-    return found(detail) if known else MendError(f"{kind}: {detail}")
+    if isinstance(found, type) and issubclass(found, MendError) and found is not ConfigError:
+        return found(detail)
+    return MendError(f"{kind}: {detail}")
 
 
 def _commit_fields(commit: Commit) -> dict[str, object]:

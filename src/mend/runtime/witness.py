@@ -15,6 +15,7 @@ from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, Send, Tick
 from mend.protocol.messages import Message
 from mend.runtime.driver import Driver, DriverOptions
+from mend.runtime.edge import Edge
 from mend.runtime.recorder import Recorder
 from mend.terms import MS, SECOND, WITNESS, Member, Peer
 
@@ -33,9 +34,9 @@ class Witness:
     """Host of a coordinator without a rack."""
 
     def __init__(
-        self, coordinator: Coordinator, driver: Driver, progress: Callable[[str], None]
+        self, coordinator: Coordinator, edge: Edge, progress: Callable[[str], None]
     ) -> None:
-        self.coordinator, self.driver, self._progress = coordinator, driver, progress
+        self.coordinator, self.edge, self._progress = coordinator, edge, progress
         self.failure: MendError | None = None
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
@@ -51,23 +52,23 @@ class Witness:
         self.failure = error
 
     def _give(self, event: Event) -> None:
-        for effect in self.coordinator.handle(event, self.driver.now_ns()):
+        for effect in self.coordinator.handle(event, self.edge.now_ns()):
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Send(to, body):
-                self.driver.send(to, body)
+                self.edge.send(to, body)
             case Connect(peer, address):
-                self.driver.connect(peer, address)
+                self.edge.connect(peer, address)
             case Note(kind, fields):
-                self.driver.note(kind, fields)
+                self.edge.note(kind, fields)
                 if kind in ("hello", "genesis", "refused", "roster", "fault"):
                     self._progress(
                         f"{kind} " + " ".join(f"{key}={value}" for key, value in fields.items())
                     )
             case Finished():
-                self.driver.finished()
+                self.edge.finished()
             case _:
                 raise AssertionError(f"a coordinator has no tensors: {effect}")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mend.protocol.events import Event
 from mend.protocol.messages import Envelope, Message
-from mend.runtime.driver import Host
+from mend.runtime.edge import Host
 from mend.runtime.rank import Rank
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
 from mend.sim.loop import Loop

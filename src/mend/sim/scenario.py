@@ -7,6 +7,7 @@ import dataclasses
 import random
 from dataclasses import dataclass, field
 
+from mend.fragment.apply import Alignment
 from mend.terms import MS, SECOND
 
 
@@ -41,7 +42,7 @@ class Scenario:
     grace_ns: int
     lockstep: bool
     overlapped: bool
-    alignment: str
+    alignment: Alignment
     payload: str
     momentum: float
     max_age: int
@@ -75,6 +76,8 @@ class Scenario:
 
 WITNESS_TARGET = 99
 
+ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
+
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed. Small rosters and short runs: what goes wrong goes wrong with two
@@ -106,7 +109,7 @@ def draw(seed: int) -> Scenario:
         grace_ns=rng.choice((-1, -1, 0, 50 * MS, 400 * MS)),
         lockstep=lockstep,
         overlapped=rng.random() < 0.8,
-        alignment=rng.choice(("carry", "carry", "carry", "overwrite", "blend")),
+        alignment=rng.choice(ALIGNMENTS),
         payload=rng.choice(("float32", "float32", "bfloat16")),
         momentum=rng.choice((0.0, 0.0, 0.5)),
         max_age=rng.choice((0, 1, 2, 2)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ class World:
         then or never end."""
         scenario = self.scenario
         for fault in scenario.faults:
-            self.loop.at(fault.begin_ns, lambda fault=fault: self._break(fault))
+            self.loop.at(fault.begin_ns, partial(self._break, fault))
         length_ns = max(n * ns for n, ns in zip(scenario.steps, scenario.step_ns, strict=True))
         longest_fault_ns = max((f.end_ns for f in scenario.faults if f.kind != "crash"), default=0)
         limit_ns = 20 * length_ns + longest_fault_ns + 2 * GIVE_UP_NS + 10 * SHUTDOWN_NS
@@ -256,10 +257,8 @@ class World:
 
     def _step_options(self) -> StepOptions:
         s = self.scenario
-        alignment = s.alignment
-        assert alignment in ("carry", "overwrite", "blend")
         return StepOptions(
-            s.ranks, s.overlapped, s.lockstep, alignment, 0.5, STALL_NS, GIVE_UP_NS, SHUTDOWN_NS
+            s.ranks, s.overlapped, s.lockstep, s.alignment, 0.5, STALL_NS, GIVE_UP_NS, SHUTDOWN_NS
         )
 
     # -------------------------------------------------------------- breaking

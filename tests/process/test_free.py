@@ -1,0 +1,78 @@
+"""Without lockstep racks differ in speed and links in delay. Nothing is decided beforehand, and still
+everything is accounted for, and can be computed again from what the racks recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Result
+from tests.process.replayed import anchor_bits, model_bits, replayed
+from tests.process.train import bits
+
+CONFIG: dict[str, Any] = {
+    "fragments": 3,
+    "sync_period_steps": 12,
+    "overlap_steps": 3,
+    "max_age": 8,
+    "simulated_merge_delay_ms": 20,
+    "simulated_merge_delay_distribution": "long_tail",
+    "simulated_merge_delay_seed": 5,
+}
+SLOW_MS, FAST_MS = 7.0, 4.0
+
+
+def accounts_close(result: Result) -> None:
+    for status in (result.before_shutdown, result.status):
+        ledger = status["ledger"]
+        assert ledger["discarded"] == 0
+        assert sum(ledger.values()) == pytest.approx(status["tokens"])
+    assert result.status["ledger"]["open"] == 0
+
+
+@pytest.mark.parametrize("payload", ["float32", "bfloat16"])
+def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
+    config = {**CONFIG, "payload_dtype": payload}
+    slow = {"pace_ms": SLOW_MS, "steps": 70}
+    results = jobs(witness=payload == "float32").run(
+        steps=110, pace_ms=FAST_MS, keep_local=True, config=config, per={1: slow}
+    )
+    first, second = results
+    assert first.digest == second.digest
+    assert first.commits == second.commits
+    for result in results:
+        accounts_close(result)
+        assert not result.kinds("kept-local", "discarded", "drain-gave-up")
+    merged = [
+        sum(m["tokens"] for c in first.commits for m in c["members"] if m["rack"] == rack)
+        for rack in (0, 1)
+    ]
+    assert merged == [3 * result.status["tokens"] for result in results], "in each of 3 fragments"
+
+    outcome = replayed(results, "plain", config)
+    thetas = [model_bits(result, "plain", config) for result in results]
+    assert thetas == [[bits(theta) for theta in rack] for rack in outcome.thetas]
+    assert len(outcome.anchors[0]) > 4, "a run without merges proves nothing"
+
+
+def test_the_anchor_that_is_left_behind_is_the_replayed_one(jobs: Jobs) -> None:
+    results = jobs().run(steps=50, pace_ms=FAST_MS, config=CONFIG, per={1: {"pace_ms": SLOW_MS}})
+    assert results[0].weights == results[1].weights
+    outcome = replayed(results, "plain", CONFIG)
+    assert model_bits(results[0], "plain", CONFIG) == anchor_bits(outcome)
+
+
+def test_every_update_is_in_exactly_one_place(jobs: Jobs) -> None:
+    """U + sent + residual + (anchor - theta) = 0, up to the rounding of a few thousand fp32 sums."""
+    config = {**CONFIG, "payload_dtype": "bfloat16"}
+    job = jobs()
+    for rack, pace_ms in enumerate((FAST_MS, SLOW_MS)):
+        job.start(rack, script="tests.process.ledger", steps=60, pace_ms=pace_ms, config=config)
+    for rack in range(2):
+        job.ended(rack, code=0)
+        told = job.told(rack)
+        assert told["named"] >= 6
+        assert len(told["ledger"]) == 3
+        assert max(told["ledger"]) < 1e-5

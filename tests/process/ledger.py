@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import mend
 from mend.fragment import VectorLedger
-from mend.runtime.steps import OpenOffer, Track
+from mend.runtime.steps import OpenOffer, Track, Trainer
 from mend.terms import Span
 from tests.process import train
 
@@ -33,17 +33,21 @@ class Books:
         # Registered before mend's own hook: sees the weights between the step and what mend does.
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
-    def open(self, tracks: list[Track]) -> None:
-        self.tracks = tracks
-        self.ledgers = [VectorLedger(track.span.numel) for track in tracks]
+    def open(self, trainer: Trainer) -> None:
+        self.tracks = trainer.tracks
+        self.ledgers = [VectorLedger(track.span.numel) for track in self.tracks]
+        hand_over = trainer._own
+
+        def own(offer: OpenOffer) -> None:
+            self.offers[offer.fragment, offer.seq] = offer
+            hand_over(offer)
+
+        trainer._own = own
         self.look()
 
     def look(self) -> None:
-        """Remember the weights and the open offers, which live on after their merge only here."""
+        """The next update begins here."""
         self._before = [theta(track) for track in self.tracks]
-        for track in self.tracks:
-            if track.offer is not None:
-                self.offers[track.offer.fragment, track.offer.seq] = track.offer
 
     def _stepped(self) -> None:
         for ledger, track, before in zip(self.ledgers, self.tracks, self._before, strict=True):
@@ -77,7 +81,7 @@ def main() -> None:
     books = Books(model, optimizer)
     config = mend.MendConfig(**options.config)
     runtime = mend.mend_init(model, config, optimizer)
-    books.open(runtime._trainer.tracks)
+    books.open(runtime._trainer)
     for step in range(1, options.steps + 1):
         optimizer.zero_grad()
         train.loss_of(model, rack, 0, step).backward()
@@ -85,9 +89,8 @@ def main() -> None:
         optimizer.step()
         books.look()
         time.sleep(options.pace_ms / 1000)
-    runtime.drain(30)
+    mend.mend_shutdown(model, keep_local=True)
     status = train.seen(runtime.status())
-    runtime.abort()
     events = Path(config.diagnostics_dir or "") / f"events-rack{rack}-rank0.jsonl"
     applied = [e for e in map(json.loads, events.open()) if e["kind"] == "applied"]
     named = [(e["fragment"], e["seq"]) for e in applied if e["fate"] == "named"]

@@ -28,10 +28,7 @@ def main() -> None:
 
 def _serve() -> dict[str, Any] | None:
     """Fork until the input ends; returns the request in a child, None in the nursery itself."""
-    import torch  # noqa: F401  # what this is all about
-
-    import mend  # noqa: F401
-
+    _load()
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads: set *_NUM_THREADS=1"
     woken, wake = os.pipe()
@@ -64,6 +61,18 @@ def _serve() -> dict[str, Any] | None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return None
+
+
+def _load() -> None:
+    """Import what takes seconds; torch's optimizers bring half of it with their first step."""
+    import torch
+
+    import mend.cli.coordinate
+    import mend.runtime.witness  # noqa: F401
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.SGD([parameter], lr=0.1).step()
 
 
 def _reap(children: set[int]) -> None:

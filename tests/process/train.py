@@ -160,8 +160,10 @@ class Acts:
     def fail(self) -> None:
         raise RuntimeError("the loss exploded")
 
-    def die(self, name: str) -> None:
-        os.kill(os.getpid(), signal.Signals[name])
+    def die(self, name: str, rank: int = 0) -> None:
+        """By a signal, of one rank of the rack."""
+        if rank == int(os.environ.get("RANK", "0")):
+            os.kill(os.getpid(), signal.Signals[name])
 
 
 def run(options: Options, result: dict[str, Any]) -> None:

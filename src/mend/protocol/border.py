@@ -6,6 +6,7 @@ machine ever indexes with a number from the network.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 from mend.protocol.messages import (
@@ -125,3 +126,24 @@ def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> st
 def _numbers_misfit(numbers: Iterable[int], fragments: int) -> str:
     wrong = [number for number in numbers if number >= fragments]
     return f"fragment {wrong[0]} of {fragments}" if wrong else ""
+
+
+def plan_hash(hello: Hello) -> str:
+    """sha256 over the facts: one name for 'the same model, trained the same way'."""
+    return hashlib.sha256(repr(hello.facts).encode()).hexdigest()
+
+
+def first_difference(lowest: Hello, other: Hello) -> str:
+    """The first fact that differs, by name, or empty."""
+    theirs = dict(other.facts)
+    for key, value in lowest.facts:
+        if theirs.get(key) != value:
+            return f"{key} is {theirs.get(key, 'absent')} there and {value} here"
+    extra = [key for key, _ in other.facts if key not in dict(lowest.facts)]
+    if extra:
+        return f"{extra[0]} is {theirs[extra[0]]} there and absent here"
+    return (
+        ""
+        if lowest.policy == other.policy
+        else f"policy is {other.policy} there and {lowest.policy} here"
+    )

@@ -7,10 +7,9 @@ replica of the log and by what the racks report; it never sees a tensor.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 
-from mend.protocol.border import hello_misfit, report_misfit
+from mend.protocol.border import first_difference, hello_misfit, plan_hash, report_misfit
 from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, Send
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log
@@ -28,6 +27,7 @@ from mend.protocol.messages import (
 )
 from mend.protocol.quorum import hold, quorum
 from mend.protocol.round import Round, Scene
+from mend.protocol.view import View
 from mend.terms import SECOND, WITNESS, Peer
 
 EPOCH = 1
@@ -47,24 +47,6 @@ class CoordinatorOptions:
     racks: int
     heartbeat_ns: int
     detect_ns: int
-
-
-@dataclass
-class View:
-    """What the coordinator knows of one rack, from its newest messages."""
-
-    hello: Hello
-    heard_ns: int
-    report: Report | None = None
-    got: frozenset[tuple[int, int, int]] = frozenset()
-    gone: bool = False
-    sent: Orders | None = None
-    sent_ns: int = 0
-    serial: int = 0
-
-    def live(self, now_ns: int, detect_ns: int) -> bool:
-        fresh = self.report is None or self.report.fresh
-        return fresh and not self.gone and now_ns - self.heard_ns < detect_ns
 
 
 @dataclass
@@ -137,7 +119,7 @@ class Coordinator:
         self.views[rack].heard_ns = now_ns
         lowest = self.views[min(self.views)].hello
         for other in sorted(self.views):
-            difference = _first_difference(lowest, self.views[other].hello)
+            difference = first_difference(lowest, self.views[other].hello)
             if difference:
                 self._refuse(
                     self.views[other].hello,
@@ -408,24 +390,3 @@ class Coordinator:
             if orders != view.sent or now_ns >= view.sent_ns + self.options.heartbeat_ns:
                 view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
                 effects.append(Send(Peer(rack, 0), orders.numbered(view.serial)))
-
-
-def plan_hash(hello: Hello) -> str:
-    """sha256 over the facts: one name for 'the same model, trained the same way'."""
-    return hashlib.sha256(repr(hello.facts).encode()).hexdigest()
-
-
-def _first_difference(lowest: Hello, other: Hello) -> str:
-    """The first fact that differs, by name, or empty."""
-    theirs = dict(other.facts)
-    for key, value in lowest.facts:
-        if theirs.get(key) != value:
-            return f"{key} is {theirs.get(key, 'absent')} there and {value} here"
-    extra = [key for key, _ in other.facts if key not in dict(lowest.facts)]
-    if extra:
-        return f"{extra[0]} is {theirs[extra[0]]} there and absent here"
-    return (
-        ""
-        if lowest.policy == other.policy
-        else f"policy is {other.policy} there and {lowest.policy} here"
-    )

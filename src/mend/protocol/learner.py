@@ -27,58 +27,10 @@ from mend.protocol.messages import (
     RankReport,
     Record,
 )
+from mend.protocol.pulls import RETRY_NS_MIN, Pulls
+from mend.protocol.shelf import HELD_BEHIND, LINGER_NS, LearnerOptions, Shelf
 from mend.protocol.weights import merge_weights
-from mend.terms import MS, SECOND, Address, Member, Peer
-
-FETCHES_MAX = 4
-"""Pulls at a time; the rest waits, offers of rounds that gather first."""
-
-RETRY_NS_MIN, RETRY_NS_MAX = 100 * MS, 2 * SECOND
-HELD_BEHIND = 2
-"""Decided versions kept besides the one trained on, so that the ranks of a rack find a common one
-to apply."""
-
-LINGER_NS = 30 * SECOND
-"""A named payload is freed at the latest this long after the decision, even if a live rack still
-lacks the result."""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerOptions:
-    heartbeat_ns: int
-    token_weighted: bool
-    ranks: int = 1
-
-
-@dataclass
-class Pull:
-    """An offer that is wanted here: its header, whether its bytes are here or under way, when to
-    try again."""
-
-    offer: Offer
-    here: bool = False
-    flying: bool = False
-    retry_ns: int = 0
-    wait_ns: int = RETRY_NS_MIN
-
-
-@dataclass
-class Shelf:
-    """One fragment on this rank. `held` are decided versions whose bytes are here."""
-
-    held: set[int] = field(default_factory=set)
-    applied: int = 0
-    commits: dict[int, Commit] = field(default_factory=dict)
-    digests: dict[int, str] = field(default_factory=dict)
-    gather: Gather | None = None
-    merging: tuple[int, int] | None = None
-    tentative: tuple[int, int, str] | None = None
-    copying: int | None = None
-    retry_ns: int = 0
-    wait_ns: int = RETRY_NS_MIN
-    linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
-    """Named payloads still served: (member, seq) -> (version they went into, when the decision was
-    read)."""
+from mend.terms import Address, Member, Peer
 
 
 @dataclass
@@ -92,7 +44,7 @@ class Learner:
     folded: Folded = field(default_factory=Folded)
     decided: int = 0
     shelves: list[Shelf] = field(default_factory=list)
-    pulls: dict[tuple[Member, int, int], Pull] = field(default_factory=dict)
+    pulls: Pulls = field(default_factory=Pulls)
     parts: dict[int, Part] = field(default_factory=dict)
     step: int = 0
     step_ns: int = 0
@@ -121,17 +73,15 @@ class Learner:
 
     def deadline_ns(self) -> int | None:
         waits = [self.sent_ns + self.options.heartbeat_ns]
-        waits += [
-            pull.retry_ns
-            for pull in self.pulls.values()
-            if not pull.here and not pull.flying and pull.retry_ns
-        ]
+        waits += self.pulls.dues_ns()
         waits += [shelf.retry_ns for shelf in self.shelves if shelf.retry_ns]
         return min(waits)
 
     # -------------------------------------------------------------- events
 
-    def _on(self, event: ev.Event, now_ns: int, effects: list[ev.Effect]) -> None:
+    def _on(  # noqa: C901 - one flat table
+        self, event: ev.Event, now_ns: int, effects: list[ev.Effect]
+    ) -> None:
         match event:
             case ev.Heard(peer, incarnation, RankOrders() as orders):
                 mine = peer == Peer(self.me.rack, 0) and incarnation == self.member.incarnation
@@ -142,11 +92,11 @@ class Learner:
                 self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "")
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
-                self.parts[p] = _replaced(self.parts[p], applied=applied)
+                self.parts[p] = replace(self.parts[p], applied=applied)
             case ev.Encoded(p, seq, checksum, declined) if (
                 p in self.parts and self.parts[p].seq == seq
             ):
-                self.parts[p] = _replaced(self.parts[p], checksum=checksum, declined=declined)
+                self.parts[p] = replace(self.parts[p], checksum=checksum, declined=declined)
             case ev.Fetched(member, p, seq, error):
                 self._on_fetched(member, p, seq, error, now_ns, effects)
             case ev.Merged():
@@ -160,7 +110,7 @@ class Learner:
                 self._on_applied(p, version, ended, effects)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
-                self.pulls.pop((self.member, p, seq), None)
+                self.pulls.forget((self.member, p, seq))
                 effects.append(ev.Free(self.member, p, seq))
             case ev.Progress(step, step_ns):
                 self.step, self.step_ns = step, step_ns
@@ -185,17 +135,17 @@ class Learner:
         for fragment, seq in orders.discarded:
             if fragment in self.parts and self.parts[fragment].seq == seq:
                 effects.append(ev.Discard(fragment, seq))
+        self._on_end(orders, effects)
+
+    def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
+        """The rack cannot go on, or has left."""
         if orders.failure[0] and self.me.rank != 0:
             effects.append(ev.Fail(*orders.failure))
         if orders.finish and not self.finished:
             self.finished = True
             if not self.leaving:
-                effects.append(
-                    ev.Note(
-                        "expelled",
-                        {"reason": "the other racks ended the job while this one was silent"},
-                    )
-                )
+                reason = "the other racks ended the job while this one was silent"
+                effects.append(ev.Note("expelled", {"reason": reason}))
             effects.append(ev.Finished())
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
@@ -226,12 +176,8 @@ class Learner:
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)
-        if not self.folded.is_open(*key):
-            return
-        if key in self.pulls:
-            self.pulls[key].offer = offer
-        else:
-            self.pulls[key] = Pull(offer, here=offer.member == self.member)
+        if self.folded.is_open(*key):
+            self.pulls.want(key, offer, mine=offer.member == self.member)
 
     def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
         shelf = self.shelves[gather.fragment]
@@ -256,29 +202,18 @@ class Learner:
         now_ns: int,
         effects: list[ev.Effect],
     ) -> None:
-        pull = self.pulls.get((member, fragment, seq))
-        if pull is None:
+        if not self.pulls.landed((member, fragment, seq), error, now_ns):
             effects.append(ev.Free(member, fragment, seq))
-            return
-        pull.flying, pull.here = False, not error
-        if error:
-            pull.retry_ns, pull.wait_ns = now_ns + pull.wait_ns, min(2 * pull.wait_ns, RETRY_NS_MAX)
-            effects.append(
-                ev.Note(
-                    "fetch-failed",
-                    {"rack": member.rack, "fragment": fragment, "seq": seq, "error": error},
-                )
-            )
+        elif error:
+            about = {"rack": member.rack, "fragment": fragment, "seq": seq, "error": error}
+            effects.append(ev.Note("fetch-failed", about))
 
     def _on_merged(self, event: ev.Merged, now_ns: int, effects: list[ev.Effect]) -> None:
         shelf = self.shelves[event.fragment]
         shelf.merging = None
         wanted = shelf.gather
         if event.error:
-            shelf.retry_ns, shelf.wait_ns = (
-                now_ns + shelf.wait_ns,
-                min(2 * shelf.wait_ns, RETRY_NS_MAX),
-            )
+            shelf.back_off(now_ns)
             effects.append(
                 ev.Note(
                     "merge-failed",
@@ -296,10 +231,7 @@ class Learner:
         shelf = self.shelves[fragment]
         shelf.copying = None
         if error:
-            shelf.retry_ns, shelf.wait_ns = (
-                now_ns + shelf.wait_ns,
-                min(2 * shelf.wait_ns, RETRY_NS_MAX),
-            )
+            shelf.back_off(now_ns)
             effects.append(
                 ev.Note("copy-failed", {"fragment": fragment, "version": version, "error": error})
             )
@@ -375,11 +307,7 @@ class Learner:
             members = tuple((s.member, s.seq, s.tokens, s.steps) for s in commit.members)
             if self._merge(fragment, newest, gather.attempt, members, effects):
                 return
-            if any(
-                self.pulls[key].flying
-                for m, s, _, _ in members
-                if (key := (m, fragment, s)) in self.pulls
-            ):
+            if any(self.pulls.flying((member, fragment, seq)) for member, seq, _, _ in members):
                 return
         shelf.copying = newest
         effects.append(ev.Copy(fragment, newest, digest, self._holders()))
@@ -394,10 +322,7 @@ class Learner:
     ) -> bool:
         """Start the merge if every payload is here and nothing else is being merged."""
         shelf = self.shelves[fragment]
-        here = all(
-            (pull := self.pulls.get((member, fragment, seq))) is not None and pull.here
-            for member, seq, _, _ in members
-        )
+        here = all(self.pulls.here((member, fragment, seq)) for member, seq, _, _ in members)
         if not here or shelf.merging is not None or shelf.retry_ns:
             return False
         shelf.merging = (version, attempt)
@@ -427,34 +352,15 @@ class Learner:
 
     def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
         self.shelves[fragment].linger.pop((member, seq), None)
-        pull = self.pulls.pop((member, fragment, seq), None)
-        if pull is not None and not pull.flying:
+        if self.pulls.forget((member, fragment, seq)):
             effects.append(ev.Free(member, fragment, seq))
 
     # -------------------------------------------------------------- pulling
 
     def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
-        flying = sum(pull.flying for pull in self.pulls.values())
-        named = {
-            (o.member, s.gather.fragment, o.seq)
-            for s in self.shelves
-            if s.gather
-            for o in s.gather.members
-        }
-        idle = [
-            key
-            for key, pull in self.pulls.items()
-            if not pull.here and not pull.flying and now_ns >= pull.retry_ns
-        ]
-        for key in sorted(
-            idle, key=lambda key: (key not in named, self.pulls[key].offer.base, key)
-        ):
-            if flying >= FETCHES_MAX:
-                self.pulls[key].retry_ns = 0
-                continue
-            self.pulls[key].flying = True
-            flying += 1
-            effects.append(ev.Fetch(self.pulls[key].offer, self._holders(first=key[0].rack)))
+        gathers = [shelf.gather for shelf in self.shelves if shelf.gather]
+        named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
+        effects += self.pulls.start(now_ns, named, self._holders)
 
     def _holders(self, first: int | None = None) -> tuple[Address, ...]:
         """This rank's rail in the other racks; the owner first, then ascending."""
@@ -481,11 +387,7 @@ class Learner:
             decided=self.decided,
             versions=versions,
             parts=tuple(self.parts[p] for p in sorted(self.parts)),
-            got=tuple(
-                OfferId(*key)
-                for key, pull in self.pulls.items()
-                if pull.here and self.folded.is_open(*key)
-            ),
+            got=tuple(OfferId(*key) for key in self.pulls.held() if self.folded.is_open(*key)),
             held=tuple(
                 Held(p, s.tentative[0], s.tentative[1], (s.tentative[2],))
                 for p, s in enumerate(self.shelves)
@@ -495,7 +397,3 @@ class Learner:
             hurry=self.hurry,
             idle=idle,
         )
-
-
-def _replaced(part: Part, **changes: object) -> Part:
-    return replace(part, **changes)

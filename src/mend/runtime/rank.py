@@ -158,7 +158,7 @@ class Rank:
 
     # -------------------------------------------------------------- out
 
-    def _perform(self, effect: ev.Effect, machine: ev.Machine) -> None:
+    def _perform(self, effect: ev.Effect, machine: ev.Machine) -> None:  # noqa: C901 - one flat table
         match effect:
             case ev.Send(to, body):
                 self._send(to, body)

@@ -21,7 +21,7 @@ LOUD = frozenset(
     {
         "waiting", "refused", "fault", "differs", "declined", "coordinator-silent",
         "coordinator-back", "rack-silent", "rack-back", "stall-over", "left-alone", "expelled",
-        "kept-local", "drain-gave-up", "frame-refused",
+        "leaving", "kept-local", "drain-gave-up", "frame-refused",
     }
 )  # fmt: skip
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""

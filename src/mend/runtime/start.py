@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from mend.errors import UsageError
 from mend.fragment.plan import build_plan, frozen_digest, plan_facts, trainable
 from mend.fragment.view import FragmentView
-from mend.protocol.coordinator import Coordinator, CoordinatorOptions, plan_hash
+from mend.protocol.border import plan_hash
+from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.events import Event
 from mend.protocol.leader import Leader, LeaderOptions
-from mend.protocol.learner import Learner, LearnerOptions
+from mend.protocol.learner import Learner
 from mend.protocol.messages import Hello, Policy, Seat
 from mend.protocol.schedule import Schedule
+from mend.protocol.shelf import LearnerOptions
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics, digest_of

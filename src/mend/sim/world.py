@@ -18,9 +18,10 @@ from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.leader import Leader, LeaderOptions
-from mend.protocol.learner import Learner, LearnerOptions
+from mend.protocol.learner import Learner
 from mend.protocol.messages import Hello, Policy, Seat
 from mend.protocol.schedule import Schedule
+from mend.protocol.shelf import LearnerOptions
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
 from mend.runtime.rank import Rank, Roles
@@ -195,11 +196,14 @@ class World:
         self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
         process.watch = self.checkers.noted
+        self._connect(process, rack, coordinator)
+        process.start(rank)
+
+    def _connect(self, process: Process, rack: Sequence[Process], coordinator: Peer) -> None:
         for other in rack:
             process.connect(other.me, other.address)
         if process.me.rank == 0:
             process.connect(coordinator, f"tcp://sim:{coordinator.rack}-0")
-        process.start(rank)
 
     def _rank_parts(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[Track]]:
         scenario = self.scenario

@@ -1,0 +1,51 @@
+"""protocol: what a rank knows of one fragment and of one offer. State of the learner, no rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mend.protocol.messages import (
+    Commit,
+    Gather,
+)
+from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
+from mend.terms import SECOND, Member
+
+HELD_BEHIND = 2
+"""Decided versions kept besides the one trained on, so that the ranks of a rack find a common one
+to apply."""
+
+LINGER_NS = 30 * SECOND
+"""A named payload is freed at the latest this long after the decision, even if a live rack still
+lacks the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerOptions:
+    heartbeat_ns: int
+    token_weighted: bool
+    ranks: int = 1
+
+
+@dataclass
+class Shelf:
+    """One fragment on this rank. `held` are decided versions whose bytes are here."""
+
+    held: set[int] = field(default_factory=set)
+    applied: int = 0
+    commits: dict[int, Commit] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    gather: Gather | None = None
+    merging: tuple[int, int] | None = None
+    tentative: tuple[int, int, str] | None = None
+    copying: int | None = None
+    retry_ns: int = 0
+    wait_ns: int = RETRY_NS_MIN
+    linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
+    """Named payloads still served: (member, seq) -> (version they went into, when the decision was
+    read)."""
+
+    def back_off(self, now_ns: int) -> None:
+        """Something failed: try again later, each time twice as late."""
+        self.retry_ns = now_ns + self.wait_ns
+        self.wait_ns = min(2 * self.wait_ns, RETRY_NS_MAX)

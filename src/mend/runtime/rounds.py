@@ -1,0 +1,330 @@
+"""runtime.rounds: what the training thread does after a step: count, apply what is decided, capture
+what is due.
+
+Written as generators that yield what they wait for, so that the simulator can drive them under its
+own clock: `Wait` for something on the board, `AgreeMin` for the rack's one tiny collective, `Share`
+for the slices of the rack's other ranks. In a rack of one rank the last two are answered without
+anybody.
+
+Order inside one step: applies that are due, then captures, fragments ascending (overlap 0: capture,
+then apply).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.errors import GaveUp
+from mend.fragment.apply import realign
+from mend.protocol.events import (
+    Applied,
+    Captured,
+    Discarded,
+    Event,
+    Progress,
+    StillOpen,
+)
+from mend.protocol.schedule import Schedule
+from mend.runtime.handoff import Board
+from mend.runtime.numerics import Anchor
+from mend.runtime.track import (
+    AgreeMin,
+    Doing,
+    Ledger,
+    OpenOffer,
+    Share,
+    StepOptions,
+    Track,
+    Wait,
+    fate_in,
+    unbroken_run,
+)
+from mend.terms import MS, SECOND, Member, Span
+
+
+class Rounds:
+    """State of the training thread. `post` hands events to the loop, `own` registers an offer's
+    tensors there."""
+
+    def __init__(
+        self,
+        member: Member,
+        schedule: Schedule,
+        options: StepOptions,
+        tracks: list[Track],
+        board: Board,
+        *,
+        now_ns: Callable[[], int],
+        post: Callable[[Event], None],
+        own: Callable[[OpenOffer], None],
+        note: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self.member, self.schedule, self.options, self.tracks, self.board = (
+            member,
+            schedule,
+            options,
+            tracks,
+            board,
+        )
+        self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
+        self.step = 0
+        self.tokens = 0
+        self.ledger = Ledger()
+        self.stall_ns_total = 0
+        self.stall_ns_last = 0
+        self.applied = 0
+        self._budget_ns = options.stall_max_ns
+        self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
+        self._scratch_N = torch.empty(
+            max(track.span.numel for track in tracks), dtype=torch.float32
+        )
+
+    # -------------------------------------------------------------- a step
+
+    def stepped(self, tokens: int) -> bool:
+        """Count one step of the inner optimizer; returns whether `work` is due."""
+        self.step += 1
+        self.tokens += tokens
+        return self.schedule.busy(self.step)
+
+    def work(self) -> Doing:
+        """Everything that is due after the current step."""
+        step, tau = self.step, self.schedule.overlap_steps
+        self._measure()
+        captures = self.schedule.captures(step)
+        if tau == 0:
+            for fragment in captures:
+                self._capture(fragment)
+        ends = self.schedule.ends(step)
+        if ends:
+            yield from self._apply_point(ends)
+        if tau > 0:
+            for fragment in captures:
+                self._capture(fragment)
+            if captures and not self.options.overlapped:
+                yield from self._await_results(captures)
+        self._marked_ns = self._now_ns()
+
+    def _measure(self) -> None:
+        """Time per step without our own waits, for the adaptive grace window."""
+        now_ns, steps = self._now_ns(), self.step - self._marked_step
+        if steps > 0:
+            sample_ns = (now_ns - self._marked_ns) // steps
+            self.step_ns = (
+                sample_ns if self.step_ns == 0 else self.step_ns + (sample_ns - self.step_ns) // 10
+            )
+        self._marked_step = self.step
+        self._post(Progress(self.step, self.step_ns))
+
+    # -------------------------------------------------------------- capture
+
+    def _capture(self, fragment: int) -> None:
+        track = self.tracks[fragment]
+        if track.offer is not None:
+            self._post(StillOpen(fragment, track.anchor.version))
+            self.ledger.miss("previous offer still open")
+            self._note(
+                "still-open", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
+            )
+            return
+        steps = self.step - track.steps_mark
+        if steps < 1:
+            return
+        snapshot_N = torch.empty(track.span.numel, dtype=torch.float32)
+        track.view.read(track.span, snapshot_N)
+        track.seq += 1
+        tokens = self.tokens - track.tokens_mark
+        offer = OpenOffer(
+            fragment,
+            track.seq,
+            self.step,
+            tokens,
+            steps,
+            self.tokens,
+            self.step,
+            track.anchor,
+            snapshot_N,
+            track.residual_N,
+        )
+        track.offer = offer
+        self._own(offer)
+        base = track.anchor.version
+        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps))
+        self._note(
+            "captured",
+            {
+                "step": self.step,
+                "fragment": fragment,
+                "seq": offer.seq,
+                "base": base,
+                "tokens": tokens,
+                "steps": steps,
+            },
+        )
+
+    # -------------------------------------------------------------- apply
+
+    def _apply_point(self, ends: tuple[int, ...]) -> Doing:
+        """All ranks of the rack look at what is decided, agree by one MIN, and apply the same or
+        nothing."""
+        yield from self._await_results(ends)
+        tau = self.schedule.overlap_steps
+        newest_capture = self.step if tau == 0 else self.step - 1
+        eligible = [
+            p
+            for p in range(len(self.tracks))
+            if self.step >= self.schedule.last_capture(p, newest_capture) + tau
+        ]
+        yield from self._agree_and_apply(eligible)
+        for fragment in ends:
+            offer = self.tracks[fragment].offer
+            if offer is not None and offer.capture_step == self.step - tau:
+                self.ledger.miss("result not there at the apply point")
+
+    def _await_results(self, fragments: tuple[int, ...]) -> Doing:
+        """Wait for the outcome of open offers, within the stall budget of this outage."""
+        limit_ns = self.options.give_up_ns if self.options.lockstep else self._budget_ns
+        waiting = [
+            p for p in fragments if self.tracks[p].offer is not None and not self._resolved(p)
+        ]
+        if not waiting or limit_ns <= 0:
+            return
+        started_ns = self._now_ns()
+        ready = yield Wait(lambda: all(self._resolved(p) for p in waiting), limit_ns)
+        self.stall_ns_last = self._now_ns() - started_ns
+        self.stall_ns_total += self.stall_ns_last
+        if self.options.lockstep and not ready:
+            raise self.board.failure or GaveUp(
+                f"step {self.step}: no decision on fragment {waiting[0]} within give_up_s="
+                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self._why()})"
+            )
+        if not self.options.lockstep:
+            self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)
+        if not ready:
+            self._note(
+                "stall-over",
+                {
+                    "step": self.step,
+                    "fragments": waiting,
+                    "ms": self.stall_ns_last // MS,
+                    "why": list(self.board.why),
+                },
+            )
+
+    def _why(self) -> str:
+        return "; ".join(self.board.why) or "no reason known"
+
+    def _resolved(self, fragment: int) -> bool:
+        track, panel = self.tracks[fragment], self.board.panels[fragment]
+        with self.board.changed:
+            if any(version > track.anchor.version for version in panel.anchors):
+                return True
+            return track.offer is not None and track.offer.seq in panel.discarded
+
+    def _agree_and_apply(
+        self, fragments: list[int], flags: list[int] | None = None
+    ) -> Generator[Any, Any, list[int]]:
+        """Apply what every rank can; returns the flags' minimum over the ranks."""
+        with self.board.changed:
+            if self.board.failure is not None:
+                raise self.board.failure
+            anchors = {p: dict(self.board.panels[p].anchors) for p in fragments}
+            dead = {p: set(self.board.panels[p].discarded) for p in fragments}
+        values = list(flags or [])
+        for fragment in fragments:
+            track = self.tracks[fragment]
+            newest, oldest = unbroken_run(anchors[fragment], track.anchor.version)
+            discarded = track.offer is not None and track.offer.seq in dead[fragment]
+            values += [newest, -oldest, int(discarded)]
+        agreed: list[int] = values if self.options.ranks == 1 else (yield AgreeMin(values))
+        count = len(flags or [])
+        for position, fragment in enumerate(fragments):
+            version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
+            track = self.tracks[fragment]
+            if discarded_everywhere and track.offer is not None:
+                self._post(Discarded(fragment, track.offer.seq))
+                self._note(
+                    "discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
+                )
+                self.ledger.miss("declined or too old")
+                self.board.panels[fragment].discarded.clear()
+                track.offer = None
+            if version > track.anchor.version and version >= -minus_oldest:
+                yield from self._apply(fragment, anchors[fragment][version])
+                self._budget_ns = self.options.stall_max_ns
+        return agreed[:count]
+
+    def _apply(self, fragment: int, anchor: Anchor) -> Doing:
+        """Protocol section 7: read the own offer's fate from the commits between, realign, move the
+        marks."""
+        track, offer = self.tracks[fragment], self.tracks[fragment].offer
+        fate = self._fate(fragment, anchor.version) if offer is not None else ""
+        named = offer is not None and fate == "named"
+        options = self.options
+        theta_N = self._scratch_N[: track.span.numel]
+        track.view.read(track.span, theta_N)
+        delta_N = offer.delta_N if named and offer is not None else None
+        realign(
+            theta_N,
+            track.anchor.values,
+            delta_N,
+            anchor.values,
+            options.alignment,
+            options.blend_alpha,
+            theta_N,
+        )
+        yield from self._write(track, fragment, theta_N)
+        ended = 0
+        if offer is not None and fate:
+            ended, track.offer = offer.seq, None
+            if named:
+                self._settle(track, offer)
+            else:
+                self.ledger.miss("offer dropped: too old")
+        track.anchor = anchor
+        self.board.applied(fragment, anchor.version)
+        self.applied += 1
+        self._post(Applied(fragment, anchor.version, ended))
+        self._note(
+            "applied",
+            {
+                "step": self.step,
+                "fragment": fragment,
+                "version": anchor.version,
+                "fate": fate or "none",
+                "seq": ended,
+            },
+        )
+        if offer is not None and not fate:
+            self.ledger.miss("offer was late")
+
+    def _write(self, track: Track, fragment: int, slice_N: Tensor) -> Doing:
+        if self.options.ranks == 1:
+            track.view.write(track.span, slice_N)
+        else:
+            full = yield Share(fragment, slice_N)
+            track.view.write(Span(0, track.view.layout.numel), full)
+
+    def _fate(self, fragment: int, version: int) -> str:
+        """What the commits in (base, version] say of the open offer: "named", "dropped" or ""."""
+        track = self.tracks[fragment]
+        assert track.offer is not None
+        mine = (self.member, track.offer.seq)
+        with self.board.changed:
+            panel = self.board.panels[fragment]
+            stretch = [panel.commits[v] for v in range(track.anchor.version + 1, version + 1)]
+        return next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
+
+    def _settle(self, track: Track, offer: OpenOffer) -> None:
+        """The offer is merged: its residual is owed now, its tokens are done."""
+        track.residual_N = offer.pend_N
+        self.ledger.merged += offer.tokens
+        if self.options.alignment == "overwrite":
+            self.ledger.discarded += self.tokens - offer.tokens_total
+            track.tokens_mark, track.steps_mark = self.tokens, self.step
+        else:
+            track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total

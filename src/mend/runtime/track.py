@@ -1,0 +1,115 @@
+"""runtime.track: the nouns of the training thread: what it waits for, what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mend.fragment.apply import Alignment
+from mend.fragment.view import FragmentView
+from mend.protocol.messages import Commit
+from mend.runtime.numerics import Anchor
+from mend.terms import Member, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until ready() or limit_ns later. Answered with whether it was ready."""
+
+    ready: Callable[[], bool]
+    limit_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeMin:
+    """Answered with the element-wise minimum over the ranks of the rack."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Answered with the full fragment: every rank's slice, in rank order."""
+
+    fragment: int
+    slice_N: Tensor
+
+
+Doing = Generator[Wait | AgreeMin | Share, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    ranks: int
+    overlapped: bool
+    lockstep: bool
+    alignment: Alignment
+    blend_alpha: float
+    stall_max_ns: int
+    give_up_ns: int
+    shutdown_ns: int
+
+
+@dataclass
+class OpenOffer:
+    """An own contribution until the log ends it. `delta_N` begins as the snapshot; a worker turns
+    it into the delta."""
+
+    fragment: int
+    seq: int
+    capture_step: int
+    tokens: int
+    steps: int
+    tokens_total: int
+    steps_total: int
+    anchor: Anchor
+    delta_N: Tensor
+    residual_N: Tensor | None
+    pend_N: Tensor | None = None
+
+
+@dataclass
+class Track:
+    """One fragment as the training thread sees it: the anchor it trains on, its marks, its open
+    offer."""
+
+    view: FragmentView
+    span: Span
+    anchor: Anchor
+    seq: int = 0
+    tokens_mark: int = 0
+    steps_mark: int = 0
+    offer: OpenOffer | None = None
+    residual_N: Tensor | None = None
+
+
+@dataclass
+class Ledger:
+    """Tokens of this rank per fragment, summed over fragments: merged, given up by alignment; open
+    is derived."""
+
+    merged: int = 0
+    discarded: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
+
+    def miss(self, reason: str) -> None:
+        self.missed[reason] = self.missed.get(reason, 0) + 1
+
+
+def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
+    """(newest, oldest) of the unbroken run of versions behind `base` that ends at the newest;
+    (base, base) if none."""
+    newest = max((version for version in anchors if version > base), default=base)
+    oldest = newest
+    while oldest - 1 > base and oldest - 1 in anchors:
+        oldest -= 1
+    return newest, oldest
+
+
+def fate_in(commit: Commit, mine: tuple[Member, int]) -> str:
+    if any((share.member, share.seq) == mine for share in commit.members):
+        return "named"
+    return "dropped" if any((ended.member, ended.seq) == mine for ended in commit.dropped) else ""

@@ -54,7 +54,7 @@ OWNERS: dict[str, frozenset[str]] = {
     # the standard library, where it touches the world
     "argparse": frozenset({"cli"}),
     "asyncio": frozenset({"transport", "runtime", "sim"}),
-    "concurrent": frozenset({"transport", "runtime"}),
+    "concurrent": frozenset({"transport", "runtime", "cli"}),
     "datetime": frozenset({"runtime", "cli"}),
     "logging": frozenset({"runtime"}),
     "multiprocessing": frozenset(),

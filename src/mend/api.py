@@ -60,7 +60,7 @@ def mend_init(
         )
     outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
     codec, merge = CODECS[config.payload_dtype](), MERGES[config.merge]()
-    numerics = Numerics(codec, merge, outer, merge_threads())
+    numerics = Numerics(codec, merge, outer, merge_threads(), _spare_vectors(config))
     rank = LiveRank(model, _settings(config), numerics)
     try:
         rank.begin()
@@ -311,6 +311,12 @@ class Runtime:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+
+def _spare_vectors(config: MendConfig) -> int:
+    """A round takes an offer of every rack and an anchor, and gives back as many of the last."""
+    rounds_at_once = -(-config.fragments // config.sync_period_steps)
+    return (config.racks + 1) * rounds_at_once
 
 
 def _settings(config: MendConfig) -> Settings:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mend.cli.processes import TOKEN, kill_orphans
+from mend.terms import WITNESS
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 60.0
@@ -107,9 +108,14 @@ class Forked:
         if self.code is None:
             os.kill(self.pid, number)
 
+    def wait(self) -> int:
+        until(lambda: self.code is not None, f"the process with {self.log} ends")
+        assert self.code is not None
+        return self.code
+
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        until(lambda: self.code is not None, "a killed process ends")
+        self.wait()
 
 
 class Torchrun:
@@ -131,6 +137,9 @@ class Torchrun:
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def wait(self) -> int:
+        return self._process.wait(LIMIT_S)
 
     def kill(self) -> None:
         self._process.kill()
@@ -263,7 +272,7 @@ class Job:
         *lines, _ = path.read_text().split("\n")
         return [json.loads(line) for line in lines]
 
-    def event(self, rack: int, kind: str, **wanted: object) -> dict[str, Any]:
+    def event(self, rack: int, kind: str, /, **wanted: object) -> dict[str, Any]:
         """Wait until a rack records an event of this kind with these fields."""
         found: list[dict[str, Any]] = []
 
@@ -278,17 +287,12 @@ class Job:
         until(there, f"rack {rack} records {kind} {wanted}\n{self.logs()}")
         return found[0]
 
-    def fifo(self, name: str) -> Path:
-        """A gate: racks that read it wait until `open_gate`."""
-        path = self.folder / name
-        os.mkfifo(path)
-        return path
+    def witness_event(self, kind: str, **wanted: object) -> dict[str, Any]:
+        return self.event(WITNESS, kind, **wanted)
 
-    @staticmethod
-    def open_gate(path: Path) -> None:
-        """Lets one reader through; waits for it to come."""
-        with path.open("wb"):
-            pass
+    def gate(self, name: str = "gate") -> str:
+        """Where racks wait (Acts.gate) until the test makes the file."""
+        return str(self.folder / name)
 
     def logs(self) -> str:
         found = sorted(self.folder.glob("*.log"))

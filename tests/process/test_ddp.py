@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 from tests.process.conftest import Jobs
@@ -45,14 +46,14 @@ def test_four_ranks_hold_the_same_bits(jobs: Jobs) -> None:
 def test_a_rack_that_loses_a_rank_ends_and_the_other_trains_on(jobs: Jobs) -> None:
     """torchrun ends the rack; nothing that this rack could do may hold up the other one."""
     job = jobs(ranks=2, witness=True)
+    gate, never = job.gate(), job.gate("never")
     config = {**CONFIG, "stall_max_s": 0.3, "shutdown_timeout_s": 1}
-    job.start(0, steps=60, config=config, at={"30": [["gate", str(gate)]]}, pace_ms=5)
-    at = {"24": [["die", "SIGKILL", 1], ["gate", str(job.fifo("never"))]]}
+    job.start(0, steps=60, config=config, at={"30": [["gate", gate]]}, pace_ms=5)
+    at = {"24": [["die", "SIGKILL", 1], ["gate", never]]}
     job.start(1, steps=60, config=config, at=at, pace_ms=5)
     assert job.ended(1) != 0
     job.event(0, "rack-silent", peer=1)
-    for _ in range(job.ranks):
-        job.open_gate(gate)
+    Path(gate).touch()
     job.ended(0, code=0)
     for rank in range(job.ranks):
         result = job.result(0, rank)

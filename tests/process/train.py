@@ -139,9 +139,9 @@ class Acts:
         Path(path).touch()
 
     def gate(self, path: str) -> None:
-        """Wait for the test, which opens the FIFO for writing."""
-        with open(path, "rb") as fifo:
-            fifo.read()
+        """Wait for the test, which makes the file."""
+        while not Path(path).exists():
+            time.sleep(0.005)
 
     def poison(self) -> None:
         """The next step makes NaN of everything."""

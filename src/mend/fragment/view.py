@@ -49,6 +49,18 @@ class FragmentView:
                 flat[inner].copy_(values_N[outer])
                 live.copy_(flat.view(live.shape))
 
+    @torch.no_grad()
+    def in_place(self, span: Span) -> list[tuple[Tensor, slice]] | None:
+        """The span's elements themselves, where all of them lie as fp32 on the CPU in their order:
+        (elements, which of the span they are). None: only `read` and `write` get at them."""
+        pieces = [(p.detach(), inner, outer) for p, inner, outer in self._pieces(span)]
+        if all(
+            live.dtype == torch.float32 and live.device.type == "cpu" and live.is_contiguous()
+            for live, _, _ in pieces
+        ):
+            return [(live.view(-1)[inner], outer) for live, inner, outer in pieces]
+        return None
+
     def _pieces(self, span: Span) -> Iterator[tuple[nn.Parameter, slice, slice]]:
         """(parameter, its elements, the span's elements) of every overlap of the span with a
         tensor."""

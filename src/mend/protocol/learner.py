@@ -8,6 +8,7 @@ version).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -19,18 +20,18 @@ from mend.protocol.messages import (
     Drop,
     Gather,
     Genesis,
-    Held,
     Offer,
     OfferId,
     Part,
     RankOrders,
     RankReport,
     Record,
+    Roster,
 )
 from mend.protocol.pulls import RETRY_NS_MIN, Pulls
 from mend.protocol.shelf import HELD_BEHIND, LINGER_NS, LearnerOptions, Shelf
 from mend.protocol.weights import merge_weights
-from mend.terms import Address, Member, Peer
+from mend.terms import Member, Peer
 
 
 @dataclass
@@ -151,28 +152,47 @@ class Learner:
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
         self.folded.take(record)
         effects.append(ev.Told(record))
-        if isinstance(record, Genesis):
-            for fragment, digests in enumerate(record.digests):
-                shelf = self.shelves[fragment]
-                shelf.digests[0] = digests[self.me.rank]
-                if shelf.digests[0] == self.own_digests[fragment]:
-                    shelf.held.add(0)
-                    effects.append(ev.Publish(fragment, 0, 0))
-        elif isinstance(record, Commit):
-            shelf = self.shelves[record.fragment]
-            shelf.commits[record.version] = record
-            shelf.digests[record.version] = record.digests[self.me.rank]
-            shelf.retry_ns = 0
-            for share in record.members:
-                shelf.linger[(share.member, share.seq)] = (record.version, now_ns)
-            for ended in record.dropped:
+        match record:
+            case Genesis():
+                self._on_genesis(record, effects)
+            case Commit():
+                self._on_commit(record, now_ns, effects)
+            case Drop():
+                self._on_drop(record, effects)
+            case Roster():
+                self._on_roster(effects)
+
+    def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
+        for fragment, digests in enumerate(record.digests):
+            shelf = self.shelves[fragment]
+            shelf.digests[0] = digests[self.me.rank]
+            if shelf.digests[0] == self.own_digests[fragment]:
+                shelf.held.add(0)
+                effects.append(ev.Publish(fragment, 0, 0))
+
+    def _on_commit(self, record: Commit, now_ns: int, effects: list[ev.Effect]) -> None:
+        shelf = self.shelves[record.fragment]
+        shelf.commits[record.version] = record
+        shelf.digests[record.version] = record.digests[self.me.rank]
+        shelf.retry_ns = 0
+        for share in record.members:
+            shelf.linger[(share.member, share.seq)] = (record.version, now_ns)
+        for ended in record.dropped:
+            self._free(ended.member, record.fragment, ended.seq, effects)
+
+    def _on_drop(self, record: Drop, effects: list[ev.Effect]) -> None:
+        for ended in record.dropped:
+            if ended.member == self.member:
+                effects.append(ev.Discard(record.fragment, ended.seq))
+            else:
                 self._free(ended.member, record.fragment, ended.seq, effects)
-        elif isinstance(record, Drop):
-            for ended in record.dropped:
-                if ended.member == self.member:
-                    effects.append(ev.Discard(record.fragment, ended.seq))
-                else:
-                    self._free(ended.member, record.fragment, ended.seq, effects)
+
+    def _on_roster(self, effects: list[ev.Effect]) -> None:
+        """Offers of a member that is removed will not be named any more."""
+        for member, fragment, seq in self.pulls.wanted():
+            removed = self.folded.member(member.rack) != member
+            if removed and (member, seq) not in self.shelves[fragment].linger:
+                self._free(member, fragment, seq, effects)
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)
@@ -181,10 +201,8 @@ class Learner:
 
     def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
         shelf = self.shelves[gather.fragment]
-        if shelf.gather is not None and (gather.version, gather.attempt) <= (
-            shelf.gather.version,
-            shelf.gather.attempt,
-        ):
+        known = shelf.gather
+        if known and (gather.version, gather.attempt) <= (known.version, known.attempt):
             return
         shelf.gather = gather
         for offer in gather.members:
@@ -230,24 +248,19 @@ class Learner:
     ) -> None:
         shelf = self.shelves[fragment]
         shelf.copying = None
+        about: dict[str, object] = {"fragment": fragment, "version": version}
         if error:
             shelf.back_off(now_ns)
-            effects.append(
-                ev.Note("copy-failed", {"fragment": fragment, "version": version, "error": error})
-            )
+            effects.append(ev.Note("copy-failed", about | {"error": error}))
         else:
             shelf.wait_ns = RETRY_NS_MIN
             shelf.held.add(version)
-            effects.append(ev.Publish(fragment, version, 0))
-            effects.append(ev.Note("copied", {"fragment": fragment, "version": version}))
+            effects += [ev.Publish(fragment, version, 0), ev.Note("copied", about)]
 
     def _on_applied(
         self, fragment: int, version: int, ended: int, effects: list[ev.Effect]
     ) -> None:
-        shelf = self.shelves[fragment]
-        shelf.applied = version
-        for old in [v for v in shelf.commits if v <= version]:
-            del shelf.commits[old]
+        self.shelves[fragment].trains_on(version)
         if ended:
             self._end_part(fragment, ended)
 
@@ -310,7 +323,7 @@ class Learner:
             if any(self.pulls.flying((member, fragment, seq)) for member, seq, _, _ in members):
                 return
         shelf.copying = newest
-        effects.append(ev.Copy(fragment, newest, digest, self._holders()))
+        effects.append(ev.Copy(fragment, newest, digest, self.folded.rail(self.me)))
 
     def _merge(
         self,
@@ -360,13 +373,7 @@ class Learner:
     def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
         gathers = [shelf.gather for shelf in self.shelves if shelf.gather]
         named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
-        effects += self.pulls.start(now_ns, named, self._holders)
-
-    def _holders(self, first: int | None = None) -> tuple[Address, ...]:
-        """This rank's rail in the other racks; the owner first, then ascending."""
-        racks = [rack for rack in sorted(self.folded.seats) if rack != self.me.rack]
-        racks.sort(key=lambda rack: rack != first)
-        return tuple(self.folded.seats[rack].lanes[self.me.rank] for rack in racks)
+        effects += self.pulls.start(now_ns, named, partial(self.folded.rail, self.me))
 
     # -------------------------------------------------------------- telling
 
@@ -378,7 +385,7 @@ class Learner:
         effects.append(ev.Send(Peer(self.me.rack, 0), report.numbered(self.serial)))
 
     def _report(self) -> RankReport:
-        versions = tuple(max(shelf.held, default=-1) for shelf in self.shelves)
+        versions = tuple(shelf.newest for shelf in self.shelves)
         idle = self.idle_versions == versions == tuple(self.folded.versions) and not self.parts
         return RankReport(
             serial=0,
@@ -388,11 +395,7 @@ class Learner:
             versions=versions,
             parts=tuple(self.parts[p] for p in sorted(self.parts)),
             got=tuple(OfferId(*key) for key in self.pulls.held() if self.folded.is_open(*key)),
-            held=tuple(
-                Held(p, s.tentative[0], s.tentative[1], (s.tentative[2],))
-                for p, s in enumerate(self.shelves)
-                if s.tentative is not None
-            ),
+            held=tuple(held for p, s in enumerate(self.shelves) if (held := s.result(p))),
             leaving=self.leaving,
             hurry=self.hurry,
             idle=idle,

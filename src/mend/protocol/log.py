@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mend.protocol.messages import Commit, Drop, Ended, Genesis, Record, Seat, Share
 from mend.protocol.wire import encode_record
-from mend.terms import WITNESS, Member
+from mend.terms import WITNESS, Address, Member, Peer
 
 RECORDS_KEPT = 65_536
 """Decided records a replica keeps for members that are behind; further back is compacted."""
@@ -48,6 +48,12 @@ class Folded:
     def member(self, rack: int) -> Member | None:
         seat = self.seats.get(rack)
         return seat.member if seat else None
+
+    def rail(self, me: Peer, first: int | None = None) -> tuple[Address, ...]:
+        """Lanes of this rank's rail in the other racks: rack `first`, then ascending."""
+        racks = [rack for rack in sorted(self.seats) if rack != me.rack]
+        racks.sort(key=lambda rack: rack != first)
+        return tuple(self.seats[rack].lanes[me.rank] for rack in racks)
 
     def is_open(self, member: Member, fragment: int, seq: int) -> bool:
         """Whether an offer may still be named: its member is in, and nothing as new of it has

@@ -80,6 +80,9 @@ class Pulls:
     def flying(self, key: Key) -> bool:
         return key in self._pulls and self._pulls[key].flying
 
+    def wanted(self) -> list[Key]:
+        return list(self._pulls)
+
     def held(self) -> list[Key]:
         return [key for key, pull in self._pulls.items() if pull.here]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mend.protocol.messages import (
     Commit,
     Gather,
+    Held,
 )
 from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.terms import SECOND, Member
@@ -44,6 +45,23 @@ class Shelf:
     linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
     """Named payloads still served: (member, seq) -> (version they went into, when the decision was
     read)."""
+
+    @property
+    def newest(self) -> int:
+        """The newest version held; -1 = none."""
+        return max(self.held, default=-1)
+
+    def result(self, fragment: int) -> Held | None:
+        """The tentative result as it is reported."""
+        if self.tentative is None:
+            return None
+        version, attempt, digest = self.tentative
+        return Held(fragment, version, attempt, (digest,))
+
+    def trains_on(self, version: int) -> None:
+        self.applied = version
+        for old in [v for v in self.commits if v <= version]:
+            del self.commits[old]
 
     def back_off(self, now_ns: int) -> None:
         """Something failed: try again later, each time twice as late."""

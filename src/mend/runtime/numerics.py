@@ -27,6 +27,7 @@ from mend.codec import Codec
 from mend.errors import NonFinite, WireError
 from mend.merge import Merge
 from mend.outer import OuterOptimizer
+from mend.runtime.buffers import Buffers
 
 DIGEST_BLOCK_BYTES = 4 << 20
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
@@ -187,10 +188,20 @@ class Numerics:
 
     `threads` of its own share a large merge, each with a contiguous part; the bits do not depend on
     how many, as every operation is element-wise and every digest block lies in one part.
+
+    `spare` large vectors are kept from round to round (`buffers`).
     """
 
-    def __init__(self, codec: Codec, merge: Merge, outer: OuterOptimizer, threads: int = 1) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        merge: Merge,
+        outer: OuterOptimizer,
+        threads: int = 1,
+        spare: int = 0,
+    ) -> None:
         self.codec, self.rule, self.outer = codec, merge, outer
+        self.buffers = Buffers(spare)
         self._helpers = (
             ThreadPoolExecutor(threads - 1, "mend-merge", initializer=stay_on_one_core)
             if threads > 1
@@ -199,7 +210,8 @@ class Numerics:
         self.threads = threads
 
     def close(self) -> None:
-        """End the threads; a merge in flight finishes first."""
+        """End the threads, give up the spare vectors; a merge in flight finishes first."""
+        self.buffers.close()
         if self._helpers is not None:
             self._helpers.shutdown(wait=True, cancel_futures=True)
 
@@ -208,7 +220,7 @@ class Numerics:
 
     def empty(self, numel: int) -> Tensor:
         """An unwritten anchor buffer: for a state pull, or for `merge(out=)`."""
-        return torch.empty(2 * numel if self.outer.has_state else numel, dtype=torch.float32)
+        return self.buffers.empty(2 * numel if self.outer.has_state else numel)
 
     def genesis(self, values_N: Tensor) -> Anchor:
         """Version 0: a copy of the values, zero outer state."""
@@ -224,22 +236,27 @@ class Numerics:
         _check_buffer(data, size)
         return Anchor(data, numel, version, digest_of(data, numel, version))
 
-    def encode(self, delta_N: Tensor, residual_N: Tensor | None) -> Encoded:
+    def encode(
+        self, delta_N: Tensor, residual_N: Tensor | None, anchor_N: Tensor | None = None
+    ) -> Encoded:
         """x = delta + residual; payload = C(x); pend = x - decode(payload).
 
-        The payload may share the memory of `delta_N`. Raises NonFinite for NaN or Inf in x, or when
+        With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. The
+        payload may share the memory of `delta_N`. Raises NonFinite for NaN or Inf in x, or when
         x leaves the range of the codec.
         """
         numel, size = delta_N.numel(), block_numel()
-        x_N = delta_N if residual_N is None else torch.empty(numel, dtype=torch.float32)
+        x_N = delta_N if residual_N is None else self.buffers.empty(numel)
         for start, stop in _blocks(numel, size):
+            if anchor_N is not None:
+                torch.sub(anchor_N[start:stop], delta_N[start:stop], out=delta_N[start:stop])
             if residual_N is not None:
                 torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
             self._refuse_non_finite(x_N[start:stop], start, "the delta")
         payload_B = self.codec.encode(x_N)
         pend_N = None
         if not self.codec.exact:  # x is ours to overwrite unless it is the delta itself
-            pend_N = torch.empty_like(x_N) if x_N is delta_N else x_N
+            pend_N = self.buffers.empty(numel) if x_N is delta_N else x_N
             self._unsent(x_N, payload_B, pend_N)
         checksum = xxhash.xxh3_128()
         view = _bytes(payload_B)
@@ -375,9 +392,12 @@ class Numerics:
 
     @staticmethod
     def _refuse_non_finite(block_n: Tensor, start: int, what: str) -> None:
-        # Finite fp32 values cannot overflow an fp64 sum; NaN or Inf survive every addition.
-        if not math.isfinite(block_n.sum(dtype=torch.float64).item()):
-            first = int((~torch.isfinite(block_n)).nonzero()[0])
+        # NaN or Inf survive every addition; finite values may overflow, and are then looked at.
+        if math.isfinite(block_n.sum().item()):
+            return
+        wrong = (~torch.isfinite(block_n)).nonzero()
+        if len(wrong):
+            first = int(wrong[0])
             raise NonFinite(
                 f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
                 "Look for a loss that is NaN or a learning rate that is too high."

@@ -103,7 +103,7 @@ class Rank:
         """Say once when a rack of the roster stops being heard, and when it is back."""
         if not live or self.board.finished:
             return
-        silent = set(self.board.seats) - set(live)
+        silent = set(self.board.seats) - set(live) - {self.me.rack}
         for rack in sorted(silent - self._silent):
             effect = "; ".join(why) or "rounds go on without it"
             self.edge.note("rack-silent", {"peer": rack, "effect": effect})
@@ -204,8 +204,7 @@ class Rank:
 
     def _encode(self, offer: OpenOffer) -> None:
         def job() -> Encoded:
-            torch.sub(offer.anchor.values, offer.delta_N, out=offer.delta_N)
-            return self.numerics.encode(offer.delta_N, offer.residual_N)
+            return self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
 
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
@@ -227,9 +226,8 @@ class Rank:
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer
         name = (offer.member, offer.fragment, offer.seq)
-        payload = torch.empty(
-            self.numerics.payload_bytes(self.spans[offer.fragment].numel), dtype=torch.uint8
-        )
+        size = self.numerics.payload_bytes(self.spans[offer.fragment].numel)
+        payload = self.numerics.buffers.empty(size, torch.uint8)
         checksum = (
             offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
         )

@@ -48,7 +48,7 @@ from mend.terms import MS, SECOND, Member, Span
 
 class Rounds:
     """State of the training thread. `post` hands events to the loop, `own` registers an offer's
-    tensors there."""
+    tensors there; `empty` gives an unwritten fp32 vector."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Rounds:
         post: Callable[[Event], None],
         own: Callable[[OpenOffer], None],
         note: Callable[[str, dict[str, object]], None],
+        empty: Callable[[int], Tensor],
     ) -> None:
         self.member, self.schedule, self.options, self.tracks, self.board = (
             member,
@@ -71,6 +72,7 @@ class Rounds:
             board,
         )
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
+        self._empty = empty
         self.step = 0
         self.tokens = 0
         self.ledger = Ledger()
@@ -134,7 +136,7 @@ class Rounds:
         steps = self.step - track.steps_mark
         if steps < 1:
             return
-        snapshot_N = torch.empty(track.span.numel, dtype=torch.float32)
+        snapshot_N = self._empty(track.span.numel)
         track.view.read(track.span, snapshot_N)
         track.seq += 1
         tokens = self.tokens - track.tokens_mark
@@ -264,20 +266,8 @@ class Rounds:
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate = self._fate(fragment, anchor.version) if offer is not None else ""
         named = offer is not None and fate == "named"
-        options = self.options
-        theta_N = self._scratch_N[: track.span.numel]
-        track.view.read(track.span, theta_N)
         delta_N = offer.delta_N if named and offer is not None else None
-        realign(
-            theta_N,
-            track.anchor.values,
-            delta_N,
-            anchor.values,
-            options.alignment,
-            options.blend_alpha,
-            theta_N,
-        )
-        yield from self._write(track, fragment, theta_N)
+        yield from self._realign(track, fragment, delta_N, anchor)
         ended = 0
         if offer is not None and fate:
             ended, track.offer = offer.seq, None
@@ -301,6 +291,34 @@ class Rounds:
         )
         if offer is not None and not fate:
             self.ledger.miss("offer was late")
+
+    def _realign(
+        self, track: Track, fragment: int, delta_N: Tensor | None, anchor: Anchor
+    ) -> Doing:
+        """The model follows the new anchor; where it lies as fp32 on the CPU, in one pass over
+        it."""
+        live = track.view.in_place(track.span) if self.options.ranks == 1 else None
+        if live is not None:
+            for theta_n, part in live:
+                self._moved(track, theta_n, delta_N, anchor, part)
+            return
+        theta_N = self._scratch_N[: track.span.numel]
+        track.view.read(track.span, theta_N)
+        self._moved(track, theta_N, delta_N, anchor, slice(None))
+        yield from self._write(track, fragment, theta_N)
+
+    def _moved(
+        self, track: Track, theta_n: Tensor, delta_N: Tensor | None, anchor: Anchor, part: slice
+    ) -> None:
+        realign(
+            theta_n,
+            track.anchor.values[part],
+            delta_N[part] if delta_N is not None else None,
+            anchor.values[part],
+            self.options.alignment,
+            self.options.blend_alpha,
+            theta_n,
+        )
 
     def _write(self, track: Track, fragment: int, slice_N: Tensor) -> Doing:
         if self.options.ranks == 1:

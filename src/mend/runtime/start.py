@@ -82,11 +82,16 @@ class LiveRank:
         self.recorder = Recorder(
             {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
         )
-        nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
-        self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
-        self.driver = Driver(
-            self.me, self.member, settings.job, self._driver_options(), self.recorder
-        )
+        try:
+            nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
+            self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
+            self.driver = Driver(
+                self.me, self.member, settings.job, self._driver_options(), self.recorder
+            )
+        except BaseException:  # a port that is taken: there is no driver to abort yet
+            self.recorder.close()
+            self.group.close()
+            raise
         try:
             self._build(model, numerics)
         except BaseException:
@@ -132,6 +137,7 @@ class LiveRank:
             post=self._post,
             own=self._own,
             note=self.recorder.note,
+            empty=numerics.buffers.empty,
         )
         own_digests = tuple(anchor.digest for anchor in genesis)
         equal = self._replica_digest(model, tracks)

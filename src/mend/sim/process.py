@@ -17,11 +17,14 @@ from mend.runtime.rank import Rank
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
 from mend.sim.loop import Loop
 from mend.sim.network import Network
-from mend.terms import MS, Address, Member, Peer
+from mend.terms import MS, SECOND, Address, Member, Peer
 
 T = TypeVar("T")
 
 THREAD_HOP_NS = MS // 20
+
+LINGER_NS = 5 * SECOND
+"""How long a process that coordinates stays after its script, as `LiveRank.close` does."""
 
 
 class Process:
@@ -38,8 +41,10 @@ class Process:
         self.peers: dict[Peer, str] = {}
         self.host: Host | None = None
         self.dead = False
+        self.stopped = False
         self.frozen_until_ns = 0
         self.notes: list[tuple[str, dict[str, object]]] = []
+        self.tell: Callable[[str], None] | None = None
         self.watch: Callable[[Process, str, dict[str, object]], None] | None = None
         self.is_finished = False
         self.trainer: Training | None = None
@@ -59,6 +64,17 @@ class Process:
         self.network.where.pop(self.address, None)
         self.network.lanes.pop(self.lane, None)
 
+    def stop(self) -> None:
+        """The script has ended: say farewell, close, hear nothing more."""
+        rank = self.trainer.rank if self.trainer is not None else None
+        if rank is not None and rank.roles.leader is not None:
+            effect = rank.roles.leader.farewell()
+            if effect.to != self.me:
+                self.send(effect.to, effect.body)
+        self.stopped = True
+        self.network.where.pop(self.address, None)
+        self.network.lanes.pop(self.lane, None)
+
     def frozen(self) -> bool:
         return self.loop.now_ns < self.frozen_until_ns
 
@@ -66,7 +82,7 @@ class Process:
         """Run in this process; a frozen one runs it when it thaws, a dead one never."""
 
         def run() -> None:
-            if self.dead:
+            if self.dead or self.stopped:
                 return
             if self.frozen():
                 self.loop.at(self.frozen_until_ns, run)
@@ -87,7 +103,7 @@ class Process:
 
     def _arm(self) -> None:
         due_ns = self.host.deadline_ns() if self.host is not None else None
-        if due_ns is None or self.dead:
+        if due_ns is None or self.dead or self.stopped:
             return
         alarm_ns = due_ns - self.clock_ns
         if self._alarm_ns is not None and self.loop.now_ns < self._alarm_ns <= alarm_ns:
@@ -147,6 +163,9 @@ class Process:
 
     def note(self, kind: str, fields: dict[str, object]) -> None:
         self.notes.append((kind, fields))
+        if self.tell is not None:
+            who = f"rack={self.me.rack} rank={self.me.rank}"
+            self.tell(f"{self.loop.now_ns / SECOND:9.3f} s {who} {kind} {fields}")
         if self.watch is not None:
             self.watch(self, kind, fields)
 
@@ -275,6 +294,8 @@ class Training:
         """What the script does when the current call returned."""
         if self._closing:
             self.ended = True
+            coordinates = self.rank.roles.coordinator is not None
+            self.process.later(LINGER_NS if coordinates else THREAD_HOP_NS, self.process.stop)
         elif self.trainer.step < self.steps:
             self.process.later(self.step_ns, self._step)
         else:

@@ -154,6 +154,7 @@ class World:
         scenario, number = self.scenario, process.me.rack
         board = Board(len(tracks))
         held: list[Training] = []
+        numerics = self._numerics()
         trainer = Trainer(
             process.member,
             schedule,
@@ -164,9 +165,9 @@ class World:
             post=lambda event: held[0].post(event),
             own=lambda offer: held[0].own(offer),
             note=process.note,
+            empty=numerics.buffers.empty,
         )
         spans = [track.span for track in tracks]
-        numerics = self._numerics()
         rank = Rank(
             process.me,
             process.member,
@@ -270,7 +271,7 @@ class World:
     def _break(self, fault: Fault) -> None:
         victims = [
             p
-            for p in self._processes()
+            for p in self.processes()
             if (WITNESS_TARGET if p.me.rack == WITNESS else p.me.rack) == fault.a
         ]
         for process in victims:
@@ -279,6 +280,6 @@ class World:
             elif fault.kind == "freeze":
                 process.frozen_until_ns = fault.end_ns
 
-    def _processes(self) -> list[Process]:
+    def processes(self) -> list[Process]:
         found = [training.process for training in self.trainings.values()]
         return found + ([self.witness] if self.witness else [])

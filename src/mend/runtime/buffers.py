@@ -1,0 +1,85 @@
+"""runtime.buffers: large vectors that are used again. Any thread takes one; the last reader gives it
+back without knowing.
+
+Fresh memory costs more than what is done with it: the kernel clears every page at its first touch
+and takes every page back at the end, the latter while the interpreter waits. A round needs the same
+few vectors as the round before it, so a vector whose last reader has let go of it waits here.
+
+Nobody releases anything. A reader is whatever keeps the memory alive in Python: the tensor, a slice
+of it, a memoryview that a connection is sending from. When the last of them is gone, the block
+comes back.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+POOLED_BYTES_MIN = 1 << 20
+"""Smaller vectors come from torch: the allocator below it keeps those itself."""
+
+FIT_PCT = 125
+"""A block is used for a vector if it is at most so many percent of its size."""
+
+
+class Buffers:
+    """Unwritten vectors. At most `idle_max` blocks wait to be used again; more are given up."""
+
+    def __init__(self, idle_max: int) -> None:
+        self._idle_max = idle_max
+        self._idle: list[mmap.mmap] = []
+        # Reentrant: a block can come back in a thread that is in here, when the collector runs.
+        self._lock = threading.RLock()
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory that waits to be used again."""
+        with self._lock:
+            return sum(len(block) for block in self._idle)
+
+    def empty(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A contiguous vector on the CPU with whatever is in it."""
+        size = numel * dtype.itemsize
+        if size < POOLED_BYTES_MIN:
+            return torch.empty(numel, dtype=dtype)
+        block = self._fitting(size) or _fresh(size)
+        lease = np.frombuffer(block, dtype=np.uint8, count=size)
+        # The block outlives the lease by its place among the finalizer's arguments.
+        weakref.finalize(lease, self._take_back, block).atexit = False
+        return torch.from_numpy(lease).view(dtype)
+
+    def close(self) -> None:
+        """Give up what waits, and what comes back from now on."""
+        with self._lock:
+            self._idle_max = 0
+            self._idle.clear()
+
+    def _fitting(self, size: int) -> mmap.mmap | None:
+        """The smallest idle block that fits, the one used last among equals: it may be in cache."""
+        with self._lock:
+            fitting = [
+                i for i, b in enumerate(self._idle) if size <= len(b) <= size * FIT_PCT // 100
+            ]
+            if not fitting:
+                return None
+            return self._idle.pop(min(fitting, key=lambda i: (len(self._idle[i]), -i)))
+
+    def _take_back(self, block: mmap.mmap) -> None:
+        with self._lock:
+            self._idle.append(block)
+            if len(self._idle) > self._idle_max:
+                del self._idle[0]  # unused for longest
+
+
+def _fresh(size: int) -> mmap.mmap:
+    """Private memory of the process, in huge pages where the system has them."""
+    private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    block = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block

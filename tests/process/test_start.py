@@ -1,0 +1,141 @@
+"""Racks that do not belong together say so before the first step, each with the reason."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Forked, Job
+
+CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+
+
+def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str:
+    """Wait for the end of a rack that must not start; returns what it said."""
+    result = job.result(rack, name=name)
+    assert result.error[0] == error, result.error
+    for word in words:
+        assert word in result.error[1]
+    assert result.losses == [], "no step was made"
+    assert result.threads == [], "no thread is left"
+    return result.error[1]
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"model": "unbiased"}, "param 2.bias is absent there and 3 float32 1 here"),
+        ({"model": "bfloat16"}, "param 0.weight is 10x6 bfloat16 0 there and 10x6 float32 0 here"),
+        (
+            {"config": {**CONFIG, "outer_lr": 0.5}},
+            "outer_lr is 0.5 there and 1.0 here",
+        ),
+        ({"script": "tests.process.stranger"}, "mend version is 99.0 there and"),
+    ],
+    ids=["shape", "type", "setting", "version"],
+)
+def test_racks_that_differ_hear_the_first_difference(
+    job: Job, other: dict[str, Any], difference: str
+) -> None:
+    """Both end: the refused one at once, the lowest when its patience is over, with the reason."""
+    config = {**CONFIG, "start_timeout_s": 3}
+    job.start(0, config=config)
+    job.start(1, **{"config": config, **other})
+    assert job.ended(1) == 1
+    refused(job, 1, "PlanMismatch", "rack 1 differs from rack 0", difference)
+    assert job.ended(0) == 1
+    refused(job, 0, "StartTimeout", "no hello from rack 1", "rack 1 was refused", difference)
+
+
+def test_a_second_rack_of_the_same_number_is_refused(job: Job) -> None:
+    """The first one stays, and trains when the real rack 1 comes."""
+    config = {**CONFIG, "sideband_heartbeat_ms": 20}
+    job.start(0, config=config)
+    job.start(1, config=config, at={"2": [["gate", job.gate()]]})
+    job.event(0, "genesis")
+    double = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": ""}
+    late = job.start(1, name="double", config=config, env=double)
+    assert isinstance(late, Forked)
+    assert late.wait() == 1
+    refused(job, 1, "Refused", "job has begun", name="double")
+    Path(job.gate()).touch()
+    for rack in (0, 1):
+        job.ended(rack, code=0)
+
+
+def test_a_live_rack_of_the_same_number_keeps_its_place_before_the_start(jobs: Jobs) -> None:
+    job = jobs(witness=True)
+    config = {**CONFIG, "start_timeout_s": 30}
+    job.start(1, config=config)
+    job.witness_event("hello", rack=1)
+    double = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": ""}
+    other = job.start(1, name="double", config=config, env=double)
+    assert isinstance(other, Forked)
+    assert other.wait() == 1
+    refused(job, 1, "Refused", "another live process says it is rack 1", name="double")
+    job.start(0, config=config)
+    for rack in (0, 1):
+        job.ended(rack, code=0)
+
+
+def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
+    """Its racks wait for an answer that never comes; this job runs, and has counted the frames."""
+    gate = job.gate()
+    job.start(0, config=CONFIG, at={"3": [["gate", gate]]})
+    elsewhere = {
+        "MEND_JOB_ID": "another",
+        "MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0",
+        "MEND_DIAGNOSTICS_DIR": "",
+    }
+    config = {**CONFIG, "start_timeout_s": 1}
+    stranger = job.start(1, name="stranger", config=config, env=elsewhere)
+    assert isinstance(stranger, Forked)
+    assert stranger.wait() == 1
+    refused(
+        job, 1, "StartTimeout", "no answer from the coordinator", job.addresses[0], name="stranger"
+    )
+    job.start(1, config=CONFIG)
+    Path(gate).touch()
+    for rack in (0, 1):
+        job.ended(rack, code=0)
+    assert job.result(0).status["frames_refused"] > 0
+    assert job.result(1).status["frames_refused"] == 0
+    said = job.result(0).kinds("frame-refused")[0]["reason"]
+    assert "job 'another', this is job 'test-0'" in said
+
+
+def test_a_rack_that_does_not_come_is_named(job: Job) -> None:
+    job.start(0, config={**CONFIG, "start_timeout_s": 1})
+    assert job.ended(0) == 1
+    refused(job, 0, "StartTimeout", "after 1 s", "no hello from rack 1", "job_id")
+
+
+def test_a_witness_that_is_not_there_is_named(job: Job) -> None:
+    address = "tcp://127.0.0.1:9"
+    env = {"MEND_WITNESS_ADDR": address}
+    job.start(0, config={**CONFIG, "start_timeout_s": 1}, env=env)
+    assert job.ended(0) == 1
+    refused(job, 0, "StartTimeout", f"the witness at {address}", "is it running")
+
+
+def test_a_taken_port_is_named_with_the_remedy(job: Job, free_port: int) -> None:
+    with socket.create_server(("127.0.0.1", free_port)):
+        address = f"tcp://127.0.0.1:{free_port}"
+        job.start(0, config=CONFIG, env={"MEND_SIDEBAND_ADDR": address})
+        assert job.ended(0) == 1
+        refused(job, 0, "AddressInUse", address, "Stop the process that holds it")
+
+
+def test_taken_data_ports_are_named_with_the_remedy(
+    job: Job, free_ports: Callable[[int], list[int]]
+) -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        job.start(0, config={**CONFIG, "data_ports": f"{port}-{port}"})
+        assert job.ended(0) == 1
+        refused(job, 0, "AddressInUse", str(port), "wider range")

@@ -1,0 +1,152 @@
+"""300 whole jobs with faults, and what a seed promises: the same run, every time.
+
+Every run looks at I1..I6 while it goes (mend.sim.checkers). A failing seed prints its story; look
+closer with `mend simulate --seed N --trace`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from mend.sim import Report, Scenario, World, draw
+from mend.sim.scenario import Fault
+from mend.terms import MS, SECOND
+
+SEEDS, BLOCK = 300, 15
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def told(report: Report) -> str:
+    return "\n".join([report.scenario.story(), *(f"    {each}" for each in report.problems)])
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_no_invariant_breaks(first: int) -> None:
+    reports = [World(seed).run() for seed in range(first, first + BLOCK)]
+    broken = [told(report) for report in reports if report.problems]
+    assert not broken, "\n" + "\n".join(broken)
+    assert sum(report.commits for report in reports) > BLOCK, "hardly anything was committed"
+
+
+@pytest.mark.parametrize("seed", [0, 7, 11, 27])
+def test_a_seed_is_one_run(seed: int) -> None:
+    first, second = World(seed).run(), World(seed).run()
+    assert first.trace == second.trace
+    assert (first.events, first.virtual_ns) == (second.events, second.virtual_ns)
+
+
+def test_the_seeds_cover_what_they_are_for() -> None:
+    drawn = [draw(seed) for seed in range(SEEDS)]
+    kinds = {fault.kind for scenario in drawn for fault in scenario.faults}
+    assert kinds == {"cut", "freeze", "crash", "slow_link"}
+    assert {scenario.racks for scenario in drawn} == {2, 3, 4}
+    assert {scenario.ranks for scenario in drawn} == {1, 2}
+    assert {scenario.alignment for scenario in drawn} == {"carry", "overwrite", "blend"}
+    assert {scenario.payload for scenario in drawn} == {"float32", "bfloat16"}
+    assert any(scenario.lockstep for scenario in drawn)
+    assert any(scenario.loss for scenario in drawn)
+    assert any(scenario.non_finite for scenario in drawn)
+    assert any(scenario.overlap_steps == 0 for scenario in drawn)
+
+
+def calm(**changes: object) -> Scenario:
+    """Two racks and a witness, nothing broken."""
+    scenario = Scenario(
+        seed=1, racks=2, ranks=1, witness=True, fragments=2, numel=8, period_steps=6,
+        overlap_steps=3, steps=(24, 24), step_ns=(50 * MS, 50 * MS), k=1, grace_ns=-1,
+        lockstep=False, overlapped=True, alignment="carry", payload="float32", momentum=0.0,
+        max_age=2, delay_ns=5 * MS, jitter_ns=0, loss=0.0, duplicate=0.0, byte_ns=0,
+    )  # fmt: skip
+    return dataclasses.replace(scenario, **changes)
+
+
+def run(scenario: Scenario) -> tuple[World, Report]:
+    world = World(scenario)
+    report = world.run()
+    assert not report.problems, told(report)
+    return world, report
+
+
+def kinds(world: World, rack: int) -> list[str]:
+    return [
+        kind
+        for peer, training in world.trainings.items()
+        if peer.rack == rack
+        for kind, _ in training.process.notes
+    ]
+
+
+def test_a_calm_job_merges_everything_and_ends_together() -> None:
+    world, report = run(calm())
+    assert report.commits == 9  # 2 fragments x 4 cycles; fragment 0 has 3 more steps at the end
+    for training in world.trainings.values():
+        assert training.failure is None
+        assert training.trainer.open_tokens() == 0
+        assert training.trainer.ledger.missed == {}
+    assert not any("left-alone" in kinds(world, rack) for rack in (0, 1))
+
+
+def test_lockstep_does_not_depend_on_delays_or_speeds() -> None:
+    """Blocking or not, fast or slow, lossy or not: the same commits with the same digests."""
+
+    def commits(**changes: object) -> list[object]:
+        world, _ = run(calm(lockstep=True, **changes))
+        return sorted(
+            (fields["fragment"], fields["version"], str(fields["members"]), str(fields["digests"]))
+            for fields in world.checkers.commits.values()
+        )
+
+    plain = commits()
+    assert plain == commits(overlapped=False)
+    assert plain == commits(delay_ns=60 * MS, jitter_ns=200 * MS, loss=0.2, duplicate=0.1)
+    assert plain == commits(step_ns=(20 * MS, 90 * MS), byte_ns=100_000)
+
+
+def test_a_survivor_trains_on_and_keeps_what_nobody_merged() -> None:
+    world, _ = run(calm(faults=(Fault("crash", 600 * MS, 1 << 62, 1),)))
+    survivor = next(t for peer, t in world.trainings.items() if peer.rack == 0)
+    assert survivor.trainer.step == 24
+    assert "rack-silent" in kinds(world, 0)
+    assert "kept-local" in kinds(world, 0)
+    assert survivor.trainer.open_tokens() > 0
+
+
+def test_without_a_coordinator_nobody_commits_and_nobody_stops() -> None:
+    world, _ = run(calm(faults=(Fault("crash", 300 * MS, 1 << 62, 99),)))
+    assert all(training.trainer.step == 24 for training in world.trainings.values())
+    assert "coordinator-silent" in kinds(world, 0)
+    assert "coordinator-silent" in kinds(world, 1)
+
+
+def test_a_rack_that_slept_through_the_end_is_told_and_ends() -> None:
+    """Found by seed 191: it polled for ever without time passing."""
+    world, _ = run(calm(faults=(Fault("freeze", 900 * MS, 30 * SECOND, 1),)))
+    assert "left-alone" in kinds(world, 0)
+    sleeper = next(t for peer, t in world.trainings.items() if peer.rack == 1)
+    assert sleeper.trainer.step == 24
+    assert sleeper.failure is None
+
+
+def test_offers_older_than_max_age_end_though_k_is_never_reached() -> None:
+    """Found by seeds 20 and 182: with nothing fresh to commit they stayed open for ever."""
+    world, report = run(
+        calm(racks=3, steps=(22, 26, 24), step_ns=(60 * MS, 20 * MS, 90 * MS), max_age=0, k=1)
+    )
+    ended = [t.trainer.ledger.missed for t in world.trainings.values()]
+    assert any("offer dropped: too old" in m or "declined or too old" in m for m in ended), ended
+    assert report.finished
+
+
+def test_a_step_that_gave_nan_is_refused_at_its_own_rack_only() -> None:
+    world, _ = run(calm(non_finite=((1, 5),)))
+    assert "declined" in kinds(world, 1)
+    assert "declined" not in kinds(world, 0)
+    healthy = next(t for peer, t in world.trainings.items() if peer.rack == 0)
+    assert healthy.trainer.open_tokens() == 0

@@ -62,6 +62,10 @@ def main() -> None:
         more={
             "gloo_ms": spread([1e3 * s for s in gloo], 1),
             "mend_ms": spread([1e3 * s for s in sync], 1),
+            "cpu_ms_per_rack": {
+                name: round(1e3 * statistics.median(found[0][f"{name}_cpu"]), 1)
+                for name in ("gloo", "mend")
+            },
             "breakdown_ms": _medians(found[0]["parts"]),
         },
     )
@@ -105,7 +109,7 @@ def _rack(args: RackArgs) -> None:
     buffer = torch.empty(options.numel)
     runtime = mend.mend_init(model, config)
     watch = Watch(runtime)
-    found: dict[str, Any] = {"gloo": [], "mend": [], "parts": []}
+    found: dict[str, Any] = {"gloo": [], "mend": [], "gloo_cpu": [], "mend_cpu": [], "parts": []}
 
     def all_reduce() -> None:
         group.allreduce([buffer]).wait()
@@ -116,9 +120,10 @@ def _rack(args: RackArgs) -> None:
         buffer.fill_(1.0)
         turns = [("gloo", all_reduce), ("mend", lambda: runtime.step(tokens=1))]
         for name, turn in turns if repeat % 2 else reversed(turns):
-            taken = _timed(group, turn)
+            taken, cpu = _timed(group, turn)
             if repeat:
                 found[name].append(taken)
+                found[f"{name}_cpu"].append(cpu)
         if repeat:
             found["parts"].append(watch.parts())
         watch.clear()
@@ -127,11 +132,12 @@ def _rack(args: RackArgs) -> None:
     args.pipe.send(found)
 
 
-def _timed(group: Any, turn: Callable[[], None]) -> float:
+def _timed(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
+    """(wall, CPU of all threads of this process), seconds."""
     group.allreduce([torch.zeros(1)]).wait()  # the barrier
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     turn()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - worked
 
 
 def _gloo(args: RackArgs) -> Any:

@@ -1,5 +1,4 @@
-"""protocol: one rank. Pulls what is offered, merges what is named, holds what is decided, and tells
-its leader.
+"""protocol: one rank. Pulls what is offered, merges what is named, holds what is decided.
 
 The tensors are the runtime's; here a payload is (member, fragment, seq) and an anchor is (fragment,
 version).
@@ -350,8 +349,7 @@ class Learner:
         return True
 
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Free payloads whose result every live rack holds, and versions nobody here can still
-        need."""
+        """Free payloads whose result every live rack holds, and versions nobody needs."""
         shelf = self.shelves[fragment]
         settled = self.settled[fragment] if fragment < len(self.settled) else 0
         for (member, seq), (version, since_ns) in list(shelf.linger.items()):

@@ -26,7 +26,8 @@ import torch
 from mend.codec import CODECS
 from mend.merge import Average
 from mend.outer import Nesterov
-from mend.runtime.numerics import Anchor, Numerics, StateDigest, digest_of
+from mend.runtime.digest import StateDigest, digest_of
+from mend.runtime.numerics import Anchor, Numerics
 
 _FILL = 1 << 20
 

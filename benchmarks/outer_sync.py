@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 import mend
 from benchmarks._common import Flat, RackArgs, arguments, noise, racks, report, spread
-from mend.runtime.numerics import StateDigest
+from mend.runtime.digest import StateDigest
 
 GOAL = 2.0
 STRETCH = 1.5

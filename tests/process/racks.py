@@ -37,7 +37,7 @@ def environment(**more: str) -> dict[str, str]:
     """What every process of a test has: no MEND_* of who runs it, one thread per torch."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {
         **kept,
         **single,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from mend.cli.launch import Job, launch
 from mend.cli.processes import TOKEN, orphans
 
 LIMIT_S = 60.0
@@ -168,7 +169,25 @@ def test_a_second_signal_kills_what_ignores_the_first(start: Start) -> None:
     assert launcher.process.poll() is None
     launcher.process.send_signal(signal.SIGINT)
     assert launcher.end() == 128 + signal.SIGINT
+    assert "rack 0 ended exit=-9" in launcher.said, "torchrun gave up by itself, nobody killed it"
     assert launcher.gone()
+
+
+def test_a_second_signal_counts_even_while_the_first_is_passed_on(tmp_path: Path) -> None:
+    """It was swallowed: the count was read again after the racks had been told."""
+    script = tmp_path / "script.py"
+    script.write_text(HANG)
+    up = 0
+
+    def sink(who: str, line: str) -> None:
+        nonlocal up
+        up += line.startswith("up ")
+        if (line.startswith("up ") and up == 2) or line.startswith("signal=SIGINT"):
+            signal.raise_signal(signal.SIGINT)
+
+    outcome = launch(Job(command=(str(script), "--stubborn"), witness=False), sink)
+    assert outcome.racks == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert outcome.status == 128 + signal.SIGINT
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="parent-death signals are Linux's")

@@ -39,17 +39,21 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
     ],
     ids=["shape", "type", "setting", "version"],
 )
-def test_racks_that_differ_hear_the_first_difference(
+def test_a_rack_that_differs_hears_the_first_difference(
     job: Job, other: dict[str, Any], difference: str
 ) -> None:
-    """Both end: the refused one at once, the lowest when its patience is over, with the reason."""
-    config = {**CONFIG, "start_timeout_s": 3}
-    job.start(0, config=config)
-    job.start(1, **{"config": config, **other})
+    job.start(0, config=CONFIG)
+    job.start(1, **{"config": CONFIG, **other})
     assert job.ended(1) == 1
     refused(job, 1, "PlanMismatch", "rack 1 differs from rack 0", difference)
+
+
+def test_a_rack_that_waits_for_a_refused_one_hears_why(job: Job) -> None:
+    job.start(0, config={**CONFIG, "start_timeout_s": 3})
+    job.start(1, config={**CONFIG, "fragments": 1})
     assert job.ended(0) == 1
-    refused(job, 0, "StartTimeout", "no hello from rack 1", "rack 1 was refused", difference)
+    why = "fragments is 1 there and 2 here"
+    refused(job, 0, "StartTimeout", "no hello from rack 1", "rack 1 was refused", why)
 
 
 def test_a_second_rack_of_the_same_number_is_refused(job: Job) -> None:

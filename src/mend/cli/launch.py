@@ -230,9 +230,11 @@ class Launch:
         seen = 0
         while any(child.running() for child in self.racks):
             time.sleep(POLL_S)
-            if self._interrupts.count > seen:
-                self._pass_signal(kill=seen > 0)
-                seen = self._interrupts.count
+            # Read once: a signal that arrives while the first is passed on must count as the second.
+            count = self._interrupts.count
+            if count > seen:
+                self._pass_signal(kill=count > 1)
+                seen = count
             self._attend()
         self._attend()
 

@@ -9,7 +9,6 @@ Legend: N elements of a rank's part of a fragment, n elements of a block, B payl
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import struct
@@ -28,10 +27,9 @@ from mend.errors import NonFinite, WireError
 from mend.merge import Merge
 from mend.outer import OuterOptimizer
 from mend.runtime.buffers import Buffers
+from mend.runtime.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
 
-DIGEST_BLOCK_BYTES = 4 << 20
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
-_HEADER = struct.Struct("!8sQQ?")  # magic, version, numel, has_state
 # Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
 # whatever its settings; where that thread is serial anyway, 256 Ki spend less time on calls.
 _SERIAL_NUMEL = 1 << 15
@@ -69,85 +67,9 @@ def _blocks(numel: int, size: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + size, numel)) for start in range(0, numel, size))
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.view(torch.uint8).numpy().data.toreadonly()
-
-
 def _check_buffer(data: Tensor, size: int) -> None:
     found = (tuple(data.shape), data.dtype, data.is_contiguous())
     assert found == ((size,), torch.float32, True), f"no anchor buffer of {size}: {found}"
-
-
-class _BlockHashes:
-    """xxh3_128 of every 4 MiB of a byte stream, fed in pieces of any size."""
-
-    def __init__(self) -> None:
-        self._done: list[bytes] = []
-        self._open = xxhash.xxh3_128()
-        self._room = DIGEST_BLOCK_BYTES
-
-    def feed(self, data: memoryview) -> None:
-        while len(data):
-            piece, data = data[: self._room], data[self._room :]
-            self._open.update(piece)
-            self._room -= len(piece)
-            if self._room == 0:
-                self._close()
-
-    def finish(self) -> bytes:
-        self._end()
-        return b"".join(self._done)
-
-    def extend(self, rest: _BlockHashes) -> None:
-        """Go on behind a part that was hashed elsewhere; this one ended at a block's end."""
-        assert self._room == DIGEST_BLOCK_BYTES, "parts are cut at the ends of blocks"
-        rest._end()
-        self._done += rest._done
-
-    def _end(self) -> None:
-        if self._room < DIGEST_BLOCK_BYTES:
-            self._close()
-
-    def _close(self) -> None:
-        self._done.append(self._open.digest())
-        self._open, self._room = xxhash.xxh3_128(), DIGEST_BLOCK_BYTES
-
-
-class StateDigest:
-    """sha256 over a header and the xxh3_128 of every 4 MiB of the values, then of every 4 MiB of
-    the outer state.
-
-    Detects accidents, not adversaries. Values and state are cut separately, so both can be fed as
-    they are made.
-    """
-
-    def __init__(self, numel: int, version: int, has_state: bool) -> None:
-        self._header = _HEADER.pack(b"mend-st1", version, numel, has_state and numel > 0)
-        self._values, self._state = _BlockHashes(), _BlockHashes()
-
-    def feed(self, values_n: Tensor, state_n: Tensor | None) -> None:
-        self._values.feed(_bytes(values_n))
-        if state_n is not None:
-            self._state.feed(_bytes(state_n))
-
-    def extend(self, rest: StateDigest) -> None:
-        """Append the digest of the elements that follow; the parts so far are whole blocks."""
-        self._values.extend(rest._values)
-        self._state.extend(rest._state)
-
-    def hexdigest(self) -> str:
-        return hashlib.sha256(
-            self._header + self._values.finish() + self._state.finish()
-        ).hexdigest()
-
-
-def digest_of(data: Tensor, numel: int, version: int) -> str:
-    """Digest of an anchor: `data` is fp32 with N = numel values, or 2N with the outer state behind
-    them."""
-    has_state = data.numel() > numel
-    digest = StateDigest(numel, version, has_state)
-    digest.feed(data[:numel], data[numel:] if has_state else None)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +92,7 @@ class Anchor:
 
     def view(self) -> memoryview:
         """The bytes a donor serves."""
-        return _bytes(self.data)
+        return bytes_of(self.data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,7 +181,7 @@ class Numerics:
             pend_N = self.buffers.empty(numel) if x_N is delta_N else x_N
             self._unsent(x_N, payload_B, pend_N)
         checksum = xxhash.xxh3_128()
-        view = _bytes(payload_B)
+        view = bytes_of(payload_B)
         for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
             checksum.update(view[start:stop])
         return Encoded(payload_B, checksum.hexdigest(), pend_N)

@@ -29,9 +29,10 @@ from mend.protocol.messages import (
     Refusal,
     Report,
 )
+from mend.runtime.digest import digest_of
 from mend.runtime.edge import Edge
 from mend.runtime.handoff import Board
-from mend.runtime.numerics import Anchor, Encoded, Numerics, digest_of
+from mend.runtime.numerics import Anchor, Encoded, Numerics
 from mend.runtime.steps import OpenOffer
 from mend.terms import Member, Peer, Span, offer_key, state_key
 from mend.transport.pull_wire import checksum_of

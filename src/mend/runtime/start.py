@@ -23,9 +23,10 @@ from mend.protocol.learner import Learner
 from mend.protocol.messages import Hello, Policy, Seat
 from mend.protocol.schedule import Schedule
 from mend.protocol.shelf import LearnerOptions
+from mend.runtime.digest import digest_of
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.handoff import Board
-from mend.runtime.numerics import Numerics, digest_of
+from mend.runtime.numerics import Numerics
 from mend.runtime.rack import RackGroup
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder

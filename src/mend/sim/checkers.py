@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mend.errors import GaveUp, StartTimeout
 from mend.fragment.ledger import VectorLedger
-from mend.runtime.numerics import Numerics, digest_of
+from mend.runtime.digest import digest_of
+from mend.runtime.numerics import Numerics
 from mend.runtime.steps import OpenOffer
 from mend.sim.scenario import Scenario
 from mend.terms import MS, SECOND, Peer

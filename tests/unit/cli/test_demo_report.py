@@ -32,8 +32,8 @@ def commit(fragment: int, version: int, **changes: Any) -> dict[str, Any]:
         for rack in (0, 1)
     ]  # fmt: skip
     return {
-        "kind": "commit", "time_ns": 1, "fragment": fragment, "version": version, "members": members,
-        "dropped": [], "digests": [f"{fragment}{version}"], "reason": "lockstep",
+        "kind": "commit", "time_ns": 1, "fragment": fragment, "version": version,
+        "members": members, "dropped": [], "digests": [f"{fragment}{version}"], "reason": "lockstep",
     } | changes  # fmt: skip
 
 

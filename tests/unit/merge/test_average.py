@@ -58,3 +58,25 @@ def test_a_merge_of_nothing_is_a_bug() -> None:
 
 def test_the_configuration_knows_it_by_name() -> None:
     assert MERGES["mean"]().name == "mean"
+
+
+def test_two_racks_of_equal_weight_take_a_shorter_way_to_the_same_bits() -> None:
+    """Halving a sum in fp32 is exact, but for sums that overflow and halves below the normal range:
+    every pair of these corners must come out as in fp64."""
+    info = torch.finfo(torch.float32)
+    corners = [0.0, -0.0, 1.0, 1.0 + info.eps, info.tiny, 3e-45, 1.4e-45, info.max, info.max / 2]
+    corners += [info.tiny * (1 + info.eps), 2 * info.tiny * (1 - info.eps), 1e-38, 2.0**24 + 1]
+    values = torch.tensor(corners + [-corner for corner in corners])
+    first = values.repeat_interleave(len(values))
+    second = values.repeat(len(values))
+    deltas = [torch.cat([first, noise(20_000, 1)]), torch.cat([second, noise(20_000, 2)])]
+    for start, stop in ((0, len(deltas[0])), (len(first), len(deltas[0]))):
+        pair = [delta[start:stop] for delta in deltas]
+        out = torch.full((stop - start,), float("nan"))
+        Average().block(pair, [0.5, 0.5], out)
+        assert np.array_equal(out.numpy().view(np.int32), naive(pair, [0.5, 0.5]).view(np.int32))
+    for a, b in zip(first, second, strict=True):  # one by one: an overflow hides none of the others
+        out = torch.full((1,), float("nan"))
+        Average().block([a.reshape(1), b.reshape(1)], [0.5, 0.5], out)
+        expected = naive([a.reshape(1), b.reshape(1)], [0.5, 0.5])
+        assert np.array_equal(out.numpy().view(np.int32), expected.view(np.int32)), (a, b)

@@ -18,7 +18,8 @@ from mend.errors import NonFinite, WireError
 from mend.merge import Average
 from mend.outer import Nesterov
 from mend.runtime import numerics as module
-from mend.runtime.numerics import Anchor, Numerics, StateDigest, digest_of, stay_on_one_core
+from mend.runtime.digest import StateDigest, digest_of
+from mend.runtime.numerics import Anchor, Numerics, stay_on_one_core
 
 WEIGHTS = [float(np.float32(w)) for w in (0.5, 1 / 3, 1 / 7, 0.1)]
 

@@ -1,0 +1,89 @@
+"""runtime.digest: what proves that two racks hold the same bits. Runs on workers."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import torch
+import xxhash
+from torch import Tensor
+
+DIGEST_BLOCK_BYTES = 4 << 20
+_HEADER = struct.Struct("!8sQQ?")  # magic, version, numel, has_state
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().data.toreadonly()
+
+
+class _BlockHashes:
+    """xxh3_128 of every 4 MiB of a byte stream, fed in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._done: list[bytes] = []
+        self._open = xxhash.xxh3_128()
+        self._room = DIGEST_BLOCK_BYTES
+
+    def feed(self, data: memoryview) -> None:
+        while len(data):
+            piece, data = data[: self._room], data[self._room :]
+            self._open.update(piece)
+            self._room -= len(piece)
+            if self._room == 0:
+                self._close()
+
+    def finish(self) -> bytes:
+        self._end()
+        return b"".join(self._done)
+
+    def extend(self, rest: _BlockHashes) -> None:
+        """Go on behind a part that was hashed elsewhere; this one ended at a block's end."""
+        assert self._room == DIGEST_BLOCK_BYTES, "parts are cut at the ends of blocks"
+        rest._end()
+        self._done += rest._done
+
+    def _end(self) -> None:
+        if self._room < DIGEST_BLOCK_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        self._done.append(self._open.digest())
+        self._open, self._room = xxhash.xxh3_128(), DIGEST_BLOCK_BYTES
+
+
+class StateDigest:
+    """sha256 over a header and the xxh3_128 of every 4 MiB of the values, then of every 4 MiB of
+    the outer state.
+
+    Detects accidents, not adversaries. Values and state are cut separately, so both can be fed as
+    they are made.
+    """
+
+    def __init__(self, numel: int, version: int, has_state: bool) -> None:
+        self._header = _HEADER.pack(b"mend-st1", version, numel, has_state and numel > 0)
+        self._values, self._state = _BlockHashes(), _BlockHashes()
+
+    def feed(self, values_n: Tensor, state_n: Tensor | None) -> None:
+        self._values.feed(bytes_of(values_n))
+        if state_n is not None:
+            self._state.feed(bytes_of(state_n))
+
+    def extend(self, rest: StateDigest) -> None:
+        """Append the digest of the elements that follow; the parts so far are whole blocks."""
+        self._values.extend(rest._values)
+        self._state.extend(rest._state)
+
+    def hexdigest(self) -> str:
+        return hashlib.sha256(
+            self._header + self._values.finish() + self._state.finish()
+        ).hexdigest()
+
+
+def digest_of(data: Tensor, numel: int, version: int) -> str:
+    """Digest of an anchor: `data` is fp32 with N = numel values, or 2N with the outer state behind
+    them."""
+    has_state = data.numel() > numel
+    digest = StateDigest(numel, version, has_state)
+    digest.feed(data[:numel], data[numel:] if has_state else None)
+    return digest.hexdigest()

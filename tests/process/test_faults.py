@@ -1,0 +1,104 @@
+"""What goes wrong in one rack stays there: the other trains on, is told, and loses nothing."""
+
+from __future__ import annotations
+
+import math
+import signal
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, Result
+
+CONFIG: dict[str, Any] = {
+    "fragments": 2,
+    "sync_period_steps": 8,
+    "overlap_steps": 2,
+    "stall_max_s": 0.3,
+    "shutdown_timeout_s": 1,
+}
+STALL_MS = 300.0
+
+
+def stalled(result: Result, outages: int) -> None:
+    """`stall_max_s` per outage; a little is what the wake-up of a waiting thread costs."""
+    assert result.status["stall_ms_total"] <= outages * (STALL_MS + 100)
+
+
+def losses(result: Result) -> list[float]:
+    return [struct.unpack(">f", bytes.fromhex(loss))[0] for loss in result.losses]
+
+
+@pytest.mark.parametrize("lockstep", [False, True], ids=["free", "lockstep"])
+def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool) -> None:
+    """Step 8 makes NaN of everything just where fragment 1 is captured; then it is repaired."""
+    at = {"8": [["poison"]], "9": [["repair"]]}
+    config = {**CONFIG, "shutdown_timeout_s": 20, "lockstep": lockstep, "give_up_s": 20}
+    ill, well = jobs().run(steps=32, config=config, pace_ms=2, per={0: {"at": at}})
+    declined = ill.kinds("declined")
+    assert [(event["fragment"], event["seq"]) for event in declined] == [(1, 1)]
+    assert "not finite" in declined[0]["reason"]
+    assert ill.kinds("discarded"), "the rack may offer the fragment again"
+    assert not well.kinds("declined")
+
+    second = [commit for commit in ill.commits if commit["fragment"] == 1]
+    assert [member["rack"] for member in second[0]["members"]] == [1]
+    assert [member["rack"] for member in second[-1]["members"]] == [0, 1], "it merges again"
+    share = next(m for commit in second for m in commit["members"] if m["rack"] == 0)
+    assert (share["seq"], share["steps"]) == (2, 16), "the work of the declined offer is in the next"
+
+    assert ill.digest == well.digest
+    assert ill.weights == well.weights
+    assert all(map(math.isfinite, losses(well)))
+    assert all(map(math.isfinite, losses(ill)[9:]))
+    assert "not finite" in ill.status["last_error"]
+    assert ill.status["ledger"]["open"] == 0
+
+
+def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result:
+    """Rack 1 is ended by a signal; rack 0 trains on to its end. `middle`: with a round in flight."""
+    config = {**CONFIG, "simulated_merge_delay_ms": 30}
+    gate = job.gate()
+    # Steps 8 and 9: fragment 1 has just been captured, its offer takes 30 ms to arrive.
+    here = "9" if middle else "8"
+    at = {here: [["die", number.name], ["gate", job.gate("never")]]}
+    job.start(0, steps=80, config=config, pace_ms=2, at={"40": [["gate", gate]]})
+    job.start(1, steps=80, config=config, pace_ms=2, at=at)
+    assert job.ended(1) == -number
+    silent = job.event(0, "rack-silent", peer=1)
+    assert silent["effect"]
+    Path(gate).touch()
+    job.ended(0, code=0)
+    return job.result(0)
+
+
+@pytest.mark.parametrize(
+    ("number", "middle"),
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, True)],
+    ids=["kill", "kill in a round", "term in a round"],
+)
+def test_the_other_rack_trains_on_and_keeps_its_work(
+    jobs: Jobs, number: signal.Signals, middle: bool
+) -> None:
+    left = killed_and_left(jobs(witness=True), number, middle=middle)
+    status = left.status
+    assert status["step"] == len(left.losses) == 80
+    stalled(left, outages=2)
+    assert left.before_shutdown["racks_live"] == [0]
+    assert "rack" in " ".join(left.before_shutdown["waiting"])
+    assert status["ledger"]["open"] > 0
+    assert left.kinds("kept-local")[0]["open_tokens"] == 2 * status["ledger"]["open"]
+    assert left.kinds("left-alone")
+    after = left.losses[-1]
+    assert math.isfinite(struct.unpack(">f", bytes.fromhex(after))[0])
+    assert left.threads == []
+
+
+def test_without_a_witness_the_rack_that_coordinated_trains_on_too(job: Job) -> None:
+    """Two voters, of which rack 0 alone is a quorum; what it merges alone is safe with it."""
+    left = killed_and_left(job, signal.SIGKILL, middle=False)
+    assert left.status["step"] == 80
+    stalled(left, outages=2)

@@ -1,7 +1,8 @@
 """benchmarks._common: what the benchmarks share: arguments, statistics, one JSON object, two racks.
 
 Every benchmark prints {name, goal, measured, spread, pass, parameters, machine, command} and what
-is special to it. `measured` is a median, `spread` names the quartiles and the extremes around it.
+is special to it. `measured` is a median, where the goal is no maximum; `spread` names the quartiles
+and the extremes around it.
 """
 
 from __future__ import annotations
@@ -81,15 +82,16 @@ def report(
     passed: bool,
     options: argparse.Namespace,
     more: dict[str, object],
+    measure: str = "median",
     digits: int = 3,
 ) -> None:
-    """Print the JSON, and keep it where --save was given."""
+    """Print the JSON, and keep it where --save was given. `measure`: which of the spread counts."""
     around = spread(values, digits)
     parameters = {key: value for key, value in vars(options).items() if key != "save"}
     found = {
         "name": name,
         "goal": goal,
-        "measured": around["median"],
+        "measured": around[measure],
         "spread": around,
         "pass": passed,
         **more,

@@ -230,7 +230,7 @@ class Launch:
         seen = 0
         while any(child.running() for child in self.racks):
             time.sleep(POLL_S)
-            # Read once: a signal that arrives while the first is passed on must count as the second.
+            # Read once: a signal that comes while the first is passed on counts as the second.
             count = self._interrupts.count
             if count > seen:
                 self._pass_signal(kill=count > 1)

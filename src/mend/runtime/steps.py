@@ -109,7 +109,7 @@ class Trainer(Rounds):
 
     def _leave(self, deadline_ns: int) -> Doing:
         """Apply what is still decided, until the log says that this rack has left; past the
-        deadline it asks to leave alone, and LEAVE_NS later it goes without an answer."""
+        deadline it asks to leave alone, and goes without an answer LEAVE_NS later."""
         hurried, told, said_ns = False, None, self._now_ns()
         everything = list(range(len(self.tracks)))
         while True:
@@ -120,7 +120,9 @@ class Trainer(Rounds):
             if flags[0] or (flags[1] and hurried):
                 return
             if flags[1]:
-                hurried, deadline_ns = True, self._now_ns() + LEAVE_NS
+                # An offer that is still open now forbids leaving in order; it had its time.
+                grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
+                hurried, deadline_ns = True, self._now_ns() + grace_ns
                 self._post(Leaving(now=True))
             if (versions := self._versions()) != told:
                 told = versions

@@ -31,10 +31,17 @@ def commit(fragment: int, version: int, **changes: Any) -> dict[str, Any]:
         {"rack": rack, "seq": version, "base": version - 1, "tokens": 64, "steps": 5}
         for rack in (0, 1)
     ]  # fmt: skip
-    return {
-        "kind": "commit", "time_ns": 1, "fragment": fragment, "version": version,
-        "members": members, "dropped": [], "digests": [f"{fragment}{version}"], "reason": "lockstep",
-    } | changes  # fmt: skip
+    found = {
+        "kind": "commit",
+        "time_ns": 1,
+        "fragment": fragment,
+        "version": version,
+        "members": members,
+        "dropped": [],
+        "digests": [f"{fragment}{version}"],
+        "reason": "lockstep",
+    }
+    return found | changes
 
 
 def write_events(folder: Path, commits: list[dict[str, Any]]) -> None:

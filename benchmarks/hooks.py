@@ -1,0 +1,94 @@
+"""benchmarks.hooks: what mend costs a step in which nothing is due. Prints one JSON object.
+
+    python -m benchmarks.hooks --steps 2000 --blocks 40
+
+Two racks on loopback, each with its loop, its heartbeats and its connections; the period is so long
+that no round comes. One of them steps the same optimizer in blocks of `steps`, in turn with mend's
+hook and without it (taken out of the optimizer's table of hooks, and put back). The model is one
+small parameter, so that a step is short and the hook's share of it can be seen.
+
+`measured` is the median over pairs of blocks of the difference, in microseconds per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+import mend
+from benchmarks._common import RackArgs, arguments, racks, report, spread
+
+GOAL_US = 5.0
+PERIOD_STEPS = 1_000_000_000
+
+
+def main() -> None:
+    options = _options()
+    with racks(_rack, options) as pipes:
+        found = pipes[0].recv()
+        for pipe in pipes:
+            pipe.send("end")
+    extra = [with_ - without for with_, without in zip(found["with"], found["without"], strict=True)]
+    report(
+        "hooks",
+        goal=f"<= {GOAL_US:g} us per step",
+        values=extra,
+        passed=statistics.median(extra) <= GOAL_US,
+        options=options,
+        more={"unit": "us", "step_us": {name: spread(found[name], 2) for name in found}},
+        digits=2,
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("hooks", __doc__)
+    parser.add_argument("--steps", type=int, default=2000, help="steps of a block (default 2000)")
+    parser.add_argument(
+        "--blocks", type=int, default=40, help="pairs of blocks; one more warms up (default 40)"
+    )
+    return parser.parse_args()
+
+
+def _rack(args: RackArgs) -> None:
+    torch.set_num_threads(1)
+    model = nn.Linear(4, 4, bias=False)
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    mend.mend_init(model, args.config(fragments=1, sync_period_steps=PERIOD_STEPS), optimizer)
+    if args.rack == 0:
+        args.pipe.send(_measure(optimizer, args.options))
+    args.pipe.recv()
+    mend.mend_shutdown(model)
+
+
+def _measure(optimizer: torch.optim.Optimizer, options: Any) -> dict[str, list[float]]:
+    """Microseconds per step of every block."""
+    hooks = optimizer._optimizer_step_post_hooks
+    ours = dict(hooks)
+    assert len(ours) == 1, "mend hooked the optimizer once"
+    found: dict[str, list[float]] = {"with": [], "without": []}
+    for block in range(options.blocks + 1):
+        for name in ("with", "without") if block % 2 else ("without", "with"):
+            hooks.clear()
+            hooks.update(ours if name == "with" else {})
+            taken_us = _block(optimizer, options.steps)
+            if block:
+                found[name].append(taken_us)
+    hooks.update(ours)
+    return found
+
+
+def _block(optimizer: torch.optim.Optimizer, steps: int) -> float:
+    started = time.perf_counter()
+    for _ in range(steps):
+        optimizer.step()
+    return (time.perf_counter() - started) * 1e6 / steps
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Every way a rack can end: together, before the others, by Ctrl-C, by an exception, by being
+forgotten. No thread, no port and no work is left behind."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mend
+from mend.errors import UsageError
+from tests.process import train
+from tests.process.conftest import Jobs
+from tests.process.racks import Job
+
+CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+
+
+# -------------------------------------------------------------- racks of different length
+
+
+def test_racks_that_end_at_different_steps_leave_together(job: Job) -> None:
+    """The shorter one goes on merging what the longer one offers, until both have the same bits."""
+    long, short = job.run(config=CONFIG, per={0: {"steps": 60, "pace_ms": 2}, 1: {"steps": 20}})
+    assert (long.status["step"], short.status["step"]) == (60, 20)
+    assert long.weights == short.weights
+    assert long.digest == short.digest
+    for result in (long, short):
+        assert result.status["ledger"]["open"] == 0
+        assert not result.kinds("left-alone", "kept-local", "drain-gave-up")
+
+
+def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
+    """It leaves the roster with everything merged, and the other one goes on as the only rack."""
+    job = jobs(witness=True)
+    gate, hurry = job.gate(), {**CONFIG, "shutdown_timeout_s": 0.3}
+    job.start(0, steps=12, config=hurry)
+    job.start(1, steps=30, config={**CONFIG, "shutdown_timeout_s": 20}, at={"20": [["gate", gate]]})
+    job.ended(0, code=0)
+    assert job.events(1)[-1]["kind"] != "roster"
+    job.witness_event("roster", racks=[1])
+    Path(gate).touch()
+    job.ended(1, code=0)
+    job.witness_ended()
+    first, second = job.result(0), job.result(1)
+    assert not first.kinds("left-alone", "kept-local"), "the log let it go"
+    assert second.status["step"] == 30
+    for result in (first, second):
+        assert result.status["ledger"]["open"] == 0
+    assert second.status["racks_merged"] == (alone := [1]), alone
+    assert first.commits == second.commits[: len(first.commits)], "one history"
+
+
+# -------------------------------------------------------------- interrupted
+
+
+def test_ctrl_c_in_the_loop(jobs: Jobs) -> None:
+    """The rack says good-bye at once; nobody waits for it."""
+    job = jobs(witness=True)
+    gate = job.gate()
+    at = {"9": [["die", "SIGINT"], ["gate", job.gate("never")]]}
+    config = {**CONFIG, "stall_max_s": 0.3, "shutdown_timeout_s": 0.3}
+    job.start(0, steps=40, config=config, at={"20": [["gate", gate]]})
+    job.start(1, steps=40, config=config, at=at)
+    assert job.ended(1) == -signal.SIGINT, "it ends as Python does on Ctrl-C"
+    interrupted = job.result(1)
+    assert interrupted.error[0] == "KeyboardInterrupt"
+    assert interrupted.threads == []
+    assert interrupted.status["step"] == 8
+    assert job.event(0, "rack-silent", peer=1)
+    Path(gate).touch()
+    job.ended(0, code=0)
+    assert job.result(0).status["step"] == 40
+
+
+def test_ctrl_c_while_mend_waits_for_another_rack(job: Job) -> None:
+    """In lockstep rack 0 waits for a rack that stands still; Ctrl-C reaches it there."""
+    config = {**CONFIG, "lockstep": True, "give_up_s": 50}
+    waiting = job.start(0, steps=40, config=config)
+    job.start(1, steps=40, config=config, at={"2": [["gate", job.gate("never")]]})
+    job.event(0, "captured", fragment=0)
+    waiting.signal(signal.SIGINT)
+    assert job.ended(0) == -signal.SIGINT
+    result = job.result(0)
+    assert result.error[0] == "KeyboardInterrupt"
+    assert result.threads == []
+    assert len(result.losses) in (4, 5), "the apply point is behind step 6"
+
+
+def test_ctrl_c_while_the_racks_assemble(job: Job) -> None:
+    waiting = job.start(0, config=CONFIG)
+    job.event(0, "hello", rack=0)
+    waiting.signal(signal.SIGINT)
+    assert job.ended(0) == -signal.SIGINT
+    assert job.result(0).threads == []
+
+
+# -------------------------------------------------------------- a rack of its own, in this process
+
+
+def mend_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if "mend" in thread.name)
+
+
+Configure = Callable[..., mend.MendConfig]
+
+
+@pytest.fixture
+def alone(free_ports: Callable[[int], list[int]]) -> Iterator[Configure]:
+    """Configurations of a job of one rack that always wants the same two ports."""
+    sideband, lane = free_ports(2)
+
+    def make(**more: Any) -> mend.MendConfig:
+        own = {"rack": 0, "racks": 1, "sideband_addr": f"tcp://127.0.0.1:{sideband}"}
+        peers = {"sideband_peers": (own["sideband_addr"],), "data_ports": f"{lane}-{lane}"}
+        return mend.MendConfig(**{**CONFIG, **own, **peers, **more})
+
+    yield make
+    assert mend_threads() == []
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        optimizer.zero_grad()
+        train.loss_of(model, 0, 0, step).backward()
+        optimizer.step()
+
+
+def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = train.build("plain", 0)
+    return model, train.optimizer_of(model)
+
+
+def test_ports_are_free_as_soon_as_a_session_ends(alone: Configure) -> None:
+    """Well, by an exception, by Ctrl-C: the next session on the same ports starts at once."""
+    for error in (None, RuntimeError("the loss exploded"), KeyboardInterrupt()):
+        model, optimizer = fresh()
+        before: dict[str, list[int]] = {}
+        try:
+            with mend.session(model, alone(), optimizer) as runtime:
+                steps(model, optimizer, 1, 9)
+                before = train.weights(model)
+                if error is not None:
+                    raise error
+        except (RuntimeError, KeyboardInterrupt) as caught:
+            assert caught is error
+            assert train.weights(model) == before, "nothing was published over its weights"
+        assert mend_threads() == []
+        assert runtime.status().step == 9
+        steps(model, optimizer, 10, 20)
+        assert runtime.status().step == 9, "the optimizer is free of mend"
+
+
+def test_twice_is_once(alone: Configure) -> None:
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, alone(), optimizer)
+    with pytest.raises(UsageError, match="called twice"):
+        mend.mend_init(model, alone(), optimizer)
+    assert mend.get_runtime(model) is runtime, "the first is unharmed"
+    steps(model, optimizer, 1, 9)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.step == 9
+    assert mend.mend_shutdown(model) is None
+    assert runtime.shutdown() == status == runtime.status()
+    with pytest.raises(UsageError, match="no runtime"):
+        mend.get_runtime(model)
+    with pytest.raises(UsageError, match="remove runtime.step"):
+        runtime.step()
+    again = mend.mend_init(model, alone(), optimizer)
+    steps(model, optimizer, 10, 14)
+    assert again.status().step == 5
+    again.abort()
+    again.abort()
+
+
+def test_a_model_that_is_forgotten_takes_its_runtime_along(alone: Configure) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+    steps(model, optimizer, 1, 9)
+    assert mend_threads() != []
+    watched = weakref.ref(model), weakref.ref(next(model.parameters()))
+    del model, optimizer
+    gc.collect()
+    assert watched[0]() is None
+    assert mend_threads() == []
+    assert watched[1]() is None, "the weights are freed, too"
+    model, optimizer = fresh()
+    with mend.session(model, alone(), optimizer):
+        steps(model, optimizer, 1, 9)
+
+
+def test_a_start_that_fails_can_be_tried_again(alone: Configure) -> None:
+    model, optimizer = fresh()
+    taken = alone()
+    other, other_optimizer = fresh()
+    with mend.session(other, taken, other_optimizer):
+        with pytest.raises(mend.errors.AddressInUse, match="Stop the process"):
+            mend.mend_init(model, taken, optimizer)
+        steps(other, other_optimizer, 1, 9)
+    with mend.session(model, taken, optimizer) as runtime:
+        steps(model, optimizer, 1, 9)
+    assert runtime.status().ledger.open == 0

@@ -1,0 +1,168 @@
+"""Small values of the protocol for tests: racks, hellos, offers, records. Nothing decides here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mend.protocol.events import Effect, Note, Send
+from mend.protocol.messages import (
+    Commit,
+    Ended,
+    Genesis,
+    Hello,
+    Message,
+    Offer,
+    OfferId,
+    Orders,
+    Policy,
+    RankOrders,
+    RankReport,
+    Record,
+    Report,
+    Roster,
+    Seat,
+    Share,
+)
+from mend.terms import SECOND, Address, Member, Peer
+
+HEARTBEAT_NS = SECOND // 10
+DETECT_NS = SECOND
+
+
+def member(rack: int, life: int = 0) -> Member:
+    return Member(rack, 1000 * (rack + 1) + life)
+
+
+def seat(rack: int, ranks: int = 1, life: int = 0) -> Seat:
+    lanes = tuple(Address(f"rack{rack}", 10 + rank) for rank in range(ranks))
+    return Seat(member(rack, life), f"tcp://rack{rack}:1", lanes)
+
+
+def digest(number: int) -> str:
+    return f"{number:064x}"
+
+
+def policy(racks: int = 2, ranks: int = 1, fragments: int = 1, **changes: Any) -> Policy:
+    """K = 1, no grace, no age limit that matters, H = 8, tau = 2."""
+    fields: dict[str, Any] = {
+        "quorum_min_learners": 1, "grace_ns": 0, "lockstep": False, "max_age": 2,
+        "period_steps": 8, "overlap_steps": 2, "stall_max_ns": SECOND,
+    }  # fmt: skip
+    return Policy(racks=racks, ranks=ranks, fragments=fragments, **{**fields, **changes})
+
+
+def hello(
+    rack: int,
+    *,
+    racks: int = 2,
+    ranks: int = 1,
+    fragments: int = 1,
+    life: int = 0,
+    facts: tuple[tuple[str, str], ...] = (("model", "tiny"), ("steps", "8")),
+    **changes: Any,
+) -> Hello:
+    """Version 0 of rack r has the digests 100 r, 100 r + 1, ... in order of fragment and rank."""
+    digests = tuple(
+        tuple(digest(100 * rack + ranks * p + rank) for rank in range(ranks))
+        for p in range(fragments)
+    )
+    plan = policy(racks, ranks, fragments, **changes)
+    return Hello(seat(rack, ranks, life), plan, facts, digests)
+
+
+def offer(
+    rack: int,
+    seq: int = 1,
+    *,
+    fragment: int = 0,
+    base: int = 0,
+    applied: int | None = None,
+    tokens: int = 10,
+    steps: int = 2,
+    ranks: int = 1,
+    life: int = 0,
+) -> Offer:
+    return Offer(
+        member(rack, life), fragment, seq, base, 8 * seq, tokens, steps,
+        tuple(digest(seq + rank)[-32:] for rank in range(ranks)),
+        base if applied is None else applied,
+    )  # fmt: skip
+
+
+def offer_id(of: Offer) -> OfferId:
+    return OfferId(of.member, of.fragment, of.seq)
+
+
+def share(of: Offer) -> Share:
+    return Share(of.member, of.seq, of.base, of.capture_step, of.tokens, of.steps)
+
+
+def genesis(racks: int = 2, ranks: int = 1, fragments: int = 1, witness: bool = False) -> Genesis:
+    """With rack 0's version 0."""
+    seats = tuple(seat(rack, ranks) for rack in range(racks))
+    return Genesis(seats, witness, "ab", hello(0, ranks=ranks, fragments=fragments).digests)
+
+
+def commit(
+    version: int,
+    members: Sequence[Offer],
+    *,
+    fragment: int = 0,
+    dropped: Sequence[Offer] = (),
+    ranks: int = 1,
+) -> Commit:
+    """Its result has the digests 1000 version, 1000 version + 1, ... by rank."""
+    return Commit(
+        fragment, version, tuple(share(each) for each in members),
+        tuple(Ended(each.member, each.seq) for each in dropped),
+        tuple(digest(1000 * version + rank) for rank in range(ranks)), "all-in",
+    )  # fmt: skip
+
+
+def roster(number: int, racks: Iterable[int], ranks: int = 1) -> Roster:
+    return Roster(number, tuple(seat(rack, ranks) for rack in racks), "a test")
+
+
+def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
+    """A rack that has just begun: it holds version 0 and nothing else happened."""
+    fields: dict[str, Any] = {
+        "fresh": True, "step": 0, "step_ns": 0, "accepted": 0, "decided": 0,
+        "versions": (0,) * fragments, "offers": (), "declined": (), "got": (), "held": (),
+        "leaving": False, "hurry": False, "idle": False, "gone": False,
+    }  # fmt: skip
+    return Report(serial=serial, **{**fields, **changes})
+
+
+def orders(serial: int, records: Sequence[Record] = (), **changes: Any) -> Orders:
+    """All `records` from the start of the log, all of them decided."""
+    fields: dict[str, Any] = {
+        "epoch": 1, "prev": 0, "chain": "", "records": tuple(records), "decided": len(records),
+        "offers": (), "gathers": (), "settled": (), "live": (), "missing": (), "why": (),
+    }  # fmt: skip
+    return Orders(serial=serial, **{**fields, **changes})
+
+
+def rank_report(serial: int, fragments: int = 1, **changes: Any) -> RankReport:
+    fields: dict[str, Any] = {
+        "step": 0, "step_ns": 0, "decided": 0, "versions": (0,) * fragments, "parts": (),
+        "got": (), "held": (), "leaving": False, "hurry": False, "idle": False,
+    }  # fmt: skip
+    return RankReport(serial=serial, **{**fields, **changes})
+
+
+def rank_orders(serial: int, records: Sequence[Record] = (), **changes: Any) -> RankOrders:
+    fields: dict[str, Any] = {
+        "prev": 0, "records": tuple(records), "offers": (), "gathers": (), "settled": (),
+        "live": (), "discarded": (), "why": (), "failure": ("", ""), "finish": False,
+    }  # fmt: skip
+    return RankOrders(serial=serial, **{**fields, **changes})
+
+
+def sent(effects: Iterable[Effect], to: Peer | None = None) -> list[Message]:
+    """Bodies of the messages among the effects, to one peer or to all."""
+    return [e.body for e in effects if isinstance(e, Send) and to in (None, e.to)]
+
+
+def notes(effects: Iterable[Effect], kind: str) -> list[dict[str, object]]:
+    return [e.fields for e in effects if isinstance(e, Note) and e.kind == kind]

@@ -1,0 +1,168 @@
+"""The one list of decisions: how it grows, how replicas follow it, and what it adds up to."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend.protocol import log as log_module
+from mend.protocol.log import SENT_AT_ONCE, Folded, Log
+from mend.protocol.messages import Drop, Ended, Record
+from mend.terms import WITNESS, Peer
+from tests.unit.protocol.nouns import commit, digest, genesis, member, offer, roster, seat
+
+
+def folded(*records: Record) -> Folded:
+    found = Folded()
+    for record in records:
+        found.take(record)
+    return found
+
+
+def log_of(*records: Record) -> Log:
+    log = Log()
+    for record in records:
+        log.append(record)
+    return log
+
+
+def commits(count: int) -> list[Record]:
+    return [genesis(), *(commit(v, [offer(0, v)]) for v in range(1, count + 1))]
+
+
+# -------------------------------------------------------------- what records add up to
+
+
+def test_a_log_begins_with_genesis_and_ends_with_an_empty_roster() -> None:
+    assert not Folded().begun
+    assert not Folded().over
+    begun = folded(genesis(witness=True))
+    assert begun.begun
+    assert begun.voters == {0, 1, WITNESS}
+    assert begun.versions == [0]
+    over = folded(genesis(), roster(1, []))
+    assert over.over
+    assert over.voters == set()
+
+
+def test_a_commit_moves_one_fragment_to_the_next_version() -> None:
+    found = folded(genesis(fragments=2), commit(1, [offer(0, fragment=1)], fragment=1))
+    assert found.versions == [0, 1]
+    assert found.digests[1] == (digest(1000),)
+
+
+def test_a_version_is_never_skipped_or_repeated() -> None:
+    for versions in ([2], [1, 1], [1, 3]):
+        log = folded(genesis())
+        with pytest.raises(AssertionError, match="after"):
+            for seq, version in enumerate(versions, 1):
+                log.take(commit(version, [offer(0, seq)]))
+
+
+def test_members_must_ascend() -> None:
+    with pytest.raises(AssertionError, match="must ascend"):
+        folded(genesis(), commit(1, [offer(1), offer(0)]))
+
+
+def test_an_offer_ends_once() -> None:
+    """Named and dropped are both an end, and an older one cannot come after a newer one."""
+    begin = folded(genesis(), commit(1, [offer(0, 5)], dropped=[offer(1, 2)]))
+    assert not begin.is_open(member(0), 0, 5)
+    assert not begin.is_open(member(0), 0, 4)
+    assert begin.is_open(member(0), 0, 6)
+    assert not begin.is_open(member(1), 0, 2)
+    assert begin.is_open(member(1), 0, 3)
+    for again in (commit(2, [offer(0, 5)]), commit(2, [offer(1, 2)]), commit(2, [offer(0, 3)])):
+        with pytest.raises(AssertionError, match="ends twice"):
+            folded(genesis(), commit(1, [offer(0, 5)], dropped=[offer(1, 2)]), again)
+
+
+def test_a_drop_ends_offers_without_a_version() -> None:
+    found = folded(genesis(), Drop(0, (Ended(member(1), 3),), "older than max_age"))
+    assert found.versions == [0]
+    assert not found.is_open(member(1), 0, 3)
+
+
+def test_offers_of_another_life_or_of_a_removed_rack_are_not_open() -> None:
+    found = folded(genesis())
+    assert not found.is_open(member(1, life=1), 0, 1)
+    found.take(roster(1, [0]))
+    assert found.member(1) is None
+    assert not found.is_open(member(1), 0, 1)
+    assert found.roster_number == 1
+
+
+def test_a_second_genesis_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="second Genesis"):
+        folded(genesis(), genesis())
+
+
+def test_a_rail_is_the_same_rank_of_the_other_racks_owner_first() -> None:
+    found = folded(genesis(racks=4, ranks=2))
+    lanes = {rack: seat(rack, 2).lanes[1] for rack in range(4)}
+    assert found.rail(Peer(1, 1)) == (lanes[0], lanes[2], lanes[3])
+    assert found.rail(Peer(1, 1), 3) == (lanes[3], lanes[0], lanes[2])
+    assert found.rail(Peer(1, 1), 1) == (lanes[0], lanes[2], lanes[3])
+
+
+# -------------------------------------------------------------- a log and its replicas
+
+
+def test_equal_chain_equal_history() -> None:
+    a, b = log_of(*commits(3)), log_of(*commits(3))
+    other = log_of(*commits(2), commit(3, [offer(1)]))
+    assert [a.chain(i) for i in range(5)] == [b.chain(i) for i in range(5)]
+    assert a.chain(3) == other.chain(3)
+    assert a.chain(4) != other.chain(4)
+
+
+def test_a_replica_takes_what_is_new_and_nothing_twice() -> None:
+    source, replica = log_of(*commits(4)), Log()
+    for prev, stop in [(0, 2), (0, 2), (1, 4), (0, 1), (3, 5), (4, 5), (0, 5)]:
+        replica.accept(prev, source.chain(prev), source.after(prev, stop))
+    assert replica.last == 5
+    assert replica.chain(5) == source.chain(5)
+    assert replica.written.versions == [4]
+
+
+def test_a_replica_takes_nothing_across_a_gap_or_behind_another_history() -> None:
+    source, replica = log_of(*commits(4)), Log()
+    replica.accept(2, source.chain(2), source.after(2))
+    assert replica.last == 0
+    replica.accept(0, "", source.after(0, 2))
+    replica.accept(2, digest(9), source.after(2))
+    assert replica.last == 2
+
+
+def test_written_runs_ahead_of_told() -> None:
+    log = log_of(*commits(2))
+    assert log.written.versions == [2]
+    assert not log.told.begun
+    assert log.decide(2) == commits(2)[:2]
+    assert log.told.versions == [1]
+    assert list(log.undecided()) == commits(2)[2:]
+    assert log.decide(2) == []
+    assert log.decide(1) == []
+    assert log.decide(99) == commits(2)[2:]  # not further than what is here
+    assert log.decided == log.last == 3
+
+
+def test_after_is_cut_into_messages() -> None:
+    log = log_of(*commits(SENT_AT_ONCE + 10))
+    assert len(log.after(0)) == SENT_AT_ONCE
+    assert len(log.after(SENT_AT_ONCE)) == 11
+    assert log.after(3, 5) == tuple(commits(5)[3:5])
+    assert log.after(log.last) == ()
+    assert log.after(log.last + 1) == ()
+
+
+def test_old_records_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "RECORDS_KEPT", 4)
+    log = log_of(*commits(9))
+    log.decide(8)
+    assert not log.reaches(3)
+    assert log.reaches(4)
+    assert log.after(3) == ()
+    assert len(log.after(4)) == 6
+    log.accept(3, "", commits(1))  # a replay of what is gone changes nothing
+    assert log.last == 10
+    assert log.chain(4) == log_of(*commits(3)).chain(4)

@@ -1,0 +1,74 @@
+"""Which fragment is due after which step: for every rank the same, from the configuration alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend.protocol.schedule import Schedule
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    period = draw(st.integers(1, 12))
+    return Schedule(draw(st.integers(1, 15)), period, draw(st.integers(0, period - 1)))
+
+
+def test_four_fragments_take_turns() -> None:
+    schedule = Schedule(4, 8, 2)
+    due = {step: schedule.captures(step) for step in range(1, 17) if schedule.captures(step)}
+    assert due == {2: (0,), 4: (1,), 6: (2,), 8: (3,), 10: (0,), 12: (1,), 14: (2,), 16: (3,)}
+    assert [step for step in range(1, 17) if schedule.ends(step)] == [4, 6, 8, 10, 12, 14, 16]
+    assert schedule.gap_steps() == 2
+
+
+def test_more_fragments_than_steps_share_steps() -> None:
+    schedule = Schedule(5, 2, 1)
+    assert [schedule.captures(step) for step in range(1, 5)] == [
+        (1, 2, 3),
+        (0, 4),
+        (1, 2, 3),
+        (0, 4),
+    ]
+    assert schedule.gap_steps() == 1
+
+
+@given(schedules())
+def test_every_fragment_is_captured_once_per_period(schedule: Schedule) -> None:
+    for fragment in range(schedule.fragments):
+        due = [step for step in range(1, 60) if fragment in schedule.captures(step)]
+        first = schedule.offset(fragment) or schedule.period_steps
+        assert due == list(range(first, 60, schedule.period_steps))
+        assert first <= schedule.period_steps
+
+
+@given(schedules())
+def test_what_is_captured_ends_tau_steps_later(schedule: Schedule) -> None:
+    tau = schedule.overlap_steps
+    for step in range(1, 50):
+        assert schedule.ends(step + tau) == schedule.captures(step)
+        assert list(schedule.captures(step)) == sorted(schedule.captures(step))
+
+
+@given(schedules())
+def test_no_step_with_work_is_missed(schedule: Schedule) -> None:
+    for step in range(1, 50):
+        if schedule.captures(step) or schedule.ends(step):
+            assert schedule.busy(step)
+
+
+@given(schedules(), st.integers(0, 60))
+def test_last_capture_is_the_newest_due_step(schedule: Schedule, step: int) -> None:
+    for fragment in range(schedule.fragments):
+        offset, period = schedule.offset(fragment), schedule.period_steps
+        due = [s for s in range(offset, step + 1) if (s - offset) % period == 0]
+        assert schedule.last_capture(fragment, step) == max(due, default=0)
+
+
+@pytest.mark.parametrize(
+    ("fragments", "period", "tau"), [(0, 4, 1), (1, 0, 0), (1, 4, 4), (1, 4, -1)]
+)
+def test_a_schedule_that_cannot_be_is_refused(fragments: int, period: int, tau: int) -> None:
+    with pytest.raises(AssertionError):
+        Schedule(fragments, period, tau)

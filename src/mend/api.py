@@ -3,7 +3,6 @@ two steps."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import warnings
@@ -146,8 +145,9 @@ class Runtime:
             self._hooks = [optimizers[-1].register_step_post_hook(hook)]
         self._hooked = bool(optimizers)
         self._model = weakref.ref(model)
+        # Runs when the model is freed, or at the end of the program; until then it alone keeps the
+        # rank, and with it the parameters, alive.
         self._finalizer = weakref.finalize(model, rank.abort)
-        atexit.register(rank.abort)
 
     # -------------------------------------------------------------- the loop
 
@@ -299,7 +299,6 @@ class Runtime:
         self._unhook()
         if self._last is None:
             self._last = self._status()
-        atexit.unregister(self._rank.abort)
         self._finalizer.detach()
         self._rank.abort()
         model = self._model()

@@ -75,12 +75,7 @@ def run(scenario: Scenario) -> tuple[World, Report]:
 
 
 def kinds(world: World, rack: int) -> list[str]:
-    return [
-        kind
-        for peer, training in world.trainings.items()
-        if peer.rack == rack
-        for kind, _ in training.process.notes
-    ]
+    return [kind for kind, _ in notes(world, rack)]
 
 
 def test_a_calm_job_merges_everything_and_ends_together() -> None:
@@ -150,3 +145,37 @@ def test_a_step_that_gave_nan_is_refused_at_its_own_rack_only() -> None:
     assert "declined" not in kinds(world, 0)
     healthy = next(t for peer, t in world.trainings.items() if peer.rack == 0)
     assert healthy.trainer.open_tokens() == 0
+
+
+def test_a_donor_is_not_trusted() -> None:
+    """Rack 1 begins on rack 0's version 0, and takes it only with the digest of the log."""
+    world = World(calm())
+    donor = next(t.process for peer, t in world.trainings.items() if peer.rack == 0)
+    good, serve = dict(donor.served), donor.serve
+    assert good, "rack 0 serves its version 0"
+
+    def spoil(key: bytes, view: memoryview) -> None:
+        raw = bytes(view.cast("B"))
+        good[key] = memoryview(raw)
+        serve(key, memoryview(bytes([raw[0] ^ 1]) + raw[1:]))
+
+    def heal() -> None:
+        donor.serve = serve
+        donor.served.update(good)
+
+    donor.serve = spoil
+    world.loop.at(300 * MS, heal)
+    report = world.run()
+    assert not report.problems, told(report)
+    refused = [fields for kind, fields in notes(world, 1) if kind == "copy-failed"]
+    assert refused
+    assert "bits are not those of the log" in str(refused[0]["error"])
+
+
+def notes(world: World, rack: int) -> list[tuple[str, dict[str, object]]]:
+    return [
+        note
+        for peer, training in world.trainings.items()
+        if peer.rack == rack
+        for note in training.process.notes
+    ]

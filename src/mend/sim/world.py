@@ -67,7 +67,7 @@ class World:
         self.loop = Loop()
         self.rng = random.Random(self.scenario.seed ^ 0x5EED)
         self.network = Network(self.loop, self.scenario, self.rng)
-        self.checkers = Checkers(self.scenario)
+        self.checkers = Checkers(self.scenario, STALL_NS)
         self.trainings: dict[Peer, Training] = {}
         self.witness: Process | None = None
         self._build()

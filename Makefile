@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 BENCHMARKS := $(filter-out __init__,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench mutants clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -29,6 +29,9 @@ check: $(STAMP) ## format, lint, types, and who may import what
 format: $(STAMP) ## put the code into its one format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+mutants: $(STAMP) ## plant bugs one at a time and show that the tests catch each
+	$(BIN)/python -m tests.mutants
 
 bench: $(STAMP) ## run the benchmarks, each in a process of its own
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -1,6 +1,6 @@
 """benchmarks.hooks: what mend costs a step in which nothing is due. Prints one JSON object.
 
-    python -m benchmarks.hooks --steps 2000 --blocks 40
+    python -m benchmarks.hooks --steps 300 --blocks 300
 
 Two racks on loopback, each with its loop, its heartbeats and its connections; the period is so long
 that no round comes. One of them steps the same optimizer in blocks of `steps`, in turn with mend's
@@ -47,9 +47,9 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = arguments("hooks", __doc__)
-    parser.add_argument("--steps", type=int, default=2000, help="steps of a block (default 2000)")
+    parser.add_argument("--steps", type=int, default=300, help="steps of a block (default 300)")
     parser.add_argument(
-        "--blocks", type=int, default=40, help="pairs of blocks; one more warms up (default 40)"
+        "--blocks", type=int, default=300, help="pairs of blocks; one more warms up (default 300)"
     )
     return parser.parse_args()
 

@@ -145,8 +145,7 @@ class Runtime:
             self._hooks = [optimizers[-1].register_step_post_hook(hook)]
         self._hooked = bool(optimizers)
         self._model = weakref.ref(model)
-        # Runs when the model is freed, or at the end of the program; until then it alone keeps the
-        # rank, and with it the parameters, alive.
+        # Runs when the model is freed, or at the end of a program that never shut down.
         self._finalizer = weakref.finalize(model, rank.abort)
 
     # -------------------------------------------------------------- the loop

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mend
 from tests.process.racks import Job, Nursery
 
 Jobs = Callable[..., Job]
@@ -45,3 +48,28 @@ def jobs(
 def job(jobs: Jobs) -> Job:
     """Two racks of one rank; rack 0's leader coordinates."""
     return jobs()
+
+
+Configure = Callable[..., mend.MendConfig]
+
+
+@pytest.fixture
+def alone(free_ports: Callable[[int], list[int]]) -> Iterator[Configure]:
+    """Configurations of a job of one rack, in this process, that always wants the same two ports.
+
+    Whatever the test did, no thread of mend is left behind it.
+    """
+    sideband, lane = (f"{port}" for port in free_ports(2))
+
+    def make(**more: Any) -> mend.MendConfig:
+        address = f"tcp://127.0.0.1:{sideband}"
+        own = {"rack": 0, "racks": 1, "sideband_addr": address, "sideband_peers": (address,)}
+        rounds = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+        return mend.MendConfig(**{**rounds, **own, "data_ports": f"{lane}-{lane}", **more})
+
+    yield make
+    assert mend_threads() == []
+
+
+def mend_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if "mend" in thread.name)

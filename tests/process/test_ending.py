@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import gc
 import signal
-import threading
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch import nn
 import mend
 from mend.errors import UsageError
 from tests.process import train
-from tests.process.conftest import Jobs
+from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import Job
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
@@ -103,28 +101,21 @@ def test_ctrl_c_while_the_racks_assemble(job: Job) -> None:
     assert job.result(0).threads == []
 
 
+def test_a_program_that_never_shuts_down_still_says_good_bye(jobs: Jobs) -> None:
+    """It ends as it is. The others hear it at once; a rack that was killed takes two seconds."""
+    job = jobs(witness=True)
+    gate = job.gate()
+    job.start(0, steps=30, config={**CONFIG, "shutdown_timeout_s": 1}, at={"end": [["gate", gate]]})
+    job.start(1, steps=11, config=CONFIG, forget=True)
+    assert job.ended(1) == 0
+    gone = job.event(0, "rack-silent", peer=1)
+    last = job.result(1).events[-1]
+    assert gone["time_ns"] - last["time_ns"] < 1_500_000_000
+    Path(gate).touch()
+    job.ended(0, code=0)
+
+
 # -------------------------------------------------------------- a rack of its own, in this process
-
-
-def mend_threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if "mend" in thread.name)
-
-
-Configure = Callable[..., mend.MendConfig]
-
-
-@pytest.fixture
-def alone(free_ports: Callable[[int], list[int]]) -> Iterator[Configure]:
-    """Configurations of a job of one rack that always wants the same two ports."""
-    sideband, lane = free_ports(2)
-
-    def make(**more: Any) -> mend.MendConfig:
-        own = {"rack": 0, "racks": 1, "sideband_addr": f"tcp://127.0.0.1:{sideband}"}
-        peers = {"sideband_peers": (own["sideband_addr"],), "data_ports": f"{lane}-{lane}"}
-        return mend.MendConfig(**{**CONFIG, **own, **peers, **more})
-
-    yield make
-    assert mend_threads() == []
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:

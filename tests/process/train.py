@@ -7,10 +7,12 @@ from here, so both programs train on the same numbers.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
 import os
+import resource
 import signal
 import struct
 import sys
@@ -36,6 +38,8 @@ class Options:
     config: dict[str, Any] = field(default_factory=dict)
     model: str = "plain"
     keep_local: bool = False
+    forget: bool = False
+    """Neither session nor shutdown: the program just ends."""
     pace_ms: float = 0.0
     """How long a step takes at least: the speed of this rack."""
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
@@ -157,6 +161,12 @@ class Acts:
             parameter.data.copy_(value)
         self.optimizer.load_state_dict(state)
 
+    def disk(self, free_bytes: int) -> None:
+        """No file may grow beyond this; Python ignores the signal, so a write fails as on a full
+        disk. -1: there is room again."""
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard if free_bytes < 0 else free_bytes, hard))
+
     def fail(self) -> None:
         raise RuntimeError("the loss exploded")
 
@@ -179,8 +189,13 @@ def run(options: Options, result: dict[str, Any]) -> None:
     acts = Acts(model, optimizer)
     losses: list[str] = result.setdefault("losses", [])
     config = mend.MendConfig(**options.config)
+    joined = [wrapped, config, optimizer]
     try:
-        with mend.session(wrapped, config, optimizer, keep_local=options.keep_local) as runtime:
+        with (
+            contextlib.nullcontext(mend.mend_init(*joined))
+            if options.forget
+            else mend.session(*joined, keep_local=options.keep_local)
+        ) as runtime:
             for step in range(1, options.steps + 1):
                 acts.do(options.at.get(str(step), []))
                 loss = loss_of(wrapped, rack, rank, step)

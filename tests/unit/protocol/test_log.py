@@ -51,11 +51,10 @@ def test_a_commit_moves_one_fragment_to_the_next_version() -> None:
 
 
 def test_a_version_is_never_skipped_or_repeated() -> None:
-    for versions in ([2], [1, 1], [1, 3]):
-        log = folded(genesis())
-        with pytest.raises(AssertionError, match="after"):
-            for seq, version in enumerate(versions, 1):
-                log.take(commit(version, [offer(0, seq)]))
+    for wrong in (0, 1, 3):
+        log = folded(genesis(), commit(1, [offer(0, 1)]))
+        with pytest.raises(AssertionError, match="after 1"):
+            log.take(commit(wrong, [offer(0, 2)]))
 
 
 def test_members_must_ascend() -> None:

@@ -1,166 +1,326 @@
-"""A round: it opens, waits, closes, gathers, and commits only what survives whatever comes."""
+"""One fragment from version to version + 1: when a round opens, closes, tries again and commits."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace
 
 from mend.protocol.grace import Mean
-from mend.protocol.messages import Commit, Drop, Offer, Policy
-from mend.protocol.round import ATTEMPT_STALL_NS, Phase, Round, Scene
-from mend.terms import MS, SECOND, WITNESS, Member
+from mend.protocol.messages import Commit, Drop, Ended, Offer
+from mend.protocol.round import ATTEMPT_STALL_NS, ATTEMPTS_MAX, Phase, Round, Scene
+from mend.terms import MS, SECOND, WITNESS
+from tests.unit.protocol.nouns import digest, member, offer, policy, share
 
-NOW = 100 * SECOND
-POLICY = Policy(2, 1, 2, 1, 200 * MS, False, 2, 8, 3, SECOND)
-POLICY_K2 = replace(POLICY, quorum_min_learners=2)
-POLICY_LOCK = replace(POLICY, lockstep=True)
-POLICY_ADAPTIVE = replace(POLICY, grace_ns=-1)
-BITS, OTHER = ("aa",), ("bb",)
+GRACE_NS = 400 * MS
+GOOD, BAD = (digest(1),), (digest(2),)
 
 
-def offer(rack: int, base: int = 5, applied: int | None = None, seq: int = 1) -> Offer:
-    member = Member(rack, 100 + rack)
-    return Offer(member, 0, seq, base, 16, 100, 8, ("cc",), base if applied is None else applied)
-
-
-def scene(**changes: object) -> Scene:
-    """Two racks and a witness at version 5; nothing offered yet."""
-    calm = Scene(
-        version=5, voters=frozenset({0, 1, WITNESS}), policy=POLICY, offers=(), arrived=(),
-        declined=frozenset(), contributors=frozenset({0, 1}), live=frozenset({0, 1}), held={},
-        step_ns=10 * MS,
-    )  # fmt: skip
-    return dataclasses.replace(calm, **changes)
-
-
-def both(**changes: object) -> Scene:
-    return scene(offers=(offer(0), offer(1)), arrived=(offer(0), offer(1)), **changes)
-
-
-@pytest.fixture
-def fresh() -> Round:
+def new_round() -> Round:
     return Round(0, Mean(), Mean())
 
 
-def gathering(fresh: Round) -> Round:
-    assert fresh.advance(both(), NOW) is None
-    assert fresh.phase is Phase.GATHER
-    return fresh
+def scene(*offers: Offer, racks: int = 3, arrived: tuple[Offer, ...] | None = None,
+          version: int = 0, k: int = 1, grace_ns: int = GRACE_NS, max_age: int = 2,
+          lockstep: bool = False) -> Scene:  # fmt: skip
+    """All racks live and contributing, no witness; every offer has arrived unless it is said."""
+    everybody = frozenset(range(racks))
+    fresh = tuple(each for each in offers if version - each.base <= max_age)
+    return Scene(
+        version=version, voters=everybody,
+        policy=policy(racks, quorum_min_learners=k, grace_ns=grace_ns, max_age=max_age,
+                      lockstep=lockstep),
+        offers=offers, arrived=fresh if arrived is None else arrived, declined=frozenset(),
+        contributors=everybody, live=everybody, held={}, step_ns=50 * MS,
+    )  # fmt: skip
 
 
-def test_without_offers_nothing_opens(fresh: Round) -> None:
-    assert fresh.advance(scene(), NOW) is None
-    assert fresh.phase is Phase.IDLE
+def held(
+    *racks: int, attempt: int = 1, digests: tuple[str, ...] = GOOD
+) -> dict[int, tuple[int, tuple[str, ...]]]:
+    return dict.fromkeys(racks, (attempt, digests))
 
 
-def test_a_late_offer_alone_opens_nothing(fresh: Round) -> None:
-    late = offer(1, base=4)
-    fresh.advance(scene(offers=(late,), arrived=(late,)), NOW)
-    assert fresh.phase is Phase.IDLE
+def gathering(*offers: Offer, **changes: int) -> tuple[Round, Scene]:
+    """A round whose members are fixed at 0 ns."""
+    round_, all_in = new_round(), scene(*offers, **changes)  # type: ignore[arg-type]
+    assert round_.advance(replace(all_in, live=frozenset(o.member.rack for o in offers)), 0) is None
+    assert round_.phase is Phase.GATHER
+    return round_, all_in
 
 
-def test_a_late_offer_is_merged_once_its_rack_trains_on_the_newest_version(fresh: Round) -> None:
-    caught_up = offer(1, base=4, applied=5)
-    known = scene(offers=(caught_up,), arrived=(caught_up,))
-    fresh.advance(known, NOW)
-    fresh.advance(known, NOW + SECOND)
-    assert [o.member.rack for o in fresh.members] == [1]
+# -------------------------------------------------------------- opening
 
 
-def test_when_all_are_in_the_window_is_not_waited_for(fresh: Round) -> None:
-    gathering(fresh)
-    assert fresh.closed_by == "all-in"
-    assert [o.member.rack for o in fresh.members] == [0, 1]
+def test_nothing_offered_nothing_opens() -> None:
+    round_ = new_round()
+    assert round_.advance(scene(), 0) is None
+    assert round_.phase is Phase.IDLE
+    assert round_.deadline_ns(scene()) is None
+    assert round_.gather(0) is None
 
 
-def test_the_window_is_waited_for_a_rack_that_is_not_in_and_then_closed(fresh: Round) -> None:
-    alone = scene(offers=(offer(0),), arrived=(offer(0),))
-    fresh.advance(alone, NOW)
-    assert fresh.deadline_ns(alone) == NOW + 200 * MS
-    fresh.advance(alone, NOW + 199 * MS)
-    assert fresh.phase is Phase.OPEN
-    assert fresh.why == "waiting for rack 1"
-    fresh.advance(alone, NOW + 200 * MS)
-    assert fresh.closed_by == "grace-over, without rack 1"
+def test_a_late_offer_alone_opens_nothing() -> None:
+    """It was made on an older version, and its rack has not trained on this one yet."""
+    round_ = new_round()
+    round_.advance(scene(offer(0, base=1, applied=1), version=2), 0)
+    assert round_.phase is Phase.IDLE
+    round_.advance(scene(offer(0, base=1, applied=2), version=2), 0)
+    assert round_.phase is Phase.OPEN
 
 
-def test_a_dead_rack_and_one_that_declined_are_not_waited_for(fresh: Round) -> None:
-    alone = scene(offers=(offer(0),), arrived=(offer(0),), live=frozenset({0}))
-    fresh.advance(alone, NOW)
-    assert fresh.closed_by == "all-in"
-    other = Round(0, Mean(), Mean())
-    other.advance(dataclasses.replace(alone, live=frozenset({0, 1}), declined=frozenset({1})), NOW)
-    assert other.closed_by == "all-in"
+def test_an_offer_that_somebody_made_on_this_version_opens_for_late_ones_too() -> None:
+    round_, both = new_round(), scene(offer(0, base=1), offer(1, base=2), racks=2, version=2)
+    round_.advance(both, 0)
+    assert round_.phase is Phase.GATHER
+    assert round_.members == both.offers
 
 
-def test_fewer_than_k_offers_are_never_committed(fresh: Round) -> None:
-    alone = scene(offers=(offer(0),), arrived=(offer(0),), policy=POLICY_K2)
-    for later in (0, SECOND, 1000 * SECOND):
-        assert fresh.advance(alone, NOW + later) is None
-    assert fresh.phase is Phase.OPEN
-    assert fresh.why == "1 of 2 offers have arrived, waiting for rack 1"
+def test_a_refused_capture_opens_a_round_but_brings_nothing_into_it() -> None:
+    round_ = new_round()
+    round_.advance(replace(scene(), declined=frozenset({1})), 0)
+    assert round_.phase is Phase.OPEN
+    assert round_.why == "0 of 1 offers have arrived, waiting for racks 0,2"
 
 
-def test_lockstep_knows_no_clock_and_no_old_offer(fresh: Round) -> None:
-    old = offer(1, base=4, applied=5)
-    alone = scene(offers=(offer(0), old), arrived=(offer(0), old), policy=POLICY_LOCK)
-    fresh.advance(alone, NOW)
-    fresh.advance(alone, NOW + 1000 * SECOND)
-    assert fresh.phase is Phase.OPEN
-    fresh.advance(both(policy=POLICY_LOCK), NOW + 1001 * SECOND)
-    assert fresh.closed_by == "lockstep"
+# -------------------------------------------------------------- closing
 
 
-def test_one_result_is_no_commit_when_a_quorum_could_miss_it(fresh: Round) -> None:
-    """Hold before decide: {1, witness} could decide without rack 0, so rack 1 must hold it too."""
-    gathering(fresh)
-    assert fresh.advance(both(held={0: (1, BITS)}), NOW + MS) is None
-    commit = fresh.advance(both(held={0: (1, BITS), 1: (1, BITS)}), NOW + 2 * MS)
-    assert isinstance(commit, Commit)
-    assert commit.version == 6
-    assert commit.digests == BITS
-    assert [share.member.rack for share in commit.members] == [0, 1]
+def test_all_in_closes_early() -> None:
+    round_, all_in = new_round(), scene(offer(0), offer(1), offer(2))
+    round_.advance(all_in, 0)
+    assert round_.phase is Phase.GATHER
+    assert round_.closed_by == "all-in"
+    gather = round_.gather(0)
+    assert gather is not None
+    assert (gather.version, gather.attempt, gather.members) == (1, 1, all_in.offers)
 
 
-def test_results_of_an_earlier_attempt_do_not_count(fresh: Round) -> None:
-    gathering(fresh)
-    fresh.attempt = 2
-    assert fresh.advance(both(held={0: (1, BITS), 1: (1, BITS)}), NOW) is None
+def test_grace_is_counted_from_when_k_are_in() -> None:
+    round_, one, two = new_round(), scene(offer(0), k=2), scene(offer(0), offer(2), k=2)
+    round_.advance(one, 0)
+    assert round_.why == "1 of 2 offers have arrived, waiting for racks 1,2"
+    assert round_.deadline_ns(one) is None, "nothing happens by itself before K are in"
+    round_.advance(one, 100 * SECOND)
+    round_.advance(two, 200 * SECOND)
+    assert round_.why == "waiting for rack 1"
+    assert round_.deadline_ns(two) == 200 * SECOND + GRACE_NS
+    round_.advance(two, 200 * SECOND + GRACE_NS - 1)
+    assert round_.phase is Phase.OPEN
+    round_.advance(two, 200 * SECOND + GRACE_NS)
+    assert round_.phase is Phase.GATHER
+    assert round_.closed_by == "grace-over, without rack 1"
+    assert round_.members == two.offers
 
 
-def test_unequal_results_are_a_fault_and_a_new_attempt(fresh: Round) -> None:
-    gathering(fresh)
-    assert fresh.advance(both(held={0: (1, BITS), 1: (1, OTHER)}), NOW + MS) is None
-    assert fresh.attempt == 2
-    assert "2 different results" in fresh.faults[0]
+def test_below_k_again_starts_grace_again() -> None:
+    """An offer that stops counting as arrived (its holder died) takes its grace with it."""
+    round_, one, two = new_round(), scene(offer(0), k=2), scene(offer(0), offer(1), k=2)
+    round_.advance(two, 0)
+    round_.advance(one, GRACE_NS)
+    assert round_.phase is Phase.OPEN
+    round_.advance(two, 2 * GRACE_NS)
+    assert round_.deadline_ns(two) == 3 * GRACE_NS
 
 
-def test_a_member_whose_bytes_are_gone_is_left_out_of_the_next_attempt(fresh: Round) -> None:
-    gathering(fresh)
-    without = dataclasses.replace(both(), arrived=(offer(0),))
-    fresh.advance(without, NOW + ATTEMPT_STALL_NS)
-    assert [o.member.rack for o in fresh.members] == [0]
-    assert fresh.attempt == 2
+def test_never_below_k() -> None:
+    round_ = new_round()
+    for now_ns in (0, SECOND, 1000 * SECOND):
+        assert round_.advance(scene(offer(0), offer(1), k=3), now_ns) is None
+        assert round_.phase is Phase.OPEN
 
 
-def test_offers_that_are_too_old_are_dropped_with_a_commit_or_alone(fresh: Round) -> None:
-    ancient = offer(1, base=2, applied=5)
-    mixed = scene(offers=(offer(0), ancient), arrived=(offer(0),), live=frozenset({0}))
-    fresh.advance(mixed, NOW)
-    commit = fresh.advance(
-        dataclasses.replace(mixed, held={0: (1, BITS), 1: (1, BITS)}), NOW + SECOND
+def test_k_is_not_more_than_there_are_contributors() -> None:
+    """Of three racks with K = 3 one has left: two are all there can be."""
+    round_, two = new_round(), scene(offer(0), offer(1), k=3)
+    round_.advance(replace(two, contributors=frozenset({0, 1})), 0)
+    assert round_.phase is Phase.GATHER
+
+
+def test_an_offer_under_way_does_not_count_but_is_waited_for_longer() -> None:
+    first, second = offer(0), offer(1)
+    round_, both = new_round(), scene(first, second, racks=2, arrived=(first,), grace_ns=-1)
+    for mean in (round_.quorum_time, round_.sync_time):
+        mean.observe(200 * MS)
+    round_.advance(both, 0)
+    # half of the 8 steps of 50 ms until the next capture; with nothing under way a quarter of a gap
+    assert round_.deadline_ns(both) == 200 * MS
+    assert round_.deadline_ns(replace(both, offers=(first,))) == 100 * MS
+    round_.advance(both, 200 * MS)
+    assert round_.members == (first,)
+
+
+def test_who_declined_or_is_dead_or_is_done_is_not_waited_for() -> None:
+    for without in (
+        {"declined": frozenset({1})},
+        {"live": frozenset({0, 2})},
+        {"contributors": frozenset({0, 2})},
+    ):
+        round_ = new_round()
+        round_.advance(replace(scene(offer(0), offer(2)), **without), 0)  # type: ignore[arg-type]
+        assert round_.phase is Phase.GATHER, without
+
+
+# -------------------------------------------------------------- lockstep
+
+
+def test_lockstep_waits_for_all_racks_dead_or_alive() -> None:
+    round_, two = new_round(), scene(offer(0), offer(1), lockstep=True)
+    dead = replace(two, live=frozenset({0, 1}))
+    for now_ns in (0, 1000 * SECOND):
+        round_.advance(dead, now_ns)
+        assert round_.phase is Phase.OPEN
+        assert round_.why == "waiting for rack 2"
+        assert round_.deadline_ns(dead) is None, "lockstep knows no clock"
+    round_.advance(scene(offer(0), offer(1), offer(2), lockstep=True), 2000 * SECOND)
+    assert round_.closed_by == "lockstep"
+
+
+def test_lockstep_merges_only_what_was_captured_on_this_version() -> None:
+    round_ = new_round()
+    round_.advance(scene(offer(0, base=1), offer(1, base=0), racks=2, version=1, lockstep=True), 0)
+    assert round_.phase is Phase.OPEN
+    assert round_.why == "waiting for rack 1"
+
+
+def test_lockstep_goes_on_without_who_declined() -> None:
+    round_, one = new_round(), scene(offer(0), racks=2, lockstep=True)
+    round_.advance(replace(one, declined=frozenset({1})), 0)
+    assert round_.members == one.offers
+
+
+# -------------------------------------------------------------- too old
+
+
+def test_older_than_max_age_is_dropped_by_the_commit() -> None:
+    old, fresh = offer(1, 4, base=0), offer(0, 2, base=3)
+    round_ = new_round()
+    commit = round_.advance(
+        replace(scene(fresh, old, racks=2, version=3, grace_ns=0), held=held(0, 1)), 0
     )
     assert isinstance(commit, Commit)
-    assert [ended.member.rack for ended in commit.dropped] == [1]
-    only = Round(0, Mean(), Mean()).advance(scene(offers=(ancient,)), NOW)
-    assert isinstance(only, Drop)
-    assert [ended.member.rack for ended in only.dropped] == [1]
+    assert commit.members == (share(fresh),)
+    assert commit.dropped == (Ended(member(1), 4),)
 
 
-def test_bytes_under_way_extend_an_adaptive_window(fresh: Round) -> None:
-    flying = scene(offers=(offer(0), offer(1)), arrived=(offer(0),), policy=POLICY_ADAPTIVE)
-    fresh.advance(flying, NOW)
-    half_a_period = 4 * 10 * MS
-    assert fresh.deadline_ns(flying) == NOW + half_a_period
+def test_exactly_max_age_is_merged() -> None:
+    aged, fresh = offer(0, base=1), offer(1, base=3)
+    round_ = new_round()
+    round_.advance(scene(aged, fresh, racks=2, version=3), 0)
+    assert round_.members == (aged, fresh)
+
+
+def test_too_old_offers_count_towards_k() -> None:
+    """Their racks have done their part; waiting for K without them could be for ever."""
+    round_ = new_round()
+    round_.advance(
+        scene(offer(0, base=5), offer(1, base=0), racks=2, version=5, k=2, grace_ns=0), 0
+    )
+    assert round_.phase is Phase.GATHER
+    assert round_.members == (offer(0, base=5),)
+
+
+def test_nothing_but_too_old_offers_is_dropped_at_once() -> None:
+    """Found by seeds of the simulator: with nothing to commit they stayed open for ever."""
+    round_ = new_round()
+    record = round_.advance(scene(offer(0, 3), offer(2, 5), version=4), 0)
+    assert record == Drop(0, (Ended(member(0), 3), Ended(member(2), 5)), "older than max_age")
+    assert round_.phase is Phase.IDLE
+
+
+# -------------------------------------------------------------- gathering
+
+
+def test_a_commit_needs_bytes_that_meet_every_quorum() -> None:
+    """Racks 0 and 1 with a witness: what only one of them holds may be lost with it."""
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
+    assert round_.advance(replace(all_in, held=held(0)), 0) is None
+    assert round_.why == "1 racks hold the result, every quorum needs one, waiting for rack 1"
+    commit = round_.advance(replace(all_in, held=held(0, 1)), 0)
+    assert commit == Commit(0, 1, (share(offer(0)), share(offer(1))), (), GOOD, "all-in")
+
+
+def test_members_are_fixed_once_it_gathers() -> None:
+    round_, _ = gathering(offer(0), offer(1))
+    late = scene(offer(0, applied=1), offer(1), offer(2))
+    assert round_.advance(late, SECOND) is None
+    gather = round_.gather(0)
+    assert gather is not None
+    assert gather.members == (offer(0), offer(1))
+
+
+def test_a_result_of_another_attempt_does_not_count() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    assert round_.advance(replace(all_in, held=held(0, 1, attempt=2)), 0) is None
+    assert round_.advance(replace(all_in, held=held(0, 1, attempt=0)), 0) is None
+    assert round_.advance(replace(all_in, held=held(0, 1)), 0) is not None
+
+
+def test_differing_results_are_a_fault_and_asked_for_again() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    voters = frozenset({0, 1, WITNESS})
+    differ = replace(all_in, voters=voters, held=held(0) | held(1, digests=BAD))
+    assert round_.advance(differ, 0) is None
+    assert round_.attempt == 2
+    assert round_.faults == [
+        "fragment 0 version 1 attempt 1: racks [0, 1] merged equal members into 2 different results"
+    ]
+    again = replace(differ, held=held(0, 1, attempt=2))
+    commit = round_.advance(again, 0)
+    assert isinstance(commit, Commit)
+    assert commit.digests == GOOD
+
+
+def test_differing_results_wait_until_every_live_rack_has_spoken() -> None:
+    round_, all_in = gathering(offer(0), offer(1), offer(2))
+    two = replace(all_in, held=held(1) | held(2, digests=BAD))
+    round_.advance(two, 0)
+    assert round_.attempt == 1, "rack 0 may still be the second of a quorum"
+    commit = round_.advance(replace(all_in, held=held(0, 1) | held(2, digests=BAD)), 0)
+    assert isinstance(commit, Commit)
+    assert commit.digests == GOOD
+
+
+def test_racks_that_go_on_differing_are_asked_at_a_slow_pace() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
+
+    def differ(now_ns: int) -> int:
+        said = held(0, attempt=round_.attempt) | held(1, attempt=round_.attempt, digests=BAD)
+        round_.advance(replace(all_in, held=said), now_ns)
+        return round_.attempt
+
+    assert [differ(0) for _ in range(ATTEMPTS_MAX + 3)][-1] == ATTEMPTS_MAX
+    assert differ(ATTEMPT_STALL_NS - 1) == ATTEMPTS_MAX
+    assert differ(ATTEMPT_STALL_NS) == ATTEMPTS_MAX + 1
+    assert differ(ATTEMPT_STALL_NS) == ATTEMPTS_MAX + 1
+
+
+def test_a_member_whose_bytes_are_gone_is_left_out_of_the_next_attempt() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    lost = replace(all_in, arrived=(offer(0, applied=3),), voters=frozenset({0, 1, WITNESS}))
+    round_.advance(lost, ATTEMPT_STALL_NS - 1)
+    assert round_.attempt == 1
+    assert round_.deadline_ns(lost) == ATTEMPT_STALL_NS
+    round_.advance(lost, ATTEMPT_STALL_NS)
+    assert (round_.attempt, round_.members) == (2, (offer(0),))
+    assert round_.deadline_ns(lost) == 2 * ATTEMPT_STALL_NS
+
+
+@pytest.mark.parametrize("arrived", [(), (offer(0), offer(1))], ids=["all gone", "none gone"])
+def test_a_stall_alone_is_no_reason_for_another_attempt(arrived: tuple[Offer, ...]) -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    round_.advance(replace(all_in, arrived=arrived), ATTEMPT_STALL_NS)
+    assert (round_.attempt, round_.members) == (1, (offer(0), offer(1)))
+
+
+def test_after_the_decision_the_next_round_may_open() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    round_.advance(replace(all_in, held=held(0, 1)), 70 * MS)
+    round_.decided(80 * MS)
+    assert (round_.phase, round_.members, round_.attempt) == (Phase.IDLE, (), 0)
+    assert round_.sync_time.value_ns == 80 * MS
+    assert round_.quorum_time.value_ns == 0
+    assert round_.advance(scene(offer(0, 2, base=1), version=1, k=2), SECOND) is None
+    assert round_.phase is Phase.OPEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import types
@@ -102,10 +103,8 @@ def test_every_message_comes_back_as_it_was(kind: Any, data: st.DataObject) -> N
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_wire_error(noise: bytes) -> None:
     for frame in (noise, HEAD + noise):
-        try:
+        with contextlib.suppress(WireError):  # anything else comes through
             assert isinstance(decode(frame), Envelope)
-        except WireError as error:
-            assert str(error)
 
 
 @given(st.sampled_from(SAMPLES), st.data())
@@ -113,10 +112,8 @@ def test_a_damaged_frame_is_a_message_or_a_wire_error(body: Message, data: st.Da
     frame = bytearray(encode(around(body)))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(WireError):
         assert isinstance(decode(bytes(frame)), Envelope)
-    except WireError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize("body", SAMPLES, ids=lambda body: type(body).__name__)

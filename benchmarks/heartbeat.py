@@ -1,0 +1,212 @@
+"""benchmarks.heartbeat: how long a rank is silent while it merges. Prints one JSON object.
+
+    python -m benchmarks.heartbeat --numel 100000000 --members 4 --merges 8
+
+A process with a rank's own parts (Driver, Learner, Rank, Numerics) reports every 100 ms, as always;
+this process listens where the rank's leader would, and notes when frames arrive. Meanwhile the
+rank merges `members` payloads of `numel` fp32 elements on its worker, again and again: first with
+nothing else to do, then while its main thread multiplies matrices, as training would.
+
+`measured` is the largest gap between two frames during any merge, in milliseconds: silence is what
+the others judge a rack by. `gaps_ms` gives the largest gap of each merge, by what else was going on;
+`idle` is the rank at rest. Less memory than the payloads need makes the payloads smaller, and says
+so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks._common import RackArgs, arguments, free_bytes, noise, racks, report, spread
+from mend.codec import CODECS
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.protocol import events as ev
+from mend.protocol.learner import Learner, LearnerOptions
+from mend.runtime.driver import Driver, DriverOptions
+from mend.runtime.handoff import Board
+from mend.runtime.numerics import Numerics
+from mend.runtime.rank import Rank, Roles
+from mend.runtime.recorder import Recorder
+from mend.terms import MS, SECOND, Member, Peer, Span
+from mend.transport.zmq import ZmqSideband
+
+GOAL_MS = 150.0
+HEARTBEAT_MS = 100
+SHARE_OF_MEMORY = 0.5
+PHASES = ("idle", "merging", "merging and training")
+
+
+def main() -> None:
+    options = _options()
+    asked, bytes_each = options.numel, 4 * (options.members + 4)
+    options.numel = min(asked, int(free_bytes() * SHARE_OF_MEMORY) // bytes_each)
+    heard, spans = asyncio.run(_listen(options))
+    gaps = {
+        phase: [_largest_gap_ms(heard, start, end) for name, start, end in spans if name == phase]
+        for phase in PHASES
+    }
+    busy = gaps["merging"] + gaps["merging and training"]
+    more: dict[str, object] = {
+        "unit": "ms",
+        "gaps_ms": {phase: spread(found, 1) for phase, found in gaps.items()},
+        "merge_s": spread([(end - start) / SECOND for name, start, end in spans if name != "idle"], 2),
+    }
+    if options.numel < asked:
+        more["reduced"] = f"{asked} elements asked for, memory allows {options.numel}"
+    report(
+        "heartbeat",
+        goal=f"< {GOAL_MS:g} ms",
+        values=busy,
+        passed=max(busy) < GOAL_MS,
+        options=options,
+        more=more,
+        measure="max",
+        digits=1,
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("heartbeat", __doc__)
+    parser.add_argument(
+        "--numel", type=int, default=100_000_000, help="fp32 elements (default 100000000)"
+    )
+    parser.add_argument("--members", type=int, default=4, help="payloads of a merge (default 4)")
+    parser.add_argument("--merges", type=int, default=8, help="of each kind (default 8)")
+    parser.add_argument(
+        "--momentum", type=float, default=0.0, help="of the outer step: with state (default 0)"
+    )
+    return parser.parse_args()
+
+
+def _largest_gap_ms(heard: list[int], start: int, end: int) -> float:
+    """Between frames, from the last one before `start` to the first one after `end`."""
+    before = [at for at in heard if at <= start][-1:]
+    after = [at for at in heard if at >= end][:1]
+    inside = [at for at in heard if start < at < end]
+    found = [*before, *inside, *after]
+    return max(b - a for a, b in zip(found, found[1:], strict=False)) / MS
+
+
+# ------------------------------------------------------------------ the listener
+
+
+async def _listen(options: argparse.Namespace) -> tuple[list[int], list[tuple[str, int, int]]]:
+    """(arrival of every frame, (what went on, from, to)), monotonic nanoseconds."""
+    sideband = ZmqSideband("tcp://127.0.0.1:0")
+    heard: list[int] = []
+
+    async def note() -> None:
+        while True:
+            await sideband.receive()
+            heard.append(time.monotonic_ns())
+
+    listening = asyncio.create_task(note())
+    options.leader = sideband.address
+    try:
+        with racks(_rank, options, count=1) as pipes:
+            spans = await asyncio.to_thread(pipes[0].recv)
+            await asyncio.sleep(3 * HEARTBEAT_MS / 1e3)  # the frame behind the last merge
+            pipes[0].send("end")
+    finally:
+        listening.cancel()
+        sideband.close()
+        del options.leader
+    return heard, spans
+
+
+# ------------------------------------------------------------------ the rank
+
+
+class Watched(Rank):
+    """Says when a merge is done. What it gave is forgotten at once, as nobody asked for it."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.merged = threading.Event()
+
+    def tell(self, event: ev.Event) -> None:
+        super().tell(event)
+        if isinstance(event, ev.Merged):
+            assert not event.error, event.error
+            self.merged.set()
+
+
+@dataclass
+class Stand:
+    """The rank under test and its way to the listener."""
+
+    driver: Driver
+    rank: Watched
+    members: tuple[tuple[Member, int], ...]
+
+    def merge(self) -> None:
+        count = len(self.members)
+        weights = (0.5 ** (count - 1), *(0.5**m for m in range(1, count)))
+        self.rank.merged.clear()
+        effect = ev.Merge(0, 1, 1, self.members, weights, verify=False)
+        self.driver.call(lambda: self.rank._perform(effect, self.rank.roles.learner))
+
+
+def _rank(args: RackArgs) -> None:
+    torch.set_num_threads(1)
+    options = args.options
+    stand = _stand(options)
+    spans: list[tuple[str, int, int]] = []
+    factor = torch.ones(512, 512)
+    time.sleep(0.5)  # the connection is made
+    stand.merge()  # memory is touched
+    stand.rank.merged.wait()
+    for phase in PHASES * options.merges:
+        start = time.monotonic_ns()
+        if phase == "idle":
+            time.sleep(4 * HEARTBEAT_MS / 1e3)
+        else:
+            stand.merge()
+            while not stand.rank.merged.is_set():
+                if phase == "merging":
+                    stand.rank.merged.wait()
+                else:
+                    torch.mm(factor, factor)
+        spans.append((phase, start, time.monotonic_ns()))
+    args.pipe.send(spans)
+    args.pipe.recv()
+    stand.driver.close()
+    stand.rank.numerics.close()
+
+
+def _stand(options: Any) -> Stand:
+    """A rank of a rack whose leader is the listener; it never hears an order."""
+    me, member, numel = Peer(0, 1), Member(0, 1), options.numel
+    outer = OUTERS["nesterov"](1.0, options.momentum)
+    numerics = Numerics(CODECS["float32"](), MERGES["mean"](), outer, 1, spare=1)
+    genesis = numerics.genesis(noise(numel, 1))
+    lane = "127.0.0.1"
+    listen = DriverOptions(f"tcp://{lane}:0", lane, "", None, 10 * SECOND)
+    driver = Driver(me, member, "benchmark", listen, Recorder({"rack": 0, "rank": 1}, None))
+    learner = Learner(
+        me, member, LearnerOptions(HEARTBEAT_MS * MS, True, ranks=2), (genesis.digest,)
+    )
+    rank = Watched(
+        me, member, Roles(learner, None, None), [Span(0, numel)], [genesis], numerics, Board(1),
+        driver,
+    )  # fmt: skip
+    members = tuple((Member(rack, 1), 1) for rack in range(options.members))
+    for number, (who, seq) in enumerate(members):
+        payload = numerics.codec.encode(noise(numel, 10 + number) * 1e-3)
+        rank.payloads[(who, 0, seq)], rank.checksums[(who, 0, seq)] = payload, ""
+    driver.call(lambda: driver.connect(Peer(0, 0), options.leader))
+    driver.attach(rank)
+    driver.call(rank.tick)
+    return Stand(driver, rank, members)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Events are for people and replays. Training does not stop because they cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.racks import Job
+
+CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+OPTIONS: dict[str, Any] = {"steps": 24, "config": CONFIG}
+
+
+@pytest.mark.parametrize("fault", ["no folder", "full disk"])
+def test_events_that_cannot_be_written_are_counted(job: Job, fault: str) -> None:
+    file = job.folder / "file"
+    file.write_text("in the way of a folder")
+    if fault == "no folder":
+        own = {"config": {**CONFIG, "diagnostics_dir": str(file / "events")}}
+    else:
+        own = {"at": {"3": [["disk", 2000]], "end": [["disk", -1]]}}
+    per = {0: OPTIONS, 1: {**OPTIONS, **own}}
+    well, unheard = job.run(per=per)
+    assert well.status["events_lost"] == 0
+    assert unheard.status["events_lost"] > 5
+    assert well.digest == unheard.digest
+    assert well.weights == unheard.weights
+    assert unheard.threads == []
+    said = (job.folder / "rack1.log").read_text()
+    assert said.count("events-stopped") == 1, "once, not for each event"
+    assert "remedy=" in said
+    if fault == "full disk":
+        assert len(unheard.events) > 3, "what was written before is whole and readable"
+
+
+def test_each_process_has_a_file_of_its_own(job: Job) -> None:
+    first, second = job.run(**OPTIONS)
+    for rack, result in enumerate((first, second)):
+        assert result.kinds("start")[0]["member"][0] == rack
+        times = [event["time_ns"] for event in result.events]
+        assert times == sorted(times)
+        assert {"start", "captured", "commit", "applied"} <= {e["kind"] for e in result.events}
+    assert {path.name for path in Path(job.events_folder).iterdir()} == {
+        "events-rack0-rank0.jsonl",
+        "events-rack1-rank0.jsonl",
+    }

@@ -1,0 +1,261 @@
+"""What a training script may call, with one rack in this process; and the loop of another library."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mend
+from mend.errors import GaveUp, UsageError
+from tests.process import train
+from tests.process.conftest import Configure, Jobs
+from tests.process.replayed import anchor_bits, in_lockstep
+
+LOCKSTEP: dict[str, Any] = {"lockstep": True, "give_up_s": 30}
+REFERENCE: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+
+
+def fresh(model: str = "plain") -> tuple[nn.Module, torch.optim.Optimizer]:
+    made = train.build(model, 0)
+    return made, train.optimizer_of(made)
+
+
+def backward(model: nn.Module, step: int) -> None:
+    model.zero_grad()
+    train.loss_of(model, 0, 0, step).backward()
+
+
+def flat_bits(model: nn.Module) -> list[int]:
+    return [each for parameter in model.parameters() for each in train.bits(parameter)]
+
+
+# -------------------------------------------------------------- what counts as a step
+
+
+def test_a_step_of_the_last_of_several_optimizers_is_a_step(alone: Configure) -> None:
+    model = train.build("plain", 0)
+    first, second = model.children().__next__(), list(model.children())[-1]
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.05) for part in (first, second)]
+    with mend.session(model, alone(), optimizers) as runtime:
+        for step in range(1, 13):
+            backward(model, step)
+            optimizers[0].step()
+            assert runtime.status().step == step - 1
+            optimizers[1].step()
+            assert runtime.status().step == step
+    assert runtime.status().rounds_committed >= 4
+
+
+def test_a_skipped_step_is_no_step(alone: Configure) -> None:
+    """A gradient scaler leaves a step out when a gradient is not finite."""
+    model, optimizer = fresh()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with mend.session(model, alone(), optimizer) as runtime:
+        for step in range(1, 13):
+            optimizer.zero_grad()
+            scaler.scale(train.loss_of(model, 0, 0, step)).backward()
+            if step in (3, 8):
+                next(model.parameters()).grad.fill_(float("inf"))
+            scaler.step(optimizer)
+            scaler.update()
+        assert runtime.status().step == 10
+    assert runtime.status().tokens == 10
+
+
+def test_without_an_optimizer_the_loop_says_when_a_step_is_done(alone: Configure) -> None:
+    """Either way of saying it, and by itself: the same run."""
+    ends = []
+    for way in ("hook", "step", "begin and end"):
+        model, optimizer = fresh()
+        given = optimizer if way == "hook" else None
+        with mend.session(model, alone(**LOCKSTEP), given) as runtime:
+            for step in range(1, 15):
+                runtime.step_begin(step - 1)
+                backward(model, step)
+                if way != "step":
+                    runtime.count_tokens(3)
+                optimizer.step()
+                if way == "step":
+                    runtime.step(tokens=3)
+                else:
+                    runtime.step_end(step - 1)  # counts nothing again where the hook has counted
+                assert runtime.status().step == step
+        ends.append((flat_bits(model), runtime.status().anchor_digest, runtime.status().tokens))
+    assert ends[0] == ends[1] == ends[2]
+    assert ends[0][2] == 14 * 3
+
+
+def test_tokens_add_up_and_go_into_the_step_that_follows(alone: Configure) -> None:
+    model, optimizer = fresh()
+    with mend.session(model, alone(), optimizer) as runtime:
+        for step, counts in enumerate(((5,), (2, 3, 4), (), (0,)), start=1):
+            backward(model, step)
+            for count in counts:
+                runtime.count_tokens(count)
+            optimizer.step()
+        assert runtime.status().tokens == 5 + 9 + 1 + 0
+        with pytest.raises(UsageError, match="cannot be negative"):
+            runtime.count_tokens(-1)
+        with pytest.raises(UsageError, match="counts the optimizer's steps already"):
+            runtime.step()
+
+
+def test_what_is_accepted_for_other_libraries_says_that_it_does_nothing(alone: Configure) -> None:
+    model, optimizer = fresh()
+    config = alone(momentum_sync_period_steps=8)
+    with pytest.warns(UserWarning, match="momentum_sync_period_steps"):
+        runtime = mend.mend_init(model, config, optimizer)
+    assert runtime.status().inactive_fields == ("momentum_sync_period_steps",)
+    with pytest.warns(UserWarning, match="fragment_provider is not called"):
+        runtime.outer_step_begin(1, fragment_provider=lambda: 1 / 0)
+    runtime.outer_step_begin(2, fragment_provider=lambda: 1 / 0)  # said once
+    assert runtime.outer_step_collect() is None
+    due = [step for step in range(1, 20) if runtime.schedule_for(step).should_sync_params]
+    assert due == [4, 8, 12, 16]
+    assert runtime.schedule_for(8).fragments == (1,)
+    mend.mend_shutdown(model)
+
+
+# -------------------------------------------------------------- looking
+
+
+@pytest.mark.parametrize("model_name", ["plain", "bfloat16"])
+def test_the_merged_weights_can_be_looked_at_and_are_put_back(
+    alone: Configure, model_name: str
+) -> None:
+    model, optimizer = fresh(model_name)
+    with mend.session(model, alone(**LOCKSTEP), optimizer) as runtime:
+        for step in range(1, 16):
+            backward(model, step)
+            runtime.count_tokens(train.tokens_of(0, step))
+            optimizer.step()
+        own = flat_bits(model)
+        with runtime.anchor_weights():
+            merged = [p.detach().float().reshape(-1) for p in model.parameters()]
+            assert flat_bits(model) != own
+            backward(model, 16)
+            with pytest.raises(UsageError, match="inside"):
+                optimizer.step()
+        assert flat_bits(model) == own
+        with pytest.raises(ZeroDivisionError), runtime.anchor_weights():
+            raise ZeroDivisionError
+        assert flat_bits(model) == own
+        assert runtime.status().step == 15
+        before = in_lockstep(1, model_name, {**REFERENCE}, 15)
+    kind = next(model.parameters()).dtype
+    anchors = [versions[-1].values.to(kind).float() for versions in before.anchors]
+    assert train.bits(torch.cat(merged)) == train.bits(torch.cat(anchors))
+
+
+def test_status_says_where_the_rack_stands(alone: Configure) -> None:
+    """From any thread, at any time, and after the end."""
+    model, optimizer = fresh()
+    with mend.session(model, alone(**LOCKSTEP), optimizer) as runtime:
+        start = runtime.status()
+        assert (start.step, start.tokens, start.versions) == (0, 0, (0, 0))
+        assert start.tokens_merged_share == 0.0
+        for step in range(1, 11):
+            backward(model, step)
+            runtime.count_tokens(6)
+            optimizer.step()
+        found: list[mend.Status] = []
+        thread = threading.Thread(target=lambda: found.append(runtime.status()))
+        thread.start()
+        thread.join()
+        status = found[0]
+    # Captured after 4 and 8, applied after 6 and 10; so the next offers begin at 4 and 8.
+    assert (status.rack, status.rank, status.step, status.tokens) == (0, 0, 10, 60)
+    assert (status.versions, status.rounds_committed) == ((1, 1), 2)
+    assert (status.racks_configured, status.racks_live, status.racks_merged) == (1, (0,), (0,))
+    assert status.ledger == mend.TokenLedger(merged=36.0, open=24.0, discarded=0.0)
+    assert status.tokens_merged_share == pytest.approx(0.6)
+    assert status.rounds_missed == {}
+    assert (status.waiting, status.inactive_fields, status.last_error) == ((), (), "")
+    assert (status.frames_refused, status.events_lost) == (0, 0)
+    assert status.stall_ms_total >= status.stall_ms_last >= 0
+    assert status.anchor_digest != start.anchor_digest
+    last = runtime.status()
+    assert last.ledger == mend.TokenLedger(60.0, 0.0, 0.0)
+    assert last.tokens_merged_share == 1.0
+    assert last.versions == (2, 2)
+
+
+def test_what_overwrite_gives_up_has_a_column_of_its_own(alone: Configure) -> None:
+    model, optimizer = fresh()
+    with mend.session(model, alone(**LOCKSTEP, alignment="overwrite"), optimizer) as runtime:
+        for step in range(1, 15):
+            backward(model, step)
+            optimizer.step()
+    ledger = runtime.status().ledger
+    assert ledger.discarded == 2 * (3 + 0) / 2 + 0 or ledger.discarded > 0
+    assert ledger.merged + ledger.open + ledger.discarded == runtime.status().tokens == 14
+
+
+def test_the_anchor_after_the_shutdown_is_in_the_model(alone: Configure) -> None:
+    """Of one rack that gives all it has: the anchor is its own weights, up to rounding."""
+    model, optimizer = fresh()
+    with mend.session(model, alone(**LOCKSTEP), optimizer):
+        for step in range(1, 17):
+            backward(model, step)
+            optimizer.step()
+        own = [p.detach().clone() for p in model.parameters()]
+    for parameter, weights in zip(model.parameters(), own, strict=True):
+        torch.testing.assert_close(parameter.detach(), weights, rtol=1e-5, atol=1e-6)
+    assert anchor_bits(in_lockstep(1, "plain", REFERENCE, 16))
+
+
+# -------------------------------------------------------------- draining
+
+
+def test_drain_waits_for_what_is_open_and_gives_up_in_time(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is rack 0; rack 1 stands still before its first capture."""
+    job = jobs()
+    gate = job.gate()
+    config = {**REFERENCE, "quorum_min_learners": 2, "stall_max_s": 0, "grace_window_ms": 0}
+    job.start(1, steps=4, config=config, at={"2": [["gate", gate]]})
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
+    model, optimizer = fresh()
+    with mend.session(model, mend.MendConfig(**config), optimizer) as runtime:
+        for step in range(1, 5):
+            backward(model, step)
+            optimizer.step()
+        assert runtime.outer_step_in_flight()
+        with pytest.raises(GaveUp, match=r"1 offers are still open.*rack 1"):
+            runtime.drain(0.3)
+        assert runtime.outer_step_in_flight(), "nothing is lost"
+        Path(gate).touch()
+        runtime.drain(20)
+        assert not runtime.outer_step_in_flight()
+        assert runtime.status().versions == (1, 0)
+        assert runtime.status().racks_merged == (0, 1)
+    job.ended(1, code=0)
+    assert job.result(1).digest == runtime.status().anchor_digest
+
+
+# -------------------------------------------------------------- another library's loop
+
+
+def test_the_quick_start_of_tsugi_mend_runs_as_it_is(jobs: Jobs) -> None:
+    """It asks for four learners, so the job has four racks."""
+    job = jobs(4)
+    for rack in range(4):
+        job.start(rack, script="tests.process.quickstart")
+    for rack in range(4):
+        job.ended(rack, code=0)
+    told = [job.told(rack) for rack in range(4)]
+    for each in told:
+        assert each["status"]["step"] == 140
+        assert each["weights"] == told[0]["weights"]
+        assert each["status"]["anchor_digest"] == told[0]["status"]["anchor_digest"]
+        assert each["status"]["racks_merged"] == [0, 1, 2, 3]
+    assert "fragment_provider is not called" in (job.folder / "rack0.log").read_text()
+    assert list((job.folder / "results" / "mend_diag").glob("*.jsonl"))

@@ -1,0 +1,154 @@
+"""A well-formed message of another plan is answered with a sentence, before a machine indexes by
+it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mend.protocol.border import (
+    first_difference,
+    hello_misfit,
+    orders_misfit,
+    plan_hash,
+    rank_orders_misfit,
+    rank_report_misfit,
+    report_misfit,
+)
+from mend.protocol.messages import Declined, Drop, Gather, Held, Offer, Part, Record
+from tests.unit.protocol.nouns import (
+    commit,
+    digest,
+    genesis,
+    hello,
+    offer,
+    orders,
+    rank_orders,
+    rank_report,
+    report,
+    roster,
+)
+
+RANKS, FRAGMENTS = 2, 3
+MINE = hello(1, ranks=RANKS, fragments=FRAGMENTS)
+
+
+def test_a_hello_of_the_right_size_fits() -> None:
+    assert hello_misfit(MINE, racks=2) == ""
+
+
+def test_a_hello_that_cannot_be_seated() -> None:
+    assert "racks=2, the coordinator for 3" in hello_misfit(MINE, racks=3)
+    assert "1 lanes for 2 ranks" in hello_misfit(replace(MINE, seat=hello(1).seat), 2)
+    assert "2 lanes for 2 ranks" in hello_misfit(replace(MINE, digests=MINE.digests[:2]), 2)
+    short = (*MINE.digests[:2], MINE.digests[2][:1])
+    assert "one digest per fragment and rank" in hello_misfit(replace(MINE, digests=short), 2)
+
+
+def whole_report(**changes: Any) -> str:
+    return report_misfit(report(1, FRAGMENTS, **changes), MINE)
+
+
+def test_reports_of_another_plan() -> None:
+    good = offer(1, fragment=2, ranks=RANKS)
+    assert whole_report(offers=(good,), held=(Held(2, 1, 1, (digest(1), digest(2))),)) == ""
+    assert "1 versions for 3 fragments" in whole_report(versions=(0,))
+    assert "name of another rack" in whole_report(offers=(offer(0, ranks=RANKS),))
+    assert "name of another rack" in whole_report(offers=(offer(1, ranks=RANKS, life=1),))
+    assert "offer of fragment 3" in whole_report(offers=(replace(good, fragment=3),))
+    assert "with 1 checksums" in whole_report(offers=(offer(1),))
+    assert "one digest per rank" in whole_report(held=(Held(0, 1, 1, (digest(1),)),))
+    assert "fragment 3 of 3" in whole_report(held=(Held(3, 1, 1, (digest(1), digest(2))),))
+    assert "fragment 7 of 3" in whole_report(declined=(Declined(7, 0, "why"),))
+
+
+def test_reports_of_a_rank_of_another_plan() -> None:
+    part = Part(0, 1, 0, 4, 10, 2, digest(1), 0, "")
+    for changes, said in (
+        ({"parts": (part,), "held": (Held(2, 1, 1, (digest(1),)),)}, ""),
+        ({"versions": (0, 0)}, "2 versions for 3 fragments"),
+        ({"held": (Held(0, 1, 1, (digest(1), digest(2))),)}, "without its digest"),
+        ({"parts": (replace(part, fragment=3),)}, "fragment 3 of 3"),
+    ):
+        assert said in rank_report_misfit(rank_report(1, **{"fragments": 3, **changes}), FRAGMENTS)
+
+
+def test_a_log_that_this_rack_is_no_part_of() -> None:
+    begin = genesis(ranks=RANKS, fragments=FRAGMENTS)
+    assert orders_misfit(orders(1, [begin]), MINE, begun=False) == ""
+    assert "begin with Genesis" in orders_misfit(orders(1, [roster(1, [0])]), MINE, begun=False)
+    reborn = hello(1, ranks=RANKS, fragments=FRAGMENTS, life=1)
+    assert "no member of (an earlier run?)" in orders_misfit(
+        orders(1, [begin]), reborn, begun=False
+    )
+    assert orders_misfit(orders(1, [begin]), reborn, begun=True) == "", "it is not read any more"
+
+
+def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> Gather:
+    return Gather(fragment, 1, attempt, members)
+
+
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"records": (commit(1, [], fragment=3, ranks=RANKS),)}, "a Commit of fragment 3"),
+    ({"records": (commit(1, [], ranks=3),)}, "with 3 digests"),
+    ({"records": (Drop(3, (), "why"),)}, "a Drop of fragment 3"),
+    ({"records": (genesis(ranks=RANKS, fragments=2),)}, "a Genesis of another plan"),
+    ({"records": (genesis(ranks=1, fragments=FRAGMENTS),)}, "a Genesis of another plan"),
+    (
+        {"records": (replace(genesis(ranks=RANKS, fragments=FRAGMENTS), roster=genesis().roster),)},
+        "a Genesis with other numbers of ranks",
+    ),
+    ({"offers": (offer(0, fragment=3, ranks=RANKS),)}, "an offer of fragment 3"),
+    ({"offers": (offer(0),)}, "with 1 checksums"),
+    ({"gathers": (gather(offer(0, ranks=RANKS), attempt=0),)}, "a Gather of fragment 0, attempt 0"),
+    ({"gathers": (gather(),)}, "a Gather of fragment 0"),
+    ({"gathers": (gather(offer(0, ranks=RANKS), fragment=3),)}, "a Gather of fragment 3"),
+    ({"gathers": (gather(offer(0)),)}, "with 1 checksums"),
+    ({"gathers": (gather(offer(0, fragment=1, ranks=RANKS)),)}, "of several fragments"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), MISFITS, ids=[said for _, said in MISFITS])
+def test_orders_of_another_plan(changes: dict[str, Any], said: str) -> None:
+    assert said in orders_misfit(orders(1, **{"prev": 1, **changes}), MINE, begun=True)
+    assert said in rank_orders_misfit(rank_orders(1, **changes), FRAGMENTS, RANKS)
+
+
+def test_a_rank_is_not_told_of_fragments_that_it_has_not() -> None:
+    assert rank_orders_misfit(rank_orders(1, discarded=((2, 5),)), FRAGMENTS, RANKS) == ""
+    said = rank_orders_misfit(rank_orders(1, discarded=((3, 5),)), FRAGMENTS, RANKS)
+    assert said == "fragment 3 of 3"
+
+
+GOOD: list[Record] = [
+    genesis(ranks=RANKS, fragments=FRAGMENTS),
+    commit(1, [offer(0), offer(1)], fragment=2, ranks=RANKS),
+    Drop(2, (), "why"),
+    roster(1, [0], RANKS),
+]
+
+
+def test_everything_that_fits_passes() -> None:
+    member = offer(0, fragment=2, ranks=RANKS)
+    fields: dict[str, Any] = {"offers": (member,), "gathers": (gather(member, fragment=2),)}
+    assert orders_misfit(orders(1, GOOD, **fields), MINE, begun=False) == ""
+    assert rank_orders_misfit(rank_orders(1, GOOD, **fields), FRAGMENTS, RANKS) == ""
+
+
+def test_the_first_difference_is_named() -> None:
+    lowest = hello(0, facts=(("model", "tiny"), ("lr", "0.1"), ("seed", "1")))
+    for facts, said in (
+        ((("model", "big"), ("lr", "9"), ("seed", "1")), "model is big there and tiny here"),
+        ((("model", "tiny"), ("seed", "2")), "lr is absent there and 0.1 here"),
+        ((*lowest.facts, ("more", "x")), "more is x there and absent here"),
+        (lowest.facts, ""),
+    ):
+        assert first_difference(lowest, hello(1, facts=facts)) == said
+    assert "policy is" in first_difference(lowest, hello(1, facts=lowest.facts, max_age=7))
+
+
+def test_equal_facts_equal_plan() -> None:
+    assert plan_hash(hello(0)) == plan_hash(hello(1))
+    assert plan_hash(hello(0)) != plan_hash(hello(0, facts=(("model", "big"),)))

@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,7 @@ class Flat(nn.Module):
         cuts = [numel * part // parts for part in range(parts + 1)]
         whole = noise(numel, 7)
         self.parts = nn.ParameterList(
-            nn.Parameter(whole[start:stop].clone())
-            for start, stop in zip(cuts, cuts[1:], strict=False)
+            nn.Parameter(whole[start:stop].clone()) for start, stop in pairwise(cuts)
         )
 
 

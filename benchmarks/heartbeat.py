@@ -8,9 +8,9 @@ rank merges `members` payloads of `numel` fp32 elements on its worker, again and
 nothing else to do, then while its main thread multiplies matrices, as training would.
 
 `measured` is the largest gap between two frames during any merge, in milliseconds: silence is what
-the others judge a rack by. `gaps_ms` gives the largest gap of each merge, by what else was going on;
-`idle` is the rank at rest. Less memory than the payloads need makes the payloads smaller, and says
-so.
+the others judge a rack by. `gaps_ms` gives the largest gap of each merge, by what else was going
+on; `idle` is the rank at rest. Less memory than the payloads need makes the payloads smaller, and
+says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,7 +58,9 @@ def main() -> None:
     more: dict[str, object] = {
         "unit": "ms",
         "gaps_ms": {phase: spread(found, 1) for phase, found in gaps.items()},
-        "merge_s": spread([(end - start) / SECOND for name, start, end in spans if name != "idle"], 2),
+        "merge_s": spread(
+            [(end - start) / SECOND for name, start, end in spans if name != "idle"], 2
+        ),
     }
     if options.numel < asked:
         more["reduced"] = f"{asked} elements asked for, memory allows {options.numel}"
@@ -92,7 +95,7 @@ def _largest_gap_ms(heard: list[int], start: int, end: int) -> float:
     after = [at for at in heard if at >= end][:1]
     inside = [at for at in heard if start < at < end]
     found = [*before, *inside, *after]
-    return max(b - a for a, b in zip(found, found[1:], strict=False)) / MS
+    return max(b - a for a, b in pairwise(found)) / MS
 
 
 # ------------------------------------------------------------------ the listener

@@ -33,7 +33,9 @@ def main() -> None:
         found = pipes[0].recv()
         for pipe in pipes:
             pipe.send("end")
-    extra = [with_ - without for with_, without in zip(found["with"], found["without"], strict=True)]
+    extra = [
+        with_ - without for with_, without in zip(found["with"], found["without"], strict=True)
+    ]
     report(
         "hooks",
         goal=f"<= {GOAL_US:g} us per step",

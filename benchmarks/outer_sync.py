@@ -21,6 +21,9 @@ gather    members are fixed                       (control plane)
 merge     mean, outer step, digest of the result  (worker; `digest` is the digest's part of it)
 decide    both hold it, both accepted the commit  (control plane)
 apply     the new anchor into the model           (training thread)
+
+`cpu_ms` is rack 0's CPU time, which other load on the machine disturbs less: of all threads for
+both, and of mend's by part; `rest` is lane, control plane and interpreter.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,8 @@ from mend.runtime.digest import StateDigest
 
 GOAL = 2.0
 STRETCH = 1.5
+TURNS = ("gloo", "mend")
+WORK = ("capture", "encode", "merge", "apply")
 ORDER = ("capture", "encode", "announce", "exchange", "gather", "merge", "decide", "apply")
 
 
@@ -50,7 +55,7 @@ def main() -> None:
     with racks(_rack, options) as pipes:
         found = [pipe.recv() for pipe in pipes]
     gloo, sync = ([max(both) for both in zip(*(f[key] for f in found), strict=True)]
-                  for key in ("gloo", "mend"))  # fmt: skip
+                  for key in TURNS)  # fmt: skip
     ratios = [ours / raw for ours, raw in zip(sync, gloo, strict=True)]
     assert len({f["digest"] for f in found}) == 1, "the racks differ"
     report(
@@ -62,11 +67,8 @@ def main() -> None:
         more={
             "gloo_ms": spread([1e3 * s for s in gloo], 1),
             "mend_ms": spread([1e3 * s for s in sync], 1),
-            "cpu_ms_per_rack": {
-                name: round(1e3 * statistics.median(found[0][f"{name}_cpu"]), 1)
-                for name in ("gloo", "mend")
-            },
-            "breakdown_ms": _medians(found[0]["parts"]),
+            "breakdown_ms": _medians(found[0]["parts"], (*ORDER, "digest")),
+            "cpu_ms": _cpu(found[0]),
         },
     )
 
@@ -84,9 +86,14 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
-    names = (*ORDER, "digest")
+def _medians(parts: list[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
     return {name: round(1e3 * statistics.median(p[name] for p in parts), 1) for name in names}
+
+
+def _cpu(found: dict[str, Any]) -> dict[str, float]:
+    whole = {name: round(1e3 * statistics.median(found[f"{name}_cpu"]), 1) for name in TURNS}
+    parts = _medians(found["cpu"], WORK)
+    return {**whole, **parts, "rest": round(whole["mend"] - sum(parts.values()), 1)}
 
 
 # ------------------------------------------------------------------ a rack
@@ -109,7 +116,8 @@ def _rack(args: RackArgs) -> None:
     buffer = torch.empty(options.numel)
     runtime = mend.mend_init(model, config)
     watch = Watch(runtime)
-    found: dict[str, Any] = {"gloo": [], "mend": [], "gloo_cpu": [], "mend_cpu": [], "parts": []}
+    keys = ("gloo", "mend", "gloo_cpu", "mend_cpu", "parts", "cpu")
+    found: dict[str, Any] = {key: [] for key in keys}
 
     def all_reduce() -> None:
         group.allreduce([buffer]).wait()
@@ -126,6 +134,7 @@ def _rack(args: RackArgs) -> None:
                 found[f"{name}_cpu"].append(cpu)
         if repeat:
             found["parts"].append(watch.parts())
+            found["cpu"].append(dict(watch.cpu))
         watch.clear()
     found["digest"] = runtime.anchor_digest()
     mend.mend_shutdown(model)
@@ -153,12 +162,13 @@ class Watch:
     """Stamps what a rank does, by wrapping the calls between its threads."""
 
     def __init__(self, runtime: Any) -> None:
-        self._began = self._ended = 0.0
         self._spans: dict[str, list[tuple[float, float]]] = {}
+        self.cpu = dict.fromkeys(WORK, 0.0)
         self._feeds: list[float] = []
         trainer, rank, board = runtime._rank.trainer, runtime._rank.rank, runtime._rank.board
         self._wrap(runtime, "step", "step")
         self._wrap(trainer, "_capture", "capture")
+        self._wrap(trainer, "_moved", "apply")
         self._wrap(board, "publish", "publish")
         self._wrap_work(rank.edge)
         self._wrap_fetch(rank.edge)
@@ -167,11 +177,12 @@ class Watch:
     def clear(self) -> None:
         self._spans.clear()
         self._feeds.clear()
+        self.cpu = dict.fromkeys(WORK, 0.0)
 
     def parts(self) -> dict[str, float]:
         """Seconds of each part of the step just made."""
         spans = self._spans
-        ((began, ended),) = spans["step"]
+        ((_, ended),) = spans["step"]
         first, last = min, max
         capture_end = last(stop for _, stop in spans["capture"])
         encoded = last(stop for _, stop in spans["encode"])
@@ -196,15 +207,20 @@ class Watch:
     def _add(self, name: str, start: float) -> None:
         self._spans.setdefault(name, []).append((start, time.perf_counter()))
 
+    def _timed(self, name: str, call: Callable[[], Any]) -> Any:
+        start, worked = time.perf_counter(), time.thread_time()
+        try:
+            return call()
+        finally:
+            self._add(name, start)
+            if name in self.cpu:
+                self.cpu[name] += time.thread_time() - worked
+
     def _wrap(self, owner: Any, method: str, name: str) -> None:
         inner = getattr(owner, method)
 
         def outer(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self._add(name, start)
+            return self._timed(name, lambda: inner(*args, **kwargs))
 
         setattr(owner, method, outer)
 
@@ -213,15 +229,7 @@ class Watch:
 
         def work(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
             name = job.__qualname__.partition(".<locals>")[0].rpartition("._")[2]
-
-            def timed() -> Any:
-                start = time.perf_counter()
-                try:
-                    return job()
-                finally:
-                    self._add(name, start)
-
-            inner(timed, done)
+            inner(lambda: self._timed(name, job), done)
 
         edge.work = work
 

@@ -1,10 +1,11 @@
-"""benchmarks.stall: what an overlapped round takes from the training thread. Prints one JSON object.
+"""benchmarks.stall: what an overlapped round takes from the training thread. Prints one JSON
+object.
 
     python -m benchmarks.stall --numel 50331648 --rounds 24
 
 Two racks on loopback, one core's worth of training each: matrix products that take `step-ms` per
-step, all gradients left out. P fragments, one captured every `gap` steps and applied `overlap` steps
-later, which is long enough for the exchange. mend's part of every step is timed by itself.
+step, all gradients left out. P fragments, one captured every `gap` steps and applied `overlap`
+steps later, which is long enough for the exchange. mend's part of every step is timed by itself.
 
 `measured` is the median over the rounds of both racks of (capture + apply), in milliseconds. A
 capture is one copy of the fragment; an apply reads theta, the delta and two anchors and writes
@@ -32,7 +33,9 @@ def main() -> None:
     options = _options()
     with racks(_rack, options) as pipes:
         found = [pipe.recv() for pipe in pipes]
-    rounds = [sum(one) for rack in found for one in zip(rack["capture"], rack["apply"], strict=True)]
+    rounds = [
+        sum(one) for rack in found for one in zip(rack["capture"], rack["apply"], strict=True)
+    ]
     report(
         "stall",
         goal=f"<= {GOAL_MS:g} ms per round",
@@ -56,13 +59,18 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = arguments("stall", __doc__)
     parser.add_argument(
-        "--numel", type=int, default=50_331_648, help="fp32 elements of the model (default 50331648)"
+        "--numel",
+        type=int,
+        default=50_331_648,
+        help="fp32 elements of the model (default 50331648)",
     )
     parser.add_argument("--fragments", type=int, default=4, help="P (default 4)")
     parser.add_argument("--gap", type=int, default=12, help="steps between captures (default 12)")
     parser.add_argument("--overlap", type=int, default=10, help="tau (default 10)")
     parser.add_argument("--rounds", type=int, default=24, help="that are counted (default 24)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="training per step (default 50)")
+    parser.add_argument(
+        "--step-ms", type=float, default=50.0, help="training per step (default 50)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch, per rack (default 1)")
     options = parser.parse_args()
     if not 0 < options.overlap < options.gap:

@@ -54,7 +54,8 @@ class Books:
             ledger.moved(before, theta(track))
 
     def closed(self, named: list[tuple[int, int]]) -> list[float]:
-        """`named`: (fragment, seq) of the own offers that were merged. y = x - what is still owed."""
+        """`named`: (fragment, seq) of the own offers that were merged. y = x - what is still
+        owed."""
         for fragment, seq in named:
             offer = self.offers[fragment, seq]
             x_N = offer.delta_N if offer.residual_N is None else offer.delta_N + offer.residual_N

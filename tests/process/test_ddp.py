@@ -1,4 +1,5 @@
-"""Racks of two ranks under torchrun, DDP on gloo inside: a rank speaks for its slice, all hold all."""
+"""Racks of two ranks under torchrun, DDP on gloo inside: a rank speaks for its slice, all hold
+all."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_ports_are_free_as_soon_as_a_session_ends(alone: Configure) -> None:
                 if error is not None:
                     raise error
         except (RuntimeError, KeyboardInterrupt) as caught:
-            assert caught is error
+            assert caught is error  # noqa: PT017 - which of the two is the point
             assert train.weights(model) == before, "nothing was published over its weights"
         assert mend_threads() == []
         assert runtime.status().step == 9
@@ -164,7 +164,7 @@ def test_twice_is_once(alone: Configure) -> None:
     assert runtime.shutdown() == status == runtime.status()
     with pytest.raises(UsageError, match="no runtime"):
         mend.get_runtime(model)
-    with pytest.raises(UsageError, match="remove runtime.step"):
+    with pytest.raises(UsageError, match=r"remove runtime\.step"):
         runtime.step()
     again = mend.mend_init(model, alone(), optimizer)
     steps(model, optimizer, 10, 14)

@@ -48,7 +48,9 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
     assert [member["rack"] for member in second[0]["members"]] == [1]
     assert [member["rack"] for member in second[-1]["members"]] == [0, 1], "it merges again"
     share = next(m for commit in second for m in commit["members"] if m["rack"] == 0)
-    assert (share["seq"], share["steps"]) == (2, 16), "the work of the declined offer is in the next"
+    assert (share["seq"], share["steps"]) == (2, 16), (
+        "the work of the declined offer is in the next"
+    )
 
     assert ill.digest == well.digest
     assert ill.weights == well.weights
@@ -59,7 +61,8 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
 
 
 def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result:
-    """Rack 1 is ended by a signal; rack 0 trains on to its end. `middle`: with a round in flight."""
+    """Rack 1 is ended by a signal; rack 0 trains on to its end. `middle`: with a round in
+    flight."""
     config = {**CONFIG, "simulated_merge_delay_ms": 30}
     gate = job.gate()
     # Steps 8 and 9: fragment 1 has just been captured, its offer takes 30 ms to arrive.

@@ -1,5 +1,5 @@
-"""Without lockstep racks differ in speed and links in delay. Nothing is decided beforehand, and still
-everything is accounted for, and can be computed again from what the racks recorded."""
+"""Without lockstep racks differ in speed and links in delay. Nothing is decided beforehand, and
+still everything is accounted for, and can be computed again from what the racks recorded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_the_anchor_that_is_left_behind_is_the_replayed_one(jobs: Jobs) -> None:
 
 
 def test_every_update_is_in_exactly_one_place(jobs: Jobs) -> None:
-    """U + sent + residual + (anchor - theta) = 0, up to the rounding of a few thousand fp32 sums."""
+    """U + sent + residual + (anchor - theta) = 0, up to the rounding of a few thousand fp32
+    sums."""
     config = {**CONFIG, "payload_dtype": "bfloat16"}
     job = jobs()
     for rack, pace_ms in enumerate((FAST_MS, SLOW_MS)):

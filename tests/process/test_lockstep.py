@@ -21,7 +21,8 @@ CONFIG: dict[str, Any] = {
     "outer_optimizer_momentum": 0.3,
     "give_up_s": 30,
 }
-"""Captures after 2, 5, 8, 10, 13, 16, 18, 21; the last is applied by the shutdown, like its tail."""
+"""Captures after 2, 5, 8, 10, 13, 16, 18, 21; the last is applied by the shutdown, like its
+tail."""
 
 
 def run(jobs: Jobs, *, witness: bool = False, **changes: Any) -> list[Result]:

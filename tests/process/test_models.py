@@ -1,4 +1,5 @@
-"""Models that are not all fp32, not all trained, not all contiguous, and deltas sent as bfloat16."""
+"""Models that are not all fp32, not all trained, not all contiguous, and deltas sent as
+bfloat16."""
 
 from __future__ import annotations
 

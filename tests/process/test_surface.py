@@ -1,4 +1,5 @@
-"""What a training script may call, with one rack in this process; and the loop of another library."""
+"""What a training script may call, with one rack in this process; and the loop of another
+library."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import mend
 from mend.errors import GaveUp, UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs
-from tests.process.replayed import anchor_bits, in_lockstep
+from tests.process.replayed import in_lockstep
 
 LOCKSTEP: dict[str, Any] = {"lockstep": True, "give_up_s": 30}
 REFERENCE: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
@@ -136,7 +137,7 @@ def test_the_merged_weights_can_be_looked_at_and_are_put_back(
             optimizer.step()
         own = flat_bits(model)
         with runtime.anchor_weights():
-            merged = [p.detach().float().reshape(-1) for p in model.parameters()]
+            merged = [p.detach().clone().float().reshape(-1) for p in model.parameters()]
             assert flat_bits(model) != own
             backward(model, 16)
             with pytest.raises(UsageError, match="inside"):
@@ -146,7 +147,7 @@ def test_the_merged_weights_can_be_looked_at_and_are_put_back(
             raise ZeroDivisionError
         assert flat_bits(model) == own
         assert runtime.status().step == 15
-        before = in_lockstep(1, model_name, {**REFERENCE}, 15)
+        before = in_lockstep(1, model_name, REFERENCE, 15)
     kind = next(model.parameters()).dtype
     anchors = [versions[-1].values.to(kind).float() for versions in before.anchors]
     assert train.bits(torch.cat(merged)) == train.bits(torch.cat(anchors))
@@ -192,8 +193,10 @@ def test_what_overwrite_gives_up_has_a_column_of_its_own(alone: Configure) -> No
             backward(model, step)
             optimizer.step()
     ledger = runtime.status().ledger
-    assert ledger.discarded == 2 * (3 + 0) / 2 + 0 or ledger.discarded > 0
-    assert ledger.merged + ledger.open + ledger.discarded == runtime.status().tokens == 14
+    # Fragment 0 is captured after 4 and 12, fragment 1 after 8: 2 steps each are given up. The
+    # shutdown's own captures give up nothing.
+    assert (ledger.merged, ledger.open, ledger.discarded) == (11, 0, 3)
+    assert runtime.status().tokens == 14
 
 
 def test_the_anchor_after_the_shutdown_is_in_the_model(alone: Configure) -> None:
@@ -206,7 +209,6 @@ def test_the_anchor_after_the_shutdown_is_in_the_model(alone: Configure) -> None
         own = [p.detach().clone() for p in model.parameters()]
     for parameter, weights in zip(model.parameters(), own, strict=True):
         torch.testing.assert_close(parameter.detach(), weights, rtol=1e-5, atol=1e-6)
-    assert anchor_bits(in_lockstep(1, "plain", REFERENCE, 16))
 
 
 # -------------------------------------------------------------- draining
@@ -257,5 +259,4 @@ def test_the_quick_start_of_tsugi_mend_runs_as_it_is(jobs: Jobs) -> None:
         assert each["weights"] == told[0]["weights"]
         assert each["status"]["anchor_digest"] == told[0]["status"]["anchor_digest"]
         assert each["status"]["racks_merged"] == [0, 1, 2, 3]
-    assert "fragment_provider is not called" in (job.folder / "rack0.log").read_text()
     assert list((job.folder / "results" / "mend_diag").glob("*.jsonl"))

@@ -24,7 +24,11 @@ class Average:
 
     def block(self, delta_N: Sequence[Tensor], weight: Sequence[float], out_N: Tensor) -> None:
         assert len(delta_N) == len(weight) > 0, f"{len(delta_N)} deltas for {len(weight)} weights"
-        if len(delta_N) == 2 and weight[0] == weight[1] == 0.5 and _half_of_sum(*delta_N, out_N):
+        if (
+            len(delta_N) == 2
+            and weight[0] == weight[1] == 0.5
+            and _half_of_sum(delta_N[0], delta_N[1], out_N)
+        ):
             return
         scratch = self._scratch(out_N.numel())
         sum_N, wide_N = (room[: out_N.numel()] for room in scratch)

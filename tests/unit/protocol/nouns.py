@@ -44,9 +44,9 @@ def digest(number: int) -> str:
 
 
 def policy(racks: int = 2, ranks: int = 1, fragments: int = 1, **changes: Any) -> Policy:
-    """K = 1, no grace, no age limit that matters, H = 8, tau = 2."""
+    """K = 1, a long grace, H = 8, tau = 2."""
     fields: dict[str, Any] = {
-        "quorum_min_learners": 1, "grace_ns": 0, "lockstep": False, "max_age": 2,
+        "quorum_min_learners": 1, "grace_ns": 10 * SECOND, "lockstep": False, "max_age": 2,
         "period_steps": 8, "overlap_steps": 2, "stall_max_ns": SECOND,
     }  # fmt: skip
     return Policy(racks=racks, ranks=ranks, fragments=fragments, **{**fields, **changes})

@@ -1,0 +1,128 @@
+"""A coordinator and what racks say to it, under the test's own clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from mend.protocol.coordinator import VISITOR, Coordinator, CoordinatorOptions
+from mend.protocol.events import Effect, Heard, Tick
+from mend.protocol.messages import Held, Hello, Offer, Orders, Record, Refusal, Report
+from mend.terms import SECOND, WITNESS, Peer
+from tests.unit.protocol.nouns import (
+    DETECT_NS,
+    HEARTBEAT_NS,
+    digest,
+    hello,
+    member,
+    offer_id,
+    report,
+    sent,
+)
+
+
+class Job:
+    """`say` changes what a rack reports; `follow` lets racks accept all that was written."""
+
+    def __init__(
+        self, racks: int = 2, *, witness: bool = False, fragments: int = 1, **policy: Any
+    ) -> None:
+        self.racks, self.fragments, self.policy = racks, fragments, policy
+        me = Peer(WITNESS, 0) if witness else Peer(0, 0)
+        options = CoordinatorOptions(racks, HEARTBEAT_NS, DETECT_NS)
+        self.machine = Coordinator(me, "job", options)
+        self.now_ns = 100 * SECOND
+        self.reports = {rack: report(0, fragments) for rack in range(racks)}
+        self.orders: dict[int, Orders] = {}
+        """The newest that every rack was sent."""
+
+    def hello(self, rack: int, **changes: Any) -> list[Effect]:
+        fields = {"racks": self.racks, "fragments": self.fragments, **self.policy, **changes}
+        return self.hear(rack, hello(rack, **fields), life=changes.get("life", 0))
+
+    def hear(self, rack: int, body: Hello | Report, life: int = 0) -> list[Effect]:
+        return self._give(Heard(Peer(rack, 0), member(rack, life).incarnation, body))
+
+    def say(self, rack: int, **changes: Any) -> list[Effect]:
+        """Everything else of the rack's report stays as it was."""
+        self.reports[rack] = replace(
+            self.reports[rack], **changes, serial=self.reports[rack].serial + 1
+        )
+        return self.hear(rack, self.reports[rack])
+
+    def tick(self, after_ns: int = 0) -> list[Effect]:
+        self.now_ns += after_ns
+        return self._give(Tick())
+
+    def _give(self, event: Heard | Tick) -> list[Effect]:
+        effects = self.machine.handle(event, self.now_ns)
+        for rack in range(self.racks):
+            for body in sent(effects, Peer(rack, 0)):
+                assert isinstance(body, Orders)
+                self.orders[rack] = body
+        return effects
+
+    # -------------------------------------------------------------- what racks usually do
+
+    def begun(self) -> Job:
+        """All racks are in and have accepted Genesis."""
+        for rack in range(self.racks):
+            self.hello(rack)
+        self.follow()
+        assert self.machine.log.decided == 1
+        return self
+
+    def follow(self, *racks: int) -> list[Effect]:
+        """These racks (all, if none is named) accept the log as it is."""
+        effects: list[Effect] = []
+        for rack in racks or range(self.racks):
+            effects += self.say(rack, accepted=self.machine.log.last)
+        for rack in racks or range(self.racks):
+            effects += self.say(rack, decided=self.machine.log.decided)
+        return effects
+
+    def offered(self, *offers: Offer) -> list[Effect]:
+        """These are announced by their racks, and fetched by all others."""
+        effects: list[Effect] = []
+        for each in offers:
+            effects += self.say(each.member.rack, offers=(each,))
+        for rack in range(self.racks):
+            others = tuple(offer_id(each) for each in offers if each.member.rack != rack)
+            effects += self.say(rack, got=others)
+        return effects
+
+    def held(self, *racks: int, result: int | None = None) -> list[Effect]:
+        """These racks have merged what the newest orders ask for."""
+        effects: list[Effect] = []
+        for rack in racks or range(self.racks):
+            found = tuple(
+                held_of(gather.fragment, gather.version, gather.attempt, result)
+                for gather in self.orders[rack].gathers
+            )
+            effects += self.say(rack, held=found)
+        return effects
+
+    def committed(self, *offers: Offer) -> None:
+        """A whole round."""
+        versions = list(self.machine.log.told.versions)
+        self.offered(*offers)
+        self.held()
+        self.follow()
+        versions[offers[0].fragment] += 1
+        assert self.machine.log.told.versions == versions
+        for rack in range(self.racks):
+            self.say(rack, versions=tuple(versions), offers=(), got=(), held=())
+
+    @property
+    def records(self) -> list[Record]:
+        log = self.machine.log
+        return list(log.after(0))
+
+    def refusals(self, effects: list[Effect], rack: int) -> list[tuple[str, str]]:
+        bodies = sent(effects, Peer(rack, VISITOR))
+        return [(body.kind, body.detail) for body in bodies if isinstance(body, Refusal)]
+
+
+def held_of(fragment: int, version: int, attempt: int, result: int | None = None) -> Held:
+    return Held(fragment, version, attempt, (digest(1000 * version if result is None else result),))

@@ -1,0 +1,582 @@
+"""The member that appends to the log: who gets in, what is decided, how racks leave, what is
+repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend.protocol.coordinator import EPOCH, FAREWELL_NS, VISITOR
+from mend.protocol.events import Connect, Finished
+from mend.protocol.messages import Commit, Declined, Drop, Genesis, Roster, Seat
+from mend.terms import SECOND, WITNESS, Peer
+from tests.unit.protocol.job import Job, held_of
+from tests.unit.protocol.nouns import (
+    DETECT_NS,
+    HEARTBEAT_NS,
+    digest,
+    hello,
+    member,
+    notes,
+    offer,
+    offer_id,
+    report,
+    sent,
+)
+
+
+def racks_of(seats: tuple[Seat, ...]) -> list[int]:
+    return [seat.member.rack for seat in seats]
+
+
+# -------------------------------------------------------------- getting in
+
+
+def test_genesis_needs_every_rack_never_a_quorum() -> None:
+    job = Job(racks=3)
+    job.hello(2)
+    job.hello(0)
+    job.tick(100 * SECOND)
+    assert job.records == []
+    assert job.orders[0].missing == (1,)
+    job.hello(2)
+    job.hello(0)
+    job.hello(1)
+    (record,) = job.records
+    assert isinstance(record, Genesis)
+    assert racks_of(record.roster) == [0, 1, 2], "by number, not by arrival"
+    assert record.digests == hello(0, racks=3).digests, "version 0 is the lowest rack's"
+    assert not record.witness
+    assert job.orders[1].records == (record,)
+    assert job.orders[1].missing == ()
+
+
+def test_genesis_is_decided_by_a_quorum_of_its_own_roster() -> None:
+    job = Job(racks=3)
+    for rack in range(3):
+        job.hello(rack)
+    job.say(1, accepted=1)
+    assert job.machine.log.decided == 0
+    job.say(2, accepted=1)
+    assert job.machine.log.decided == 1
+    assert job.orders[0].decided == 1
+
+
+def test_a_rack_is_connected_once_and_answered_at_once() -> None:
+    job = Job()
+    effects = job.hello(1)
+    assert Connect(Peer(1, 0), "tcp://rack1:1") in effects
+    assert notes(effects, "hello") == [{"rack": 1, "address": "tcp://rack1:1"}]
+    assert len(sent(effects, Peer(1, 0))) == 1
+    again = job.hello(1)
+    assert again == []
+
+
+def test_the_first_difference_is_named_to_the_rack_that_differs() -> None:
+    job = Job()
+    job.hello(0)
+    effects = job.hello(1, facts=(("model", "tiny"), ("steps", "9")))
+    said = [("plan", "rack 1 differs from rack 0: steps is 9 there and 8 here")]
+    assert job.refusals(effects, 1) == said
+    assert Connect(Peer(1, VISITOR), "tcp://rack1:1") in effects
+    assert notes(effects, "refused")[0]["rack"] == 1
+    assert job.records == []
+    assert job.orders[0].missing == (1,)
+    assert job.orders[0].why == (f"rack 1 was refused: {said[0][1]}",)
+    again = job.hello(1, facts=(("model", "tiny"), ("steps", "9")))
+    assert job.refusals(again, 1) == said, "as often as it asks"
+    assert notes(again, "refused") == [], "but it is noted once"
+    job.hello(1)
+    assert len(job.records) == 1, "the right rack 1 is welcome"
+
+
+def test_the_lowest_rack_is_the_measure_also_when_it_comes_last() -> None:
+    job = Job(racks=3)
+    job.hello(1)
+    job.hello(2, max_age=9)
+    effects = job.hello(0, max_age=9)
+    ((kind, detail),) = job.refusals(effects, 1)
+    assert kind == "plan"
+    assert detail.startswith("rack 1 differs from rack 0: policy is")
+
+
+def test_hellos_that_cannot_be_seated() -> None:
+    job = Job(racks=2)
+    ((kind, detail),) = job.refusals(job.hello(1, racks=3), 1)
+    assert (kind, detail) == ("racks", "it is configured for racks=3, the coordinator for 2")
+    ((kind, detail),) = job.refusals(job.hello(5), 5)
+    assert (kind, detail) == ("racks", "rack 5 of a job with 2 racks")
+    effects = job.hear(0, hello(1))
+    assert [kind for kind, _ in job.refusals(effects, 1)] == ["racks"], "an address of another"
+    assert job.machine.views == {}
+
+
+def test_two_live_processes_with_one_number_the_second_is_refused() -> None:
+    job = Job()
+    job.hello(1)
+    assert job.refusals(job.hello(1, life=1), 1) == [], "its former life may just be dying"
+    for _ in range(2 * DETECT_NS // HEARTBEAT_NS):
+        job.tick(HEARTBEAT_NS)
+        job.hello(1)
+    assert job.refusals(job.hello(1, life=1), 1) == []
+    job.tick(1)
+    said = "another live process says it is rack 1 of job 'job'"
+    assert job.refusals(job.hello(1, life=1), 1) == [("taken", said)]
+    assert job.machine.views[1].hello.seat.member == member(1)
+
+
+def test_a_rack_that_was_started_again_takes_over_from_its_dead_life() -> None:
+    job = Job()
+    job.hello(1)
+    job.tick(DETECT_NS)
+    assert job.refusals(job.hello(1, life=1), 1) == []
+    job.hello(0)
+    (record,) = job.records
+    assert isinstance(record, Genesis)
+    assert record.roster[1].member == member(1, life=1)
+
+
+def test_a_rack_that_gives_up_before_the_start_leaves_no_seat_behind() -> None:
+    job = Job()
+    job.hello(1)
+    job.say(1, gone=True)
+    assert job.machine.views == {}
+    job.hello(0)
+    assert job.records == []
+    job.hello(1, life=1)
+    assert len(job.records) == 1
+
+
+def test_once_begun_nobody_gets_in() -> None:
+    job = Job().begun()
+    ((kind, detail),) = job.refusals(job.hello(1, life=1), 1)
+    assert kind == "started"
+    assert "Restart all racks" in detail
+    before = job.records
+    assert job.hello(1) == [], "a hello that was under way is no second rack"
+    assert job.records == before
+
+
+# -------------------------------------------------------------- deciding
+
+
+@pytest.mark.parametrize(
+    ("racks", "witness", "accepting", "decided"),
+    [
+        (2, False, [0], True),
+        (2, False, [1], False),
+        (2, True, [0], True),
+        (2, True, [1], True),
+        (2, True, [], False),
+        (3, False, [2], False),
+        (3, False, [1, 2], True),
+        (4, True, [1], False),
+        (4, True, [1, 3], True),
+    ],
+)
+def test_a_quorum_of_the_roster_decides(
+    racks: int, witness: bool, accepting: list[int], decided: bool
+) -> None:
+    job = Job(racks, witness=witness).begun()
+    job.offered(*(offer(rack) for rack in range(racks)))
+    job.held()
+    assert isinstance(job.records[1], Commit)
+    for rack in accepting:
+        job.say(rack, accepted=2)
+    assert (job.machine.log.decided == 2) is decided
+
+
+def test_a_whole_round() -> None:
+    job = Job(racks=2, witness=True).begun()
+    first, second = offer(0, tokens=30), offer(1, tokens=10)
+    job.offered(second, first)  # the later rack first
+    (gather,) = job.orders[0].gathers
+    assert gather == job.orders[1].gathers[0]
+    assert gather.members == (first, second), "by rack, not by arrival"
+    job.held(1)
+    assert job.records[1:] == []
+    job.held(0)
+    (record,) = job.records[1:]
+    assert isinstance(record, Commit)
+    assert [share.member for share in record.members] == [member(0), member(1)]
+    assert record.digests == (digest(1000),)
+    assert job.orders[0].offers == (), "what is named is not open"
+    effects = job.follow()
+    assert notes(effects, "decided") == [{"fragment": 0, "version": 1}]
+    assert job.orders[0].gathers == ()
+
+
+def test_members_ascend_whatever_the_order_of_arrival() -> None:
+    job = Job(racks=4).begun()
+    offers = [offer(rack) for rack in range(4)]
+    for rack in (2, 0, 3, 1):
+        job.say(rack, offers=(offers[rack],))
+    job.offered(*offers[::-1])
+    job.held()
+    record = job.records[1]
+    assert isinstance(record, Commit)
+    assert [share.member.rack for share in record.members] == [0, 1, 2, 3]
+
+
+def test_an_offer_arrives_when_it_cannot_be_lost_any_more() -> None:
+    """With a witness both racks must have it; without one rack 0 is in every quorum."""
+    job = Job(racks=2, witness=True, grace_ns=0).begun()
+    job.say(1, offers=(offer(1),))
+    job.tick(SECOND // 2)
+    assert job.orders[0].gathers == ()
+    assert job.orders[0].offers == (offer(1),), "announced, so that it can be fetched"
+    job.say(0, got=(offer_id(offer(1)),))
+    assert job.orders[0].gathers[0].members == (offer(1),)
+
+    alone = Job(racks=2, grace_ns=0).begun()
+    alone.say(0, offers=(offer(0),))
+    assert alone.orders[1].gathers[0].members == (offer(0),)
+    other = Job(racks=2, grace_ns=0).begun()
+    other.say(1, offers=(offer(1),))
+    assert other.orders[1].gathers == ()
+
+
+def test_bytes_at_a_dead_rack_do_not_count() -> None:
+    job = Job(racks=3, grace_ns=0).begun()
+    job.say(1, got=(offer_id(offer(2)),))
+    job.tick(DETECT_NS // 2)
+    job.say(0)
+    job.tick(DETECT_NS // 2)
+    job.say(0)
+    job.say(2, offers=(offer(2),))
+    assert job.orders[0].live == (0, 2)
+    assert job.orders[0].gathers == ()
+    job.say(1)
+    assert job.orders[0].live == (0, 1, 2)
+    assert job.orders[0].gathers[0].members == (offer(2),)
+
+
+def test_below_k_nothing_commits_and_it_is_said_why() -> None:
+    job = Job(racks=2, witness=True, quorum_min_learners=2, grace_ns=0).begun()
+    job.offered(offer(0))
+    for _ in range(100):
+        job.tick(HEARTBEAT_NS)
+        job.say(0)
+        job.say(1)
+    assert job.orders[0].gathers == ()
+    why = ("fragment 0: 1 of 2 offers have arrived, waiting for rack 1",)
+    assert job.orders[0].why == why
+    job.say(1, declined=(Declined(0, 0, "its delta is not finite"),))
+    assert job.orders[0].gathers == (), "a refused capture is no offer"
+
+
+def test_one_result_alone_is_never_committed_with_a_witness() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.offered(offer(0), offer(1))
+    job.held(0)
+    for _ in range(30):
+        job.tick(SECOND)
+        job.say(0)
+    assert job.records[1:] == []
+
+
+def test_racks_that_differ_are_reported_and_asked_again() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.offered(offer(0), offer(1))
+    job.held(0, result=1)
+    effects = job.held(1, result=2)
+    ((fault,),) = [[each["detail"] for each in notes(effects, "fault")]]
+    assert "2 different results" in str(fault)
+    assert job.records[1:] == []
+    assert job.orders[0].gathers[0].attempt == 2
+    job.held(0, 1, result=1)
+    assert isinstance(job.records[1], Commit)
+
+
+def test_fragments_do_not_wait_for_each_other() -> None:
+    job = Job(fragments=2, grace_ns=0).begun()
+    job.say(0, offers=(offer(0, fragment=0), offer(0, fragment=1)))
+    assert [gather.fragment for gather in job.orders[1].gathers] == [0, 1]
+    job.say(0, held=(held_of(1, 1, 1),))
+    (record,) = job.records[1:]
+    assert isinstance(record, Commit)
+    assert record.fragment == 1
+    job.say(0, held=(held_of(0, 1, 1),))
+    assert len(job.records) == 3
+
+
+def test_a_fragment_with_an_undecided_commit_waits() -> None:
+    job = Job(racks=3).begun()
+    job.offered(offer(0), offer(1), offer(2))
+    job.held()
+    assert len(job.records) == 2
+    job.offered(*(offer(rack, 2, base=0, applied=1) for rack in range(3)))
+    job.tick(SECOND)
+    assert len(job.records) == 2
+    job.follow()
+    assert job.orders[0].gathers[0].version == 2
+
+
+def test_what_is_too_old_for_anything_is_dropped() -> None:
+    job = Job(max_age=0).begun()
+    job.committed(offer(0), offer(1))
+    job.offered(offer(1, 2, base=0, applied=1))
+    record = job.records[-1]
+    assert isinstance(record, Drop)
+    assert [ended.seq for ended in record.dropped] == [2]
+    assert job.orders[0].offers == ()
+
+
+# -------------------------------------------------------------- messages that come again
+
+
+def test_replayed_and_reordered_reports_change_nothing() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.offered(offer(0), offer(1))
+    old = dict(job.reports)
+    job.held()
+    job.follow()
+    for rack in (0, 1):
+        job.say(rack, versions=(1,), offers=(), got=(), held=())
+    last, views = job.machine.log.last, {r: v.report for r, v in job.machine.views.items()}
+    for rack in (0, 1, 0):
+        job.hear(rack, old[rack])
+        job.hear(rack, job.reports[rack])
+    assert job.machine.log.last == last
+    assert {r: v.report for r, v in job.machine.views.items()} == views
+    assert job.orders[0].offers == ()
+
+
+def test_an_offer_that_has_ended_does_not_come_back() -> None:
+    """A rack goes on reporting its offer until it has applied the version that names it."""
+    job = Job().begun()
+    job.committed(offer(0), offer(1))
+    job.say(0, offers=(offer(0, applied=0),), got=(offer_id(offer(1)),))
+    job.say(1, offers=(offer(1, applied=1),), got=(offer_id(offer(0)),))
+    job.tick(SECOND // 2)
+    assert job.orders[0].offers == ()
+    assert len(job.records) == 2
+    job.say(0, offers=(offer(0, 2, base=1),))
+    assert job.orders[0].offers == (offer(0, 2, base=1),)
+
+
+def test_a_report_again_is_a_sign_of_life() -> None:
+    job = Job(racks=2, witness=True).begun()
+    for _ in range(3):
+        job.tick(DETECT_NS // 2)
+        job.hear(0, job.reports[0])
+    assert job.orders[0].live == (0,)
+
+
+def test_reports_of_strangers_are_not_heard() -> None:
+    job = Job().begun()
+    job.hear(0, report(99, leaving=True, gone=True), life=1)
+    job.hear(7, report(99))
+    job.hear(0, report(99, versions=(0, 0)))
+    job.hear(0, report(99, offers=(offer(1),)))
+    assert job.machine.views[0].report == job.reports[0]
+    assert sorted(job.machine.views) == [0, 1]
+
+
+def test_a_rack_that_says_it_is_not_complete_is_not_live() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.say(1, fresh=False)
+    assert job.orders[0].live == (0,)
+    job.say(1, fresh=True)
+    assert job.orders[0].live == (0, 1)
+
+
+# -------------------------------------------------------------- orders
+
+
+def test_records_are_repeated_until_they_are_accepted() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.offered(offer(0), offer(1))
+    job.held()
+    for _ in range(3):
+        job.tick(HEARTBEAT_NS)
+        assert job.orders[1].prev == 1
+        assert [type(record) for record in job.orders[1].records] == [Commit]
+        assert job.orders[1].chain == job.machine.log.chain(1)
+    job.say(1, accepted=2)
+    assert (job.orders[1].prev, job.orders[1].records) == (2, ())
+    assert job.orders[0].prev == 1
+    assert job.orders[0].epoch == EPOCH
+
+
+def test_orders_are_sent_at_once_when_they_change_else_each_heartbeat() -> None:
+    job = Job().begun()
+    serial = job.orders[0].serial
+    assert job.tick(HEARTBEAT_NS - 1) == []
+    assert job.machine.deadline_ns() == job.now_ns + 1
+    job.tick(1)
+    assert job.orders[0].serial == serial + 1
+    effects = job.say(1, offers=(offer(1),))
+    assert len(sent(effects)) == 2
+    assert job.orders[0].serial == serial + 2
+
+
+def test_settled_is_what_every_live_rack_holds() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.offered(offer(0), offer(1))
+    job.held()
+    job.follow()
+    job.say(0, versions=(1,))
+    assert job.orders[0].settled == (0,)
+    job.say(1, versions=(1,))
+    assert job.orders[0].settled == (1,)
+    job.say(1, versions=(-1,))
+    assert job.orders[0].settled == (-1,)
+    for _ in range(3):
+        job.tick(DETECT_NS // 2)
+        job.say(0)
+    assert job.orders[0].settled == (1,), "the dead hold nobody back"
+
+
+def test_the_end_of_grace_is_a_deadline() -> None:
+    job = Job(racks=2, witness=True, grace_ns=HEARTBEAT_NS // 4).begun()
+    job.offered(offer(0))
+    assert job.machine.deadline_ns() == job.now_ns + HEARTBEAT_NS // 4
+    job.tick(HEARTBEAT_NS // 4)
+    assert job.orders[0].gathers[0].members == (offer(0),)
+
+
+# -------------------------------------------------------------- leaving
+
+
+def done(job: Job, *racks: int) -> None:
+    versions = tuple(job.machine.log.written.versions)
+    for rack in racks:
+        job.say(rack, leaving=True, idle=True, versions=versions)
+
+
+def test_racks_leave_together_when_all_are_done() -> None:
+    job = Job(racks=2, witness=True).begun()
+    done(job, 0)
+    assert len(job.records) == 1
+    done(job, 1)
+    record = job.records[-1]
+    assert isinstance(record, Roster)
+    assert (record.members, record.number, record.reason) == ((), 1, "all racks are done")
+    job.follow(0)
+    assert job.machine.log.told.over
+    job.follow(1)
+    assert Finished() in job.tick()
+
+
+@pytest.mark.parametrize(
+    "missing", [{"leaving": False}, {"idle": False}, {"versions": (0,)}], ids=str
+)
+def test_who_is_not_done_holds_the_others(missing: dict[str, object]) -> None:
+    job = Job().begun()
+    job.committed(offer(0), offer(1))
+    done(job, 0)
+    job.say(1, **{"leaving": True, "idle": True, "versions": (1,), **missing})
+    job.tick(SECOND // 2)
+    assert not any(isinstance(record, Roster) for record in job.records)
+
+
+def test_an_open_offer_holds_the_end() -> None:
+    job = Job(racks=2, witness=True, quorum_min_learners=2).begun()
+    job.say(0, offers=(offer(0),))
+    done(job, 0, 1)
+    assert not any(isinstance(record, Roster) for record in job.records)
+
+
+def test_the_dead_are_not_waited_for_at_the_end() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.say(1, offers=(offer(1),))
+    for _ in range(3):
+        job.tick(DETECT_NS // 2)
+        job.say(0)
+    done(job, 0)
+    assert isinstance(job.records[-1], Roster)
+
+
+def test_the_end_is_repeated_until_all_have_heard_it_or_some_seconds() -> None:
+    job = Job(racks=2, witness=True).begun()
+    done(job, 0, 1)
+    job.follow(0)
+    assert job.machine.log.told.over
+    assert Finished() not in job.tick(FAREWELL_NS - 1)
+    assert job.orders[1].records == (job.records[-1],)
+    assert Finished() in job.tick(1)
+
+
+def test_a_rack_that_is_gone_need_not_confirm() -> None:
+    job = Job(racks=2, witness=True).begun()
+    done(job, 0, 1)
+    job.say(1, gone=True)
+    assert Finished() in job.follow(0)
+
+
+def test_when_all_are_gone_it_is_over_without_a_word() -> None:
+    job = Job(racks=2, witness=True).begun()
+    assert Finished() not in job.say(0, gone=True)
+    assert Finished() in job.say(1, gone=True)
+
+
+def test_a_rack_in_a_hurry_leaves_alone_and_quorums_are_counted_anew() -> None:
+    job = Job(racks=3, grace_ns=0).begun()
+    job.say(0, leaving=True, hurry=True, idle=True, offers=(offer(0),))
+    (record,) = job.records[1:]
+    assert isinstance(record, Roster)
+    assert racks_of(record.members) == [1, 2]
+    assert record.reason == "rack 0 left"
+    job.follow()
+    assert job.machine.log.told.voters == {1, 2}
+    assert job.orders[1].offers == (), "what it offered is not merged any more"
+    job.offered(offer(1))
+    job.held(1)
+    job.say(1, accepted=3)
+    assert job.machine.log.decided == 3, "rack 1 is the lowest of two now"
+
+
+def test_a_roster_is_decided_by_the_roster_before_it() -> None:
+    job = Job(racks=3).begun()
+    job.say(0, leaving=True, hurry=True, idle=True)
+    job.say(1, accepted=2)
+    assert job.machine.log.decided == 1, "1 of 3, though it would be the lowest of 2"
+    job.say(2, accepted=2)
+    assert job.machine.log.decided == 2
+
+
+def test_nothing_is_appended_behind_an_undecided_roster() -> None:
+    job = Job(racks=3, fragments=2).begun()
+    job.say(2, leaving=True, hurry=True, idle=True)
+    assert isinstance(job.records[-1], Roster)
+    job.say(0, offers=(offer(0),), got=())
+    job.say(1, got=(offer_id(offer(0)),))
+    job.held(0, 1)
+    job.say(1, leaving=True, hurry=True, idle=True)
+    job.tick(SECOND // 2)
+    assert len(job.records) == 2
+    job.follow(0, 1)
+    assert len(job.records) == 3
+
+
+def test_a_rack_may_not_take_the_only_copy_along() -> None:
+    """Racks 0 and 1 hold version 1; when rack 0 leaves, rack 2 alone could lose it with rack 1."""
+    job = Job(racks=3).begun()
+    job.offered(offer(0), offer(1), offer(2))
+    job.held(0, 1)
+    job.follow()
+    job.say(0, versions=(1,), leaving=True, hurry=True, idle=True, offers=())
+    assert isinstance(job.records[-1], Commit), "nobody who stays has version 1"
+    job.say(2, versions=(1,))
+    assert isinstance(job.records[-1], Commit), "rack 1 alone could decide without it"
+    job.say(1, versions=(1,))
+    assert isinstance(job.records[-1], Roster)
+
+
+def test_a_rack_that_said_its_last_word_is_removed() -> None:
+    job = Job(racks=3, witness=True).begun()
+    job.say(1, gone=True)
+    record = job.records[-1]
+    assert isinstance(record, Roster)
+    assert racks_of(record.members) == [0, 2]
+    assert job.machine.log.written.voters == {0, 2, WITNESS}
+
+
+def test_the_last_rack_does_not_leave_alone() -> None:
+    job = Job(racks=1).begun()
+    job.say(0, leaving=True, hurry=True, idle=False)
+    assert len(job.records) == 1
+    done(job, 0)
+    record = job.records[-1]
+    assert isinstance(record, Roster)
+    assert record.members == ()

@@ -10,7 +10,7 @@ raw_streams    the same over as many connections as the lane uses, one thread ea
 lane           PullLane.fetch with the checksum of the whole payload (what offers use)
 lane_unchecked PullLane.fetch where the caller verifies the content (chunks are still checked)
 
-`measured` is the median over repeats of raw time / lane time, `spread` its quartiles. The lane uses
+`measured` is the median over repeats of raw time / lane time. The lane uses
 several connections, so it can be faster than one raw one; `of_raw_streams` is the stricter figure.
 """
 
@@ -19,9 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import multiprocessing
-import os
 import random
 import socket
 import statistics
@@ -31,6 +29,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
+from benchmarks._common import arguments, report, spread
 from mend.terms import Address, Member, offer_key
 from mend.transport.pull import STREAMS, PullLane, checksum_of
 
@@ -51,15 +50,11 @@ def main() -> None:
         ours.send("end")
     finally:
         holder.join(5)
-    print(json.dumps(_report(size, seconds), indent=1))
+    _report(options, size, seconds)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lane",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = arguments("lane", __doc__)
     parser.add_argument(
         "--megabytes", type=int, default=512, help="payload in 10^6 bytes (default 512)"
     )
@@ -142,34 +137,26 @@ async def _measure(pipe: Connection, size: int, repeats: int) -> dict[str, list[
     return {name: each[1:] for name, each in seconds.items()}
 
 
-def _quartiles(values: list[float]) -> list[float]:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return [round(low, 3), round(middle, 3), round(high, 3)]
-
-
-def _report(size: int, seconds: dict[str, list[float]]) -> dict[str, object]:
+def _report(options: argparse.Namespace, size: int, seconds: dict[str, list[float]]) -> None:
     def ratio(base: str) -> list[float]:
         pairs = zip(seconds[base], seconds["lane"], strict=True)
-        return _quartiles([raw / lane for raw, lane in pairs])
+        return [raw / lane for raw, lane in pairs]
 
-    low, middle, high = ratio("raw")
-    return {
-        "benchmark": "lane",
-        "what": f"pull of {size} bytes over loopback, share of one raw socket's speed",
-        "goal": GOAL,
-        "measured": middle,
-        "spread": [low, high],
-        "pass": middle >= GOAL,
-        "of_raw_streams": ratio("raw_streams"),
-        "gigabytes_per_second": {
-            name: _quartiles([size / each / 1e9 for each in values])
-            for name, values in seconds.items()
+    report(
+        "lane",
+        goal=f">= {GOAL:g} of one raw socket's speed",
+        values=ratio("raw"),
+        passed=statistics.median(ratio("raw")) >= GOAL,
+        options=options,
+        more={
+            "of_raw_streams": spread(ratio("raw_streams")),
+            "gigabytes_per_second": {
+                name: spread([size / each / 1e9 for each in values])
+                for name, values in seconds.items()
+            },
+            "streams": STREAMS,
         },
-        "repeats": len(seconds["raw"]),
-        "streams": STREAMS,
-        "cores": os.cpu_count(),
-        "load_1min": round(os.getloadavg()[0], 2),
-    }
+    )
 
 
 if __name__ == "__main__":

@@ -10,26 +10,28 @@ any). Bytes of memcpy: read + written by torch's copy_ on the same thread. All v
 in every repeat, so that a disturbance of the machine meets all of them. `with_digest` is what a
 rank does before it says Held; `without_digest` is the arithmetic alone, for where the digest is
 computed off the path; `apart` is the merge followed by a digest of the finished anchor.
+
+`measured` is the median over repeats of the share of memcpy's bandwidth, with digest, one thread,
+for the number of racks that has the least.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
+from benchmarks._common import arguments, noise, report, spread
 from mend.codec import CODECS
 from mend.merge import Average
 from mend.outer import Nesterov
 from mend.runtime.digest import StateDigest, digest_of
 from mend.runtime.numerics import Anchor, Numerics
 
-_FILL = 1 << 20
+GOAL = 0.4
 
 
 def main() -> None:
@@ -38,8 +40,8 @@ def main() -> None:
     racks = sorted(options.racks)
     numerics = _numerics(options, 1)
     threaded = [_numerics(options, threads) for threads in options.threads]
-    anchor = numerics.genesis(_noise(options.numel, 99))
-    payloads = [numerics.codec.encode(_noise(options.numel, m)) for m in range(racks[-1])]
+    anchor = numerics.genesis(noise(options.numel, 99))
+    payloads = [numerics.codec.encode(noise(options.numel, m)) for m in range(racks[-1])]
     out = numerics.empty(options.numel).zero_()
     runs: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(anchor.data)}
     for count in racks:
@@ -51,11 +53,11 @@ def main() -> None:
             run()
             if repeat:  # the first round only touches the memory
                 seconds[name].append(time.perf_counter() - start)
-    print(json.dumps(_report(options, numerics, anchor, seconds), indent=1))
+    _report(options, numerics, anchor, seconds)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments("merge", __doc__)
     parser.add_argument("--numel", type=int, default=100_000_000, help="fp32 elements per rank")
     parser.add_argument(
         "--racks", type=lambda text: [int(part) for part in text.split(",")], default=[2, 4, 8]
@@ -76,12 +78,6 @@ def _options() -> argparse.Namespace:
 def _numerics(options: argparse.Namespace, threads: int) -> Numerics:
     outer = Nesterov(options.lr, options.momentum)
     return Numerics(CODECS[options.codec](), Average(), outer, threads)
-
-
-def _noise(numel: int, seed: int) -> torch.Tensor:
-    """Cheap to make at any size; the speed of a merge does not depend on the values."""
-    tile = torch.randn(min(_FILL, numel), generator=torch.Generator().manual_seed(seed))
-    return tile.repeat(-(-numel // tile.numel()))[:numel].contiguous()
 
 
 def _variants(
@@ -123,35 +119,26 @@ def _report(
     numerics: Numerics,
     anchor: Anchor,
     seconds: dict[str, list[float]],
-) -> dict[str, object]:
+) -> None:
     state_bytes = 4 * anchor.data.numel()
-    copied = 2 * state_bytes
-    memcpy = [copied / s / 1e9 for s in seconds.pop("memcpy")]
-    report: dict[str, object] = {
-        "numel": options.numel,
-        "codec": options.codec,
-        "lr": options.lr,
-        "momentum": options.momentum,
-        "repeats": options.repeats,
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
-        "memcpy_GBps": _spread(memcpy),
-    }
+    memcpy = [2 * state_bytes / s / 1e9 for s in seconds.pop("memcpy")]
+    variants: dict[str, object] = {}
+    shares: dict[str, list[float]] = {}
     for name, taken in seconds.items():
         moved = int(name.split()[0]) * numerics.payload_bytes(options.numel) + 2 * state_bytes
         speed = [moved / s / 1e9 for s in taken]
-        report[name] = _spread(speed) | {
-            "of_memcpy": round(statistics.median(speed) / statistics.median(memcpy), 3)
-        }
-    return report
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 2),
-        "min": round(min(values), 2),
-        "max": round(max(values), 2),
-    }
+        shares[name] = [ours / plain for ours, plain in zip(speed, memcpy, strict=True)]
+        variants[name] = {"GBps": spread(speed, 2), "of_memcpy": spread(shares[name])}
+    single = [shares[name] for name in shares if name.endswith("with_digest")]
+    least = min(single, key=statistics.median)
+    report(
+        "merge",
+        goal=f">= {GOAL:g} of memcpy's bandwidth",
+        values=least,
+        passed=statistics.median(least) >= GOAL,
+        options=options,
+        more={"memcpy_GBps": spread(memcpy, 2), "variants": variants},
+    )
 
 
 if __name__ == "__main__":

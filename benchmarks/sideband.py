@@ -6,8 +6,7 @@ One process sends a frame to each peer every interval and hears one from each as
 live in another process, outside of what is measured. CPU time is of the whole process, libzmq's own
 thread and the event loop included, user and system, by getrusage.
 
-`measured` is the median over the runs of CPU seconds per second, in percent of one core, `spread`
-its least and greatest.
+`measured` is the median over the runs of CPU seconds per second, in percent of one core.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import multiprocessing
-import os
 import resource
 import statistics
 from multiprocessing.connection import Connection
 
+from benchmarks._common import arguments, report, spread
 from mend.terms import Peer
 from mend.transport.zmq import ZmqSideband
 
@@ -38,19 +36,23 @@ def main() -> None:
     others = spawn.Process(target=_others, args=args, daemon=True)
     others.start()
     try:
-        report = asyncio.run(_measure(ours, options))
+        shares, rates = asyncio.run(_measure(ours, options))
         ours.send("end")
     finally:
         others.join(5)
-    print(json.dumps(report, indent=1))
+    report(
+        "sideband",
+        goal=f"<= {GOAL_PCT:g} % of one core",
+        values=shares,
+        passed=statistics.median(shares) <= GOAL_PCT,
+        options=options,
+        more={"unit": "%", "heard_per_second": spread(rates, 1)},
+        digits=2,
+    )
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sideband",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = arguments("sideband", __doc__)
     parser.add_argument("--peers", type=int, default=8, help="peers to talk to (default 8)")
     parser.add_argument(
         "--interval-ms", type=int, default=100, help="time between two heartbeats (default 100)"
@@ -112,7 +114,10 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def _measure(pipe: Connection, options: argparse.Namespace) -> dict[str, object]:
+async def _measure(
+    pipe: Connection, options: argparse.Namespace
+) -> tuple[list[float], list[float]]:
+    """(percent of a core, frames heard per second), of every run."""
     addresses = pipe.recv()
     sideband = ZmqSideband(ANY_PORT)
     peers = [Peer(number + 1, 0) for number in range(len(addresses))]
@@ -132,22 +137,7 @@ async def _measure(pipe: Connection, options: argparse.Namespace) -> dict[str, o
         rates.append((heard[0] - heard_before) / took_s)
     await _ended(tasks)
     sideband.close()
-    measured = statistics.median(shares)
-    return {
-        "benchmark": "sideband",
-        "what": f"CPU of {len(peers)} peers' heartbeats both ways, percent of one core",
-        "goal": GOAL_PCT,
-        "measured": round(measured, 2),
-        "spread": [round(min(shares), 2), round(max(shares), 2)],
-        "pass": measured <= GOAL_PCT,
-        "heard_per_second": round(statistics.median(rates), 1),
-        "interval_ms": options.interval_ms,
-        "frame_bytes": options.frame_bytes,
-        "runs": options.runs,
-        "seconds": options.seconds,
-        "cores": os.cpu_count(),
-        "load_1min": round(os.getloadavg()[0], 2),
-    }
+    return shares, rates
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""api: what a training script calls. mend_init hooks the optimizer; everything else happens between
-two steps."""
+"""api: what a training script calls. mend_init hooks the optimizer, the rest runs between steps."""
 
 from __future__ import annotations
 
@@ -72,12 +71,11 @@ def mend_init(
 
 
 def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | None:
-    """Merge what is still open, leave the job, and put the anchor (the same bits on every rack)
-    into the model.
+    """Merge what is still open, leave the job, and put the anchor into the model.
 
-    Waits up to shutdown_timeout_s for racks that are still training, then leaves alone.
-    `keep_local`: leave the model's own weights in place. Returns the last status; None (and nothing
-    happens) when the model has no runtime.
+    The anchor is the same bits on every rack. Waits up to shutdown_timeout_s for racks that are
+    still training, then leaves alone. `keep_local`: leave the model's own weights in place. Returns
+    the last status; None (and nothing happens) when the model has no runtime.
     """
     runtime = registry.find(model)
     return None if runtime is None else runtime.shutdown(keep_local=keep_local)
@@ -97,8 +95,10 @@ def session(
     *,
     keep_local: bool = False,
 ) -> Iterator[Runtime]:
-    """mend_init now, mend_shutdown at the end; on an exception (also Ctrl-C) leave at once and keep
-    the weights."""
+    """mend_init now, mend_shutdown at the end.
+
+    On an exception (also Ctrl-C) leave at once and keep the weights.
+    """
     runtime = mend_init(model, config, optimizer)
     try:
         yield runtime
@@ -151,15 +151,16 @@ class Runtime:
     # -------------------------------------------------------------- the loop
 
     def count_tokens(self, tokens: int) -> None:
-        """Weight of the current step; call it before optimizer.step(). Adds up; without a call a
-        step counts 1."""
+        """Weight of the current step; call it before optimizer.step().
+
+        Several calls add up; without a call a step counts 1.
+        """
         if tokens < 0:
             raise UsageError(f"count_tokens({tokens}): tokens cannot be negative")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def step(self, tokens: int | None = None) -> None:
-        """One step of the inner optimizer is done. Only for loops that gave no optimizer to
-        mend_init."""
+        """One step of the inner optimizer is done. For loops that gave mend_init no optimizer."""
         if self._hooked:
             raise UsageError(
                 "mend counts the optimizer's steps already; remove runtime.step(), or the optimizer"
@@ -177,21 +178,18 @@ class Runtime:
             self._after_step()
 
     def _after_step(self) -> None:
-        if self._closed or self._borrowed:
-            raise UsageError(
-                "a step after mend_shutdown"
-                if self._closed
-                else "a step inside `with runtime.anchor_weights()`"
-            )
+        if self._closed:
+            raise UsageError("a step after mend_shutdown")
+        if self._borrowed:
+            raise UsageError("a step inside `with runtime.anchor_weights()`")
         tokens, self._tokens = self._tokens, None
         if self._trainer.stepped(1 if tokens is None else tokens):
             self._rank.live(self._trainer.work())
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until every own offer is merged or dropped and everything decided is applied. All
-        ranks of a rack call it.
+        """Wait until every own offer is merged or dropped and everything decided is applied.
 
-        Raises GaveUp after timeout_s; nothing is lost then.
+        All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
         self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
 
@@ -202,8 +200,10 @@ class Runtime:
         return self._last if self._last is not None else self._status()
 
     def anchor_digest(self) -> str:
-        """sha256 hex over (version, digests) of every fragment as trained on now; equal on all
-        racks at equal versions."""
+        """sha256 hex over (version, digests) of every fragment as trained on now.
+
+        Equal on all racks at equal versions.
+        """
         digest = hashlib.sha256()
         for fragment, track in enumerate(self._trainer.tracks):
             version = track.anchor.version
@@ -213,8 +213,10 @@ class Runtime:
 
     @contextlib.contextmanager
     def anchor_weights(self) -> Iterator[None]:
-        """The model holds the merged weights inside the block, its own again behind it. All ranks
-        of a rack together."""
+        """The model holds the merged weights inside the block, its own again behind it.
+
+        All ranks of a rack enter and leave it together.
+        """
         local = self._trainer.local_weights()
         self._borrowed = True
         try:
@@ -265,8 +267,10 @@ class Runtime:
         return any(track.offer is not None for track in self._trainer.tracks)
 
     def outer_step_begin(self, round_id: int, fragment_provider: Any = None) -> None:
-        """Nothing to do: mend captures and exchanges by itself; the provider is not called (said
-        once)."""
+        """Nothing to do: mend captures and exchanges by itself.
+
+        The provider is not called; a warning says so once.
+        """
         if fragment_provider is not None and not self._warned_provider:
             self._warned_provider = True
             warnings.warn(

@@ -66,8 +66,12 @@ class Nursery:
         request = {"argv": argv, "env": env, "log": str(log)}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        until(lambda: self.listen(0.1) or bool(self._born), "the nursery forks")
+        until(self._has_forked, "the nursery forks")
         return self._born.pop()
+
+    def _has_forked(self) -> bool:
+        self.listen(0.1)
+        return bool(self._born)
 
     def listen(self, limit_s: float) -> None:
         """Take in what the nursery has said; wait for it up to the limit."""

@@ -59,6 +59,6 @@ def test_a_rack_that_loses_a_rank_ends_and_the_other_trains_on(jobs: Jobs) -> No
     for rank in range(job.ranks):
         result = job.result(0, rank)
         assert result.status["step"] == 60
-        assert result.status["stall_ms_total"] <= 2 * 300 + 200
+        assert len(result.kinds("stall-over")) <= 1, "once per outage, not once per round"
         assert result.weights == job.result(0, 0).weights
     assert job.processes[1].code != -signal.SIGKILL, "torchrun itself was not killed"

@@ -3,6 +3,7 @@ forgotten. No thread, no port and no work is left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import weakref
@@ -20,6 +21,8 @@ from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import Job
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+PATIENT: dict[str, Any] = {**CONFIG, "sideband_heartbeat_ms": 4000, "stall_max_s": 0.3}
+"""Silence is death after 80 s, which is longer than any wait here: death must have been told."""
 
 
 # -------------------------------------------------------------- racks of different length
@@ -39,7 +42,7 @@ def test_racks_that_end_at_different_steps_leave_together(job: Job) -> None:
 def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     """It leaves the roster with everything merged, and the other one goes on as the only rack."""
     job = jobs(witness=True)
-    gate, hurry = job.gate(), {**CONFIG, "shutdown_timeout_s": 0.3}
+    gate, hurry = job.gate(), {**CONFIG, "shutdown_timeout_s": 1}
     job.start(0, steps=12, config=hurry)
     job.start(1, steps=30, config={**CONFIG, "shutdown_timeout_s": 20}, at={"20": [["gate", gate]]})
     job.ended(0, code=0)
@@ -60,14 +63,12 @@ def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
 # -------------------------------------------------------------- interrupted
 
 
-def test_ctrl_c_in_the_loop(jobs: Jobs) -> None:
+def test_ctrl_c_in_the_loop(job: Job) -> None:
     """The rack says good-bye at once; nobody waits for it."""
-    job = jobs(witness=True)
     gate = job.gate()
     at = {"9": [["die", "SIGINT"], ["gate", job.gate("never")]]}
-    config = {**CONFIG, "stall_max_s": 0.3, "shutdown_timeout_s": 0.3}
-    job.start(0, steps=40, config=config, at={"20": [["gate", gate]]})
-    job.start(1, steps=40, config=config, at=at)
+    job.start(0, steps=40, config=PATIENT, at={"20": [["gate", gate]]})
+    job.start(1, steps=40, config=PATIENT, at=at)
     assert job.ended(1) == -signal.SIGINT, "it ends as Python does on Ctrl-C"
     interrupted = job.result(1)
     assert interrupted.error[0] == "KeyboardInterrupt"
@@ -90,7 +91,7 @@ def test_ctrl_c_while_mend_waits_for_another_rack(job: Job) -> None:
     result = job.result(0)
     assert result.error[0] == "KeyboardInterrupt"
     assert result.threads == []
-    assert len(result.losses) in (4, 5), "the apply point is behind step 6"
+    assert len(result.losses) <= 5, "the wait is inside step 6"
 
 
 def test_ctrl_c_while_the_racks_assemble(job: Job) -> None:
@@ -101,16 +102,13 @@ def test_ctrl_c_while_the_racks_assemble(job: Job) -> None:
     assert job.result(0).threads == []
 
 
-def test_a_program_that_never_shuts_down_still_says_good_bye(jobs: Jobs) -> None:
-    """It ends as it is. The others hear it at once; a rack that was killed takes two seconds."""
-    job = jobs(witness=True)
+def test_a_program_that_never_shuts_down_still_says_good_bye(job: Job) -> None:
+    """It ends as it is, and the others do not wait for it."""
     gate = job.gate()
-    job.start(0, steps=30, config={**CONFIG, "shutdown_timeout_s": 1}, at={"end": [["gate", gate]]})
-    job.start(1, steps=11, config=CONFIG, forget=True)
+    job.start(0, steps=30, config=PATIENT, at={"end": [["gate", gate]]})
+    job.start(1, steps=11, config=PATIENT, forget=True)
     assert job.ended(1) == 0
-    gone = job.event(0, "rack-silent", peer=1)
-    last = job.result(1).events[-1]
-    assert gone["time_ns"] - last["time_ns"] < 1_500_000_000
+    assert job.event(0, "rack-silent", peer=1)
     Path(gate).touch()
     job.ended(0, code=0)
 
@@ -132,22 +130,31 @@ def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def test_ports_are_free_as_soon_as_a_session_ends(alone: Configure) -> None:
     """Well, by an exception, by Ctrl-C: the next session on the same ports starts at once."""
-    for error in (None, RuntimeError("the loss exploded"), KeyboardInterrupt()):
+    for error in (None, RuntimeError("the loss exploded"), KeyboardInterrupt("Ctrl-C")):
         model, optimizer = fresh()
-        before: dict[str, list[int]] = {}
-        try:
-            with mend.session(model, alone(), optimizer) as runtime:
-                steps(model, optimizer, 1, 9)
-                before = train.weights(model)
-                if error is not None:
-                    raise error
-        except (RuntimeError, KeyboardInterrupt) as caught:
-            assert caught is error  # noqa: PT017 - which of the two is the point
+        runtime, before = trained_until(error, model, optimizer, alone())
+        if error is not None:
             assert train.weights(model) == before, "nothing was published over its weights"
         assert mend_threads() == []
         assert runtime.status().step == 9
         steps(model, optimizer, 10, 20)
         assert runtime.status().step == 9, "the optimizer is free of mend"
+
+
+def trained_until(
+    error: BaseException | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: mend.MendConfig,
+) -> tuple[mend.Runtime, dict[str, list[int]]]:
+    """Nine steps and the error; the runtime, and the weights before the end."""
+    expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    with expected, mend.session(model, config, optimizer) as runtime:
+        steps(model, optimizer, 1, 9)
+        before = train.weights(model)
+        if error is not None:
+            raise error
+    return runtime, before
 
 
 def test_twice_is_once(alone: Configure) -> None:

@@ -21,11 +21,16 @@ CONFIG: dict[str, Any] = {
     "shutdown_timeout_s": 1,
 }
 STALL_MS = 300.0
+SLACK_MS = 1000.0
+"""What a busy machine may need to wake a thread up."""
 
 
 def stalled(result: Result, outages: int) -> None:
-    """`stall_max_s` per outage; a little is what the wake-up of a waiting thread costs."""
-    assert result.status["stall_ms_total"] <= outages * (STALL_MS + 100)
+    """It has waited for `stall_max_s` once per outage, not once per round; then it trained on."""
+    waits = [event["ms"] for event in result.kinds("stall-over")]
+    assert len(waits) <= outages
+    assert all(ms < STALL_MS + SLACK_MS for ms in waits)
+    assert result.status["stall_ms_total"] >= sum(waits)
 
 
 def losses(result: Result) -> list[float]:
@@ -35,9 +40,17 @@ def losses(result: Result) -> list[float]:
 @pytest.mark.parametrize("lockstep", [False, True], ids=["free", "lockstep"])
 def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool) -> None:
     """Step 8 makes NaN of everything just where fragment 1 is captured; then it is repaired."""
-    at = {"8": [["poison"]], "9": [["repair"]]}
     config = {**CONFIG, "shutdown_timeout_s": 20, "lockstep": lockstep, "give_up_s": 20}
-    ill, well = jobs().run(steps=32, config=config, pace_ms=2, per={0: {"at": at}})
+    job = jobs()
+    gate = job.gate()
+    at = {"8": [["poison"]], "9": [["repair"]], "12": [["gate", gate]]}
+    job.start(0, steps=32, config=config, at=at)
+    job.start(1, steps=32, config=config)
+    job.event(1, "captured", fragment=1)  # or a fast rack 0 could offer again in the same round
+    Path(gate).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    ill, well = job.result(0), job.result(1)
     declined = ill.kinds("declined")
     assert [(event["fragment"], event["seq"]) for event in declined] == [(1, 1)]
     assert "of the delta is nan" in declined[0]["reason"]
@@ -89,7 +102,7 @@ def test_the_other_rack_trains_on_and_keeps_its_work(
     left = killed_and_left(jobs(witness=True), number, middle=middle)
     status = left.status
     assert status["step"] == len(left.losses) == 80
-    stalled(left, outages=2)
+    stalled(left, outages=1)
     assert left.before_shutdown["racks_live"] == [0]
     assert "rack" in " ".join(left.before_shutdown["waiting"])
     assert status["ledger"]["open"] > 0

@@ -37,8 +37,7 @@ def test_bfloat16_weights_keep_an_fp32_anchor(job: Job) -> None:
 
 def test_tied_frozen_and_transposed_parameters(job: Job) -> None:
     """The tied one counts once, the frozen ones stay, the transposed one is written in place."""
-    options = {"steps": STEPS, "model": "tied", "config": CONFIG, "keep_local": True}
-    first, second = job.run(**options)
+    first, second = job.run(steps=STEPS, model="tied", config=CONFIG, keep_local=True)
     assert first.digest == second.digest
     outcome = replayed([first, second], "tied", CONFIG)
     for result, thetas in zip((first, second), outcome.thetas, strict=True):

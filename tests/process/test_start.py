@@ -35,9 +35,13 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
             {"config": {**CONFIG, "outer_lr": 0.5}},
             "outer_lr is 0.5 there and 1.0 here",
         ),
+        (
+            {"config": {**CONFIG, "stall_max_s": 0.3}},
+            "stall_max_ns is 300000000 there and 1000000000 here",
+        ),
         ({"script": "tests.process.stranger"}, "mend version is 99.0 there and"),
     ],
-    ids=["shape", "type", "setting", "version"],
+    ids=["shape", "type", "setting", "limit", "version"],
 )
 def test_a_rack_that_differs_hears_the_first_difference(
     job: Job, other: dict[str, Any], difference: str

@@ -61,7 +61,9 @@ def test_a_skipped_step_is_no_step(alone: Configure) -> None:
             optimizer.zero_grad()
             scaler.scale(train.loss_of(model, 0, 0, step)).backward()
             if step in (3, 8):
-                next(model.parameters()).grad.fill_(float("inf"))
+                gradient = next(model.parameters()).grad
+                assert gradient is not None
+                gradient.fill_(float("inf"))
             scaler.step(optimizer)
             scaler.update()
         assert runtime.status().step == 10

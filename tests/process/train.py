@@ -189,12 +189,11 @@ def run(options: Options, result: dict[str, Any]) -> None:
     acts = Acts(model, optimizer)
     losses: list[str] = result.setdefault("losses", [])
     config = mend.MendConfig(**options.config)
-    joined = [wrapped, config, optimizer]
     try:
         with (
-            contextlib.nullcontext(mend.mend_init(*joined))
+            contextlib.nullcontext(mend.mend_init(wrapped, config, optimizer))
             if options.forget
-            else mend.session(*joined, keep_local=options.keep_local)
+            else mend.session(wrapped, config, optimizer, keep_local=options.keep_local)
         ) as runtime:
             for step in range(1, options.steps + 1):
                 acts.do(options.at.get(str(step), []))

@@ -1,2 +1,1 @@
-"""protocol: who, when, in which order. Pure machines; never a tensor, a clock, a socket or a
-file."""
+"""protocol: who, when, in which order. Pure machines: no tensor, no clock, no socket, no file."""

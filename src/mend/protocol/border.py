@@ -142,8 +142,8 @@ def first_difference(lowest: Hello, other: Hello) -> str:
     extra = [key for key, _ in other.facts if key not in dict(lowest.facts)]
     if extra:
         return f"{extra[0]} is {theirs[extra[0]]} there and absent here"
-    return (
-        ""
-        if lowest.policy == other.policy
-        else f"policy is {other.policy} there and {lowest.policy} here"
-    )
+    for name in lowest.policy.__struct_fields__:
+        there, here = getattr(other.policy, name), getattr(lowest.policy, name)
+        if there != here:
+            return f"{name} is {there} there and {here} here"
+    return ""

@@ -1,8 +1,8 @@
-"""protocol: the member that appends to the log. Soft state only: everything it knows comes again in
-the next reports.
+"""protocol: the member that appends to the log.
 
-The coordinator is fixed (the witness, else rack 0's leader) and its epoch is 1. It decides by its
-replica of the log and by what the racks report; it never sees a tensor.
+Soft state only: everything it knows comes again in the next reports. The coordinator is fixed (the
+witness, else rack 0's leader) and its epoch is 1. It decides by its replica of the log and by what
+the racks report; it never sees a tensor.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ EPOCH = 1
 FAREWELL_NS = 3 * SECOND
 """How long the end of the log is repeated to racks that did not confirm it."""
 
-
 VISITOR = 0xFFFF
 """Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """racks: how many must say hello. heartbeat: orders are repeated this often. detect: silence
-    that means dead."""
+    """`racks` must say hello, orders repeat every heartbeat, `detect_ns` of silence means dead."""
 
     racks: int
     heartbeat_ns: int
@@ -51,8 +49,7 @@ class CoordinatorOptions:
 
 @dataclass
 class Coordinator:
-    """Pure. `me` is the process it runs in: Peer(WITNESS, 0) votes as the witness, else it is a
-    rack's leader."""
+    """Pure. `me` is where it runs: Peer(WITNESS, 0) votes as the witness, else it is a leader."""
 
     me: Peer
     job: str
@@ -166,8 +163,7 @@ class Coordinator:
     # -------------------------------------------------------------- deciding
 
     def _move(self, now_ns: int, effects: list[Effect]) -> None:
-        """Run to a fixed point: what is decided lets rounds commit, what is committed may be
-        decided at once."""
+        """To a fixed point: a decision lets rounds commit, and a commit may be decided at once."""
         if not self.log.written.begun:
             self._try_genesis(effects)
         before = -1
@@ -294,8 +290,10 @@ class Coordinator:
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
-        """The job ends when every live rack is done and holds everything; a rack in a hurry leaves
-        alone."""
+        """The job ends when every live rack is done and holds everything.
+
+        A rack in a hurry leaves alone.
+        """
         log = self.log.written
         if not log.seats or self.log.last != self.log.decided:
             return

@@ -44,8 +44,7 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class StillOpen:
-    """A capture step passed while the previous offer of the fragment was open: nothing was
-    captured."""
+    """A capture step passed while the fragment's previous offer was open: nothing was captured."""
 
     fragment: int
     applied: int
@@ -101,8 +100,7 @@ class Spoiled:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The training thread now trains on `version`; `ended` is the own offer that this resolved, or
-    0."""
+    """The training thread now trains on `version`; `ended`: the own offer this resolved, or 0."""
 
     fragment: int
     version: int
@@ -191,8 +189,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge the payloads of `members` (ascending) onto version - 1. `verify`: check the inputs'
-    bits first."""
+    """Merge the payloads of `members` (ascending) onto version - 1.
+
+    `verify`: check the inputs' bits first.
+    """
 
     fragment: int
     version: int
@@ -249,8 +249,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """An own offer died inside the rack; the training threads forget it together at an apply
-    point."""
+    """An own offer died inside the rack; the training threads drop it at one apply point."""
 
     fragment: int
     seq: int

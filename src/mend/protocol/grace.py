@@ -6,8 +6,7 @@ SHARE_PCT = 50
 """gamma: the part of the slack that may be spent on waiting."""
 
 FLOOR_PCT = 25
-"""Part of the gap between rounds that is always waited; see docs/DECISIONS.md for why it is not
-0."""
+"""Part of the gap between rounds that is always waited; docs/DECISIONS.md says why it is not 0."""
 
 
 class Mean:
@@ -30,8 +29,9 @@ def adaptive_grace_ns(
     gap_steps: int,
     limit_ns: int,
 ) -> int:
-    """Decoupled DiLoCo, Eq. 3: slack = tau t_step - (t_quorum + t_sync); wait gamma * slack, at
-    most one gap.
+    """Decoupled DiLoCo, Eq. 3: wait gamma * slack, at most one gap between rounds.
+
+    slack = tau t_step - (t_quorum + t_sync).
 
     The paper's window is 0 until all three times are known and whenever the slack is negative. Then
     the first round, and every round of a link that is slower than the overlap, would merge whoever

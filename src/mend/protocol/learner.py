@@ -1,7 +1,7 @@
 """protocol: one rank. Pulls what is offered, merges what is named, holds what is decided.
 
-The tensors are the runtime's; here a payload is (member, fragment, seq) and an anchor is (fragment,
-version).
+The tensors are the runtime's; here a payload is just (member, fragment, seq) and an anchor just
+(fragment, version).
 """
 
 from __future__ import annotations
@@ -270,8 +270,7 @@ class Learner:
     # -------------------------------------------------------------- towards the newest version
 
     def _settle(self, fragment: int, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Merge what is asked for, take over what is decided, copy what cannot be merged any more,
-        free the rest."""
+        """Merge what is asked, take what is decided, copy what cannot be merged, free the rest."""
         shelf, newest = self.shelves[fragment], self.folded.versions[fragment]
         if shelf.retry_ns and now_ns >= shelf.retry_ns:
             shelf.retry_ns = 0
@@ -292,8 +291,7 @@ class Learner:
             self._tidy(fragment, newest, now_ns, effects)
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
-        """The newest decided version is not here: adopt the tentative one, or merge it now, or copy
-        it."""
+        """The newest decided version is not here: adopt the tentative one, or merge it, or copy."""
         shelf = self.shelves[fragment]
         digest = shelf.digests[newest]
         if shelf.tentative is not None and shelf.tentative[0] == newest:

@@ -56,13 +56,11 @@ class Folded:
         return tuple(self.seats[rack].lanes[me.rank] for rack in racks)
 
     def is_open(self, member: Member, fragment: int, seq: int) -> bool:
-        """Whether an offer may still be named: its member is in, and nothing as new of it has
-        ended."""
+        """Whether an offer may still be named: its member is in, nothing as new of it has ended."""
         return self.member(member.rack) == member and seq > self.ended.get((member, fragment), 0)
 
     def take(self, record: Record) -> None:
-        """Add one record. A record that contradicts the log is a bug of the coordinator and stops
-        us."""
+        """Add one record. One that contradicts the log is a bug of the coordinator and stops us."""
         if isinstance(record, Genesis):
             assert not self.begun, "a second Genesis"
             self.seats = {seat.member.rack: seat for seat in record.roster}
@@ -126,8 +124,7 @@ class Log:
         self._chains[self.last] = digest.hexdigest()
 
     def accept(self, prev: int, chain: str, records: Sequence[Record]) -> None:
-        """Take what is new of `records` (indices prev + 1 ...) if they continue this log; else
-        nothing."""
+        """Take what is new of `records` (from prev + 1) if they continue this log, else nothing."""
         if not self.reaches(prev) or self._chains[prev] != chain:
             return
         for record in records[self.last - prev :]:
@@ -145,8 +142,10 @@ class Log:
         return fresh
 
     def after(self, index: int, stop: int | None = None) -> tuple[Record, ...]:
-        """Records index + 1 .. stop (default: all), at most SENT_AT_ONCE; empty when that far back
-        is compacted."""
+        """Records index + 1 .. stop (default: all), at most SENT_AT_ONCE.
+
+        Empty when that far back is compacted.
+        """
         if not self.reaches(index):
             return ()
         end = min(self.last if stop is None else stop, index + SENT_AT_ONCE)

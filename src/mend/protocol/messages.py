@@ -1,11 +1,11 @@
-"""protocol: the words on the wire. Every message is a whole, current state, so losing one costs
-only time.
+"""protocol: the words on the wire.
 
-There are four, and two to get in:
+Every message is a whole, current state, so losing one costs only time. There are four, and two to
+get in:
 
-    rank --RankReport--> leader --Report--> coordinator     what I have, what I wait for
-    rank <--RankOrders-- leader <--Orders-- coordinator     the log, the open offers, the rounds in
-    flight leader --Hello--> coordinator --Refusal--> leader
+    rank --RankReport--> leader --Report--> coordinator    what I have, what I wait for
+    rank <--RankOrders-- leader <--Orders-- coordinator    the log, open offers, rounds in flight
+    leader --Hello--> coordinator --Refusal--> leader
 
 A sender repeats its newest state on every heartbeat and at once when it changes; a receiver keeps
 the highest `serial`. Duplicated, reordered and lost frames need no further rule.
@@ -57,8 +57,10 @@ class Seat(Word, frozen=True):
 
 
 class Offer(Word, frozen=True):
-    """Header of a contribution: one rack's encoded anchor - snapshot of one fragment. The bytes are
-    pulled."""
+    """Header of a contribution: one rack's encoded anchor - snapshot of one fragment.
+
+    The bytes are pulled.
+    """
 
     member: Member
     fragment: U16
@@ -153,8 +155,7 @@ Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 
 class Hello(Word, frozen=True, tag=10):
-    """A rack asks to take part. `facts` are compared with the lowest rack's, the first difference
-    is named."""
+    """A rack asks to take part. Its `facts` are compared; the first that differs is named."""
 
     seat: Seat
     policy: Policy
@@ -195,8 +196,7 @@ class Gather(Word, frozen=True):
 
 
 class Declined(Word, frozen=True):
-    """A capture that gave no offer (non-finite delta, no tokens), at the version it was taken
-    on."""
+    """A capture that gave no offer (non-finite delta, no tokens), at the version it began from."""
 
     fragment: U16
     applied: Count
@@ -236,8 +236,7 @@ class Orders(State, frozen=True, tag=13):
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
     gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
     settled: Versions
-    """Per fragment the version that every live rack holds; older payloads and states may be
-    freed."""
+    """Per fragment the version every live rack holds; older payloads and states may be freed."""
     live: Racks
     missing: Racks
     """Racks that did not say hello yet; empty once the log has begun."""
@@ -246,8 +245,7 @@ class Orders(State, frozen=True, tag=13):
 
 
 class Part(Word, frozen=True):
-    """One rank's piece of its rack's offer, or the reason why there is none (then checksum is
-    empty)."""
+    """One rank's piece of its rack's offer, or why there is none (then checksum is empty)."""
 
     fragment: U16
     seq: Count
@@ -276,8 +274,7 @@ class RankReport(State, frozen=True, tag=14):
 
 
 class RankOrders(State, frozen=True, tag=15):
-    """Leader to a rank of its own rack: decided records behind `prev`, and what the coordinator
-    last said."""
+    """Leader to its rank: decided records behind `prev`, and what the coordinator last said."""
 
     prev: Count
     records: Records
@@ -289,8 +286,7 @@ class RankOrders(State, frozen=True, tag=15):
     """(fragment, seq) of own offers that died inside the rack and were never announced."""
     why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
     failure: tuple[Text, Text]
-    """(kind, detail) of what stops this rack, so that all its ranks raise it; ("", "") if
-    nothing."""
+    """(kind, detail) of what stops this rack, so that all its ranks raise it; else ("", "")."""
     finish: bool
     """Every rank of this rack may stop: the rack has left."""
 

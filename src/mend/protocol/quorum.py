@@ -1,5 +1,6 @@
-"""protocol: the three predicates, never mixed. Offers are statistics, votes are safety, bytes are
-durability.
+"""protocol: the three predicates, never mixed.
+
+Offers are statistics, votes are safety, bytes are durability.
 
 | predicate  | counts | question                                                  |
 |------------|--------|-----------------------------------------------------------|
@@ -31,6 +32,5 @@ def quorum(votes: Set[int], voters: Set[int]) -> bool:
 
 
 def hold(holders: Set[int], voters: Set[int]) -> bool:
-    """Whether the holders meet every quorum: what they hold survives whatever is decided without
-    them."""
+    """Whether the holders meet every quorum: what they hold survives any decision without them."""
     return not quorum(voters - holders, voters)

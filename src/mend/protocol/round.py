@@ -18,8 +18,11 @@ ATTEMPT_STALL_NS = 10 * SECOND
 
 
 class Phase(Enum):
-    """IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: members are
-    fixed, results are awaited."""
+    """What a round waits for.
+
+    IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: members are fixed,
+    results are awaited.
+    """
 
     IDLE = auto()
     OPEN = auto()
@@ -28,8 +31,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a round must know of the world to move. `arrived` holds one offer per rack,
-    ascending."""
+    """What a round must know of the world to move. `arrived`: one offer per rack, ascending."""
 
     version: int
     voters: frozenset[int]
@@ -101,13 +103,11 @@ class Round:
         return None
 
     def _opens(self, scene: Scene) -> bool:
-        """A late offer alone (its rack has not applied `version` at a capture step) opens
-        nothing."""
+        """A late offer alone (its rack has not applied `version` at a capture) opens nothing."""
         return bool(scene.declined) or any(offer.applied == scene.version for offer in scene.offers)
 
     def _window_ns(self, scene: Scene) -> int:
-        """How long the round waits once K offers are in. Adaptive: longer for bytes that are under
-        way.
+        """How long the round waits once K offers are in; adaptive: longer for bytes under way.
 
         A rack whose offer is announced but not pulled yet has done its part. Merging without it
         puts the same bytes into a round of their own a moment later, where deltas add up that
@@ -199,8 +199,7 @@ class Round:
 
     @staticmethod
     def _too_old(scene: Scene) -> list[Offer]:
-        """Offers that may not be merged any more; they never are members, as they do not count as
-        arrived."""
+        """Offers that may not be merged any more; they do not count as arrived, so never join."""
         return [
             offer for offer in scene.offers if scene.version - offer.base > scene.policy.max_age
         ]

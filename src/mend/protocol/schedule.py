@@ -1,5 +1,4 @@
-"""protocol: which fragment is due after which step. Known to every rank from the configuration
-alone."""
+"""protocol: which fragment is due after which step. Every rank knows it from its configuration."""
 
 from __future__ import annotations
 
@@ -8,11 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Schedule:
-    """P fragments, each captured once per H steps, applied tau steps later (Streaming DiLoCo
-    2501.18512).
+    """P fragments, each captured once per H steps, applied tau steps later.
 
     Steps count from 1. Fragment p is due after step s when s >= o_p and (s - o_p) mod H = 0, with
-    o_p = floor((p + 1) H / P).
+    o_p = floor((p + 1) H / P). Source: Streaming DiLoCo, 2501.18512.
     """
 
     fragments: int
@@ -43,8 +41,7 @@ class Schedule:
         return self.captures(step - self.overlap_steps)
 
     def busy(self, step: int) -> bool:
-        """Whether anything at all happens after this step. The training loop asks this every
-        step."""
+        """Whether anything at all happens after this step; the training loop asks every time."""
         residue = step % self.period_steps
         return residue in self._due or (step - self.overlap_steps) % self.period_steps in self._due
 

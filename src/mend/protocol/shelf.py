@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mend.protocol.messages import (
-    Commit,
-    Gather,
-    Held,
-)
+from mend.protocol.messages import Commit, Gather, Held
 from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.terms import SECOND, Member
 
 HELD_BEHIND = 2
-"""Decided versions kept besides the one trained on, so that the ranks of a rack find a common one
-to apply."""
+"""Decided versions kept besides the one trained on: the ranks of a rack must find a common one."""
 
 LINGER_NS = 30 * SECOND
-"""A named payload is freed at the latest this long after the decision, even if a live rack still
-lacks the result."""
+"""A named payload is freed at the latest this long after the decision, whoever lacks the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +37,7 @@ class Shelf:
     retry_ns: int = 0
     wait_ns: int = RETRY_NS_MIN
     linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
-    """Named payloads still served: (member, seq) -> (version they went into, when the decision was
-    read)."""
+    """Named payloads still served: (member, seq) -> (version of the commit, when it was read)."""
 
     @property
     def newest(self) -> int:

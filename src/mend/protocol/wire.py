@@ -1,5 +1,4 @@
-"""protocol: messages <-> frames. Strict: a frame is a whole message of this version, or a
-WireError."""
+"""protocol: messages <-> frames. Strict: a whole message of this version, or a WireError."""
 
 from __future__ import annotations
 

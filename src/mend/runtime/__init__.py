@@ -1,5 +1,4 @@
-"""runtime: where decisions and tensors meet. Owns threads, clocks, files and logging; has no
-opinions."""
+"""runtime: where decisions and tensors meet. Owns threads, clocks, files, logs; has no opinions."""
 
 from mend.runtime.registry import get_runtime
 

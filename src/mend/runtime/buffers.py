@@ -1,5 +1,6 @@
-"""runtime.buffers: large vectors that are used again. Any thread takes one; the last reader gives
-it back without knowing.
+"""runtime.buffers: large vectors that are used again.
+
+Any thread takes one; the last reader gives it back without knowing.
 
 Fresh memory costs more than what is done with it: the kernel clears every page at its first touch
 and takes every page back at the end, the latter while the interpreter waits. A round needs the same

@@ -53,8 +53,7 @@ class _BlockHashes:
 
 
 class StateDigest:
-    """sha256 over a header and the xxh3_128 of every 4 MiB of the values, then of every 4 MiB of
-    the outer state.
+    """sha256 over a header, the xxh3_128 of every 4 MiB of the values, then of the outer state.
 
     Detects accidents, not adversaries. Values and state are cut separately, so both can be fed as
     they are made.
@@ -81,8 +80,7 @@ class StateDigest:
 
 
 def digest_of(data: Tensor, numel: int, version: int) -> str:
-    """Digest of an anchor: `data` is fp32 with N = numel values, or 2N with the outer state behind
-    them."""
+    """Digest of an anchor; `data`: fp32, N = numel values, or 2N with the outer state behind."""
     has_state = data.numel() > numel
     digest = StateDigest(numel, version, has_state)
     digest.feed(data[:numel], data[numel:] if has_state else None)

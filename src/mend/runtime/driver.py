@@ -1,8 +1,7 @@
-"""runtime.driver: the live edge. One loop thread with sockets and timers, one worker thread for
-tensors.
+"""runtime.driver: the live edge.
 
-No opinions: frames become events, effects become frames, jobs and pulls come back as calls on the
-loop.
+One loop thread with sockets and timers, one worker thread for tensors. No opinions: frames become
+events, effects become frames, jobs and pulls come back as calls on the loop.
 """
 
 from __future__ import annotations
@@ -61,13 +60,8 @@ class Driver:
     def __init__(
         self, me: Peer, member: Member, job: str, options: DriverOptions, recorder: Recorder
     ) -> None:
-        self.me, self.member, self.job, self.options, self.recorder = (
-            me,
-            member,
-            job,
-            options,
-            recorder,
-        )
+        self.me, self.member, self.job = me, member, job
+        self.options, self.recorder = options, recorder
         self.counters = Counters()
         self.done = threading.Event()
         self._host: Host | None = None

@@ -1,8 +1,8 @@
-"""runtime.handoff: what the loop shows to the training thread. One lock; values cross, objects with
-state do not.
+"""runtime.handoff: what the loop shows to the training thread.
 
-The loop writes anchors, decided commits and discarded offers; the training thread reads them at
-apply points. The other way goes through `Edge`-posted events.
+One lock; values cross, objects with state do not. The loop writes anchors, decided commits and
+discarded offers; the training thread reads them at apply points. The other way goes through
+`Edge`-posted events.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from mend.runtime.numerics import Anchor
 
 @dataclass
 class Panel:
-    """One fragment: versions whose bytes are here, decided commits, own offers that died in the
-    rack."""
+    """One fragment: versions that are here, decided commits, own offers that died in the rack."""
 
     anchors: dict[int, Anchor] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)
     discarded: set[int] = field(default_factory=set)
     digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """version -> digests of all rails, as decided; versions older than the applied one are
-    forgotten."""
+    """version -> digests of all rails, as decided; none older than the applied one."""
     decided: int = 0
 
 
@@ -79,8 +77,7 @@ class Board:
             self.changed.notify_all()
 
     def heard(self, live: tuple[int, ...], why: tuple[str, ...], settled: tuple[int, ...]) -> None:
-        """What the coordinator said last: who is live, why rounds wait, what every live rack
-        holds."""
+        """What the coordinator said last: who is live, why rounds wait, what all of them hold."""
         with self.changed:
             self.live, self.why = live, why
             if settled != self.settled:

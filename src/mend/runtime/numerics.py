@@ -165,7 +165,7 @@ class Numerics:
 
         With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. The
         payload may share the memory of `delta_N`. Raises NonFinite for NaN or Inf in x, or when
-        x leaves the range of the codec.
+        x leaves the range of the codec; `delta_N` is of no use then.
         """
         numel, size = delta_N.numel(), block_numel()
         x_N = delta_N if residual_N is None else self.buffers.empty(numel)

@@ -1,5 +1,4 @@
-"""runtime.rack: the ranks of one rack talking among themselves, over torch.distributed on CPU. No
-pickle.
+"""runtime.rack: the ranks of one rack among themselves, over torch.distributed on CPU. No pickle.
 
 Everything here is collective: all ranks of the rack call it together, from their training threads.
 """

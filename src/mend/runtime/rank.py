@@ -1,7 +1,7 @@
-"""runtime.rank: one process of a rack. Feeds the machines, performs their effects, keeps the
-tensors they only name.
+"""runtime.rank: one process of a rack.
 
-Everything here runs on the loop; jobs go to workers through the edge and come back as events.
+Feeds the machines, performs their effects, keeps the tensors they only name. Everything here runs
+on the loop; jobs go to workers through the edge and come back as events.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ Payload = tuple[Member, int, int]
 
 @dataclass
 class Roles:
-    """The machines of a process: every rank learns, rank 0 leads, one process of the job
-    coordinates."""
+    """A process's machines: every rank learns, rank 0 leads, one process of the job coordinates."""
 
     learner: Learner
     leader: Leader | None
@@ -273,18 +272,14 @@ class Rank:
 
     @staticmethod
     def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> list[int]:
-        """After racks disagreed: positions of inputs whose bits are not what they were; -1 is the
-        anchor."""
+        """After racks disagreed: positions of inputs whose bits have changed; -1 is the anchor."""
         bad = [
             i
-            for i, payload in enumerate(payloads)
-            if checksum_of(payload.numpy().data) != checksums[i]
+            for i, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
+            if checksum_of(payload.numpy().data) != checksum
         ]
-        return (
-            bad
-            if digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest
-            else [-1, *bad]
-        )
+        intact = digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest
+        return bad if intact else [-1, *bad]
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version

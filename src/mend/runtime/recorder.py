@@ -1,11 +1,13 @@
-"""runtime.recorder: events to JSONL and to the log, off every thread that matters. A full disk
-loses events, not training.
+"""runtime.recorder: events to JSONL and to the log, off every thread that matters.
 
-One grammar for people: `mend rack=0 rank=0 commit fragment=2 version=17 reason=all-in`.
+A full disk loses events, not training. One grammar for people:
+
+    mend rack=0 rank=0 commit fragment=2 version=17 reason=all-in
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -16,14 +18,28 @@ from pathlib import Path
 logger = logging.getLogger("mend")
 
 QUEUE_MAX = 10_000
+CLOSE_S = 5.0
 
 LOUD = frozenset(
     {
-        "waiting", "refused", "fault", "differs", "declined", "coordinator-silent",
-        "coordinator-back", "rack-silent", "rack-back", "stall-over", "left-alone", "expelled",
-        "leaving", "kept-local", "drain-gave-up", "frame-refused",
+        "waiting",
+        "refused",
+        "fault",
+        "differs",
+        "declined",
+        "coordinator-silent",
+        "coordinator-back",
+        "rack-silent",
+        "rack-back",
+        "stall-over",
+        "left-alone",
+        "expelled",
+        "leaving",
+        "kept-local",
+        "drain-gave-up",
+        "frame-refused",
     }
-)  # fmt: skip
+)
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""
 
 USUAL = frozenset({"captured", "applied", "commit", "decided"})
@@ -60,10 +76,18 @@ class Recorder:
                 self.lost += 1
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(5)
-            self._thread = None
+        """Write what is queued; a disk that hangs is waited for a few seconds only."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            self._queue.put(None, timeout=CLOSE_S)
+        except queue.Full:  # make room, so that the writer ends if the disk ever comes back
+            with contextlib.suppress(queue.Empty, queue.Full):
+                self._queue.get_nowait()
+                self.lost += 1
+                self._queue.put_nowait(None)
+        thread.join(CLOSE_S)
 
     def _write(self, path: Path) -> None:
         try:

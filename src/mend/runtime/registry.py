@@ -31,8 +31,7 @@ def leave(model: nn.Module) -> None:
 
 
 def get_runtime(model: nn.Module) -> Any:
-    """The runtime that mend_init made for this model, wrapped or not. Raises UsageError without
-    one."""
+    """The runtime mend_init made for this model, wrapped or not. Raises UsageError without one."""
     runtime = find(model)
     if runtime is None:
         raise UsageError(

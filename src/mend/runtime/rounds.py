@@ -1,10 +1,9 @@
-"""runtime.rounds: what the training thread does after a step: count, apply what is decided, capture
-what is due.
+"""runtime.rounds: what the training thread does after a step.
 
-Written as generators that yield what they wait for, so that the simulator can drive them under its
-own clock: `Wait` for something on the board, `AgreeMin` for the rack's one tiny collective, `Share`
-for the slices of the rack's other ranks. In a rack of one rank the last two are answered without
-anybody.
+It counts, applies what is decided and captures what is due. Written as generators that yield what
+they wait for, so that the simulator can drive them under its own clock: `Wait` for something on the
+board, `AgreeMin` for the rack's one tiny collective, `Share` for the slices of the rack's other
+ranks. In a rack of one rank the last two are answered without anybody.
 
 Order inside one step: applies that are due, then captures, fragments ascending (overlap 0: capture,
 then apply).
@@ -20,14 +19,7 @@ from torch import Tensor
 
 from mend.errors import GaveUp
 from mend.fragment.apply import realign
-from mend.protocol.events import (
-    Applied,
-    Captured,
-    Discarded,
-    Event,
-    Progress,
-    StillOpen,
-)
+from mend.protocol.events import Applied, Captured, Discarded, Event, Progress, StillOpen
 from mend.protocol.schedule import Schedule
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor
@@ -47,8 +39,11 @@ from mend.terms import MS, SECOND, Member, Span
 
 
 class Rounds:
-    """State of the training thread. `post` hands events to the loop, `own` registers an offer's
-    tensors there; `empty` gives an unwritten fp32 vector."""
+    """State of the training thread.
+
+    `post` hands events to the loop, `own` registers an offer's tensors there; `empty` gives an
+    unwritten fp32 vector.
+    """
 
     def __init__(
         self,
@@ -64,13 +59,8 @@ class Rounds:
         note: Callable[[str, dict[str, object]], None],
         empty: Callable[[int], Tensor],
     ) -> None:
-        self.member, self.schedule, self.options, self.tracks, self.board = (
-            member,
-            schedule,
-            options,
-            tracks,
-            board,
-        )
+        self.member, self.schedule, self.options = member, schedule, options
+        self.tracks, self.board = tracks, board
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._empty = empty
         self.step = 0
@@ -116,9 +106,8 @@ class Rounds:
         now_ns, steps = self._now_ns(), self.step - self._marked_step
         if steps > 0:
             sample_ns = (now_ns - self._marked_ns) // steps
-            self.step_ns = (
-                sample_ns if self.step_ns == 0 else self.step_ns + (sample_ns - self.step_ns) // 10
-            )
+            before_ns = self.step_ns or sample_ns  # the first sample is taken as it is
+            self.step_ns = before_ns + (sample_ns - before_ns) // 10
         self._marked_step = self.step
         self._post(Progress(self.step, self.step_ns))
 
@@ -171,8 +160,7 @@ class Rounds:
     # -------------------------------------------------------------- apply
 
     def _apply_point(self, ends: tuple[int, ...]) -> Doing:
-        """All ranks of the rack look at what is decided, agree by one MIN, and apply the same or
-        nothing."""
+        """The ranks agree by one MIN on what is decided, and all apply the same or nothing."""
         yield from self._await_results(ends)
         tau = self.schedule.overlap_steps
         newest_capture = self.step if tau == 0 else self.step - 1
@@ -261,8 +249,7 @@ class Rounds:
         return agreed[:count]
 
     def _apply(self, fragment: int, anchor: Anchor) -> Doing:
-        """Protocol section 7: read the own offer's fate from the commits between, realign, move the
-        marks."""
+        """Protocol section 7: read the own offer's fate in the commits, realign, move the marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate = self._fate(fragment, anchor.version) if offer is not None else ""
         named = offer is not None and fate == "named"
@@ -295,8 +282,7 @@ class Rounds:
     def _realign(
         self, track: Track, fragment: int, delta_N: Tensor | None, anchor: Anchor
     ) -> Doing:
-        """The model follows the new anchor; where it lies as fp32 on the CPU, in one pass over
-        it."""
+        """The model follows the new anchor; where it lies as fp32 on the CPU, in a single pass."""
         live = track.view.in_place(track.span) if self.options.ranks == 1 else None
         if live is not None:
             for theta_n, part in live:

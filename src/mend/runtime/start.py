@@ -1,5 +1,4 @@
-"""runtime.start: builds one rank of a rack from plain settings: sockets, machines, trainer; and
-takes it down again."""
+"""runtime.start: builds one rank of a rack from plain settings, and takes it down again."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer, Span
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `api` takes from MendConfig. Facts are (key, value) lines that must be equal on all
-    racks."""
+    """What `api` takes from MendConfig. `facts`: (key, value) lines that all racks must share."""
 
     rack: int
     racks: int
@@ -167,8 +165,7 @@ class LiveRank:
         self.driver.attach(self.rank)
 
     def _replica_digest(self, model: nn.Module, tracks: Sequence[Track]) -> str:
-        """Over all parameters; the ranks of a rack must start equal, as each speaks for a slice of
-        all."""
+        """Over all parameters: the ranks must start equal, as each speaks for a slice of all."""
         if self.group.ranks == 1:
             return ""
         hashes = [frozen_digest(model)]
@@ -234,10 +231,8 @@ class LiveRank:
         return (*plan_facts(self.plan, model), ("frozen parameters", frozen_digest(model)))
 
     def _advertised(self) -> str:
-        host = self.settings.driver.advertise_host
-        return (
-            f"tcp://{host}:{self.driver.address.rsplit(':', 1)[1]}" if host else self.driver.address
-        )
+        host, address = self.settings.driver.advertise_host, self.driver.address
+        return f"tcp://{host}:{address.rsplit(':', 1)[1]}" if host else address
 
     def _connect(self, addresses: Sequence[str]) -> None:
         """Loop thread. A leader speaks to the coordinator and its ranks, a rank to its leader."""
@@ -254,8 +249,7 @@ class LiveRank:
     # -------------------------------------------------------------- training thread
 
     def begin(self) -> None:
-        """Wait for the other racks, then train on version 0 of the lowest. Raises what stops the
-        start."""
+        """Wait for the other racks, then train on version 0 of the lowest. Raises what stops it."""
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
         # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
@@ -298,8 +292,7 @@ class LiveRank:
         self.abort()
 
     def abort(self) -> None:
-        """Stop now, tell the coordinator if there is time. Idempotent; frees every thread and
-        port."""
+        """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent."""
         self.driver.close(self._farewell)
         self.numerics.close()
         self.recorder.close()

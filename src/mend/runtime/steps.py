@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from mend.errors import GaveUp, StartTimeout
-from mend.protocol.events import (
-    Idle,
-    Leaving,
-    StillOpen,
-)
+from mend.protocol.events import Idle, Leaving, StillOpen
 from mend.runtime.rounds import Rounds
 from mend.runtime.track import AgreeMin, Doing, Ledger, OpenOffer, Share, StepOptions, Track, Wait
 from mend.terms import MS, SECOND, Span
@@ -48,8 +44,7 @@ class Trainer(Rounds):
         return sum(self.tokens - track.tokens_mark for track in self.tracks)
 
     def drain(self, limit_ns: int) -> Doing:
-        """Until no own offer is open and everything decided is applied. Raises GaveUp after
-        limit_ns."""
+        """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
         everything = list(range(len(self.tracks)))
         deadline_ns = self._now_ns() + limit_ns
         for fragment, track in enumerate(self.tracks):
@@ -81,11 +76,11 @@ class Trainer(Rounds):
             yield Wait(self._news, POLL_NS)
 
     def close(self, *, keep_local: bool = False) -> Doing:
-        """Merge the tail of every fragment, leave together with the other racks (or alone after
-        shutdown_timeout_s), and put the anchor into the model.
+        """Merge the tail of every fragment, leave the job, and put the anchor into the model.
 
-        A rack that has to leave with work that nobody merged keeps its own weights instead: the
-        anchor has not seen that work, and throwing it away would lose it without a trace.
+        It leaves together with the other racks, or alone after shutdown_timeout_s. A rack that has
+        to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
+        that work, and throwing it away would lose it without a trace.
         """
         limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
@@ -108,8 +103,10 @@ class Trainer(Rounds):
             yield from self.publish_anchor()
 
     def _leave(self, deadline_ns: int) -> Doing:
-        """Apply what is still decided, until the log says that this rack has left; past the
-        deadline it asks to leave alone, and goes without an answer LEAVE_NS later."""
+        """Apply what is still decided, until the log says that this rack has left.
+
+        Past the deadline it asks to leave alone, and goes without an answer LEAVE_NS later.
+        """
         hurried, told, said_ns = False, None, self._now_ns()
         everything = list(range(len(self.tracks)))
         while True:
@@ -157,11 +154,10 @@ class Trainer(Rounds):
         return self.board.finished or any(self._resolved(p) for p in range(len(self.tracks)))
 
     def begin(self, limit_ns: int) -> Doing:
-        """Wait until every rack holds version 0 (the lowest rack's weights, which may be our own),
-        and train on it.
+        """Wait until every rack holds version 0, and train on it.
 
-        All racks begin together, so that their capture steps fall into the same rounds. Raises what
-        stopped the start.
+        Version 0 is the lowest rack's weights, which may be our own. All racks begin together, so
+        that their capture steps fall into the same rounds. Raises what stopped the start.
         """
         board = self.board
 

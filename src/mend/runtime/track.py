@@ -55,8 +55,10 @@ class StepOptions:
 
 @dataclass
 class OpenOffer:
-    """An own contribution until the log ends it. `delta_N` begins as the snapshot; a worker turns
-    it into the delta."""
+    """An own contribution until the log ends it.
+
+    `delta_N` begins as the snapshot; a worker turns it into the delta.
+    """
 
     fragment: int
     seq: int
@@ -73,8 +75,7 @@ class OpenOffer:
 
 @dataclass
 class Track:
-    """One fragment as the training thread sees it: the anchor it trains on, its marks, its open
-    offer."""
+    """One fragment for the training thread: the anchor it trains on, its marks, its open offer."""
 
     view: FragmentView
     span: Span
@@ -88,8 +89,7 @@ class Track:
 
 @dataclass
 class Ledger:
-    """Tokens of this rank per fragment, summed over fragments: merged, given up by alignment; open
-    is derived."""
+    """Tokens of this rank, summed over fragments: merged, given up by alignment (open: derived)."""
 
     merged: int = 0
     discarded: int = 0
@@ -100,8 +100,10 @@ class Ledger:
 
 
 def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
-    """(newest, oldest) of the unbroken run of versions behind `base` that ends at the newest;
-    (base, base) if none."""
+    """(newest, oldest) of the unbroken run of versions behind `base` that ends at the newest.
+
+    (base, base) if there is none.
+    """
     newest = max((version for version in anchors if version > base), default=base)
     oldest = newest
     while oldest - 1 > base and oldest - 1 in anchors:

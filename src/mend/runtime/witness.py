@@ -1,5 +1,4 @@
-"""runtime.witness: the coordinator as a process of its own: a vote and the order of things, no
-tensor."""
+"""runtime.witness: the coordinator as its own process: a vote, the order of things, no tensor."""
 
 from __future__ import annotations
 
@@ -81,8 +80,10 @@ def run(
     on_progress: Callable[[str], None] | None = None,
     diagnostics_dir: Path | None = None,
 ) -> None:
-    """Serve one job until every rack has left, or SIGINT / SIGTERM. Raises AddressInUse,
-    MendError."""
+    """Serve one job until every rack has left, or SIGINT / SIGTERM.
+
+    Raises AddressInUse, MendError.
+    """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = Recorder({"rack": WITNESS, "rank": 0}, diagnostics_dir)
     host = bind.removeprefix("tcp://").rsplit(":", 1)[0]

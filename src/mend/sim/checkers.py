@@ -46,7 +46,7 @@ class Checkers:
     def __init__(self, scenario: Scenario, stall_max_ns: int) -> None:
         self.scenario, self.stall_max_ns = scenario, stall_max_ns
         self.ranks: dict[Peer, Watched] = {}
-        self.commits: dict[tuple[int, int], dict[str, object]] = {}
+        self.commits: dict[tuple[int, int], dict[str, Any]] = {}
         self.merged: dict[tuple[int, int, int], int] = {}
         self.bits: dict[tuple[int, int, int], str] = {}
         self.problems: list[str] = []
@@ -135,7 +135,7 @@ class Checkers:
                     f"{watched.process.me} has other bits of fragment {fragment} version {version}",
                 )
             commit = self.commits.get((fragment, version))
-            logged: Any = commit["digests"] if commit else None
+            logged = commit["digests"] if commit else None
             if logged is not None and logged[rail] != digest:
                 self._problem(
                     "I1",
@@ -186,7 +186,7 @@ class Checkers:
         named = sum(
             member["tokens"]
             for (fragment, version), commit in self.commits.items()
-            for member in commit["members"]  # type: ignore[attr-defined]
+            for member in commit["members"]
             if member["rack"] == rack and version <= trainer.tracks[fragment].anchor.version
         )
         if named != trainer.ledger.merged * self.scenario.ranks:
@@ -197,8 +197,10 @@ class Checkers:
             )
 
     def _vectors(self, watched: Watched) -> None:
-        """The one-ledger identity, for carry: every update is in a merged offer, in e, or still in
-        theta."""
+        """The one-ledger identity, for carry.
+
+        Every update is in a merged offer, in e, or still in theta.
+        """
         if self.scenario.alignment != "carry" or any(
             rack == watched.process.me.rack for rack, _ in self.scenario.non_finite
         ):
@@ -214,8 +216,10 @@ class Checkers:
                 )
 
     def _stalls(self, watched: Watched) -> None:
-        """I5: between two applies the training thread waits for results at most stall_max_s in all,
-        however many apply points pass meanwhile."""
+        """I5: between two applies the training thread waits at most stall_max_s for results.
+
+        In all, however many apply points pass meanwhile.
+        """
         stalls = watched.training.stalls
         since, watched.stalls_read = stalls[watched.stalls_read :], len(stalls)
         waited_ns = sum(waited for waited, limit in since if POLL_NS < limit <= self.stall_max_ns)
@@ -228,8 +232,10 @@ class Checkers:
             )
 
     def _liveness(self, trainings: dict[Peer, Training], finished: bool) -> None:
-        """I4: every live rank ends its loop; without lasting faults all end together on equal
-        bits."""
+        """I4: every live rack ends its loop.
+
+        Without lasting faults all end together on equal bits.
+        """
         if not finished:
             stuck = [peer for peer, t in trainings.items() if not t.ended and not t.process.dead]
             self._problem("I4", f"{stuck} did not end")

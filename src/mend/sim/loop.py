@@ -1,5 +1,4 @@
-"""sim.loop: a virtual clock and what is due on it. Equal times run in the order they were asked
-for."""
+"""sim.loop: a virtual clock and what is due on it. Equal times run in the order of asking."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ EVENTS_MAX = 2_000_000
 
 
 class Loop:
-    """now_ns only moves when an event is taken; a run is as long as its events, not as its
-    seconds."""
+    """now_ns only moves when an event is taken; a run is as long as its events, not its seconds."""
 
     def __init__(self) -> None:
         self.now_ns = 0

@@ -1,5 +1,7 @@
-"""sim.network: frames and pulls between simulated processes; loses, doubles, delays and cuts as the
-scenario says."""
+"""sim.network: frames and pulls between simulated processes.
+
+Loses, doubles, delays and cuts as the scenario says.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,7 @@ if TYPE_CHECKING:
 
 STALL_NS = 1 * SECOND
 WIRE_CHECKED_ONE_IN = 8
-"""One frame in so many goes through the real encoder and decoder; all of them would be the cost of
-a seed."""
+"""One frame in so many is really encoded and decoded; all of them would be the cost of a seed."""
 
 
 def target(rack: int) -> int:
@@ -88,8 +89,7 @@ class Network:
         into: memoryview,
         done: Callable[[Exception | None], None],
     ) -> None:
-        """Ask the holders one after another, as the lane does; a cut link costs a stall
-        time-out."""
+        """Ask the holders one after another, as the lane does; a cut link costs a stall timeout."""
 
         def ask(position: int, last: Exception) -> None:
             if position == len(holders):

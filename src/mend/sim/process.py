@@ -1,5 +1,7 @@
-"""sim.process: a process without threads: an edge for the machines, and a training loop under the
-virtual clock."""
+"""sim.process: a process without threads.
+
+An edge for the machines, and a training loop under the virtual clock.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""sim.scenario: one seed -> a topology, a workload and a list of faults. Scenarios are drawn, not
-single events."""
+"""sim.scenario: one seed -> a topology, a workload and a list of faults.
+
+Scenarios are drawn, not single events.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from mend.terms import MS, SECOND
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """kind: cut (a -> b silent), freeze, crash (rack or witness), slow_link. From begin_ns until
-    end_ns."""
+    """From begin_ns until end_ns.
+
+    kind: cut (a -> b silent), freeze, crash (rack or witness), slow_link.
+    """
 
     kind: str
     begin_ns: int
@@ -25,8 +29,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything a run depends on. Times in ns; `loss` and `duplicate` are probabilities per
-    frame."""
+    """Everything a run depends on. Times in ns; `loss`, `duplicate`: probabilities per frame."""
 
     seed: int
     racks: int
@@ -80,8 +83,10 @@ ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "bl
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed. Small rosters and short runs: what goes wrong goes wrong with two
-    racks."""
+    """The scenario of a seed.
+
+    Small rosters and short runs: what goes wrong goes wrong with two racks.
+    """
     rng = random.Random(seed)
     racks = rng.choice((2, 2, 2, 3, 3, 4))
     ranks = rng.choice((1, 1, 1, 2))

@@ -1,5 +1,4 @@
-"""sim.world: builds a job from a scenario, runs it to its end, and checks the invariants on the
-way."""
+"""sim.world: builds a job from a scenario, runs it to its end, checks the invariants on the way."""
 
 from __future__ import annotations
 
@@ -73,8 +72,10 @@ class World:
         self._build()
 
     def run(self) -> Report:
-        """To the end of every live training loop, then a liveness verdict. Faults have ended by
-        then or never end."""
+        """To the end of every live training loop, then a liveness verdict.
+
+        Faults have ended by then or never end.
+        """
         scenario = self.scenario
         for fault in scenario.faults:
             self.loop.at(fault.begin_ns, partial(self._break, fault))

@@ -81,6 +81,39 @@ def test_a_write_is_no_part_of_the_graph_but_a_stale_graph_notices_it() -> None:
         loss.backward()
 
 
+def test_plain_parameters_can_be_worked_on_where_they_are() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    view, before, span = view_of(module), flat(module), Span(2, 17)
+    pieces = view.in_place(span)
+    assert pieces is not None
+    for elements, part in pieces:
+        assert torch.equal(elements, before[span.start : span.stop][part])
+        elements.add_(1.0)
+    before[span.start : span.stop] += 1.0
+    assert torch.equal(flat(module), before)
+
+
+def test_work_in_place_is_no_part_of_the_graph_but_a_stale_graph_notices_it() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    loss = (module.weight**2).sum()
+    ((elements, _),) = view_of(module).in_place(Span(0, 4)) or []
+    torch.add(elements, 1.0, out=elements)
+    assert module.weight.is_leaf
+    assert module.weight.grad_fn is None
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_one_parameter_of_another_type_or_order_sends_its_fragment_by_way_of_a_copy() -> None:
+    plain, half, strided = nn.Linear(3, 3), nn.Linear(3, 3).bfloat16(), nn.Conv2d(3, 4, 2)
+    strided.to(memory_format=torch.channels_last)
+    for odd in (half, strided):
+        module = nn.ModuleList([plain, odd])
+        view = view_of(module)
+        assert view.in_place(Span(0, view.layout.numel)) is None
+        assert view.in_place(Span(0, 12)) is not None, "the span holds plain ones only"
+
+
 def test_a_vector_of_another_length_is_a_bug() -> None:
     view = view_of(nn.Linear(2, 2))
     for span, vector in (

@@ -146,7 +146,8 @@ def test_the_first_difference_is_named() -> None:
         (lowest.facts, ""),
     ):
         assert first_difference(lowest, hello(1, facts=facts)) == said
-    assert "policy is" in first_difference(lowest, hello(1, facts=lowest.facts, max_age=7))
+    older = hello(1, facts=lowest.facts, max_age=7)
+    assert "max_age is 7 there and" in first_difference(lowest, older)
 
 
 def test_equal_facts_equal_plan() -> None:

@@ -96,7 +96,7 @@ def test_the_lowest_rack_is_the_measure_also_when_it_comes_last() -> None:
     effects = job.hello(0, max_age=9)
     ((kind, detail),) = job.refusals(effects, 1)
     assert kind == "plan"
-    assert detail.startswith("rack 1 differs from rack 0: policy is")
+    assert detail.startswith("rack 1 differs from rack 0: max_age is")
 
 
 def test_hellos_that_cannot_be_seated() -> None:

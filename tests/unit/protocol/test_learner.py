@@ -1,164 +1,600 @@
-"""A rank: pulls, merges, holds; trusts only digests, and frees only what nobody needs."""
+"""One rank: pulls what is offered, merges what is named, holds what is decided, frees the rest."""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
 
 import pytest
 
 from mend.protocol import events as ev
-from mend.protocol import messages as msg
+from mend.protocol.events import Effect, Event
 from mend.protocol.learner import Learner
-from mend.protocol.shelf import LearnerOptions
-from mend.terms import MS, SECOND, Address, Member, Peer
-
-ME, MINE, THEIRS = Peer(0, 0), Member(0, 10), Member(1, 11)
-SEATS = tuple(
-    msg.Seat(member, "tcp://127.0.0.1:1", (Address("h", member.rack),)) for member in (MINE, THEIRS)
+from mend.protocol.messages import (
+    Drop,
+    Ended,
+    Gather,
+    Held,
+    Message,
+    Offer,
+    RankReport,
+    Record,
 )
-GENESIS = msg.Genesis(SEATS, True, "ab", (("v0",),))
+from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
+from mend.protocol.shelf import LINGER_NS, LearnerOptions
+from mend.terms import SECOND, Peer
+from tests.unit.protocol.nouns import (
+    HEARTBEAT_NS,
+    commit,
+    digest,
+    genesis,
+    hello,
+    member,
+    notes,
+    offer,
+    offer_id,
+    rank_orders,
+    roster,
+    seat,
+    sent,
+)
+
+E = TypeVar("E")
+
+MINE, OTHER, THIRD = 0, 1, 2
 
 
-def offer(member: Member, seq: int = 1, base: int = 0) -> msg.Offer:
-    return msg.Offer(member, 0, seq, base, 8, 100, 8, ("cc",), base)
+class Rack:
+    """Rank 0 of rack 0, with a leader and threads that do what the test says."""
 
+    def __init__(
+        self, *, rack: int = MINE, racks: int = 3, rank: int = 0, ranks: int = 1,
+        fragments: int = 1, token_weighted: bool = True, own_digests: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.me, self.now_ns, self.serial = Peer(rack, rank), 100 * SECOND, 0
+        own = own_digests or tuple(
+            digests[rank] for digests in hello(0, ranks=ranks, fragments=fragments).digests
+        )
+        options = LearnerOptions(HEARTBEAT_NS, token_weighted, ranks)
+        self.machine = Learner(self.me, member(rack), options, own)
+        self.records: list[Record] = []
+        self.fields: dict[str, Any] = {}
+        self.genesis = genesis(racks, ranks, fragments)
 
-def commit(version: int, *shares: tuple[Member, int], digest: str = "v1") -> msg.Commit:
-    members = tuple(msg.Share(member, seq, 0, 8, 100, 8) for member, seq in shares)
-    return msg.Commit(0, version, members, (), (digest,), "all-in")
+    def __call__(self, event: Event) -> list[Effect]:
+        return self.machine.handle(event, self.now_ns)
 
+    def hear(self, body: Message, *, peer: Peer | None = None, life: int = 0) -> list[Effect]:
+        leader = peer or Peer(self.me.rack, 0)
+        return self(ev.Heard(leader, member(self.me.rack, life).incarnation, body))
 
-class Driven:
-    """A learner with its orders' serial counted for it."""
-
-    def __init__(self) -> None:
-        self.learner = Learner(ME, MINE, LearnerOptions(100 * MS, True), ("v0",))
-        self.serial = 0
-        self.now_ns = SECOND
-
-    def orders(
-        self, prev: int, *records: msg.Record, serial: int | None = None, **more: object
-    ) -> list[ev.Effect]:
+    def told(self, *records: Record, **fields: Any) -> list[Effect]:
+        """Orders with the whole log; `fields` stay until they are changed."""
+        self.records += records
+        self.fields |= fields
         self.serial += 1
-        fields = {
-            "offers": (), "gathers": (), "settled": (0,), "live": (0, 1), "discarded": (),
-            "why": (), "failure": ("", ""), "finish": False,
-        } | more  # fmt: skip
-        body = msg.RankOrders(serial or self.serial, prev, records, **fields)
-        return self.tell(ev.Heard(ME, MINE.incarnation, body))
+        return self.hear(rank_orders(self.serial, self.records, **self.fields))
 
-    def tell(self, event: ev.Event) -> list[ev.Effect]:
-        return self.learner.handle(event, self.now_ns)
+    def tick(self, after_ns: int = 0) -> list[Effect]:
+        self.now_ns += after_ns
+        return self(ev.Tick())
+
+    def begun(self) -> Rack:
+        self.told(self.genesis)
+        return self
+
+    # -------------------------------------------------------------- what threads usually do
+
+    def captured(self, seq: int = 1, base: int = 0, fragment: int = 0) -> Offer:
+        """An own offer, encoded, and announced by the coordinator."""
+        self(ev.Captured(fragment, seq, base, 8 * seq, 10, 2))
+        made = offer(self.me.rack, seq, base=base, fragment=fragment)
+        self(ev.Encoded(fragment, seq, made.checksums[0]))
+        return made
+
+    def fetched(self, *offers: Offer) -> list[Effect]:
+        effects: list[Effect] = []
+        for each in offers:
+            effects += self(ev.Fetched(each.member, each.fragment, each.seq))
+        return effects
+
+    def gather(self, version: int, *offers: Offer, attempt: int = 1) -> list[Effect]:
+        fragment = offers[0].fragment
+        return self.told(gathers=(Gather(fragment, version, attempt, offers),))
+
+    def merged(self, version: int, result: int | None = None, attempt: int = 1) -> list[Effect]:
+        found = digest(1000 * version if result is None else result)
+        return self(ev.Merged(0, version, attempt, found))
+
+    def version(self, version: int) -> list[Effect]:
+        """A whole round of racks 0 and 1, up to the decision."""
+        mine = self.captured(version, version - 1)
+        theirs = offer(OTHER, version, base=version - 1)
+        self.told(offers=(mine, theirs))
+        self.fetched(theirs)
+        self.gather(version, mine, theirs)
+        self.merged(version)
+        return self.told(commit(version, [mine, theirs]), offers=(), gathers=())
+
+    @property
+    def report(self) -> RankReport:
+        """What its leader would hear now."""
+        (body,) = sent(self.tick(HEARTBEAT_NS))
+        assert isinstance(body, RankReport)
+        return body
 
 
-@pytest.fixture
-def begun() -> Driven:
-    driven = Driven()
-    effects = driven.orders(0, GENESIS)
-    assert ev.Publish(0, 0, 0) in effects
-    return driven
-
-
-def of(kind: type, effects: list[ev.Effect]) -> list[ev.Effect]:
+def of(kind: type[E], effects: list[Effect]) -> list[E]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def gathered(driven: Driven) -> list[ev.Effect]:
-    """Both offers are announced, theirs is pulled, the round gathers."""
-    offers = (offer(MINE), offer(THEIRS))
-    (fetch,) = of(ev.Fetch, driven.orders(1, offers=offers))
-    assert isinstance(fetch, ev.Fetch)
-    assert fetch.offer == offers[1]
-    driven.tell(ev.Fetched(THEIRS, 0, 1))
-    return driven.orders(1, offers=offers, gathers=(msg.Gather(0, 1, 1, offers),))
+# -------------------------------------------------------------- the start
 
 
-def test_other_bits_of_version_0_are_copied_by_the_digest_of_the_log() -> None:
-    driven = Driven()
-    other = msg.Genesis(SEATS, True, "ab", (("theirs",),))
-    (copy,) = of(ev.Copy, driven.orders(0, other))
-    assert copy == ev.Copy(0, 0, "theirs", (Address("h", 1),))
-    assert ev.Publish(0, 0, 0) in driven.tell(ev.Copied(0, 0))
+def test_a_rack_with_the_lowest_racks_weights_holds_version_0() -> None:
+    rack = Rack()
+    assert rack.report.versions == (-1,)
+    effects = rack.told(rack.genesis)
+    assert of(ev.Publish, effects) == [ev.Publish(0, 0, 0)]
+    assert of(ev.Told, effects) == [ev.Told(rack.genesis)]
+    assert of(ev.Copy, effects) == []
+    assert rack.report.versions == (0,)
 
 
-def test_a_merge_starts_when_every_payload_is_here(begun: Driven) -> None:
-    (merge,) = of(ev.Merge, gathered(begun))
-    assert isinstance(merge, ev.Merge)
-    assert merge.members == ((MINE, 1), (THEIRS, 1))
+def test_a_rack_with_other_weights_copies_version_0() -> None:
+    rack = Rack(rack=OTHER, own_digests=(digest(5),))
+    (copy,) = of(ev.Copy, rack.told(rack.genesis))
+    lanes = (seat(0).lanes[0], seat(2).lanes[0])
+    assert copy == ev.Copy(0, 0, digest(0), lanes)
+    assert rack.report.versions == (-1,)
+    assert of(ev.Copy, rack.tick()) == [], "one at a time"
+    assert of(ev.Publish, rack(ev.Copied(0, 0))) == [ev.Publish(0, 0, 0)]
+    assert rack.report.versions == (0,)
+
+
+def test_each_rank_copies_its_own_part_from_its_own_rail() -> None:
+    rack = Rack(rack=OTHER, rank=1, ranks=2, own_digests=(digest(5),))
+    (copy,) = of(ev.Copy, rack.told(rack.genesis))
+    assert copy.digest == digest(1)
+    assert copy.holders == (seat(0, 2).lanes[1], seat(2, 2).lanes[1])
+
+
+def test_a_copy_that_fails_is_tried_again_each_time_twice_as_late() -> None:
+    rack = Rack(rack=OTHER, own_digests=(digest(5),)).begun()
+    wait_ns = RETRY_NS_MIN
+    for _ in range(7):
+        effects = rack(ev.Copied(0, 0, error="the donor's bits are not those of the log"))
+        assert notes(effects, "copy-failed")[0]["version"] == 0
+        assert of(ev.Publish, effects) == of(ev.Copy, effects) == []
+        assert of(ev.Copy, rack.tick(wait_ns - 1)) == []
+        due_ns = rack.machine.deadline_ns()
+        assert due_ns is not None
+        assert due_ns <= rack.now_ns + 1
+        assert len(of(ev.Copy, rack.tick(1))) == 1
+        wait_ns = min(2 * wait_ns, RETRY_NS_MAX)
+    rack(ev.Copied(0, 0))
+    assert rack.report.versions == (0,)
+
+
+# -------------------------------------------------------------- orders that come again
+
+
+def test_stale_orders_are_not_read() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    old = rank_orders(rack.serial, rack.records, offers=(offer(OTHER, 9),), settled=(-1,))
+    rack.told(offers=(theirs,), settled=(0,))
+    for serial in (rack.serial, rack.serial - 1, 0):
+        effects = rack.hear(rank_orders(serial, old.records, offers=old.offers, settled=(-1,)))
+        assert of(ev.Fetch, effects) == of(ev.Told, effects) == []
+    assert rack.machine.settled == (0,)
+
+
+def test_a_decided_record_is_applied_once_however_often_it_comes() -> None:
+    rack = Rack().begun()
+    assert len(of(ev.Told, rack.version(1))) == 1
+    for _ in range(3):
+        effects = rack.told()  # the whole log again, under a new serial
+        assert of(ev.Told, effects) == of(ev.Publish, effects) == []
+    overlap = rank_orders(rack.serial + 1, rack.records[1:], prev=1)
+    assert of(ev.Told, rack.hear(overlap)) == []
+    assert rack.report.decided == 2
+    assert rack.report.versions == (1,)
+
+
+def test_records_behind_a_gap_wait_for_what_is_missing() -> None:
+    rack = Rack().begun()
+    second = commit(2, [offer(0, 2), offer(1, 2)])
+    assert of(ev.Told, rack.hear(rank_orders(50, [second], prev=2))) == []
+    assert rack.report.decided == 1
+
+
+def test_only_its_own_leader_in_this_life_is_obeyed() -> None:
+    rack = Rack(ranks=2, rank=1)
+    for peer, life in ((Peer(MINE, 1), 0), (Peer(OTHER, 0), 0), (Peer(MINE, 0), 1)):
+        assert of(ev.Told, rack.hear(rank_orders(5, [rack.genesis]), peer=peer, life=life)) == []
+    assert of(ev.Told, rack.hear(rank_orders(6, [genesis(fragments=2)]))) == [], "another plan"
+    assert len(of(ev.Told, rack.hear(rank_orders(7, [rack.genesis])))) == 1
+
+
+def test_an_index_from_the_network_never_reaches_a_list() -> None:
+    rack = Rack().begun()
+    assert of(ev.Fetch, rack.told(offers=(offer(OTHER, fragment=77),))) == []
+    rack.fields.clear()
+    assert of(ev.Discard, rack.told(discarded=((77, 1),))) == []
+
+
+# -------------------------------------------------------------- pulling
+
+
+def test_offers_of_others_are_pulled_from_their_owner_first() -> None:
+    rack = Rack().begun()
+    theirs = offer(THIRD)
+    (fetch,) = of(ev.Fetch, rack.told(offers=(theirs,)))
+    assert fetch == ev.Fetch(theirs, (seat(THIRD).lanes[0], seat(OTHER).lanes[0]))
+    assert rack.report.got == ()
+    rack.fetched(theirs)
+    assert rack.report.got == (offer_id(theirs),)
+
+
+def test_own_offers_are_not_pulled() -> None:
+    rack = Rack().begun()
+    mine = rack.captured()
+    assert of(ev.Fetch, rack.told(offers=(mine,))) == []
+    assert rack.report.got == (offer_id(mine),)
+
+
+def test_a_pull_that_fails_is_tried_again() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    rack.told(offers=(theirs,))
+    effects = rack(ev.Fetched(theirs.member, 0, 1, error="TransferStalled: no byte"))
+    ((note),) = notes(effects, "fetch-failed")
+    assert (note["rack"], note["seq"], note["error"]) == (OTHER, 1, "TransferStalled: no byte")
+    assert of(ev.Fetch, rack.tick(RETRY_NS_MIN - 1)) == []
+    assert len(of(ev.Fetch, rack.tick(1))) == 1
+
+
+def test_offers_that_have_ended_are_not_pulled() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    stale = (offer(OTHER, 1), offer(OTHER, 3, life=1), offer(THIRD, 1))
+    fetches = of(ev.Fetch, rack.told(roster(1, [0, 1]), offers=stale))
+    assert fetches == []
+
+
+# -------------------------------------------------------------- merging
+
+
+def test_a_merge_starts_when_all_payloads_are_here() -> None:
+    rack = Rack().begun()
+    a, b = offer(OTHER, tokens=10, steps=1), offer(THIRD, tokens=20, steps=1)
+    rack.told(offers=(a, b))
+    assert of(ev.Merge, rack.gather(1, a, b)) == []
+    assert of(ev.Merge, rack.fetched(b)) == []
+    (merge,) = of(ev.Merge, rack.fetched(a))
+    assert merge.members == ((a.member, 1), (b.member, 1)), "as named, not as arrived"
+    assert merge.weights == pytest.approx((0.2, 0.8))
+    assert (merge.fragment, merge.version, merge.attempt, merge.verify) == (0, 1, 1, False)
+    assert of(ev.Merge, rack.told()) == [], "one at a time"
+    assert rack.report.held == ()
+    rack.merged(1)
+    assert rack.report.held == (Held(0, 1, 1, (digest(1000),)),)
+    assert of(ev.Merge, rack.told()) == []
+
+
+def test_weights_may_be_equal_by_configuration() -> None:
+    rack = Rack(token_weighted=False).begun()
+    a, b = offer(OTHER, tokens=10), offer(THIRD, tokens=20)
+    rack.told(offers=(a, b))
+    rack.gather(1, a, b)
+    (merge,) = of(ev.Merge, rack.fetched(a, b))
     assert merge.weights == (0.5, 0.5)
 
 
-def test_a_failed_pull_is_tried_again_later_and_not_at_once(begun: Driven) -> None:
-    begun.orders(1, offers=(offer(THEIRS),))
-    effects = begun.tell(ev.Fetched(THEIRS, 0, 1, error="gone"))
-    assert of(ev.Fetch, effects) == []
-    due = begun.learner.deadline_ns()
-    assert due is not None
-    assert due > begun.now_ns
-    begun.now_ns += SECOND
-    assert len(of(ev.Fetch, begun.tell(ev.Tick()))) == 1
+def test_a_gather_brings_offers_that_were_not_announced() -> None:
+    rack = Rack().begun()
+    (fetch,) = of(ev.Fetch, rack.gather(1, offer(OTHER)))
+    assert fetch.offer == offer(OTHER)
 
 
-def test_the_own_result_becomes_the_version_only_with_the_digest_of_the_log(begun: Driven) -> None:
-    gathered(begun)
-    begun.tell(ev.Merged(0, 1, 1, "v1"))
-    assert ev.Publish(0, 1, 1) in begun.orders(1, commit(1, (MINE, 1), (THEIRS, 1)))
+def test_another_attempt_begins_anew_and_looks_at_its_inputs() -> None:
+    rack = Rack().begun()
+    a, b = offer(OTHER), offer(THIRD)
+    rack.told(offers=(a, b))
+    rack.fetched(a, b)
+    rack.gather(1, a, b)
+    rack.merged(1)
+    effects = rack.gather(1, a, attempt=2)
+    assert of(ev.Forget, effects) == [ev.Forget(0, 1, 1)]
+    (merge,) = of(ev.Merge, effects)
+    assert merge.members == ((a.member, 1),)
+    assert merge.weights == (1.0,)
+    assert merge.verify
+    assert rack.report.held == ()
+    assert of(ev.Merge, rack.gather(1, a, b, attempt=1)) == [], "the first attempt is over"
+    rack.merged(1, 7, attempt=2)
+    assert rack.report.held == (Held(0, 1, 2, (digest(7),)),)
 
 
-def test_a_result_that_differs_is_thrown_away_and_the_state_copied(begun: Driven) -> None:
-    gathered(begun)
-    begun.tell(ev.Merged(0, 1, 1, "wrong"))
-    effects = begun.orders(1, commit(1, (MINE, 1), (THEIRS, 1)))
-    assert ev.Forget(0, 1, 1) in effects
+def test_a_result_nobody_asks_for_any_more_is_forgotten() -> None:
+    rack = Rack().begun()
+    a, b = offer(OTHER), offer(THIRD)
+    rack.told(offers=(a, b))
+    rack.fetched(a, b)
+    rack.gather(1, a, b)
+    rack.gather(1, a, attempt=2)
+    effects = rack.merged(1, attempt=1)
+    assert of(ev.Forget, effects) == [ev.Forget(0, 1, 1)]
+    assert [merge.attempt for merge in of(ev.Merge, effects)] == [2]
+
+
+def test_a_spoiled_input_is_fetched_again_and_merged_again() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    rack.told(offers=(theirs,))
+    rack.fetched(theirs)
+    rack.gather(1, theirs)
+    rack(ev.Fetched(theirs.member, 0, 1, error="its bytes changed in memory"))
+    effects = rack(ev.Merged(0, 1, 1, "", error="an input was spoiled"))
+    assert notes(effects, "merge-failed")[0]["error"] == "an input was spoiled"
+    assert len(of(ev.Fetch, rack.tick(RETRY_NS_MIN))) == 1
+    assert rack.report.got == ()
+    assert len(of(ev.Merge, rack.fetched(theirs))) == 1
+
+
+def test_a_spoiled_anchor_is_copied_again_before_anything_is_merged_onto_it() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    rack.told(offers=(theirs,))
+    rack.fetched(theirs)
+    rack.gather(1, theirs)
+    effects = rack(ev.Spoiled(0, 0))
+    assert of(ev.Forget, effects) == [ev.Forget(0, 0)]
+    effects = rack(ev.Merged(0, 1, 1, "", error="an input was spoiled"))
+    effects += rack.tick(RETRY_NS_MAX)
+    assert of(ev.Merge, effects) == []
+    assert [copy.version for copy in of(ev.Copy, effects)] == [0]
+    assert len(of(ev.Merge, rack(ev.Copied(0, 0)))) == 1
+
+
+# -------------------------------------------------------------- what is decided
+
+
+def test_the_tentative_result_is_taken_over_when_it_is_the_logs() -> None:
+    rack = Rack().begun()
+    effects = rack.version(1)
+    assert of(ev.Publish, effects) == [ev.Publish(0, 1, 1)]
+    assert of(ev.Copy, effects) == []
+    assert rack.report.versions == (1,)
+    assert rack.report.held == ()
+
+
+def test_another_result_than_the_logs_is_never_published() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    rack.told(offers=(theirs,))
+    rack.fetched(theirs)
+    rack.gather(1, theirs)
+    rack.merged(1, 666)
+    effects = rack.told(commit(1, [theirs]))
     assert of(ev.Publish, effects) == []
-    assert of(ev.Copy, effects) == [ev.Copy(0, 1, "v1", (Address("h", 1),))]
+    assert of(ev.Forget, effects) == [ev.Forget(0, 1, 1)]
+    (note,) = notes(effects, "differs")
+    assert (note["mine"], note["log"]) == (digest(666), digest(1000))
+    (copy,) = of(ev.Copy, effects)
+    assert (copy.version, copy.digest) == (1, digest(1000))
+    assert rack.report.versions == (0,)
 
 
-def test_a_payload_is_kept_until_every_live_rack_holds_the_result(begun: Driven) -> None:
-    gathered(begun)
-    begun.tell(ev.Merged(0, 1, 1, "v1"))
-    decided = begun.orders(1, commit(1, (MINE, 1), (THEIRS, 1)))
-    assert of(ev.Free, decided) == []
-    assert of(ev.Free, begun.orders(2, settled=(0,))) == []
-    freed = of(ev.Free, begun.orders(2, settled=(1,)))
-    assert freed == [ev.Free(MINE, 0, 1), ev.Free(THEIRS, 0, 1)]
+def test_decided_before_it_was_merged_here_it_is_merged_still() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    rack.told(offers=(theirs,))
+    rack.gather(1, theirs)
+    effects = rack.told(commit(1, [theirs]), gathers=(), offers=())
+    assert of(ev.Copy, effects) == [], "its bytes are under way"
+    (merge,) = of(ev.Merge, rack.fetched(theirs))
+    assert (merge.version, merge.members) == (1, ((theirs.member, 1),))
+    assert of(ev.Publish, rack.merged(1)) == [ev.Publish(0, 1, 1)]
 
 
-def test_records_that_come_twice_count_once(begun: Driven) -> None:
-    gathered(begun)
-    begun.tell(ev.Merged(0, 1, 1, "v1"))
-    first = begun.orders(1, commit(1, (MINE, 1), (THEIRS, 1)))
-    again = begun.orders(0, GENESIS, commit(1, (MINE, 1), (THEIRS, 1)))
-    assert len(of(ev.Told, first)) == 1
-    assert of(ev.Told, again) == []
-    assert begun.learner.decided == 2
+def test_a_merge_under_way_is_waited_for() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    rack.told(offers=(theirs,))
+    rack.fetched(theirs)
+    rack.gather(1, theirs)
+    assert of(ev.Copy, rack.told(commit(1, [theirs]))) == []
+    assert of(ev.Publish, rack.merged(1)) == [ev.Publish(0, 1, 1)]
 
 
-def test_orders_that_were_overtaken_are_not_read(begun: Driven) -> None:
-    begun.orders(1, serial=50)
-    assert of(ev.Fetch, begun.orders(1, serial=49, offers=(offer(THEIRS),))) == []
+def test_who_was_not_there_copies_the_newest_only() -> None:
+    """Versions between are never needed: the newest holds them."""
+    rack = Rack().begun()
+    effects = rack.told(commit(1, [offer(1)]), commit(2, [offer(1, 2)]), commit(3, [offer(1, 3)]))
+    assert [copy.version for copy in of(ev.Copy, effects)] == [3]
+    assert [told.record for told in of(ev.Told, effects)] == rack.records[1:]
+    effects = rack.told(commit(4, [offer(1, 4)]))
+    assert of(ev.Copy, effects) == [], "one at a time"
+    effects = rack(ev.Copied(0, 3))
+    assert of(ev.Publish, effects) == [ev.Publish(0, 3, 0)]
+    assert [copy.version for copy in of(ev.Copy, effects)] == [4]
 
 
-def test_orders_of_a_stranger_or_an_earlier_life_are_not_read(begun: Driven) -> None:
-    body = msg.RankOrders(99, 1, (), (offer(THEIRS),), (), (0,), (0, 1), (), (), ("", ""), False)
-    assert of(ev.Fetch, begun.tell(ev.Heard(Peer(1, 0), 11, body))) == []
-    assert of(ev.Fetch, begun.tell(ev.Heard(ME, 9, body))) == []
-    assert len(of(ev.Fetch, begun.tell(ev.Heard(ME, 10, body)))) == 1
+# -------------------------------------------------------------- what is freed
 
 
-def test_an_index_from_the_network_never_reaches_a_list(begun: Driven) -> None:
-    wild = msg.Offer(THEIRS, 77, 1, 0, 8, 100, 8, ("cc",), 0)
-    assert of(ev.Fetch, begun.orders(1, offers=(wild,))) == []
-    assert of(ev.Discard, begun.orders(1, discarded=((77, 1),))) == []
+def test_a_named_payload_is_kept_until_every_live_rack_has_the_result() -> None:
+    """A rack that lacks it may still ask for it."""
+    rack = Rack().begun()
+    effects = rack.version(1)
+    effects += rack.told(settled=(0,))
+    effects += rack.tick(LINGER_NS)
+    assert of(ev.Free, effects) == []
+    freed = of(ev.Free, rack.told(settled=(1,)))
+    assert set(freed) == {ev.Free(member(MINE), 0, 1), ev.Free(member(OTHER), 0, 1)}
+    assert of(ev.Free, rack.told()) == []
 
 
-def test_versions_nobody_needs_are_forgotten(begun: Driven) -> None:
-    for version in range(1, 5):
-        begun.orders(version, commit(version, (THEIRS, version), digest=f"v{version}"))
-        begun.tell(ev.Copied(0, version))
-    assert begun.learner.shelves[0].held == {0, 3, 4}  # 0 is trained on
-    assert ev.Forget(0, 0) in begun.tell(ev.Applied(0, 4, 0))
+def test_a_rack_that_never_gets_it_does_not_hold_it_for_ever() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    rack.told(settled=(0,))
+    assert of(ev.Free, rack.tick(LINGER_NS)) == []
+    assert len(of(ev.Free, rack.tick(1))) == 2
 
 
-def test_an_old_offer_that_is_dropped_is_discarded_by_its_rack(begun: Driven) -> None:
-    begun.tell(ev.Captured(0, 1, 0, 8, 100, 8))
-    drop = msg.Drop(0, (msg.Ended(MINE, 1),), "older than max_age")
-    assert ev.Discard(0, 1) in begun.orders(1, drop)
+def test_a_payload_is_kept_while_its_result_is_not_here() -> None:
+    rack = Rack().begun()
+    mine, theirs = rack.captured(), offer(OTHER)
+    rack.told(offers=(mine, theirs))
+    rack.gather(1, mine, theirs)
+    effects = rack.told(commit(1, [mine, theirs]), settled=(1,))
+    assert of(ev.Free, effects) == [], "rack 0 itself has not merged it"
+
+
+def test_dropped_offers_of_others_are_freed_at_once() -> None:
+    rack = Rack().begun()
+    theirs, third = offer(OTHER), offer(THIRD)
+    rack.told(offers=(theirs, third))
+    rack.fetched(theirs, third)
+    effects = rack.told(commit(1, [theirs], dropped=[third]))
+    assert of(ev.Free, effects) == [ev.Free(third.member, 0, 1)]
+    effects = rack.told(Drop(0, (Ended(theirs.member, 2),), "older than max_age"))
+    assert of(ev.Free, effects) == [], "it was never here"
+
+
+def test_a_payload_of_a_removed_rack_is_freed_and_one_that_lands_later_too() -> None:
+    rack = Rack().begun()
+    here, flying = offer(THIRD), offer(OTHER)
+    rack.told(offers=(here, flying))
+    rack.fetched(here)
+    effects = rack.told(roster(1, [MINE]), offers=())
+    assert of(ev.Free, effects) == [ev.Free(here.member, 0, 1)]
+    assert of(ev.Free, rack.fetched(flying)) == [ev.Free(flying.member, 0, 1)]
+    assert rack.report.got == ()
+
+
+def test_a_removed_racks_payload_that_was_named_is_kept_like_any_other() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    rack.told(settled=(0,))
+    assert of(ev.Free, rack.told(roster(1, [MINE, THIRD]))) == []
+    assert len(of(ev.Free, rack.told(settled=(1,)))) == 2
+
+
+def test_versions_are_forgotten_but_for_the_newest_two_and_the_one_trained_on() -> None:
+    rack = Rack().begun()
+    effects = [e for version in (1, 2, 3, 4) for e in rack.version(version)]
+    assert of(ev.Forget, effects) == [ev.Forget(0, 1), ev.Forget(0, 2)], "0 is trained on"
+    effects = rack(ev.Applied(0, 4, 0))
+    assert of(ev.Forget, effects) == [ev.Forget(0, 0)]
+    assert rack.machine.shelves[0].held == {3, 4}
+
+
+# -------------------------------------------------------------- own offers
+
+
+def test_a_capture_is_encoded_and_reported() -> None:
+    rack = Rack().begun()
+    effects = rack(ev.Captured(0, 1, 0, 8, 10, 2))
+    assert of(ev.Encode, effects) == [ev.Encode(0, 1)]
+    (part,) = rack.report.parts
+    assert (part.seq, part.tokens, part.steps, part.checksum) == (1, 10, 2, "")
+    rack(ev.Encoded(0, 2, "ff"))
+    assert rack.report.parts[0].checksum == "", "of another capture"
+    rack(ev.Encoded(0, 1, "ab"))
+    rack(ev.StillOpen(0, 3))
+    (part,) = rack.report.parts
+    assert (part.checksum, part.applied, part.base) == ("ab", 3, 0)
+
+
+def test_an_offer_ends_with_the_apply_that_resolves_it() -> None:
+    rack = Rack().begun()
+    rack.captured()
+    rack(ev.Applied(0, 1, 0))
+    assert len(rack.report.parts) == 1, "it was not named yet"
+    rack(ev.Applied(0, 2, 1))
+    assert rack.report.parts == ()
+
+
+def test_an_old_end_does_not_end_a_newer_offer() -> None:
+    rack = Rack().begun()
+    rack.captured(2)
+    rack(ev.Applied(0, 1, 1))
+    assert [part.seq for part in rack.report.parts] == [2]
+
+
+def test_a_refused_capture_is_forgotten_by_the_training_thread_first() -> None:
+    rack = Rack().begun()
+    rack(ev.Captured(0, 1, 0, 8, 10, 2))
+    rack(ev.Encoded(0, 1, "", declined="its delta is not finite"))
+    assert rack.report.parts[0].declined == "its delta is not finite"
+    assert of(ev.Discard, rack.told(discarded=((0, 2),))) == []
+    assert of(ev.Discard, rack.told(discarded=((0, 1),))) == [ev.Discard(0, 1)]
+    assert len(rack.report.parts) == 1
+    assert of(ev.Free, rack(ev.Discarded(0, 1))) == [ev.Free(member(MINE), 0, 1)]
+    assert rack.report.parts == ()
+
+
+def test_a_dropped_own_offer_is_forgotten_by_the_training_thread_first() -> None:
+    rack = Rack().begun()
+    mine = rack.captured()
+    effects = rack.told(Drop(0, (Ended(mine.member, mine.seq),), "older than max_age"))
+    assert of(ev.Discard, effects) == [ev.Discard(0, 1)]
+    assert of(ev.Free, effects) == []
+
+
+# -------------------------------------------------------------- telling, and the end
+
+
+def test_a_report_is_sent_at_once_when_it_changes_else_each_heartbeat() -> None:
+    rack = Rack().begun()
+    first = rack.report
+    assert sent(rack.tick(HEARTBEAT_NS - 1)) == []
+    assert rack.machine.deadline_ns() == rack.now_ns + 1
+    (again,) = sent(rack.tick(1))
+    assert isinstance(again, RankReport)
+    assert again == first.numbered(first.serial + 1)
+    (changed,) = sent(rack(ev.Progress(7, 50)))
+    assert isinstance(changed, RankReport)
+    assert (changed.step, changed.step_ns, changed.serial) == (7, 50, first.serial + 2)
+
+
+def test_idle_is_said_only_for_the_newest_versions_and_with_nothing_open() -> None:
+    rack = Rack().begun()
+    rack(ev.Leaving())
+    assert rack.report.leaving
+    assert not rack.report.hurry
+    rack(ev.Idle((0,)))
+    assert rack.report.idle
+    rack.told(commit(1, [offer(OTHER)]))
+    assert not rack.report.idle, "version 1 is not here"
+    rack(ev.Copied(0, 1))
+    assert not rack.report.idle, "and not trained on"
+    rack(ev.Applied(0, 1, 0))
+    rack(ev.Idle((1,)))
+    assert rack.report.idle
+    rack.captured()
+    assert not rack.report.idle
+    rack(ev.Leaving(now=True))
+    assert rack.report.hurry
+    rack(ev.Leaving())
+    assert rack.report.hurry, "a hurry is not taken back"
+
+
+def test_the_end_is_said_once_and_to_who_did_not_expect_it_with_a_reason() -> None:
+    rack = Rack().begun()
+    rack(ev.Leaving())
+    effects = rack.told(finish=True)
+    assert of(ev.Finished, effects) == [ev.Finished()]
+    assert notes(effects, "expelled") == []
+    assert of(ev.Finished, rack.told()) == []
+    slept = Rack().begun()
+    assert len(notes(slept.told(finish=True), "expelled")) == 1
+
+
+def test_what_stops_the_rack_reaches_every_rank_but_the_leader_that_said_it() -> None:
+    reason = ("PlanMismatch", "steps is 9 there and 8 here")
+    assert of(ev.Fail, Rack(rank=1, ranks=2).told(failure=reason)) == [ev.Fail(*reason)]
+    assert of(ev.Fail, Rack(rank=0, ranks=2).told(failure=reason)) == []

@@ -204,6 +204,23 @@ def test_an_exact_offer_costs_no_copy_and_owes_nothing() -> None:
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("owed", [False, True])
+def test_a_snapshot_becomes_the_delta_on_its_way_into_the_offer(codec: str, owed: bool) -> None:
+    """The capture is only a copy; what is subtracted from it is subtracted by a worker."""
+    numel, numerics = 300_007, make(codec)
+    anchor, snapshot = noise(numel, 1), noise(numel, 2)
+    residual = noise(numel, 3) * 1e-3 if owed else None
+    expected = numerics.encode(anchor - snapshot, residual)
+    found = numerics.encode(mine := snapshot.clone(), residual, anchor)
+    assert np.array_equal(bits(mine), bits(anchor - snapshot)), "the apply needs the delta"
+    assert torch.equal(found.payload, expected.payload)
+    assert found.checksum == expected.checksum
+    assert (found.pend is None) == (expected.pend is None)
+    if found.pend is not None and expected.pend is not None:
+        assert np.array_equal(bits(found.pend), bits(expected.pend))
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("position", [0, 40_000, 69_999])
 def test_one_bad_number_refuses_the_offer(codec: str, value: float, position: int) -> None:

@@ -73,11 +73,23 @@ class Applied:
 
 
 @dataclass(frozen=True)
+class Discarded:
+    """The rack forgot its open offer: refused at home, or dropped without a commit."""
+
+    step: int
+    fragment: int
+    seq: int
+
+
+Event = Captured | Applied | Discarded
+
+
+@dataclass(frozen=True)
 class Facts:
-    """What one rack did: how many steps; its captures and applies in the order they happened."""
+    """What one rack did: how many steps; its events in the order they happened."""
 
     steps: int
-    events: Sequence[Captured | Applied]
+    events: Sequence[Event]
 
 
 @dataclass(frozen=True)
@@ -217,7 +229,7 @@ class _Learner:
     def __init__(self, number: int, rack: Rack, log: _Log) -> None:
         self.number, self.rack, self.log, self.settings = number, rack, log, log.settings
         self.totals = (0, 0)
-        self.events: list[Captured | Applied] = []
+        self.events: list[Event] = []
         self.parts = [_Part(a[0]) for a in log.anchors]
         for p, part in enumerate(self.parts):
             assert torch.equal(self.theta(p), part.anchor.values), f"rack {number} starts elsewhere"
@@ -265,6 +277,13 @@ class _Learner:
             part.offer = None  # as if never sent: residual and mark stay
         part.anchor = new
         self.events.append(Applied(step, fragment, version))
+
+    def discard(self, event: Discarded) -> None:
+        part = self.parts[event.fragment]
+        assert part.offer is not None, f"{event} without an open offer"
+        assert part.offer.member.seq == event.seq, f"{event} of {part.offer.member}"
+        part.offer = None  # as if never sent
+        self.events.append(event)
 
 
 def _flat(rack: Rack, indices: Sequence[int]) -> Tensor:
@@ -362,6 +381,8 @@ def _follow(learner: _Learner, facts: Facts, log: _Log) -> Iterator[str]:
             if isinstance(event, Captured):
                 offer = learner.capture(event.fragment, step)
                 assert offer.member.seq == event.seq, f"{event} came out as {offer.member}"
+            elif isinstance(event, Discarded):
+                learner.discard(event)
             else:
                 while event.version >= len(log.anchors[event.fragment]):
                     yield "waiting"

@@ -11,6 +11,7 @@ import dataclasses
 import pytest
 import torch
 
+from mend.errors import StartTimeout
 from mend.sim import Report, Scenario, World, draw
 from mend.sim.scenario import Fault
 from mend.terms import MS, SECOND
@@ -145,6 +146,45 @@ def test_a_step_that_gave_nan_is_refused_at_its_own_rack_only() -> None:
     assert "declined" not in kinds(world, 0)
     healthy = next(t for peer, t in world.trainings.items() if peer.rack == 0)
     assert healthy.trainer.open_tokens() == 0
+
+
+@pytest.mark.parametrize("witness", [True, False])
+def test_a_rack_that_never_comes_stops_the_start_and_is_named(witness: bool) -> None:
+    world, report = run(calm(witness=witness, faults=(Fault("crash", 0, 1 << 62, 1),)))
+    (waiting,) = [t for peer, t in world.trainings.items() if peer.rack == 0]
+    assert isinstance(waiting.failure, StartTimeout)
+    assert "no hello from rack 1" in str(waiting.failure)
+    assert waiting.trainer.step == 0, "nobody trains towards a job that cannot begin"
+    assert report.commits == 0
+
+
+def test_without_a_witness_rack_0_is_the_one_that_may_not_die() -> None:
+    world, _ = run(calm(witness=False, faults=(Fault("crash", 600 * MS, 1 << 62, 0),)))
+    survivor = next(t for peer, t in world.trainings.items() if peer.rack == 1)
+    assert survivor.trainer.step == 24
+    assert survivor.failure is None
+    assert {"coordinator-silent", "left-alone", "kept-local"} <= set(kinds(world, 1))
+    assert survivor.trainer.open_tokens() > 0
+
+
+def test_without_a_witness_rack_0_goes_on_alone() -> None:
+    world, report = run(calm(witness=False, faults=(Fault("crash", 600 * MS, 1 << 62, 1),)))
+    survivor = next(t for peer, t in world.trainings.items() if peer.rack == 0)
+    assert survivor.trainer.open_tokens() == 0
+    assert "kept-local" not in kinds(world, 0)
+    last = max(fields["version"] for fields in world.checkers.commits.values())
+    assert [m["rack"] for m in world.checkers.commits[(0, last)]["members"]] == [0]
+    assert report.finished
+
+
+def test_when_everything_is_too_old_k_does_not_keep_it_open() -> None:
+    """All three must be in, and no offer may be one version old: the slow one always is late."""
+    world, report = run(
+        calm(racks=3, steps=(22, 26, 24), step_ns=(60 * MS, 20 * MS, 90 * MS), max_age=0, k=3)
+    )
+    assert report.finished
+    assert all(training.failure is None for training in world.trainings.values())
+    assert not any(track.offer for t in world.trainings.values() for track in t.trainer.tracks)
 
 
 def test_a_donor_is_not_trusted() -> None:

@@ -87,6 +87,8 @@ def _reap(children: set[int]) -> None:
 def _become(request: dict[str, Any], *inherited: int) -> None:
     """Leave everything of the nursery behind but its imports."""
     signal.set_wakeup_fd(-1)
+    # Python leaves Ctrl-C alone where a shell in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for descriptor in inherited:
         os.close(descriptor)

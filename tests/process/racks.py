@@ -176,6 +176,11 @@ class Result:
         found = self.kinds("commit")
         return [{key: event[key] for key in event if key != "time_ns"} for event in found]
 
+    @property
+    def merges(self) -> list[dict[str, Any]]:
+        """The same by fragment: two runs may log fragments that are ready at once either way."""
+        return sorted(self.commits, key=lambda commit: (commit["fragment"], commit["version"]))
+
 
 class Job:
     """Some racks, perhaps a witness, one folder. `start` what is needed, then `finish`."""

@@ -71,6 +71,6 @@ def test_blocking_and_overlapped_are_the_same_run(jobs: Jobs) -> None:
     blocking = run(jobs, concurrent_outer_step=False)
     for ours, theirs in zip(overlapped, blocking, strict=True):
         assert ours.losses == theirs.losses
-        assert ours.commits == theirs.commits
+        assert ours.merges == theirs.merges
         assert ours.weights == theirs.weights
         assert ours.digest == theirs.digest

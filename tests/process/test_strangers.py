@@ -148,7 +148,7 @@ def assert_same(ours: list[Result], theirs: list[Result]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         assert one.losses == other.losses
         assert one.weights == other.weights
-        assert one.commits == other.commits
+        assert one.merges == other.merges
 
 
 def test_wrong_frames_and_bytes_change_nothing(

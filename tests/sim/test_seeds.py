@@ -14,7 +14,7 @@ import torch
 from mend.errors import StartTimeout
 from mend.sim import Report, Scenario, World, draw
 from mend.sim.scenario import Fault
-from mend.terms import MS, SECOND
+from mend.terms import MS, SECOND, Peer
 
 SEEDS, BLOCK = 300, 15
 
@@ -150,12 +150,23 @@ def test_a_step_that_gave_nan_is_refused_at_its_own_rack_only() -> None:
 
 @pytest.mark.parametrize("witness", [True, False])
 def test_a_rack_that_never_comes_stops_the_start_and_is_named(witness: bool) -> None:
-    world, report = run(calm(witness=witness, faults=(Fault("crash", 0, 1 << 62, 1),)))
-    (waiting,) = [t for peer, t in world.trainings.items() if peer.rack == 0]
+    world = World(calm(witness=witness, faults=(Fault("crash", 0, 1 << 62, 1),)))
+    waiting, absent = (world.trainings[Peer(rack, 0)] for rack in (0, 1))
+    absent.process.crash()  # before its first word
+    report = world.run()
+    assert not report.problems, told(report)
     assert isinstance(waiting.failure, StartTimeout)
     assert "no hello from rack 1" in str(waiting.failure)
     assert waiting.trainer.step == 0, "nobody trains towards a job that cannot begin"
     assert report.commits == 0
+
+
+def test_a_rack_that_dies_right_after_its_hello_is_missed_and_not_waited_for() -> None:
+    world, _ = run(calm(faults=(Fault("crash", 0, 1 << 62, 1),)))
+    survivor = world.trainings[Peer(0, 0)]
+    assert "rack-silent" in kinds(world, 0)
+    assert survivor.failure is None
+    assert survivor.trainer.step == 24
 
 
 def test_without_a_witness_rack_0_is_the_one_that_may_not_die() -> None:

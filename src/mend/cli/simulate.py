@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -52,14 +53,14 @@ def simulate(first: int, count: int, jobs: int, console: Console) -> int:
                 failed.append(outcome)
                 if len(failed) <= FAILURES_SHOWN:
                     show_failure(outcome, console)
-    console.print(
+    _say(
+        console,
         f"{count} seeds from {first}: {len(failed)} broke an invariant; {commits} commits, "
         f"{cpu_ns / 1e6 / count:.0f} ms of CPU each",
-        highlight=False,
     )
     if failed:
         seeds_text = " ".join(str(outcome.seed) for outcome in failed[:FAILURES_SHOWN])
-        console.print(f"look closer: mend simulate --seed N --trace, N of {seeds_text}")
+        _say(console, f"look closer: mend simulate --seed N --trace, N of {seeds_text}")
     return len(failed)
 
 
@@ -72,24 +73,29 @@ def _outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
 
 
 def show_failure(outcome: Outcome, console: Console) -> None:
-    console.print(draw(outcome.seed).story(), highlight=False, markup=False)
+    _say(console, draw(outcome.seed).story())
     for problem in outcome.problems:
-        console.print(f"    {problem}", highlight=False, markup=False)
+        _say(console, f"    {problem}")
 
 
 def trace(seed: int, console: Console) -> int:
     """One seed with everything that its ranks noted, in virtual time."""
     torch.set_num_threads(1)
     world = World(seed)
-    console.print(world.scenario.story(), highlight=False, markup=False)
+    _say(console, world.scenario.story())
     for process in world.processes():
-        process.tell = lambda line: console.print(line, highlight=False, markup=False)
+        process.tell = partial(_say, console)
     report = world.run()
     for problem in report.problems:
-        console.print(f"    {problem}", highlight=False, markup=False)
-    console.print(
+        _say(console, f"    {problem}")
+    _say(
+        console,
         f"seed {seed}: {report.commits} commits in {report.virtual_ns / 1e9:.2f} virtual seconds, "
         f"{report.events} events, {len(report.problems)} problems, trace {report.trace[:16]}",
-        highlight=False,
     )
     return len(report.problems)
+
+
+def _say(console: Console, text: str) -> None:
+    """As it is: no colours, and a line stays a line, for grep."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

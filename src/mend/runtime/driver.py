@@ -268,7 +268,8 @@ class Driver:
                 if isinstance(error, MendError)
                 else GaveUp(f"the mend loop stopped: {error!r}")
             )
-            failure.__cause__ = error if failure is not error else None
+            if failure is not error:
+                failure.__cause__ = error
             self._host.crashed(failure)
         self._loop.stop()
 

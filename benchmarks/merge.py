@@ -108,9 +108,8 @@ def _variants(
         f"{racks} racks apart": apart,
     }
     for helped in threaded:
-        variants[f"{racks} racks with_digest {helped.threads} threads"] = lambda n=helped: n.merge(
-            payloads, weights, anchor, 1, out
-        )
+        name = f"{racks} racks with_digest {helped.crew.threads} threads"
+        variants[name] = lambda n=helped: n.merge(payloads, weights, anchor, 1, out)
     return variants
 
 

@@ -23,7 +23,8 @@ decide    both hold it, both accepted the commit  (control plane)
 apply     the new anchor into the model           (training thread)
 
 `cpu_ms` is rack 0's CPU time, which other load on the machine disturbs less: of all threads for
-both, and of mend's by part; `rest` is lane, control plane and interpreter.
+both, and of mend's by part; `rest` is lane, control plane, interpreter, and what the threads that
+share capture, encode and merge do of them.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Watch:
         trainer, rank, board = runtime._rank.trainer, runtime._rank.rank, runtime._rank.board
         self._wrap(runtime, "step", "step")
         self._wrap(trainer, "_capture", "capture")
-        self._wrap(trainer, "_moved", "apply")
+        self._wrap(trainer, "_move", "apply")
         self._wrap(board, "publish", "publish")
         self._wrap_work(rank.edge)
         self._wrap_fetch(rank.edge)

@@ -55,10 +55,12 @@ MUTANTS = (
         "agreed: list[int] = values",
     ),
     Mutant(
-        "snapshot-kept: the offer is measured from the anchor at capture, not from the present one",
+        "snapshot-kept: what is carried is measured from the snapshot, not from anchor - delta",
         "runtime/rounds.py",
-        "            track.anchor.values[part],\n",
-        "            (track.offer.anchor if delta_N is not None else track.anchor).values[part],\n",
+        "delta_N = offer.delta_N if named and offer is not None else None",
+        "delta_N = None if not (named and offer) else (\n"
+        "            track.anchor.values - (offer.anchor.values - offer.delta_N)\n"
+        "        )",
     ),
     Mutant(
         "tokens-restarted: counters begin at the apply, not at the capture",
@@ -111,6 +113,7 @@ MUTANTS = (
         "runtime/rank.py",
         "elif result.digest != effect.digest:",
         "elif result.digest == '':",
+        ("tests/unit/runtime/test_rank.py",),
     ),
     Mutant(
         "second-capture: an open offer does not stop the next one",
@@ -137,11 +140,81 @@ MUTANTS = (
         "self._budget_ns = max(0, self._budget_ns)",
     ),
     Mutant(
-        "unequal-ignored: of two results the first is taken",
+        "any-attempt: results of an earlier attempt count for this one",
         "protocol/round.py",
         "if attempt == self.attempt:",
         "if attempt:",
         ("tests/unit/protocol/test_round.py",),
+    ),
+    Mutant(
+        "newest-only: the ranks' common version is applied where it is not there",
+        "runtime/rounds.py",
+        "if version > track.anchor.version and version >= -minus_oldest:",
+        "if version > track.anchor.version:",
+        ("tests/unit/runtime/test_rounds.py",),
+    ),
+    Mutant(
+        "discard-alone: a rank forgets an offer before the rack's other ranks know",
+        "runtime/rounds.py",
+        "if discarded_everywhere and track.offer is not None:",
+        "if track.offer is not None and track.offer.seq in dead[fragment]:",
+        ("tests/unit/runtime/test_rounds.py",),
+    ),
+    Mutant(
+        "overtaken: orders that were overtaken by newer ones are read",
+        "protocol/learner.py",
+        "if orders.serial <= self.orders_serial:",
+        "if orders.serial < 0:",
+        ("tests/unit/protocol/test_learner.py",),
+    ),
+    Mutant(
+        "own-result: a result is taken over though the log has other bits",
+        "protocol/learner.py",
+        "if mine == digest:",
+        "if mine:",
+        ("tests/unit/protocol/test_learner.py",),
+    ),
+    Mutant(
+        "one-rank: what one rank has fetched counts for its rack",
+        "protocol/leader.py",
+        "common = set(lists[0]).intersection(*lists[1:])",
+        "common = set(lists[0]).union(*lists[1:])",
+        ("tests/unit/protocol/test_leader.py",),
+    ),
+    Mutant(
+        "both-halves: half of the voters decide, whichever half",
+        "protocol/quorum.py",
+        "return bool(voters) and min(voters) in counted",
+        "return bool(counted)",
+        ("tests/unit/protocol/test_quorum.py",),
+    ),
+    Mutant(
+        "behind-roster: a commit is written behind a roster that is not decided",
+        "protocol/coordinator.py",
+        "if self.log.told.seats and not any(isinstance(r, Roster) for r in self.log.undecided()):",
+        "if self.log.told.seats:",
+        ("tests/unit/protocol/test_coordinator.py",),
+    ),
+    Mutant(
+        "last-copy: a rack leaves though those who stay could lose a version",
+        "protocol/coordinator.py",
+        "if rest and all(",
+        "if rest or all(",
+        ("tests/unit/protocol/test_coordinator.py",),
+    ),
+    Mutant(
+        "late-opens: an offer of an older version opens a round",
+        "protocol/round.py",
+        "any(offer.applied == scene.version for offer in scene.offers)",
+        "bool(scene.offers)",
+        ("tests/unit/protocol/test_round.py",),
+    ),
+    Mutant(
+        "ageless: offers older than max_age are merged",
+        "protocol/coordinator.py",
+        "if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:",
+        "if hold(holders, around.voters):",
+        ("tests/unit/protocol/test_coordinator.py",),
     ),
 )
 
@@ -180,6 +253,11 @@ def main() -> int:
     wanted = parser.parse_args().names
     chosen = [m for m in MUTANTS if not wanted or any(m.name.startswith(name) for name in wanted)]
     survivors = 0
+    needed = tuple(sorted({test for mutant in chosen for test in mutant.tests}))
+    red, how = caught(Mutant("nothing", "terms.py", "MS = 1_000_000", "MS = 1_000_000", needed))
+    if red:
+        print(f"the tests fail without any bug planted, so they prove nothing\n{how}")
+        return 1
     for mutant in chosen:
         started = time.monotonic()
         found, how = caught(mutant)

@@ -1,8 +1,9 @@
-"""The docs name only what exists: files, commands, settings, benchmarks."""
+"""The docs name only what exists: files, headings, commands, settings, events, limits."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import typer
 
 from mend.cli import app
 from mend.config import describe
+from mend.runtime.recorder import LOUD
+from mend.runtime.status import Status
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "mend"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-FIELDS = {setting.field for setting in describe()}
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+DEFAULTS = {setting.field: setting.default for setting in describe()}
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OTHERS = {"CONFIG", "SERVICE_HOST", "QUORUM"}
 """Names the TOML file; two examples of names that are refused."""
@@ -23,28 +27,69 @@ OTHERS = {"CONFIG", "SERVICE_HOST", "QUORUM"}
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of this page may say behind #, as GitHub makes it."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def commands(page: Path) -> list[str]:
+    """Command lines of `mend`, `make` and the benchmarks: in code blocks and in `ticks`."""
+    text = page.read_text()
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", text)
+    return [line for line in lines if re.match(r"(mend [a-z]+( |$)|make [a-z]|python -m )", line)]
+
+
 @pages
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith(("http://", "https://", "mailto:")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, heading in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not heading or heading in anchors(linked), f"{page.name}: {target}#{heading}"
 
 
 @pages
-def test_commands_exist(page: Path) -> None:
-    text = page.read_text()
-    for name in re.findall(r"`mend ([a-z]+)[ `]", text):
-        assert name in COMMANDS, f"{page.name}: mend {name}"
-    for name in re.findall(r"`make ([a-z]+)`", text):
-        assert name in TARGETS, f"{page.name}: make {name}"
-    for name in re.findall(r"-m benchmarks\.([a-z_]+)", text):
-        assert (ROOT / "benchmarks" / f"{name}.py").exists(), f"{page.name}: benchmarks.{name}"
+def test_commands_exist_with_their_options(page: Path) -> None:
+    for line in commands(page):
+        program, first, *rest = line.split("#")[0].split()
+        if program == "make":
+            assert first in TARGETS, f"{page.name}: {line}"
+        elif program == "mend" and first != "witness":  # the witness's lines begin like that
+            assert first in COMMANDS, f"{page.name}: {line}"
+            own = re.split(r"\S+\.py| -m ", " ".join(rest))[0]  # the rest is the script's
+            options = {name for option in COMMANDS[first].params for name in option.opts}
+            for option in re.findall(r"(?<!\S)--[a-z-]+", own):
+                assert option in options, f"{page.name}: {line}"
+        elif rest and re.match(r"(benchmarks|tests)\.[a-z]", rest[0]):
+            module = ROOT / (rest[0].replace(".", "/") + ".py")
+            assert module.exists(), f"{page.name}: {line}"
+            for option in re.findall(r"(?<!\S)--[a-z-]+", line):
+                assert option in module.read_text() + "--help --save", f"{page.name}: {line}"
 
 
 @pages
 def test_settings_exist(page: Path) -> None:
     for name in re.findall(r"\bMEND_([A-Z][A-Z_]*[A-Z])\b", page.read_text()):
-        assert name in OTHERS or name.lower() in FIELDS, f"{page.name}: MEND_{name}"
+        assert name in OTHERS or name.lower() in DEFAULTS, f"{page.name}: MEND_{name}"
+
+
+@pages
+def test_fields_of_the_status_exist(page: Path) -> None:
+    known = {field.name for field in dataclasses.fields(Status)}
+    named = set(re.findall(r"status\(\)\.(\w+)", page.read_text()))
+    assert named <= known, f"{page.name}: {named - known}"
+
+
+@pages
+def test_source_files_exist(page: Path) -> None:
+    """`room/file.py`, as the pages name modules of src/mend."""
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()):
+        assert (SOURCE / name).exists() or (ROOT / name).exists(), f"{page.name}: {name}"
 
 
 @pages
@@ -57,3 +102,33 @@ def test_every_benchmark_is_on_the_page() -> None:
     listed = (ROOT / "docs" / "benchmarks.md").read_text()
     names = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
     assert all(f"| `{name}` |" in listed for name in names), names
+
+
+def test_defaults_in_the_readme_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\S.*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 5
+    for field, default in rows:
+        assert field in DEFAULTS, field
+        if DEFAULTS[field] is not None:  # None: made from other settings, told in words
+            assert default.lower() == str(DEFAULTS[field]).lower(), field
+
+
+def test_limits_are_those_of_the_code() -> None:
+    row = r"^\| `(\w+/\w+\.py)` \| `(\w+(?:, \w+)*)` \| `([^`]+)` \|"
+    rows = re.findall(row, (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 15
+    for file, name, value in rows:
+        line = f"\n{name} = {value}\n"
+        assert line in (SOURCE / file).read_text(), f"{file}: not {line.strip()}"
+
+
+def test_events_are_told_and_every_one_told_exists() -> None:
+    """A kind is the first argument of `note` or `Note`, or is in LOUD (two are made by an if)."""
+    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    noted = set(re.findall(r"[nN]ote\(\s*\"([a-z-]+)\"", code)) | LOUD
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("\n## Events\n")[2]
+    rows = re.findall(r"^\|((?: ?(?:\*\*)?`[a-z-]+`(?:\*\*)?,?)+) \|", page, re.MULTILINE)
+    told = {kind for row in rows for kind in re.findall(r"`([a-z-]+)`", row)}
+    loud = {kind for row in rows for kind in re.findall(r"\*\*`([a-z-]+)`\*\*", row)}
+    assert told == noted, f"only in the code {noted - told}, only in the docs {told - noted}"
+    assert loud == LOUD

@@ -20,8 +20,9 @@ from mend.errors import UsageError
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.runtime import registry
+from mend.runtime.crew import crew_threads
 from mend.runtime.driver import DriverOptions
-from mend.runtime.numerics import Numerics, merge_threads
+from mend.runtime.numerics import Numerics
 from mend.runtime.start import LiveRank, Settings
 from mend.runtime.status import Status, TokenLedger
 from mend.runtime.steps import StepOptions
@@ -58,7 +59,7 @@ def mend_init(
         )
     outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
     codec, merge = CODECS[config.payload_dtype](), MERGES[config.merge]()
-    numerics = Numerics(codec, merge, outer, merge_threads(), _spare_vectors(config))
+    numerics = Numerics(codec, merge, outer, crew_threads(), _spare_vectors(config))
     rank = LiveRank(model, _settings(config), numerics)
     try:
         rank.begin()

@@ -230,3 +230,15 @@ def notes(world: World, rack: int) -> list[tuple[str, dict[str, object]]]:
         if peer.rack == rack
         for note in training.process.notes
     ]
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_payloads_stay_bounded_while_a_dead_rack_is_not_noticed_yet(victim: int) -> None:
+    run(
+        calm(
+            racks=3,
+            steps=(48,) * 3,
+            step_ns=(50 * MS,) * 3,
+            faults=(Fault("crash", 600 * MS, 1 << 62, victim),),
+        )
+    )

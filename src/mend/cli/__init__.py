@@ -80,7 +80,7 @@ def launch_command(
         bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
     ] = False,
     witness: Annotated[
-        bool, typer.Option(help="Start a witness, so that any one rack may die.")
+        bool, typer.Option(help="Start a witness, which coordinates in place of rack 0.")
     ] = True,
     job_id: Annotated[str, typer.Option(help="Name of the job; drawn when left out.")] = "",
     base_port: Annotated[

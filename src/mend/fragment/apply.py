@@ -15,6 +15,7 @@ from mend.errors import ConfigError
 
 Alignment = Literal["carry", "overwrite", "blend"]
 _BLOCK = 1 << 18
+"""Elements per torch call and thread: scratch that stays in its cache."""
 
 
 def realign(
@@ -50,9 +51,10 @@ def realign(
     if delta_N is not None and alignment == "overwrite":
         out_N.copy_(next_N)
         return
-    scratch_n = torch.empty(min(_BLOCK, numel), dtype=torch.float32)
-    for start in range(0, numel, _BLOCK):
-        part = slice(start, min(start + _BLOCK, numel))
+    size = _BLOCK * torch.get_num_threads()
+    scratch_n = torch.empty(min(size, numel), dtype=torch.float32)
+    for start in range(0, numel, size):
+        part = slice(start, min(start + size, numel))
         drift = scratch_n[: part.stop - part.start]
         if delta_N is None:
             torch.sub(theta_N[part], anchor_N[part], out=drift)

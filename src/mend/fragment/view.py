@@ -13,6 +13,29 @@ from torch import Tensor, nn
 
 from mend.terms import Layout, Span
 
+Pieces = list[tuple[Tensor, slice]]
+"""Elements of a span (fp32, n), and which of the span they are."""
+
+
+def portions(pieces: Pieces, numel: int) -> list[Pieces]:
+    """The same elements in the same order, in portions of `numel` elements; the last may be
+    less."""
+    found: list[Pieces] = []
+    room = 0
+    for elements_n, place in pieces:
+        start = 0
+        while start < elements_n.numel():
+            if room == 0:
+                found.append([])
+                room = numel
+            stop = min(start + room, elements_n.numel())
+            found[-1].append(
+                (elements_n[start:stop], slice(place.start + start, place.start + stop))
+            )
+            room -= stop - start
+            start = stop
+    return found
+
 
 class FragmentView:
     """Reads and writes spans of a fragment. Elements of a tensor count in row-major order, however
@@ -50,9 +73,9 @@ class FragmentView:
                 live.copy_(flat.view(live.shape))
 
     @torch.no_grad()
-    def in_place(self, span: Span) -> list[tuple[Tensor, slice]] | None:
-        """The span's elements themselves, where all of them lie as fp32 on the CPU in their order:
-        (elements, which of the span they are). None: only `read` and `write` get at them."""
+    def in_place(self, span: Span) -> Pieces | None:
+        """The span's elements themselves, where all of them lie as fp32 on the CPU in their order.
+        None: only `read` and `write` get at them."""
         pieces = [(p.detach(), inner, outer) for p, inner, outer in self._pieces(span)]
         if all(
             live.dtype == torch.float32 and live.device.type == "cpu" and live.is_contiguous()

@@ -351,7 +351,8 @@ class Learner:
         shelf = self.shelves[fragment]
         settled = self.settled[fragment] if fragment < len(self.settled) else 0
         for (member, seq), (version, since_ns) in list(shelf.linger.items()):
-            if settled >= version or now_ns - since_ns > LINGER_NS:
+            stale = newest - version >= HELD_BEHIND or now_ns - since_ns > LINGER_NS
+            if settled >= version or stale:
                 self._free(member, fragment, seq, effects)
         keep = {v for v in shelf.held if v > newest - HELD_BEHIND} | {shelf.applied}
         for version in sorted(shelf.held - keep):

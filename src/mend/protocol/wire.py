@@ -17,7 +17,7 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Raises WireError when the message would not be accepted on the other side."""
+    """Raises WireError for a frame over the limit; limits of fields are checked by the receiver."""
     frame = _HEAD + _encoder.encode(envelope)
     if len(frame) > FRAME_BYTES_MAX:
         raise WireError(f"a message of {len(frame)} bytes exceeds the limit of {FRAME_BYTES_MAX}")

@@ -19,8 +19,8 @@ from typing import TypeVar
 from mend.errors import GaveUp, MendError, TransportError, WireError
 from mend.protocol import wire
 from mend.protocol.messages import Envelope, Message
+from mend.runtime.crew import stay_on_one_core
 from mend.runtime.edge import Host
-from mend.runtime.numerics import stay_on_one_core
 from mend.runtime.recorder import Recorder
 from mend.terms import SECOND, Address, Member, Peer
 from mend.transport.delayed import CountedLane, DelayedLane, Distribution

@@ -10,12 +10,10 @@ Legend: N elements of a rank's part of a fragment, n elements of a block, B payl
 from __future__ import annotations
 
 import math
-import os
 import struct
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -27,6 +25,7 @@ from mend.errors import NonFinite, WireError
 from mend.merge import Merge
 from mend.outer import OuterOptimizer
 from mend.runtime.buffers import Buffers
+from mend.runtime.crew import Crew
 from mend.runtime.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
@@ -35,27 +34,8 @@ _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 _SERIAL_NUMEL = 1 << 15
 _SINGLE_NUMEL = 1 << 18
 
-
-def stay_on_one_core() -> None:
-    """Make torch calls of *this* thread serial for good, and leave every other thread as it is.
-
-    For a worker thread, once, at its start. `torch.set_num_threads` sets the calling thread and the
-    default of threads not yet seen; the default is put back by a thread that ends at once.
-    """
-    others = torch.get_num_threads()
-    if others == 1:
-        return
-    torch.set_num_threads(1)
-    restore = threading.Thread(target=torch.set_num_threads, args=(others,), name="mend-threads")
-    restore.start()
-    restore.join()
-
-
-def merge_threads() -> int:
-    """Threads for a merge: a quarter of the cores this process may use, 1 to 4. The rest trains."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(4, cores // 4))
+PORTION_NUMEL = 1 << 20
+"""Elements of a job of the crew's."""
 
 
 def block_numel() -> int:
@@ -108,10 +88,9 @@ class Encoded:
 class Numerics:
     """codec + merge + outer step of one run. Any number of workers may share it.
 
-    `threads` of its own share a large merge, each with a contiguous part; the bits do not depend on
-    how many, as every operation is element-wise and every digest block lies in one part.
-
-    `spare` large vectors are kept from round to round (`buffers`).
+    `crew`: threads that share what is long; the bits do not depend on how many, as every operation
+    is element-wise and every digest block lies in one part. `buffers`: `spare` large vectors are
+    kept from round to round. The training thread uses both.
     """
 
     def __init__(
@@ -123,19 +102,12 @@ class Numerics:
         spare: int = 0,
     ) -> None:
         self.codec, self.rule, self.outer = codec, merge, outer
-        self.buffers = Buffers(spare)
-        self._helpers = (
-            ThreadPoolExecutor(threads - 1, "mend-merge", initializer=stay_on_one_core)
-            if threads > 1
-            else None
-        )
-        self.threads = threads
+        self.buffers, self.crew = Buffers(spare), Crew(threads)
 
     def close(self) -> None:
         """End the threads, give up the spare vectors; a merge in flight finishes first."""
         self.buffers.close()
-        if self._helpers is not None:
-            self._helpers.shutdown(wait=True, cancel_futures=True)
+        self.crew.close()
 
     def payload_bytes(self, numel: int) -> int:
         return self.codec.payload_bytes(numel)
@@ -167,14 +139,10 @@ class Numerics:
         payload may share the memory of `delta_N`. Raises NonFinite for NaN or Inf in x, or when
         x leaves the range of the codec; `delta_N` is of no use then.
         """
-        numel, size = delta_N.numel(), block_numel()
+        numel = delta_N.numel()
         x_N = delta_N if residual_N is None else self.buffers.empty(numel)
-        for start, stop in _blocks(numel, size):
-            if anchor_N is not None:
-                torch.sub(anchor_N[start:stop], delta_N[start:stop], out=delta_N[start:stop])
-            if residual_N is not None:
-                torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
-            self._refuse_non_finite(x_N[start:stop], start, "the delta")
+        fill = partial(self._fill, delta_N, residual_N, anchor_N, x_N)
+        self.crew.each([partial(fill, *part) for part in _blocks(numel, PORTION_NUMEL)])
         payload_B = self.codec.encode(x_N)
         pend_N = None
         if not self.codec.exact:  # x is ours to overwrite unless it is the delta itself
@@ -185,6 +153,24 @@ class Numerics:
         for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
             checksum.update(view[start:stop])
         return Encoded(payload_B, checksum.hexdigest(), pend_N)
+
+    def _fill(
+        self,
+        delta_N: Tensor,
+        residual_N: Tensor | None,
+        anchor_N: Tensor | None,
+        x_N: Tensor,
+        begin: int,
+        end: int,
+    ) -> None:
+        """Elements [begin, end) of delta (from the snapshot) and of x, which must be finite."""
+        for first, last in _blocks(end - begin, block_numel()):
+            start, stop = begin + first, begin + last
+            if anchor_N is not None:
+                torch.sub(anchor_N[start:stop], delta_N[start:stop], out=delta_N[start:stop])
+            if residual_N is not None:
+                torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
+            self._refuse_non_finite(x_N[start:stop], start, "the delta")
 
     def merge(
         self,
@@ -203,20 +189,11 @@ class Numerics:
         self._check(payloads, weights, anchor, data)
         parts = self._parts(anchor.numel)
         digests = [StateDigest(anchor.numel, version, self.outer.has_state) for _ in parts]
-
-        def run(part: int) -> None:
-            start, stop = parts[part]
-            self._merge_span(payloads, weights, anchor, data, digests[part], start, stop)
-
-        waiting = [
-            self._helpers.submit(run, part) for part in range(1, len(parts)) if self._helpers
-        ]
-        try:
-            run(0)
-        finally:
-            wait(waiting)  # nobody writes to `data` after this call
-        for rest, future in zip(digests[1:], waiting, strict=True):
-            future.result()
+        span = partial(self._merge_span, payloads, weights, anchor, data)
+        self.crew.each(
+            [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
+        )
+        for rest in digests[1:]:
             digests[0].extend(rest)
         return Anchor(data, anchor.numel, version, digests[0].hexdigest())
 
@@ -237,7 +214,7 @@ class Numerics:
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
         blocks = -(-numel // _DIGEST_NUMEL)
-        count = max(1, min(self.threads, blocks))
+        count = max(1, min(self.crew.threads, blocks))
         cuts = [min(blocks * i // count * _DIGEST_NUMEL, numel) for i in range(count + 1)]
         return list(pairwise(cuts))
 

@@ -12,6 +12,7 @@ then apply).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from mend.errors import GaveUp
 from mend.fragment.apply import realign
+from mend.fragment.view import Pieces, portions
 from mend.protocol.events import Applied, Captured, Discarded, Event, Progress, StillOpen
 from mend.protocol.schedule import Schedule
 from mend.runtime.handoff import Board
-from mend.runtime.numerics import Anchor
+from mend.runtime.numerics import PORTION_NUMEL, Anchor, Numerics
 from mend.runtime.track import (
     AgreeMin,
     Doing,
@@ -41,8 +43,8 @@ from mend.terms import MS, SECOND, Member, Span
 class Rounds:
     """State of the training thread.
 
-    `post` hands events to the loop, `own` registers an offer's tensors there; `empty` gives an
-    unwritten fp32 vector.
+    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has
+    memory and helping hands.
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class Rounds:
         post: Callable[[Event], None],
         own: Callable[[OpenOffer], None],
         note: Callable[[str, dict[str, object]], None],
-        empty: Callable[[int], Tensor],
+        numerics: Numerics,
     ) -> None:
         self.member, self.schedule, self.options = member, schedule, options
         self.tracks, self.board = tracks, board
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
-        self._empty = empty
+        self._buffers, self._crew = numerics.buffers, numerics.crew
         self.step = 0
         self.tokens = 0
         self.ledger = Ledger()
@@ -125,8 +127,7 @@ class Rounds:
         steps = self.step - track.steps_mark
         if steps < 1:
             return
-        snapshot_N = self._empty(track.span.numel)
-        track.view.read(track.span, snapshot_N)
+        snapshot_N = self._snapshot(track)
         track.seq += 1
         tokens = self.tokens - track.tokens_mark
         offer = OpenOffer(
@@ -156,6 +157,20 @@ class Rounds:
                 "steps": steps,
             },
         )
+
+    def _snapshot(self, track: Track) -> Tensor:
+        snapshot_N = self._buffers.empty(track.span.numel)
+        live = track.view.in_place(track.span)
+        if live is None:
+            track.view.read(track.span, snapshot_N)
+            return snapshot_N
+
+        def copy(pieces: Pieces) -> None:
+            for theta_n, place in pieces:
+                snapshot_N[place].copy_(theta_n)
+
+        self._crew.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
+        return snapshot_N
 
     # -------------------------------------------------------------- apply
 
@@ -284,27 +299,26 @@ class Rounds:
     ) -> Doing:
         """The model follows the new anchor; where it lies as fp32 on the CPU, in a single pass."""
         live = track.view.in_place(track.span) if self.options.ranks == 1 else None
-        if live is not None:
-            for theta_n, part in live:
-                self._moved(track, theta_n, delta_N, anchor, part)
-            return
         theta_N = self._scratch_N[: track.span.numel]
-        track.view.read(track.span, theta_N)
-        self._moved(track, theta_N, delta_N, anchor, slice(None))
-        yield from self._write(track, fragment, theta_N)
+        if live is None:
+            track.view.read(track.span, theta_N)
+        move = partial(self._move, track.anchor.values, delta_N, anchor.values)
+        parts = portions(live or [(theta_N, slice(0, track.span.numel))], PORTION_NUMEL)
+        self._crew.each([partial(move, pieces) for pieces in parts])
+        if live is None:
+            yield from self._write(track, fragment, theta_N)
 
-    def _moved(
-        self, track: Track, theta_n: Tensor, delta_N: Tensor | None, anchor: Anchor, part: slice
-    ) -> None:
-        realign(
-            theta_n,
-            track.anchor.values[part],
-            delta_N[part] if delta_N is not None else None,
-            anchor.values[part],
-            self.options.alignment,
-            self.options.blend_alpha,
-            theta_n,
-        )
+    def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
+        for theta_n, place in pieces:
+            realign(
+                theta_n,
+                old_N[place],
+                delta_N[place] if delta_N is not None else None,
+                new_N[place],
+                self.options.alignment,
+                self.options.blend_alpha,
+                theta_n,
+            )
 
     def _write(self, track: Track, fragment: int, slice_N: Tensor) -> Doing:
         if self.options.ranks == 1:

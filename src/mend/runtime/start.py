@@ -136,7 +136,7 @@ class LiveRank:
             post=self._post,
             own=self._own,
             note=self.recorder.note,
-            empty=numerics.buffers.empty,
+            numerics=numerics,
         )
         own_digests = tuple(anchor.digest for anchor in genesis)
         equal = self._replica_digest(model, tracks)

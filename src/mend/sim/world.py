@@ -166,7 +166,7 @@ class World:
             post=lambda event: held[0].post(event),
             own=lambda offer: held[0].own(offer),
             note=process.note,
-            empty=numerics.buffers.empty,
+            numerics=numerics,
         )
         spans = [track.span for track in tracks]
         rank = Rank(

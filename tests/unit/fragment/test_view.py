@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mend.fragment import FragmentView, build_plan, trainable
+from mend.fragment.view import portions
 from mend.terms import Span, owned_span
 
 
@@ -91,6 +92,21 @@ def test_plain_parameters_can_be_worked_on_where_they_are() -> None:
         elements.add_(1.0)
     before[span.start : span.stop] += 1.0
     assert torch.equal(flat(module), before)
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 1000])
+def test_portions_are_the_same_elements_in_the_same_order(size: int) -> None:
+    """Threads share them: each element is in one portion, all portions but the last are full."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 5))
+    view, span = view_of(module), Span(3, 30)
+    found = portions(view.in_place(span) or [], size)
+    joined = [(elements, place) for pieces in found for elements, place in pieces]
+    assert torch.equal(torch.cat([elements for elements, _ in joined]), flat(module)[3:30])
+    assert [n for _, place in joined for n in range(place.start, place.stop)] == list(range(27))
+    sizes = [sum(elements.numel() for elements, _ in pieces) for pieces in found]
+    assert sizes[:-1] == [size] * (len(sizes) - 1)
+    assert 0 < sizes[-1] <= size
+    assert portions([], size) == []
 
 
 def test_work_in_place_is_no_part_of_the_graph_but_a_stale_graph_notices_it() -> None:

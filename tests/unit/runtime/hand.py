@@ -74,7 +74,7 @@ class Hand:
             post=self.events.append,
             own=self._own,
             note=lambda kind, fields: self.notes.append((kind, fields)),
-            empty=self.numerics.buffers.empty,
+            numerics=self.numerics,
         )
 
     def _own(self, offer: OpenOffer) -> None:

@@ -18,8 +18,9 @@ from mend.errors import NonFinite, WireError
 from mend.merge import Average
 from mend.outer import Nesterov
 from mend.runtime import numerics as module
+from mend.runtime.crew import stay_on_one_core
 from mend.runtime.digest import StateDigest, digest_of
-from mend.runtime.numerics import Anchor, Numerics, stay_on_one_core
+from mend.runtime.numerics import Anchor, Numerics
 
 WEIGHTS = [float(np.float32(w)) for w in (0.5, 1 / 3, 1 / 7, 0.1)]
 

@@ -1,0 +1,319 @@
+"""The loop side of a rank: bytes come, are checked, kept, served and freed as the machines say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from mend.codec import CODECS
+from mend.errors import PlanMismatch, TransferStalled, WorkerFailed
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.protocol import events as ev
+from mend.protocol.learner import Learner
+from mend.protocol.messages import Gather, Message, Offer, RankReport, Record
+from mend.protocol.pulls import RETRY_NS_MAX
+from mend.protocol.shelf import LearnerOptions
+from mend.runtime.handoff import Board
+from mend.runtime.numerics import Anchor, Numerics
+from mend.runtime.rank import Rank, Roles
+from mend.runtime.steps import OpenOffer
+from mend.terms import SECOND, Address, Peer, Span, offer_key, state_key
+from mend.transport.pull_wire import checksum_of
+from tests.unit.protocol.nouns import commit, genesis, member, offer, rank_orders
+
+T = TypeVar("T")
+
+N = 4
+MINE, THEIRS = member(1), member(0)
+
+
+@dataclass
+class Asked:
+    """A pull that is under way."""
+
+    holders: Sequence[Address]
+    key: bytes
+    checksum: str
+    into: memoryview
+    done: Callable[[Exception | None], None]
+
+    def arrives(self, values: Tensor) -> None:
+        self.into[:] = values.numpy().tobytes()
+        self.done(None)
+
+
+@dataclass
+class HandEdge:
+    """The outside world: pulls end when the test says so, workers are done at once."""
+
+    now: int = SECOND
+    sent: list[tuple[Peer, Message]] = field(default_factory=list)
+    pulls: list[Asked] = field(default_factory=list)
+    served: dict[bytes, bytes] = field(default_factory=dict)
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def connect(self, peer: Peer, address: str) -> None:
+        raise AssertionError("a rank that does not coordinate connects to nobody")
+
+    def send(self, to: Peer, body: Message) -> None:
+        self.sent.append((to, body))
+
+    def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        try:
+            result: T | Exception = job()
+        except Exception as error:
+            result = error
+        done(result)
+
+    def fetch(
+        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview,
+        done: Callable[[Exception | None], None],
+    ) -> None:  # fmt: skip
+        self.pulls.append(Asked(holders, key, checksum, into, done))
+
+    def serve(self, key: bytes, view: memoryview) -> None:
+        self.served[key] = bytes(view)
+
+    def drop(self, key: bytes) -> None:
+        self.served.pop(key, None)
+
+    def note(self, kind: str, fields: dict[str, Any]) -> None:
+        self.notes.append((kind, fields))
+
+    def finished(self) -> None:
+        raise AssertionError("only leaders and coordinators finish")
+
+    def noted(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.notes if name == kind]
+
+
+class Story:
+    """Rank 1 of rack 1: no leader, so that the test says what the leader would."""
+
+    def __init__(self, first: float = 0.0, theirs: float = 0.0) -> None:
+        self.numerics = Numerics(
+            CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
+        )
+        self.first, self.theirs = self.anchor(first), self.anchor(theirs)
+        self.edge, self.board, self.serial = HandEdge(), Board(1), 0
+        self.me = Peer(1, 1)
+        machine = Learner(self.me, MINE, LearnerOptions(SECOND, True, 2), (self.first.digest,))
+        self.rank = Rank(
+            self.me, MINE, Roles(machine, None, None), [Span(0, N)], [self.first], self.numerics,
+            self.board, self.edge,
+        )  # fmt: skip
+        begin = genesis(racks=3, ranks=2)
+        digests = ((begin.digests[0][0], self.theirs.digest),)
+        self.records: list[Record] = [replace(begin, digests=digests)]
+
+    def anchor(self, value: float, version: int = 0) -> Anchor:
+        return self.numerics.adopt(torch.full((N,), value), N, version)
+
+    def told(self, *records: Record, **fields: Any) -> None:
+        self.records += records
+        self.serial += 1
+        body = rank_orders(self.serial, self.records, **fields)
+        self.rank.heard(Peer(1, 0), MINE.incarnation, body)
+
+    def later(self, after_ns: int = RETRY_NS_MAX) -> None:
+        self.edge.now += after_ns
+        self.rank.tick()
+
+    @property
+    def anchors(self) -> dict[int, Anchor]:
+        """What the training thread sees."""
+        return self.board.panels[0].anchors
+
+    def arrived(self, made: Offer, values: Tensor) -> None:
+        (asked,) = [pull for pull in self.edge.pulls if pull.key == key_of(made)]
+        self.edge.pulls.remove(asked)
+        asked.arrives(values)
+
+
+def key_of(made: Offer) -> bytes:
+    return offer_key(made.member, 1, made.fragment, made.seq)
+
+
+def theirs_of(values: Tensor) -> Offer:
+    """Rack 0's offer with these values as rank 1's part."""
+    return replace(offer(0, ranks=2), checksums=("", checksum_of(values.numpy().data)))
+
+
+# -------------------------------------------------------------- a donor is not trusted
+
+
+def test_a_copied_state_is_shown_only_with_the_digest_of_the_log() -> None:
+    story = Story(first=1.0, theirs=2.0)
+    story.told()
+    (asked,) = story.edge.pulls
+    assert asked.key == state_key(1, 0, 0, story.theirs.digest)
+    asked.arrives(torch.full((N,), 2.5))
+    assert story.anchors == {}
+    ((note),) = story.edge.noted("copy-failed")
+    assert note["error"] == "the donor's bits are not those of the log"
+    story.later()
+    story.edge.pulls[1].arrives(torch.full((N,), 2.0))
+    assert story.anchors[0].digest == story.theirs.digest
+    assert torch.equal(story.anchors[0].values, torch.full((N,), 2.0))
+    assert asked.key in story.edge.served, "and it is a donor itself now"
+
+
+def test_a_donor_that_does_not_answer_is_asked_again() -> None:
+    story = Story(first=1.0, theirs=2.0)
+    story.told()
+    story.edge.pulls[0].done(TransferStalled("no byte"))
+    assert story.edge.noted("copy-failed")[0]["error"] == "TransferStalled: no byte"
+    story.later()
+    assert len(story.edge.pulls) == 2
+
+
+# -------------------------------------------------------------- payloads
+
+
+def test_payloads_are_served_merged_and_freed() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    assert story.edge.pulls[0].checksum == made.checksums[1], "this rank's part"
+    story.arrived(made, delta)
+    assert story.edge.served[key_of(made)] == delta.numpy().tobytes()
+    story.told(offers=(made,), gathers=(Gather(0, 1, 1, (made,)),))
+    result = story.anchor(-0.5, version=1)
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held[0].digests == (result.digest,)
+    assert 1 not in story.anchors, "it is not decided"
+    decided = replace(commit(1, [made]), digests=("", result.digest))
+    story.told(decided, settled=(0,))
+    assert torch.equal(story.anchors[1].values, torch.full((N,), -0.5))
+    assert state_key(1, 0, 1, result.digest) in story.edge.served
+    assert key_of(made) in story.edge.served, "another rack may still need it"
+    assert len(story.edge.noted("commit")) == 1
+    story.told(settled=(1,))
+    assert key_of(made) not in story.edge.served
+    assert story.rank.payloads == {}
+
+
+def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.rank.payloads[(THEIRS, 0, 1)][0] ^= 1  # a bit flips in memory
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    story.told(gathers=(Gather(0, 1, 2, (made,)),))
+    errors = [note["error"] for note in story.edge.noted("fetch-failed")]
+    assert errors == ["its bytes changed in memory"]
+    story.later()
+    story.arrived(made, delta)
+    story.later()
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
+
+
+def test_a_spoiled_anchor_is_found_and_copied_from_a_donor() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.first.data[2] += 1
+    story.told(gathers=(Gather(0, 1, 2, (made,)),))
+    assert story.anchors == {}, "the training thread must not take it for good"
+    story.later()
+    (asked,) = story.edge.pulls
+    assert asked.key == state_key(1, 0, 0, story.theirs.digest)
+
+
+def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.rank.payloads[(THEIRS, 0, 1)] = torch.zeros(3, dtype=torch.uint8)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    assert "WireError" in story.edge.noted("merge-failed")[0]["error"]
+    assert story.board.failure is None
+
+
+# -------------------------------------------------------------- own captures
+
+
+def captured(story: Story, snapshot: Tensor) -> OpenOffer:
+    made = OpenOffer(0, 1, 8, 10, 2, 10, 2, story.first, snapshot, None)
+    story.rank.own(made)
+    story.rank.tell(ev.Captured(0, 1, 0, 8, 10, 2))
+    return made
+
+
+def test_a_snapshot_becomes_a_payload_that_is_served() -> None:
+    story = Story()
+    story.told()
+    made = captured(story, torch.full((N,), 0.25))
+    assert torch.equal(made.delta_N, torch.full((N,), -0.25)), "anchor - snapshot"
+    key = offer_key(MINE, 1, 0, 1)
+    assert story.edge.served[key] == made.delta_N.numpy().tobytes()
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.parts[0].checksum == checksum_of(story.edge.served[key])
+    story.rank.tell(ev.Discarded(0, 1))
+    assert story.edge.served.keys() == {state_key(1, 0, 0, story.first.digest)}
+    assert story.rank.offers == {}
+
+
+def test_a_capture_with_nan_is_refused_at_home() -> None:
+    story = Story()
+    story.told()
+    captured(story, torch.tensor([0.0, float("nan"), 0.0, 0.0]))
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.parts[0].declined == "its delta is not finite"
+    assert "element 1 of the delta" in story.edge.noted("declined")[0]["reason"]
+    assert "element 1" in story.board.last_error
+    story.told(discarded=((0, 1),))
+    assert story.board.panels[0].discarded == {1}
+
+
+def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:
+    story = Story()
+    story.told()
+    captured(story, torch.zeros(N + 1))  # of another size than its anchor
+    assert isinstance(story.board.failure, WorkerFailed)
+    assert story.board.failure.__cause__ is not None
+
+
+# -------------------------------------------------------------- what people are told
+
+
+def test_a_rack_that_falls_silent_and_one_that_is_back_are_named_once() -> None:
+    story = Story()
+    story.told(live=(0, 1, 2))
+    for _ in range(2):
+        story.told(live=(0, 1), why=("fragment 0: waiting for rack 2",))
+    assert story.edge.noted("rack-silent") == [
+        {"peer": 2, "effect": "fragment 0: waiting for rack 2"}
+    ]
+    story.told(live=())
+    story.told(live=(0, 1, 2))
+    story.told(live=(0, 1, 2))
+    assert story.edge.noted("rack-back") == [{"peer": 2}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("PlanMismatch", PlanMismatch), ("NoSuchThing", Exception)]
+)
+def test_what_stops_the_rack_is_raised_as_what_it_is(kind: str, error: type[Exception]) -> None:
+    story = Story()
+    story.told(failure=(kind, "lr is 9 there and 0.1 here"))
+    assert isinstance(story.board.failure, error)
+    assert "lr is 9 there and 0.1 here" in str(story.board.failure)

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from mend.protocol.grace import Mean, adaptive_grace_ns
 from mend.protocol.messages import Commit, Drop, Ended, Gather, Offer, Policy, Share
 from mend.protocol.quorum import hold, worthwhile
+from mend.protocol.schedule import gap_steps
 from mend.terms import SECOND, Member
 
 ATTEMPTS_MAX = 8
@@ -116,13 +117,12 @@ class Round:
         policy = scene.policy
         if policy.grace_ns >= 0:
             return policy.grace_ns
-        gap_steps = max(1, policy.period_steps // policy.fragments)
         grace_ns = adaptive_grace_ns(
             step_ns=scene.step_ns,
             quorum_ns=self.quorum_time.value_ns,
             sync_ns=self.sync_time.value_ns,
             overlap_steps=policy.overlap_steps,
-            gap_steps=gap_steps,
+            gap_steps=gap_steps(policy.fragments, policy.period_steps),
             limit_ns=policy.stall_max_ns,
         )
         too_old = len(self._too_old(scene))

@@ -54,4 +54,9 @@ class Schedule:
 
     def gap_steps(self) -> int:
         """Steps between two rounds, of whatever fragments."""
-        return max(1, self.period_steps // self.fragments)
+        return gap_steps(self.fragments, self.period_steps)
+
+
+def gap_steps(fragments: int, period_steps: int) -> int:
+    """Steps between two rounds when P fragments share a period; at least 1."""
+    return max(1, period_steps // fragments)

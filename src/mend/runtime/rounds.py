@@ -70,7 +70,6 @@ class Rounds:
         self.ledger = Ledger()
         self.stall_ns_total = 0
         self.stall_ns_last = 0
-        self.applied = 0
         self._budget_ns = options.stall_max_ns
         self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
         self._scratch_N = torch.empty(
@@ -279,7 +278,6 @@ class Rounds:
                 self.ledger.miss("offer dropped: too old")
         track.anchor = anchor
         self.board.applied(fragment, anchor.version)
-        self.applied += 1
         self._post(Applied(fragment, anchor.version, ended))
         self._note(
             "applied",

@@ -48,7 +48,6 @@ class Process:
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.tell: Callable[[str], None] | None = None
         self.watch: Callable[[Process, str, dict[str, object]], None] | None = None
-        self.is_finished = False
         self.trainer: Training | None = None
         self._alarm_ns: int | None = None
         self._worker_free_ns = 0
@@ -172,7 +171,7 @@ class Process:
             self.watch(self, kind, fields)
 
     def finished(self) -> None:
-        self.is_finished = True
+        """A simulated process stops when its script has ended; see `Training`."""
 
 
 class Collective:

@@ -59,11 +59,12 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
 
     second = [commit for commit in ill.commits if commit["fragment"] == 1]
     assert [member["rack"] for member in second[0]["members"]] == [1]
-    assert [member["rack"] for member in second[-1]["members"]] == [0, 1], "it merges again"
-    share = next(m for commit in second for m in commit["members"] if m["rack"] == 0)
-    assert (share["seq"], share["steps"]) == (2, 16), (
+    again = [m for commit in second for m in commit["members"] if m["rack"] == 0]
+    assert (again[0]["seq"], again[0]["steps"]) == (2, 16), (
         "the work of the declined offer is in the next"
     )
+    if lockstep:  # free, each may merge alone: at K = 1 that is a matter of time, not a promise
+        assert [member["rack"] for member in second[-1]["members"]] == [0, 1]
 
     assert ill.digest == well.digest
     assert ill.weights == well.weights

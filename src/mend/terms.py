@@ -69,9 +69,21 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
-def owned_span(numel: int, ranks: int, rank: int) -> Span:
-    """The slice rank `rank` of `ranks` owns; the slices tile [0, numel) without gap or overlap."""
-    return Span(numel * rank // ranks, numel * (rank + 1) // ranks)
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What one rank owns of a fragment: a slice of every tensor's local elements, end to end.
+
+    `spans[i]` counts in the rank's own copy or shard of the layout's slot i, row-major; it is empty
+    where the rank owns nothing of the tensor.
+    """
+
+    spans: tuple[Span, ...]
+    numel: int
+
+
+def owned_span(numel: int, owners: int, position: int) -> Span:
+    """The slice owner `position` of `owners` owns; the slices tile [0, numel) without gap."""
+    return Span(numel * position // owners, numel * (position + 1) // owners)
 
 
 _KEY = struct.Struct("!cHQHHQQ16s")

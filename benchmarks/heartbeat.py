@@ -36,7 +36,7 @@ from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder
-from mend.terms import MS, SECOND, Member, Peer, Span
+from mend.terms import MS, SECOND, Member, Owned, Peer, Span
 from mend.transport.zmq import ZmqSideband
 
 GOAL_MS = 150.0
@@ -198,8 +198,8 @@ def _stand(options: Any) -> Stand:
         me, member, LearnerOptions(HEARTBEAT_MS * MS, True, ranks=2), (genesis.digest,)
     )
     rank = Watched(
-        me, member, Roles(learner, None, None), [Span(0, numel)], [genesis], numerics, Board(1),
-        driver,
+        me, member, Roles(learner, None, None), [Owned((Span(0, numel),), numel)], [genesis],
+        numerics, Board(1), driver,
     )  # fmt: skip
     members = tuple((Member(rack, 1), 1) for rack in range(options.members))
     for number, (who, seq) in enumerate(members):

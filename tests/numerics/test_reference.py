@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mend.codec import CODECS
 from mend.fragment import FragmentView, build_plan, realign, trainable
+from mend.fragment.shards import replicated
 from mend.merge import Average
 from mend.outer import Nesterov
 from mend.protocol.schedule import Schedule
@@ -30,7 +31,6 @@ from mend.reference import (
     shares,
 )
 from mend.runtime.numerics import Anchor, Numerics
-from mend.terms import Span
 from tests.numerics.racks import FRAGMENTS, build, flat, rack, trainer
 
 PLAIN = Settings(fragments=FRAGMENTS, period=6, overlap=2)
@@ -96,7 +96,7 @@ class Live:
 
     def read(self, number: int, p: int) -> Tensor:
         out = torch.empty(self.plan[p].numel)
-        self.views[number][p].read(Span(0, out.numel()), out)
+        self.views[number][p].read(replicated(self.plan[p], 1, 0).owned, out)
         return out
 
     def run(self, steps: int) -> None:
@@ -137,7 +137,7 @@ class Live:
             realign(
                 theta, self.applied[n][p].values, delta, new.values, how, self.settings.alpha, theta
             )
-            self.views[n][p].write(Span(0, theta.numel()), theta)
+            self.views[n][p].write(replicated(self.plan[p], 1, 0).owned, theta)
             self.applied[n][p], self.residual[n][p] = new, pend
             self.mark[n][p] = self.totals[n] if how == "overwrite" else totals
 

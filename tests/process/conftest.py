@@ -28,13 +28,16 @@ def jobs(
 ) -> Iterator[Jobs]:
     made: list[Job] = []
 
-    def make(racks: int = 2, *, ranks: int = 1, witness: bool = False, name: str = "") -> Job:
+    def make(
+        racks: int = 2, *, ranks: int = 1, witness: bool = False, name: str = "",
+        torchrun: bool = False,
+    ) -> Job:  # fmt: skip
         folder = tmp_path / f"job{len(made)}"
         folder.mkdir()
-        ports = free_ports(racks + 1)
+        ports = free_ports(2 * racks + 1)
         job = Job(
             nursery, folder, ports, racks=racks, ranks=ranks, witness=witness,
-            name=name or f"test-{len(made)}",
+            name=name or f"test-{len(made)}", torchrun=torchrun,
         )  # fmt: skip
         made.append(job)
         return job

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import mend
 from mend.fragment import VectorLedger
 from mend.runtime.steps import OpenOffer, Track, Trainer
-from mend.terms import Span
 from tests.process import train
 
 
@@ -35,7 +34,7 @@ class Books:
 
     def open(self, trainer: Trainer) -> None:
         self.tracks = trainer.tracks
-        self.ledgers = [VectorLedger(track.span.numel) for track in self.tracks]
+        self.ledgers = [VectorLedger(track.owned.numel) for track in self.tracks]
         hand_over = trainer._own
 
         def own(offer: OpenOffer) -> None:
@@ -68,9 +67,9 @@ class Books:
 
 
 def theta(track: Track) -> Tensor:
-    full_N = torch.empty(track.view.layout.numel)
-    track.view.read(Span(0, full_N.numel()), full_N)
-    return full_N
+    held_N = torch.empty(track.holding.everything.numel)
+    track.view.read(track.holding.everything, held_N)
+    return held_N
 
 
 def main() -> None:

@@ -122,6 +122,52 @@ class Forked:
         self.wait()
 
 
+class Siblings:
+    """A rack of several ranks, as torchrun would start them, but in milliseconds."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        argv: list[str],
+        ranks: int,
+        env: dict[str, str],
+        log: Path,
+        port: int,
+    ) -> None:
+        world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.log = log
+        self._ranks = [
+            Forked(
+                nursery, argv,
+                {**env, **world, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                log.with_suffix(f".{rank}.log"),
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        self.pid = self._ranks[0].pid
+
+    @property
+    def code(self) -> int | None:
+        """Of the first that failed; None while one runs and none has."""
+        codes = [rank.code for rank in self._ranks]
+        failed = [code for code in codes if code]
+        if failed:
+            return failed[0]
+        return None if None in codes else 0
+
+    def signal(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            rank.signal(number)
+
+    def wait(self) -> int:
+        return max((rank.wait() for rank in self._ranks), key=abs)
+
+    def kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+
 class Torchrun:
     """A rack of several ranks, as users start it."""
 
@@ -187,13 +233,14 @@ class Job:
 
     def __init__(
         self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
-        witness: bool, name: str,
+        witness: bool, name: str, torchrun: bool,
     ) -> None:  # fmt: skip
         self.folder, self.racks, self.ranks, self.name = folder, racks, ranks, name
-        self.addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
+        self.addresses = [f"tcp://127.0.0.1:{port}" for port in ports[: racks + 1]]
+        self._meetings, self._torchrun = ports[racks + 1 :], torchrun
         self.witness_address = self.addresses[racks] if witness else ""
         self.events_folder = folder / "events"
-        self.processes: dict[int, Forked | Torchrun] = {}
+        self.processes: dict[int, Forked | Siblings | Torchrun] = {}
         self.witness: Forked | None = None
         self._nursery = nursery
         if witness:
@@ -221,15 +268,18 @@ class Job:
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",
         env: dict[str, str] | None = None, **options: Any,
-    ) -> Forked | Torchrun:  # fmt: skip
+    ) -> Forked | Siblings | Torchrun:  # fmt: skip
         """`options` of train.py. `name` tells two processes of one rack apart."""
         who = name or f"rack{rack}"
         told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
         argv, log = [script, json.dumps(told)], self.folder / f"{who}.log"
         environ = {**self.environment(rack), **(env or {})}
-        started: Forked | Torchrun
-        if self.ranks > 1:
+        started: Forked | Siblings | Torchrun
+        if self.ranks > 1 and self._torchrun:
             started = Torchrun(argv, self.ranks, environ, log)
+        elif self.ranks > 1:
+            meeting = self._meetings[rack]
+            started = Siblings(self._nursery, argv, self.ranks, environ, log, meeting)
         else:
             started = Forked(self._nursery, argv, environ, log)
         self.processes[rack if not name else -1 - len(self.processes)] = started

@@ -1,4 +1,4 @@
-"""Racks of two ranks under torchrun, DDP on gloo inside: a rank speaks for its slice, all hold
+"""Racks of two ranks, DDP on gloo inside: a rank speaks for its slice, all hold
 all."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_four_ranks_hold_the_same_bits(jobs: Jobs) -> None:
 
 def test_a_rack_that_loses_a_rank_ends_and_the_other_trains_on(jobs: Jobs) -> None:
     """torchrun ends the rack; nothing that this rack could do may hold up the other one."""
-    job = jobs(ranks=2, witness=True)
+    job = jobs(ranks=2, witness=True, torchrun=True)
     gate, never = job.gate(), job.gate("never")
     config = {**CONFIG, "stall_max_s": 0.3, "shutdown_timeout_s": 1}
     job.start(0, steps=60, config=config, at={"30": [["gate", gate]]}, pace_ms=5)

@@ -26,6 +26,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.functional import mse_loss
 
 INPUTS, WIDTH, OUTPUTS = 6, 10, 3
@@ -37,6 +45,11 @@ class Options:
     steps: int = 8
     config: dict[str, Any] = field(default_factory=dict)
     model: str = "plain"
+    parallel: str = "ddp"
+    """How the ranks of a rack share the model, see `spread`."""
+    same_data: bool = False
+    """All ranks of a rack have one batch: the mean of equal gradients is that of one rank, to the
+    bit, so racks of 1, 2 and 4 ranks train alike."""
     keep_local: bool = False
     forget: bool = False
     """Neither session nor shutdown: the program just ends."""
@@ -77,8 +90,13 @@ def half() -> nn.Module:
     return plain().to(torch.bfloat16)
 
 
+def even() -> nn.Module:
+    """Widths that tensor parallelism can halve."""
+    return nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "plain": plain, "unbiased": wider, "bfloat16": half, "tied": Tied,
+    "plain": plain, "unbiased": wider, "bfloat16": half, "tied": Tied, "even": even,
 }  # fmt: skip
 
 
@@ -116,22 +134,53 @@ def loss_of(model: nn.Module, rack: int, rank: int, step: int) -> Tensor:
     return mse_loss(model(x.to(dtype)), (x @ teacher).to(dtype))
 
 
+def spread(model: nn.Module, parallel: str) -> nn.Module:
+    """Over the ranks of this rack. fsdp2: shards over all; fsdp2-keep: gathered between forward and
+    backward; hsdp: shards over pairs that are replicas of each other; tp: halves of the layers over
+    pairs, shards of these over the others."""
+    ranks = torch.distributed.get_world_size()
+    if parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if parallel in ("fsdp2", "fsdp2-keep"):
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+    elif parallel == "hsdp":
+        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "dp"))
+    else:
+        assert parallel == "tp", parallel
+        both = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
+        layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, both["tp"], layers)
+        mesh = both["dp"]
+    keep = parallel == "fsdp2-keep"
+    if parallel != "tp":
+        fully_shard(model.get_submodule("0"), mesh=mesh, reshard_after_forward=not keep)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=not keep)
+
+
 def bits(tensor: Tensor) -> list[int]:
     """Every element as an integer: the only equality that counts."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
     flat = tensor.detach().contiguous().reshape(-1)
     kind = {4: torch.int32, 2: torch.int16}[flat.element_size()]
     return [int(x) for x in flat.view(kind)]
 
 
 def weights(model: nn.Module) -> dict[str, list[int]]:
+    """Of all ranks together. Collective where the model is sharded."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     return {name: bits(p) for name, p in model.named_parameters()}
 
 
 class Acts:
     """What a scenario may do to a rack, named in Options.at."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+    def __init__(
+        self, model: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
 
     def do(self, acts: list[list[Any]]) -> None:
@@ -161,6 +210,11 @@ class Acts:
             parameter.data.copy_(value)
         self.optimizer.load_state_dict(state)
 
+    def evaluate(self) -> None:
+        """As between two epochs: FSDP2 leaves the root's parameters gathered behind it."""
+        with torch.no_grad():
+            loss_of(self.wrapped, 0, 0, 0)
+
     def disk(self, free_bytes: int) -> None:
         """No file may grow beyond this; Python ignores the signal, so a write fails as on a full
         disk. -1: there is room again."""
@@ -184,9 +238,9 @@ def run(options: Options, result: dict[str, Any]) -> None:
     wrapped: nn.Module = model
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch.distributed.init_process_group("gloo")
-        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped = spread(model, options.parallel)
     optimizer = optimizer_of(model)
-    acts = Acts(model, optimizer)
+    acts = Acts(model, wrapped, optimizer)
     losses: list[str] = result.setdefault("losses", [])
     config = mend.MendConfig(**options.config)
     try:
@@ -197,7 +251,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
         ) as runtime:
             for step in range(1, options.steps + 1):
                 acts.do(options.at.get(str(step), []))
-                loss = loss_of(wrapped, rack, rank, step)
+                loss = loss_of(wrapped, rack, 0 if options.same_data else rank, step)
                 optimizer.zero_grad()
                 loss.backward()
                 runtime.count_tokens(tokens_of(rack, step))
@@ -221,6 +275,8 @@ def seen(status: Any) -> dict[str, Any]:
 
 def main() -> None:
     warnings.simplefilter("error")
+    # Of torch, about the output of its own RowwiseParallel; nothing here works in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     torch.set_num_threads(1)
     options = Options(**json.loads(sys.argv[1]))
     result: dict[str, Any] = {}

@@ -7,15 +7,20 @@ devices or hashing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import xxhash
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from mend.errors import ConfigError
+from mend.fragment.shards import WHOLE, Shard, local_of, placement_of, shard_of
 from mend.terms import Layout, Slot
 
 
@@ -28,9 +33,22 @@ def unwrap(model: nn.Module) -> nn.Module:
             if isinstance(model, DistributedDataParallel)
             else getattr(model, "_orig_mod", None)
         )
+        if isinstance(model, FullyShardedDataParallel):
+            rule = "is FSDP1, whose flat parameters cannot be told apart"
+            raise ConfigError("model", type(model).__name__, rule, "Use fully_shard (FSDP2).")
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def replica_group(model: nn.Module) -> tuple[int, ...]:
+    """Global ranks that DistributedDataParallel averages gradients over; empty without it."""
+    while not isinstance(model, DistributedDataParallel):
+        inner = getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return ()
+        model = inner
+    return tuple(dist.get_process_group_ranks(model.process_group))
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -101,16 +119,74 @@ def plan_facts(
     return tuple(facts)
 
 
-def frozen_digest(model: nn.Module) -> str:
-    """xxh3_128 over name, shape, type and bytes of the parameters that are not trained: they must
-    agree, too."""
-    digest = xxhash.xxh3_128()
-    for name, parameter in unwrap(model).named_parameters():
-        if not parameter.requires_grad:
-            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-            flat = parameter.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+class Item(NamedTuple):
+    """One parameter as one rank holds it."""
+
+    name: str
+    trained: bool
+    shard: Shard
+    placement: str
+    hash: str
+    """xxh3_64 over shape, type and bytes of what the rank holds; empty if not asked for."""
+
+
+def inventory(model: nn.Module, *, hash_trained: bool) -> tuple[Item, ...]:
+    """All parameters, also those that are not trained, in module order; a tied one once."""
+    return tuple(
+        Item(
+            name,
+            parameter.requires_grad,
+            shard_of(name, parameter),
+            placement_of(parameter),
+            _hash(local_of(parameter)) if hash_trained or not parameter.requires_grad else "",
+        )
+        for name, parameter in unwrap(model).named_parameters()
+    )
+
+
+def _hash(local: Tensor) -> str:
+    digest = xxhash.xxh3_64(f"{tuple(local.shape)} {local.dtype}\n".encode())
+    if local.numel():
+        flat = local.cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
+    """(key, value) lines in which the ranks of two racks can differ: what lies where, and what is
+    not trained."""
+    placed = [(f"placement {i.name}", i.placement) for i in ranks[0] if i.placement != WHOLE]
+    boxes = [xxhash.xxh3_64(repr([i[:3] for i in items]).encode()).hexdigest() for items in ranks]
+    frozen = xxhash.xxh3_128()
+    for items in ranks:
+        frozen.update(repr([i for i in items if not i.trained]).encode())
+    return (
+        *placed,
+        *((f"shards of rank {rank}", box) for rank, box in enumerate(boxes)),
+        ("frozen parameters", frozen.hexdigest()),
+    )
+
+
+def first_unequal_replica(ranks: Sequence[Sequence[Item]]) -> tuple[str, int, int] | None:
+    """(parameter, one rank, another) that hold the same box with different bits; None if there is
+    none.
+
+    `ranks`: the inventories of a rack, in rank order. Raises ConfigError when they name different
+    parameters.
+    """
+    names = [[item.name for item in items] for items in ranks]
+    for rank, theirs in enumerate(names):
+        if theirs != names[0]:
+            odd = next(iter(sorted(set(theirs) ^ set(names[0]))), "their order")
+            rule = f"is not the same on rank 0 and rank {rank} of this rack"
+            raise ConfigError("model", odd, rule, "Build one model on all ranks of a rack.")
+    for items in zip(*ranks, strict=True):
+        seen: dict[Shard, int] = {}
+        for rank, item in enumerate(items):
+            other = seen.setdefault(item.shard, rank)
+            if item.shard.numel and items[other].hash != item.hash:
+                return item.name, other, rank
+    return None
 
 
 def _cuts(numels: list[int], count: int) -> list[int]:

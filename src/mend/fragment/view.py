@@ -1,20 +1,21 @@
-"""fragment.view: a fragment of the live model as one flat fp32 vector. Runs on the training thread,
-between steps.
+"""fragment.view: what a rank owns of a fragment of the live model, as one flat fp32 vector. Runs on
+the training thread, between steps.
 
-Legend: N elements of the span.
+Legend: N elements of the vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from mend.terms import Layout, Span
+from mend.fragment.shards import local_of
+from mend.terms import Layout, Owned
 
 Pieces = list[tuple[Tensor, slice]]
-"""Elements of a span (fp32, n), and which of the span they are."""
+"""Elements of a vector (fp32, n), and which of the vector they are."""
 
 
 def portions(pieces: Pieces, numel: int) -> list[Pieces]:
@@ -38,33 +39,40 @@ def portions(pieces: Pieces, numel: int) -> list[Pieces]:
 
 
 class FragmentView:
-    """Reads and writes spans of a fragment. Elements of a tensor count in row-major order, however
-    it is stored."""
+    """Reads and writes what a rank owns of a fragment. Elements of a tensor count in row-major
+    order of what the rank holds of it, however that is stored."""
 
-    def __init__(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
-        """`parameters` are those of `layout.slots`, in that order."""
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Sequence[nn.Parameter],
+        reshard: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`parameters` are those of `layout.slots`, in that order; a shard where it is a DTensor.
+
+        `reshard` is called before every access, see `shards.Gathered`.
+        """
         for slot, parameter in zip(layout.slots, parameters, strict=True):
             assert tuple(parameter.shape) == slot.shape, (
                 f"{slot.name}: {tuple(parameter.shape)} != {slot.shape}"
             )
         self.layout = layout
-        self._parameters = tuple(parameters)
+        self._parameters, self._reshard = tuple(parameters), reshard
 
     @torch.no_grad()
-    def read(self, span: Span, out: Tensor) -> None:
-        """Copy the span's elements to `out` (fp32 N, CPU)."""
-        self._check(span, out)
-        for parameter, inner, outer in self._pieces(span):
+    def read(self, owned: Owned, out: Tensor) -> None:
+        """Copy the owned elements to `out` (fp32 N)."""
+        self._check(owned, out)
+        for live, inner, outer in self._pieces(owned):
             # reshape is a view of a contiguous parameter and a copy of any other
-            out[outer].copy_(parameter.detach().reshape(-1)[inner])
+            out[outer].copy_(live.reshape(-1)[inner])
 
     @torch.no_grad()
-    def write(self, span: Span, values_N: Tensor) -> None:
-        """Round the values (fp32 N, CPU) to each parameter's type, in place; elements outside the
-        span stay."""
-        self._check(span, values_N)
-        for parameter, inner, outer in self._pieces(span):
-            live = parameter.detach()
+    def write(self, owned: Owned, values_N: Tensor) -> None:
+        """Round the values (fp32 N) to each parameter's type, in place; elements that are not owned
+        stay."""
+        self._check(owned, values_N)
+        for live, inner, outer in self._pieces(owned):
             if live.is_contiguous():
                 live.view(-1)[inner].copy_(values_N[outer])
             else:
@@ -73,10 +81,10 @@ class FragmentView:
                 live.copy_(flat.view(live.shape))
 
     @torch.no_grad()
-    def in_place(self, span: Span) -> Pieces | None:
-        """The span's elements themselves, where all of them lie as fp32 on the CPU in their order.
+    def in_place(self, owned: Owned) -> Pieces | None:
+        """The owned elements themselves, where all of them lie as fp32 on the CPU in their order.
         None: only `read` and `write` get at them."""
-        pieces = [(p.detach(), inner, outer) for p, inner, outer in self._pieces(span)]
+        pieces = list(self._pieces(owned))
         if all(
             live.dtype == torch.float32 and live.device.type == "cpu" and live.is_contiguous()
             for live, _, _ in pieces
@@ -84,21 +92,30 @@ class FragmentView:
             return [(live.view(-1)[inner], outer) for live, inner, outer in pieces]
         return None
 
-    def _pieces(self, span: Span) -> Iterator[tuple[nn.Parameter, slice, slice]]:
-        """(parameter, its elements, the span's elements) of every overlap of the span with a
-        tensor."""
-        for slot, parameter in zip(self.layout.slots, self._parameters, strict=True):
-            start, stop = max(span.start, slot.offset), min(span.stop, slot.offset + slot.numel)
-            if start < stop:
-                yield (
-                    parameter,
-                    slice(start - slot.offset, stop - slot.offset),
-                    slice(start - span.start, stop - span.start),
-                )
+    @property
+    def device(self) -> torch.device:
+        """Where the fragment lives: its first tensor's device."""
+        return local_of(self._parameters[0]).device
 
-    def _check(self, span: Span, vector_N: Tensor) -> None:
-        assert 0 <= span.start <= span.stop <= self.layout.numel, (
-            f"{span=} of {self.layout.numel} elements"
+    def _pieces(self, owned: Owned) -> Iterator[tuple[Tensor, slice, slice]]:
+        """(what the rank holds of a tensor, its owned elements, their place in the vector) of every
+        tensor the rank owns something of.
+
+        Shards are looked up each time: FSDP2 may put others in their place.
+        """
+        self._reshard()
+        start = 0
+        for span, parameter in zip(owned.spans, self._parameters, strict=True):
+            if span.numel:
+                live = local_of(parameter)
+                yield live, slice(span.start, span.stop), slice(start, start + span.numel)
+                start += span.numel
+
+    def _check(self, owned: Owned, vector_N: Tensor) -> None:
+        assert len(owned.spans) == len(self._parameters), (
+            f"{len(owned.spans)} spans for {len(self._parameters)} tensors"
         )
+        for span, slot in zip(owned.spans, self.layout.slots, strict=True):
+            assert 0 <= span.start <= span.stop <= slot.numel, f"{slot.name}: {span}"
         found = (tuple(vector_N.shape), vector_N.dtype)
-        assert found == ((span.numel,), torch.float32), f"{span=} with a vector {found}"
+        assert found == ((owned.numel,), torch.float32), f"{owned.numel=} with a vector {found}"

@@ -5,27 +5,54 @@ Everything here is collective: all ranks of the rack call it together, from thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mend.errors import UsageError
-from mend.terms import Span, owned_span
+from mend.fragment.shards import Holding, put_together, take
+from mend.terms import owned_span
 
 _BLOB_BYTES_MAX = 64 << 20
 
 
 class RackGroup:
-    """A rack of one rank needs nobody; a larger one uses a gloo group beside the user's own."""
+    """A rack of one rank needs nobody; a larger one uses gloo groups beside the user's own.
 
-    def __init__(self) -> None:
+    `members`: the global ranks of the rack, where one torchrun spans several; else all ranks.
+    """
+
+    def __init__(self, members: Sequence[int] | None = None) -> None:
         self.rank, self.ranks = 0, 1
         self._group: dist.ProcessGroup | None = None
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-            self._group = dist.new_group(backend="gloo")
+        self._teams: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        running = dist.is_available() and dist.is_initialized()
+        if members is None:
+            members = range(dist.get_world_size()) if running else [0]
+        self.members = tuple(members)
+        if len(self.members) > 1:
+            self.rank, self.ranks = self.members.index(dist.get_rank()), len(self.members)
+            self._group = self._new(range(self.ranks))
+
+    def _new(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        found: dist.ProcessGroup = dist.new_group(
+            [self.members[rank] for rank in ranks],
+            backend="gloo",
+            use_local_synchronization=True,  # the other racks of one torchrun do not take part
+        )
+        return found
+
+    def team_up(self, teams: Iterable[tuple[int, ...]]) -> None:
+        """Make the groups that `share` needs: `teams` of all ranks of the rack, each rank with
+        its own."""
+        for team in sorted(set(teams)):
+            assert self.rank in team, f"{team} is without rank {self.rank}"
+            everybody = len(team) == self.ranks
+            group = self._group if everybody else self._new(team)
+            assert group is not None
+            self._teams[team] = group
 
     def minimum(self, values: Sequence[int]) -> list[int]:
         """Element-wise minimum over the ranks."""
@@ -52,26 +79,31 @@ class RackGroup:
         dist.all_gather(found, padded, group=self._group)
         return [bytes(row[: int(size)].tolist()) for row, size in zip(found, sizes, strict=True)]
 
-    def share(self, slice_N: Tensor, numel: int) -> Tensor:
-        """The full fragment (fp32, numel) from every rank's owned slice."""
-        if self.ranks == 1:
-            return slice_N
-        spans = [owned_span(numel, self.ranks, rank) for rank in range(self.ranks)]
-        width = max(span.numel for span in spans)
-        padded = torch.zeros(width, dtype=torch.float32)
-        padded[: slice_N.numel()] = slice_N
-        rows = [torch.empty(width, dtype=torch.float32) for _ in spans]
-        dist.all_gather(rows, padded, group=self._group)
-        return torch.cat([row[: span.numel] for row, span in zip(rows, spans, strict=True)])
+    def share(self, slice_N: Tensor, holding: Holding) -> Tensor:
+        """All that this rank holds of a fragment (fp32), from its slice and those of its
+        replicas."""
+
+        def gather(team: tuple[int, ...], slots: tuple[int, ...]) -> Sequence[Tensor]:
+            mine = take(slice_N, holding.owned, slots)
+            sizes = [
+                sum(owned_span(holding.local[slot], len(team), i).numel for slot in slots)
+                for i in range(len(team))
+            ]
+            padded = torch.zeros(max(sizes), dtype=torch.float32)
+            padded[: mine.numel()] = mine
+            rows = [torch.empty_like(padded) for _ in team]
+            dist.all_gather(rows, padded, group=self._teams[team])
+            return rows
+
+        return put_together(holding, slice_N, gather)
 
     def barrier(self) -> None:
         if self.ranks > 1:
             dist.barrier(group=self._group)
 
-    def own(self, numel: int) -> Span:
-        return owned_span(numel, self.ranks, self.rank)
-
     def close(self) -> None:
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-            self._group = None
+        groups = {id(group): group for group in (self._group, *self._teams.values()) if group}
+        self._group, self._teams = None, {}
+        if dist.is_initialized():
+            for group in groups.values():
+                dist.destroy_process_group(group)

@@ -34,7 +34,7 @@ from mend.runtime.edge import Edge
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor, Encoded, Numerics
 from mend.runtime.steps import OpenOffer
-from mend.terms import Member, Peer, Span, offer_key, state_key
+from mend.terms import Member, Owned, Peer, offer_key, state_key
 from mend.transport.pull_wire import checksum_of
 
 Payload = tuple[Member, int, int]
@@ -67,13 +67,13 @@ class Rank:
         me: Peer,
         member: Member,
         roles: Roles,
-        spans: Sequence[Span],
+        owned: Sequence[Owned],
         genesis: Sequence[Anchor],
         numerics: Numerics,
         board: Board,
         edge: Edge,
     ) -> None:
-        self.me, self.member, self.roles, self.spans = me, member, roles, spans
+        self.me, self.member, self.roles, self.owned = me, member, roles, owned
         self.numerics, self.board, self.edge = numerics, board, edge
         self.anchors: dict[tuple[int, int], Anchor] = {
             (p, 0): anchor for p, anchor in enumerate(genesis)
@@ -226,7 +226,7 @@ class Rank:
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer
         name = (offer.member, offer.fragment, offer.seq)
-        size = self.numerics.payload_bytes(self.spans[offer.fragment].numel)
+        size = self.numerics.payload_bytes(self.owned[offer.fragment].numel)
         payload = self.numerics.buffers.empty(size, torch.uint8)
         checksum = (
             offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
@@ -283,7 +283,7 @@ class Rank:
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
-        numel = self.spans[fragment].numel
+        numel = self.owned[fragment].numel
         data = self.numerics.empty(numel)
 
         def finish(result: Anchor | Exception) -> None:

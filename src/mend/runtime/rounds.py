@@ -37,7 +37,7 @@ from mend.runtime.track import (
     fate_in,
     unbroken_run,
 )
-from mend.terms import MS, SECOND, Member, Span
+from mend.terms import MS, SECOND, Member
 
 
 class Rounds:
@@ -73,7 +73,7 @@ class Rounds:
         self._budget_ns = options.stall_max_ns
         self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
         self._scratch_N = torch.empty(
-            max(track.span.numel for track in tracks), dtype=torch.float32
+            max(track.owned.numel for track in tracks), dtype=torch.float32
         )
 
     # -------------------------------------------------------------- a step
@@ -158,10 +158,10 @@ class Rounds:
         )
 
     def _snapshot(self, track: Track) -> Tensor:
-        snapshot_N = self._buffers.empty(track.span.numel)
-        live = track.view.in_place(track.span)
+        snapshot_N = self._buffers.empty(track.owned.numel)
+        live = track.view.in_place(track.owned)
         if live is None:
-            track.view.read(track.span, snapshot_N)
+            track.view.read(track.owned, snapshot_N)
             return snapshot_N
 
         def copy(pieces: Pieces) -> None:
@@ -296,12 +296,12 @@ class Rounds:
         self, track: Track, fragment: int, delta_N: Tensor | None, anchor: Anchor
     ) -> Doing:
         """The model follows the new anchor; where it lies as fp32 on the CPU, in a single pass."""
-        live = track.view.in_place(track.span) if self.options.ranks == 1 else None
-        theta_N = self._scratch_N[: track.span.numel]
+        live = None if track.shared else track.view.in_place(track.owned)
+        theta_N = self._scratch_N[: track.owned.numel]
         if live is None:
-            track.view.read(track.span, theta_N)
+            track.view.read(track.owned, theta_N)
         move = partial(self._move, track.anchor.values, delta_N, anchor.values)
-        parts = portions(live or [(theta_N, slice(0, track.span.numel))], PORTION_NUMEL)
+        parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
         self._crew.each([partial(move, pieces) for pieces in parts])
         if live is None:
             yield from self._write(track, fragment, theta_N)
@@ -319,11 +319,11 @@ class Rounds:
             )
 
     def _write(self, track: Track, fragment: int, slice_N: Tensor) -> Doing:
-        if self.options.ranks == 1:
-            track.view.write(track.span, slice_N)
+        if track.shared:
+            held_N = yield Share(fragment, slice_N, track.holding)
+            track.view.write(track.holding.everything, held_N)
         else:
-            full = yield Share(fragment, slice_N)
-            track.view.write(Span(0, track.view.layout.numel), full)
+            track.view.write(track.owned, slice_N)
 
     def _fate(self, fragment: int, version: int) -> str:
         """What the commits in (base, version] say of the open offer: "named", "dropped" or ""."""

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mend.errors import UsageError
-from mend.fragment.plan import build_plan, frozen_digest, plan_facts, trainable
+from mend.fragment.plan import (
+    Item,
+    build_plan,
+    first_unequal_replica,
+    inventory,
+    plan_facts,
+    rank_facts,
+    replica_group,
+    trainable,
+)
+from mend.fragment.shards import Gathered, holding, mesh_ranks
 from mend.fragment.view import FragmentView
 from mend.protocol.border import plan_hash
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions
@@ -22,7 +32,6 @@ from mend.protocol.learner import Learner
 from mend.protocol.messages import Hello, Policy, Seat
 from mend.protocol.schedule import Schedule
 from mend.protocol.shelf import LearnerOptions
-from mend.runtime.digest import digest_of
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
@@ -31,7 +40,7 @@ from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, StepOptions, Track, Trainer, Wait
 from mend.runtime.witness import detect_ns
-from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer, Span
+from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,8 @@ class Settings:
     token_weighted: bool
     step: StepOptions
     diagnostics: Path | None
+    members: tuple[int, ...] | None = None
+    """Global ranks of this rack, where one torchrun spans several; None: all of them."""
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):
@@ -65,8 +76,6 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True):
     address: str
     lane: Address
     digests: tuple[str, ...]
-    equal: str
-    """Digest of all trainable parameters: ranks of a rack hold equal ones."""
 
 
 class LiveRank:
@@ -74,8 +83,10 @@ class LiveRank:
 
     def __init__(self, model: nn.Module, settings: Settings, numerics: Numerics) -> None:
         self.settings, self.numerics = settings, numerics
-        self.group = RackGroup()
+        self.group = RackGroup(settings.members)
         self.me = Peer(settings.rack, self.group.rank)
+        self._gathered = Gathered(model)
+        self._gathered.reshard()
         self.plan = build_plan(model, settings.fragments)
         self.schedule = Schedule(len(self.plan), settings.period_steps, settings.overlap_steps)
         self.recorder = Recorder(
@@ -114,16 +125,9 @@ class LiveRank:
         )
 
     def _build(self, model: nn.Module, numerics: Numerics) -> None:
-        named = dict(trainable(model))
-        tracks, genesis = [], []
-        for layout in self.plan:
-            view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
-            span = self.group.own(layout.numel)
-            values_N = torch.empty(span.numel, dtype=torch.float32)
-            view.read(span, values_N)
-            anchor = numerics.genesis(values_N)
-            genesis.append(anchor)
-            tracks.append(Track(view, span, anchor))
+        inventories = self._inventories(model)
+        tracks = self._tracks(model, inventories, numerics)
+        self.group.team_up(team for track in tracks for team in track.holding.teams)
         self.board = Board(len(self.plan))
         options = replace(self.settings.step, ranks=self.group.ranks)
         self.trainer = Trainer(
@@ -138,45 +142,77 @@ class LiveRank:
             note=self.recorder.note,
             numerics=numerics,
         )
-        own_digests = tuple(anchor.digest for anchor in genesis)
-        equal = self._replica_digest(model, tracks)
-        mine = Introduction(
-            self.member.incarnation,
-            self._advertised(),
-            self.driver.lane_address,
-            own_digests,
-            equal,
-        )
-        found = [
-            msgspec.msgpack.decode(blob, type=Introduction)
-            for blob in self.group.gather_bytes(msgspec.msgpack.encode(mine))
-        ]
-        if len({one.equal for one in found}) > 1:
-            raise UsageError(
-                "the ranks of this rack hold different parameters; wrap the model in "
-                "DistributedDataParallel, or broadcast its parameters, before mend_init"
+        genesis = [track.anchor for track in tracks]
+        digests = tuple(anchor.digest for anchor in genesis)
+        found = self._introduced(
+            Introduction(
+                self.member.incarnation, self._advertised(), self.driver.lane_address, digests
             )
-        roles = self._roles(model, own_digests, found)
-        spans = [track.span for track in tracks]
+        )
+        facts = (*plan_facts(self.plan, model), *rank_facts(inventories))
+        roles = self._roles(facts, digests, found)
+        owned = [track.owned for track in tracks]
         self.rank = Rank(
-            self.me, self.member, roles, spans, genesis, numerics, self.board, self.driver
+            self.me, self.member, roles, owned, genesis, numerics, self.board, self.driver
         )
         self.driver.call(lambda: self._connect([one.address for one in found]))
         self.driver.attach(self.rank)
 
-    def _replica_digest(self, model: nn.Module, tracks: Sequence[Track]) -> str:
-        """Over all parameters: the ranks must start equal, as each speaks for a slice of all."""
-        if self.group.ranks == 1:
-            return ""
-        hashes = [frozen_digest(model)]
-        for track in tracks:
-            full_N = torch.empty(track.view.layout.numel, dtype=torch.float32)
-            track.view.read(Span(0, track.view.layout.numel), full_N)
-            hashes.append(digest_of(full_N, full_N.numel(), 0))
-        return ",".join(hashes)
+    def _inventories(self, model: nn.Module) -> list[tuple[Item, ...]]:
+        """What every rank of the rack holds. Replicas must hold the same bits: each speaks for a
+        slice of all of them."""
+        self._check_groups(model)
+        mine = inventory(model, hash_trained=self.group.ranks > 1)
+        found = [
+            msgspec.msgpack.decode(blob, type=tuple[Item, ...])
+            for blob in self.group.gather_bytes(msgspec.msgpack.encode(mine))
+        ]
+        if unequal := first_unequal_replica(found):
+            name, one, other = unequal
+            raise UsageError(
+                f"ranks {one} and {other} of this rack hold different values of {name}; wrap the "
+                "model in DistributedDataParallel, or broadcast its parameters, before mend_init"
+            )
+        return found
+
+    def _check_groups(self, model: nn.Module) -> None:
+        """What synchronises the ranks at every step must stay inside the rack."""
+        spread = set(replica_group(model))
+        for _, parameter in trainable(model):
+            spread |= mesh_ranks(parameter)
+        if beyond := sorted(spread - set(self.group.members)):
+            raise UsageError(
+                f"the model is spread over ranks {beyond}, which are not of rack {self.me.rack} "
+                f"(ranks {list(self.group.members)}); give DDP or fully_shard a mesh of this rack, "
+                "such as mend.rack_mesh()['dp']"
+            )
+
+    def _tracks(
+        self, model: nn.Module, inventories: Sequence[Sequence[Item]], numerics: Numerics
+    ) -> list[Track]:
+        named = dict(trainable(model))
+        boxes = [{item.name: item.shard for item in items} for items in inventories]
+        tracks = []
+        for layout in self.plan:
+            names = [slot.name for slot in layout.slots]
+            view = FragmentView(layout, [named[name] for name in names], self._gathered.reshard)
+            held = holding(layout, [[of[name] for name in names] for of in boxes], self.me.rank)
+            values_N = torch.empty(held.owned.numel, dtype=torch.float32)
+            view.read(held.owned, values_N)
+            tracks.append(Track(view, held, numerics.genesis(values_N)))
+        return tracks
+
+    def _introduced(self, mine: Introduction) -> list[Introduction]:
+        return [
+            msgspec.msgpack.decode(blob, type=Introduction)
+            for blob in self.group.gather_bytes(msgspec.msgpack.encode(mine))
+        ]
 
     def _roles(
-        self, model: nn.Module, own: tuple[str, ...], found: Sequence[Introduction]
+        self,
+        model_facts: tuple[tuple[str, str], ...],
+        own: tuple[str, ...],
+        found: Sequence[Introduction],
     ) -> Roles:
         settings = self.settings
         heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
@@ -195,7 +231,7 @@ class LiveRank:
                 ("mend version", VERSION),
                 *settings.facts,
                 ("ranks per rack", str(len(found))),
-                *self._model_facts(model),
+                *model_facts,
             ),
             digests=tuple(tuple(one.digests[p] for one in found) for p in range(len(self.plan))),
         )
@@ -226,9 +262,6 @@ class LiveRank:
             overlap_steps=settings.overlap_steps,
             stall_max_ns=settings.step.stall_max_ns,
         )
-
-    def _model_facts(self, model: nn.Module) -> tuple[tuple[str, str], ...]:
-        return (*plan_facts(self.plan, model), ("frozen parameters", frozen_digest(model)))
 
     def _advertised(self) -> str:
         host, address = self.settings.driver.advertise_host, self.driver.address
@@ -270,11 +303,8 @@ class LiveRank:
                 return self.board.wait(ready, limit_ns / SECOND)
             case AgreeMin(values):
                 return self.group.minimum(values)
-            case Share(fragment, slice_N):
-                return self._shared(fragment, slice_N)
-
-    def _shared(self, fragment: int, slice_N: Tensor) -> Tensor:
-        return self.group.share(slice_N, self.plan[fragment].numel)
+            case Share(_, slice_N, mine):
+                return self.group.share(slice_N, mine)
 
     def _post(self, event: Event) -> None:
         self.driver.call(lambda: self.rank.tell(event))

@@ -12,7 +12,7 @@ from mend.errors import GaveUp, StartTimeout
 from mend.protocol.events import Idle, Leaving, StillOpen
 from mend.runtime.rounds import Rounds
 from mend.runtime.track import AgreeMin, Doing, Ledger, OpenOffer, Share, StepOptions, Track, Wait
-from mend.terms import MS, SECOND, Span
+from mend.terms import MS, SECOND
 
 POLL_NS = 50 * MS
 """How often a draining rank looks again; news on the board wakes it at once."""
@@ -141,8 +141,8 @@ class Trainer(Rounds):
         """Open tokens worth keeping: those of fragments whose weights are finite."""
         kept = 0
         for track in self.tracks:
-            theta_N = self._scratch_N[: track.span.numel]
-            track.view.read(track.span, theta_N)
+            theta_N = self._scratch_N[: track.owned.numel]
+            track.view.read(track.owned, theta_N)
             if bool(theta_N.isfinite().all()):
                 kept += self.tokens - track.tokens_mark
         return kept
@@ -179,7 +179,7 @@ class Trainer(Rounds):
         for fragment, track in enumerate(self.tracks):
             with self.board.changed:
                 anchor = self.board.panels[fragment].anchors[0]
-            if anchor.digest != track.anchor.digest or self.options.ranks > 1:
+            if anchor.digest != track.anchor.digest or track.shared:
                 yield from self._write(track, fragment, anchor.values)
             track.anchor = anchor
 
@@ -189,14 +189,15 @@ class Trainer(Rounds):
             yield from self._write(track, fragment, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
-        """A copy of the live model, one full vector (fp32) per fragment."""
+        """A copy of what this rank holds of the live model, one vector (fp32) per fragment."""
         found = []
         for track in self.tracks:
-            full_N = torch.empty(track.view.layout.numel, dtype=torch.float32)
-            track.view.read(Span(0, track.view.layout.numel), full_N)
-            found.append(full_N)
+            held = track.holding.everything
+            held_N = torch.empty(held.numel, dtype=torch.float32)
+            track.view.read(held, held_N)
+            found.append(held_N)
         return found
 
     def put_back(self, weights: list[Tensor]) -> None:
-        for track, full_N in zip(self.tracks, weights, strict=True):
-            track.view.write(Span(0, track.view.layout.numel), full_N)
+        for track, held_N in zip(self.tracks, weights, strict=True):
+            track.view.write(track.holding.everything, held_N)

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from mend.fragment.apply import Alignment
+from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
 from mend.protocol.messages import Commit
 from mend.runtime.numerics import Anchor
-from mend.terms import Member, Span
+from mend.terms import Member, Owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,12 @@ class AgreeMin:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Answered with the full fragment: every rank's slice, in rank order."""
+    """Answered with all that this rank holds of a fragment: its slice and those of its
+    replicas."""
 
     fragment: int
     slice_N: Tensor
+    holding: Holding
 
 
 Doing = Generator[Wait | AgreeMin | Share, Any, None]
@@ -78,13 +81,23 @@ class Track:
     """One fragment for the training thread: the anchor it trains on, its marks, its open offer."""
 
     view: FragmentView
-    span: Span
+    holding: Holding
     anchor: Anchor
     seq: int = 0
     tokens_mark: int = 0
     steps_mark: int = 0
     offer: OpenOffer | None = None
     residual_N: Tensor | None = None
+
+    @property
+    def owned(self) -> Owned:
+        """What the vectors of this fragment hold."""
+        return self.holding.owned
+
+    @property
+    def shared(self) -> bool:
+        """Whether other ranks hold some of the same elements; then writing is collective."""
+        return bool(self.holding.teams)
 
 
 @dataclass

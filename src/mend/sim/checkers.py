@@ -53,7 +53,7 @@ class Checkers:
         self._hash = hashlib.sha256()
 
     def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
-        ledgers = [VectorLedger(track.span.numel) for track in training.trainer.tracks]
+        ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.tracks]
         self.ranks[process.me] = Watched(process, training, numerics, ledgers)
 
     def trace(self) -> str:
@@ -77,8 +77,8 @@ class Checkers:
 
     def _theta(self, watched: Watched, fragment: int) -> Tensor:
         track = watched.training.trainer.tracks[fragment]
-        theta_N = torch.empty(track.span.numel)
-        track.view.read(track.span, theta_N)
+        theta_N = torch.empty(track.owned.numel)
+        track.view.read(track.owned, theta_N)
         return theta_N
 
     def noted(self, process: Process, kind: str, fields: dict[str, Any]) -> None:

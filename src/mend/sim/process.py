@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mend.fragment.shards import put_together, take
 from mend.protocol.events import Event
 from mend.protocol.messages import Envelope, Message
 from mend.runtime.edge import Host
@@ -174,6 +176,10 @@ class Process:
         """A simulated process stops when its script has ended; see `Training`."""
 
 
+def _slices(shares: list[Share], team: tuple[int, ...], slots: tuple[int, ...]) -> list[Tensor]:
+    return [take(shares[rank].slice_N, shares[rank].holding.owned, slots) for rank in team]
+
+
 class Collective:
     """The in-rack collectives: everybody's answer is ready when everybody has asked."""
 
@@ -191,19 +197,20 @@ class Collective:
         assert len({type(request) for request in requests}) == 1, (
             f"ranks of a rack are out of step: {requests}"
         )
-        result: object
-        if all(isinstance(request, AgreeMin) for request in requests):
-            lists = [request.values for request in requests if isinstance(request, AgreeMin)]
+        lists = [request.values for request in requests if isinstance(request, AgreeMin)]
+        shares = [request for request in requests if isinstance(request, Share)]
+        if lists:
             assert len({len(values) for values in lists}) == 1, (
                 "ranks agree about different fragments"
             )
-            result = [min(column) for column in zip(*lists, strict=True)]
-        else:
-            result = torch.cat(
-                [request.slice_N for request in requests if isinstance(request, Share)]
-            )
-        for give in answers:
-            give(result)
+            least = [min(column) for column in zip(*lists, strict=True)]
+            for give in answers:
+                give(least)
+            return
+        # All before the first is given: a rank that goes on uses its slice's memory again.
+        held = [put_together(s.holding, s.slice_N, partial(_slices, shares)) for s in shares]
+        for give, held_N in zip(answers, held, strict=True):
+            give(held_N)
 
 
 class Training:

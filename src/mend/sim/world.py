@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mend.codec import CODECS
 from mend.fragment.plan import build_plan, trainable
+from mend.fragment.shards import replicated
 from mend.fragment.view import FragmentView
 from mend.merge import MERGES
 from mend.outer import OUTERS
@@ -31,7 +32,7 @@ from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.sim.process import Collective, Process, Training
 from mend.sim.scenario import WITNESS_TARGET, Fault, Scenario, draw
-from mend.terms import MS, SECOND, WITNESS, Member, Peer, owned_span
+from mend.terms import MS, SECOND, WITNESS, Member, Peer
 
 HEARTBEAT_MS = 250
 """Slower than live: quiet time costs events, and what is lost is repeated at this pace."""
@@ -168,12 +169,12 @@ class World:
             note=process.note,
             numerics=numerics,
         )
-        spans = [track.span for track in tracks]
+        owned = [track.owned for track in tracks]
         rank = Rank(
             process.me,
             process.member,
             roles,
-            spans,
+            owned,
             [t.anchor for t in tracks],
             numerics,
             board,
@@ -220,10 +221,10 @@ class World:
         numerics, tracks = self._numerics(), []
         for layout in build_plan(model, scenario.fragments):
             view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
-            span = owned_span(layout.numel, scenario.ranks, rank)
-            values_N = torch.empty(span.numel)
-            view.read(span, values_N)
-            tracks.append(Track(view, span, numerics.genesis(values_N)))
+            held = replicated(layout, scenario.ranks, rank)
+            values_N = torch.empty(held.owned.numel)
+            view.read(held.owned, values_N)
+            tracks.append(Track(view, held, numerics.genesis(values_N)))
         return list(model), tracks
 
     def _updates(self, rack: int) -> list[list[Tensor]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mend.errors import ConfigError
-from mend.fragment import build_plan, frozen_digest, plan_facts, trainable, unwrap
+from mend.fragment.plan import first_unequal_replica, inventory, rank_facts
 
 
 class Tied(nn.Module):
@@ -19,6 +19,11 @@ class Tied(nn.Module):
         self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
         self.head = nn.Linear(4, 11, bias=False)
         self.head.weight = self.emb.weight
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """What racks compare of the parameters that are not trained."""
+    return dict(rank_facts([inventory(model, hash_trained=False)]))["frozen parameters"]
 
 
 def bag(numels: list[int]) -> nn.Module:
@@ -128,3 +133,19 @@ def test_ddp_is_unwrapped(tmp_path: object) -> None:
 def test_a_model_that_cannot_be_exchanged_is_refused(model: nn.Module, fragments: int) -> None:
     with pytest.raises(ConfigError):
         build_plan(model, fragments)
+
+
+def test_replicas_that_differ_in_a_bit_are_found() -> None:
+    model = nn.Linear(3, 2)
+    one = inventory(model, hash_trained=True)
+    assert first_unequal_replica([one, one]) is None
+    with torch.no_grad():
+        model.bias[1] += 1e-6
+    other = inventory(model, hash_trained=True)
+    assert first_unequal_replica([one, one, other]) == ("bias", 0, 2)
+
+
+def test_ranks_with_other_parameters_are_no_rack() -> None:
+    ranks = [inventory(m, hash_trained=True) for m in (nn.Linear(3, 2), nn.Linear(3, 2, False))]
+    with pytest.raises(ConfigError, match=r"bias.*rank 0 and rank 1"):
+        first_unequal_replica(ranks)

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from mend.fragment import FragmentView, build_plan, trainable
+from mend.fragment.shards import replicated
 from mend.fragment.view import portions
-from mend.terms import Span, owned_span
+from mend.terms import Owned, Span
 
 
 def model() -> nn.Module:
@@ -27,6 +28,15 @@ def view_of(module: nn.Module) -> FragmentView:
     return FragmentView(layout, [p for _, p in trainable(module)])
 
 
+def part(view: FragmentView, start: int, stop: int) -> Owned:
+    """Elements [start, stop) of the whole fragment."""
+    spans = []
+    for slot in view.layout.slots:
+        first = min(max(start - slot.offset, 0), slot.numel)
+        spans.append(Span(first, min(max(stop - slot.offset, first), slot.numel)))
+    return Owned(tuple(spans), stop - start)
+
+
 def flat(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().float().flatten() for _, p in trainable(module)])
 
@@ -38,17 +48,19 @@ def test_the_test_has_parameters_that_are_not_contiguous() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 200])
 def test_the_spans_of_the_ranks_read_and_write_the_whole(ranks: int) -> None:
     module, target = model(), model()
-    view, total = view_of(module), view_of(module).layout.numel
+    view = view_of(module)
     with torch.no_grad():
         for _, parameter in trainable(target):
             parameter.zero_()
+    sizes = []
     for rank in range(ranks):
-        span = owned_span(total, ranks, rank)
-        part = torch.full((span.numel,), float("nan"))
-        view.read(span, part)
-        assert torch.equal(part, flat(module)[span.start : span.stop])
-        view_of(target).write(span, part)
+        owned = replicated(view.layout, ranks, rank).owned
+        values = torch.full((owned.numel,), float("nan"))
+        view.read(owned, values)
+        view_of(target).write(owned, values)
+        sizes.append(owned.numel)
     assert torch.equal(flat(target), flat(module))
+    assert sum(sizes) == view.layout.numel, "nothing twice"
 
 
 def test_a_write_stays_inside_its_span_and_in_place() -> None:
@@ -56,26 +68,28 @@ def test_a_write_stays_inside_its_span_and_in_place() -> None:
     pointers = [p.data_ptr() for _, p in trainable(module)]
     strides = [p.stride() for _, p in trainable(module)]
     view, before = view_of(module), flat(module)
-    for span in (Span(5, 60), Span(70, 71), Span(100, 110), Span(3, 3)):
+    for start, stop in ((5, 60), (70, 71), (100, 110), (3, 3)):
         expected = before.clone()
-        expected[span.start : span.stop] = torch.arange(span.numel).float()
-        view.write(span, torch.arange(span.numel).float())
+        expected[start:stop] = torch.arange(stop - start).float()
+        view.write(part(view, start, stop), torch.arange(stop - start).float())
         assert torch.equal(flat(module), expected)
-        view.write(Span(0, view.layout.numel), before)
+        view.write(part(view, 0, view.layout.numel), before)
     assert pointers == [p.data_ptr() for _, p in trainable(module)]
     assert strides == [p.stride() for _, p in trainable(module)]
 
 
 def test_values_are_rounded_to_the_type_of_the_parameter() -> None:
     module = nn.Linear(1, 1, bias=False).bfloat16()
-    view_of(module).write(Span(0, 1), torch.tensor([1.00390625 + 1e-6]))
+    view = view_of(module)
+    view.write(part(view, 0, 1), torch.tensor([1.00390625 + 1e-6]))
     assert module.weight.item() == 1.0078125
 
 
 def test_a_write_is_no_part_of_the_graph_but_a_stale_graph_notices_it() -> None:
     module = nn.Linear(2, 2, bias=False)
     loss = (module.weight**2).sum()
-    view_of(module).write(Span(0, 4), torch.ones(4))
+    view = view_of(module)
+    view.write(part(view, 0, 4), torch.ones(4))
     assert module.weight.is_leaf
     assert module.weight.grad_fn is None
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -84,13 +98,13 @@ def test_a_write_is_no_part_of_the_graph_but_a_stale_graph_notices_it() -> None:
 
 def test_plain_parameters_can_be_worked_on_where_they_are() -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    view, before, span = view_of(module), flat(module), Span(2, 17)
-    pieces = view.in_place(span)
+    view, before = view_of(module), flat(module)
+    pieces = view.in_place(part(view, 2, 17))
     assert pieces is not None
-    for elements, part in pieces:
-        assert torch.equal(elements, before[span.start : span.stop][part])
+    for elements, place in pieces:
+        assert torch.equal(elements, before[2:17][place])
         elements.add_(1.0)
-    before[span.start : span.stop] += 1.0
+    before[2:17] += 1.0
     assert torch.equal(flat(module), before)
 
 
@@ -98,8 +112,8 @@ def test_plain_parameters_can_be_worked_on_where_they_are() -> None:
 def test_portions_are_the_same_elements_in_the_same_order(size: int) -> None:
     """Threads share them: each element is in one portion, all portions but the last are full."""
     module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 5))
-    view, span = view_of(module), Span(3, 30)
-    found = portions(view.in_place(span) or [], size)
+    view = view_of(module)
+    found = portions(view.in_place(part(view, 3, 30)) or [], size)
     joined = [(elements, place) for pieces in found for elements, place in pieces]
     assert torch.equal(torch.cat([elements for elements, _ in joined]), flat(module)[3:30])
     assert [n for _, place in joined for n in range(place.start, place.stop)] == list(range(27))
@@ -112,7 +126,8 @@ def test_portions_are_the_same_elements_in_the_same_order(size: int) -> None:
 def test_work_in_place_is_no_part_of_the_graph_but_a_stale_graph_notices_it() -> None:
     module = nn.Linear(2, 2, bias=False)
     loss = (module.weight**2).sum()
-    ((elements, _),) = view_of(module).in_place(Span(0, 4)) or []
+    view = view_of(module)
+    ((elements, _),) = view.in_place(part(view, 0, 4)) or []
     torch.add(elements, 1.0, out=elements)
     assert module.weight.is_leaf
     assert module.weight.grad_fn is None
@@ -126,21 +141,23 @@ def test_one_parameter_of_another_type_or_order_sends_its_fragment_by_way_of_a_c
     for odd in (half, strided):
         module = nn.ModuleList([plain, odd])
         view = view_of(module)
-        assert view.in_place(Span(0, view.layout.numel)) is None
-        assert view.in_place(Span(0, 12)) is not None, "the span holds plain ones only"
+        assert view.in_place(part(view, 0, view.layout.numel)) is None
+        assert view.in_place(part(view, 0, 12)) is not None, "the span holds plain ones only"
 
 
 def test_a_vector_of_another_length_is_a_bug() -> None:
     view = view_of(nn.Linear(2, 2))
-    for span, vector in (
-        (Span(0, 6), torch.zeros(5)),
-        (Span(0, 7), torch.zeros(7)),
-        (Span(0, 1), torch.zeros(1).double()),
+    beyond = Owned((Span(0, 5), Span(0, 2)), 7)
+    for owned, vector in (
+        (part(view, 0, 6), torch.zeros(5)),
+        (beyond, torch.zeros(7)),
+        (part(view, 0, 1), torch.zeros(1).double()),
+        (Owned((Span(0, 4),), 4), torch.zeros(4)),
     ):
         with pytest.raises(AssertionError):
-            view.read(span, vector)
+            view.read(owned, vector)
         with pytest.raises(AssertionError):
-            view.write(span, vector)
+            view.write(owned, vector)
 
 
 def test_the_plan_must_be_of_this_model() -> None:

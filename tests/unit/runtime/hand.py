@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mend.codec import CODECS
 from mend.errors import NonFinite
 from mend.fragment import FragmentView, build_plan, trainable
+from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.protocol.events import Event
@@ -22,7 +23,7 @@ from mend.runtime.numerics import Anchor, Numerics
 from mend.runtime.steps import OpenOffer, StepOptions, Track, Trainer
 from mend.runtime.track import AgreeMin, Doing, Wait
 from mend.runtime.track import Share as ShareSlice
-from mend.terms import SECOND, Member, owned_span
+from mend.terms import SECOND, Member
 
 MINE, THEIRS = Member(0, 7), Member(1, 8)
 NUMEL = 4
@@ -62,8 +63,9 @@ class Hand:
         tracks = []
         for layout in build_plan(self.model, fragments):
             view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
-            span = owned_span(layout.numel, ranks, rank)
-            tracks.append(Track(view, span, self.numerics.genesis(torch.zeros(span.numel))))
+            held = replicated(layout, ranks, rank)
+            anchor = self.numerics.genesis(torch.zeros(held.owned.numel))
+            tracks.append(Track(view, held, anchor))
         self.trainer = Trainer(
             MINE,
             Schedule(fragments, period, overlap),
@@ -157,7 +159,7 @@ class Hand:
                 0, Share(MINE, mine.seq, mine.anchor.version, mine.capture_step, mine.tokens, 1)
             )
         dropped = (Ended(MINE, mine.seq),) if drops and mine is not None else ()
-        numel = track.span.numel
+        numel = track.owned.numel
         anchor = self.numerics.adopt(torch.full((numel,), to), numel, version)
         self.board.told(
             Commit(

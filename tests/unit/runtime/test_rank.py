@@ -24,7 +24,7 @@ from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor, Numerics
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.steps import OpenOffer
-from mend.terms import SECOND, Address, Peer, Span, offer_key, state_key
+from mend.terms import SECOND, Address, Owned, Peer, Span, offer_key, state_key
 from mend.transport.pull_wire import checksum_of
 from tests.unit.protocol.nouns import commit, genesis, member, offer, rank_orders
 
@@ -109,8 +109,8 @@ class Story:
         self.me = Peer(1, 1)
         machine = Learner(self.me, MINE, LearnerOptions(SECOND, True, 2), (self.first.digest,))
         self.rank = Rank(
-            self.me, MINE, Roles(machine, None, None), [Span(0, N)], [self.first], self.numerics,
-            self.board, self.edge,
+            self.me, MINE, Roles(machine, None, None), [Owned((Span(0, N),), N)], [self.first],
+            self.numerics, self.board, self.edge,
         )  # fmt: skip
         begin = genesis(racks=3, ranks=2)
         digests = ((begin.digests[0][0], self.theirs.digest),)

@@ -241,9 +241,9 @@ def test_carry_neither_loses_nor_doubles_an_update(
     for fate in [*fates, "nothing"]:
         for _ in range(4):
             hand.notes.clear()
-            track.view.read(track.span, before_N)
+            track.view.read(track.owned, before_N)
             hand.update(0.1)
-            track.view.read(track.span, theta_N)
+            track.view.read(track.owned, theta_N)
             ledger.moved(before_N, theta_N)
             hand.counted()
             for _, fields in hand.noted("applied"):
@@ -251,7 +251,7 @@ def test_carry_neither_loses_nor_doubles_an_update(
                     ledger.named(sent(hand.offers[fields["seq"] - 1]))
         if fate == "late" or (fate != "nothing" and track.offer is not None):
             hand.decide(0.3, names=fate == "named", drops=fate == "dropped")
-    track.view.read(track.span, theta_N)
+    track.view.read(track.owned, theta_N)
     assert ledger.error(theta_N, track.anchor.values, track.residual_N) < 1e-6
 
 
@@ -346,7 +346,7 @@ def test_ranks_without_a_common_version_apply_nothing() -> None:
 
 def test_every_rank_writes_the_whole_fragment_from_all_slices() -> None:
     hand = Hand(ranks=2)
-    assert hand.track().span.numel == NUMEL // 2
+    assert hand.track().owned.numel == NUMEL // 2
     hand.step(4)
     hand.decide(0.75, names=True)
     hand.step(2)

@@ -18,7 +18,7 @@ def begin(hand: Hand, values: float = 0.0) -> None:
     """What the loop shows once every rack holds version 0."""
     digests = []
     for fragment, track in enumerate(hand.trainer.tracks):
-        anchor = hand.numerics.genesis(torch.full((track.span.numel,), values))
+        anchor = hand.numerics.genesis(torch.full((track.owned.numel,), values))
         digests.append((anchor.digest,))
         hand.board.publish(fragment, anchor)
     hand.board.told(Genesis((), False, "", tuple(digests)))

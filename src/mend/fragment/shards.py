@@ -1,0 +1,203 @@
+"""fragment.shards: what a rank holds of every tensor, and what it owns of that. Reads the model;
+never peers, clocks, files.
+
+Under FSDP2 and tensor parallelism a parameter is a DTensor of which a rank holds one box, under DDP
+every rank holds the whole. Ranks that hold the same box are replicas: each owns an equal slice of
+it, speaks for that slice between the racks, and gets the other slices from its replicas when a new
+anchor is applied. A box that nobody else holds is owned whole, and no rank ever sees more of the
+model than its own boxes.
+
+Legend: N elements of a vector.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from mend.errors import ConfigError
+from mend.terms import Layout, Owned, Span, owned_span
+
+WHOLE = "whole"
+"""Placement of a tensor that a rank holds all of."""
+
+
+class Shard(NamedTuple):
+    """A box of a tensor: elements [offset, offset + shape) of every dimension."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+class Gathered:
+    """The FSDP2 modules of a model, any of which may be gathered when its shards are wanted.
+
+    After a forward pass without grad the root stays gathered: its parameters are then plain
+    tensors, and what is written to the shards is overwritten unseen. Holds no module alive.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [weakref.ref(m) for m in model.modules() if isinstance(m, FSDPModule)]
+
+    def reshard(self) -> None:
+        """Back to the shards; nothing is done where they are there already."""
+        for reference in self._modules:
+            module = reference()
+            if module is not None:
+                module.reshard()
+
+
+@torch.no_grad()
+def local_of(parameter: Tensor) -> Tensor:
+    """The elements this rank holds, sharing their memory."""
+    if isinstance(parameter, DTensor):
+        return parameter.to_local().detach()
+    return parameter.detach()
+
+
+def shard_of(name: str, parameter: Tensor) -> Shard:
+    """Which box of the tensor this rank holds. Raises ConfigError for a DTensor that is partial."""
+    if not isinstance(parameter, DTensor):
+        return Shard(tuple(parameter.shape), (0,) * parameter.dim())
+    if any(placement.is_partial() for placement in parameter.placements):
+        raise ConfigError(
+            "model", name, f"is placed {parameter.placements}", "Reduce it before mend_init."
+        )
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    found = Shard(tuple(shape), tuple(offset))
+    local = tuple(local_of(parameter).shape)
+    assert local == found.shape, f"{name}: holds {local}, its placement says {found}"
+    return found
+
+
+def placement_of(parameter: Tensor) -> str:
+    """How a tensor is spread over its rack, for people: WHOLE, or placements and mesh."""
+    if not isinstance(parameter, DTensor):
+        return WHOLE
+    mesh = "x".join(map(str, parameter.device_mesh.shape))
+    return f"{' '.join(map(str, parameter.placements))} over {mesh}"
+
+
+def mesh_ranks(parameter: Tensor) -> set[int]:
+    """Global ranks that a tensor is spread over; empty for a plain one."""
+    if not isinstance(parameter, DTensor):
+        return set()
+    return {int(rank) for rank in parameter.device_mesh.mesh.flatten().tolist()}
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One rank's place in one fragment.
+
+    replicas[i]: ranks of the rack that hold the same box of slot i, ascending, this one among them.
+    """
+
+    local: tuple[int, ...]
+    """Elements this rank holds, per slot."""
+    replicas: tuple[tuple[int, ...], ...]
+    owned: Owned
+
+    @property
+    def everything(self) -> Owned:
+        """All elements the rank holds, as if it owned them."""
+        return _owned(Span(0, numel) for numel in self.local)
+
+    @property
+    def teams(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Replicas that have to put slices together -> the slots concerned. Same order on all."""
+        found = defaultdict[tuple[int, ...], list[int]](list)
+        for slot, ranks in enumerate(self.replicas):
+            if len(ranks) > 1:
+                found[ranks].append(slot)
+        return {ranks: tuple(found[ranks]) for ranks in sorted(found)}
+
+
+def holding(layout: Layout, boxes: Sequence[Sequence[Shard]], rank: int) -> Holding:
+    """What `rank` owns, from the boxes of all ranks of the rack: boxes[rank][slot].
+
+    Raises ConfigError when the boxes of a tensor do not make up the whole.
+    """
+    replicas, spans = [], []
+    for i, slot in enumerate(layout.slots):
+        holders = defaultdict[Shard, list[int]](list)
+        for other, theirs in enumerate(boxes):
+            if theirs[i].numel or not slot.numel:
+                holders[theirs[i]].append(other)
+        found = sum(box.numel for box in holders)
+        if found != slot.numel:
+            raise ConfigError(
+                "model",
+                slot.name,
+                f"has {slot.numel} elements, the ranks of this rack hold {found} different ones",
+                "Shard every parameter over ranks of one rack only, and over all of a mesh.",
+            )
+        mine = boxes[rank][i]
+        team = tuple(holders.get(mine, [rank]))
+        replicas.append(team)
+        spans.append(owned_span(mine.numel, len(team), team.index(rank)))
+    local = tuple(box.numel for box in boxes[rank])
+    return Holding(local, tuple(replicas), _owned(spans))
+
+
+def replicated(layout: Layout, ranks: int, rank: int) -> Holding:
+    """The holding of a rank under DDP: everything is held by all."""
+    whole = [Shard(slot.shape, (0,) * len(slot.shape)) for slot in layout.slots]
+    return holding(layout, [whole] * ranks, rank)
+
+
+Gather = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]
+"""(replicas, slots) -> what each replica owns of these slots, end to end; it may be longer."""
+
+
+def put_together(mine: Holding, slice_N: Tensor, gather: Gather) -> Tensor:
+    """All that this rank holds of a fragment (fp32), from its own slice and those of its
+    replicas."""
+    whole_N = torch.empty(sum(mine.local), dtype=torch.float32)
+    own, all_ = _places(mine.owned), _places(mine.everything)
+    for slot, ranks in enumerate(mine.replicas):
+        if len(ranks) == 1:
+            whole_N[all_[slot]] = slice_N[own[slot]]
+    for ranks, slots in mine.teams.items():
+        parts, offsets = gather(ranks, slots), [0] * len(ranks)
+        for slot in slots:
+            target_n = whole_N[all_[slot]]
+            for position, part in enumerate(parts):
+                span = owned_span(mine.local[slot], len(ranks), position)
+                start = offsets[position]
+                offsets[position] = start + span.numel
+                target_n[span.start : span.stop] = part[start : offsets[position]]
+    return whole_N
+
+
+def take(slice_N: Tensor, owned: Owned, slots: Sequence[int]) -> Tensor:
+    """The elements of these slots, end to end."""
+    places = _places(owned)
+    return torch.cat([slice_N[places[slot]] for slot in slots])
+
+
+def _places(owned: Owned) -> list[slice]:
+    """Where the elements of each slot lie in the vector of `owned`."""
+    ends = list(accumulate(span.numel for span in owned.spans))
+    return [slice(end - span.numel, end) for span, end in zip(owned.spans, ends, strict=True)]
+
+
+def _owned(spans: Iterable[Span]) -> Owned:
+    kept = tuple(spans)
+    return Owned(kept, sum(span.numel for span in kept))

@@ -1,0 +1,76 @@
+"""Racks whose ranks hold shards: each rank exchanges what it holds, nobody gathers the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Result
+
+CONFIG: dict[str, Any] = {
+    "fragments": 2,
+    "sync_period_steps": 8,
+    "overlap_steps": 2,
+    "shutdown_timeout_s": 20,
+    "lockstep": True,
+    "give_up_s": 40,
+}
+STEPS = 20
+
+
+def run(jobs: Jobs, ranks: int, parallel: str, **options: Any) -> list[Result]:
+    job = jobs(ranks=ranks)
+    return job.run(steps=STEPS, config=CONFIG, parallel=parallel, same_data=True, **options)
+
+
+def agree(results: list[Result]) -> None:
+    first = results[0]
+    assert first.commits, "something was merged"
+    for result in results:
+        assert result.weights == first.weights
+        assert result.digest == first.digest
+        assert result.commits == first.commits
+        assert result.threads == []
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Result]:
+    """What racks of one rank came to, by model."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel"),
+    [(2, "ddp"), (2, "fsdp2"), (2, "fsdp2-keep"), (4, "fsdp2"), (4, "hsdp")],
+    ids=str,
+)
+def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(
+    jobs: Jobs, alone: dict[str, Result], ranks: int, parallel: str
+) -> None:
+    """Three rows over four ranks leave one of them with nothing, over two with an uneven pair."""
+    if not alone:
+        alone["plain"] = jobs(ranks=1).run(steps=STEPS, config=CONFIG)[0]
+    results = run(jobs, ranks, parallel)
+    agree(results)
+    assert results[0].weights == alone["plain"].weights
+    assert len(results[0].commits[0]["digests"]) == ranks
+    assert len(results[0].merges) == len(alone["plain"].merges)
+
+
+def test_tensor_parallel_layers_with_shards_of_them(jobs: Jobs) -> None:
+    agree(run(jobs, 4, "tp", model="even"))
+
+
+def test_an_evaluation_between_the_steps_changes_nothing(
+    jobs: Jobs, alone: dict[str, Result]
+) -> None:
+    """Just before captures, applies and the end, where the root is gathered and a write to its
+    shards would be lost."""
+    if not alone:
+        alone["plain"] = jobs(ranks=1).run(steps=STEPS, config=CONFIG)[0]
+    at = {str(step): [["evaluate"]] for step in range(1, STEPS + 1)} | {"end": [["evaluate"]]}
+    results = run(jobs, 2, "fsdp2", at=at)
+    agree(results)
+    assert results[0].weights == alone["plain"].weights

@@ -16,7 +16,7 @@ _NUMERIC = frozenset({"fragment", "codec", "merge", "outer"})
 _DECIDING = frozenset({"protocol", "detector"})
 _BELOW_RUNTIME = _PLAIN | _NUMERIC | _DECIDING | {"transport"}
 _BELOW_API = _BELOW_RUNTIME | {"runtime", "config"}
-_BELOW_CLI = _BELOW_API | {"api", "sim", "reference", "kernels", DOOR}
+_BELOW_CLI = _BELOW_API | {"api", "mesh", "sim", "reference", "kernels", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -33,13 +33,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": _BELOW_RUNTIME | {"runtime"},
     "reference": frozenset(),
     "sim": _BELOW_API | {"reference"},
-    "api": _BELOW_API,
+    "mesh": _BELOW_API,
+    "api": _BELOW_API | {"mesh"},
     "cli": _BELOW_CLI,
-    DOOR: _BELOW_API | {"api"},
+    DOOR: _BELOW_API | {"api", "mesh"},
 }
 """room -> the other rooms of mend that it may import."""
 
-_TENSORS = _NUMERIC | {"kernels", "runtime", "reference", "sim", "api", "cli"}
+_TENSORS = _NUMERIC | {"kernels", "runtime", "reference", "sim", "mesh", "api", "cli"}
 
 OWNERS: dict[str, frozenset[str]] = {
     # installed packages; one that is not here belongs to nobody

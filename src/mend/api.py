@@ -7,43 +7,54 @@ import hashlib
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from mend.codec import CODECS
 from mend.config import MendConfig
-from mend.errors import UsageError
+from mend.config.wiring import settings_of, spare_vectors
+from mend.errors import ConfigError, UsageError
+from mend.fragment.device import device_of
+from mend.fragment.plan import trainable
 from mend.merge import MERGES
+from mend.mesh import rack_of
 from mend.outer import OUTERS
 from mend.runtime import registry
+from mend.runtime.beside import CudaPin
 from mend.runtime.crew import crew_threads
-from mend.runtime.driver import DriverOptions
 from mend.runtime.numerics import Numerics
-from mend.runtime.start import LiveRank, Settings
+from mend.runtime.start import LiveRank
 from mend.runtime.status import Status, TokenLedger
-from mend.runtime.steps import StepOptions
 from mend.terms import MS, SECOND
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 def mend_init(
-    model: nn.Module, config: MendConfig | None = None, optimizer: Optimizers | None = None
+    model: nn.Module,
+    config: MendConfig | None = None,
+    optimizer: Optimizers | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
 ) -> Runtime:
     """Join the job and return when this rack trains on the version 0 that all racks share.
 
     With `optimizer` (one, or several of which a step of the last one is a step) the loop needs no
     other line. Without, call `runtime.step(tokens=n)` after each step. Blocks until every rack has
-    said hello.
+    said hello. `mesh`: that of `mend.rack_mesh`, where one torchrun spans several racks; it says
+    which ranks share this one.
 
     Raises ConfigError, UsageError (called twice), PlanMismatch (the racks' models or settings
     differ), Refused, StartTimeout, AddressInUse.
     """
     config = config if config is not None else MendConfig()
+    members = None
+    if mesh is not None:
+        config, members = _seated(config, mesh)
     optimizers = (
         [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or [])
     )
@@ -59,8 +70,10 @@ def mend_init(
         )
     outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
     codec, merge = CODECS[config.payload_dtype](), MERGES[config.merge]()
-    numerics = Numerics(codec, merge, outer, crew_threads(), _spare_vectors(config))
-    rank = LiveRank(model, _settings(config), numerics)
+    device = device_of(p for _, p in trainable(model))
+    pin = CudaPin() if device is not None and device.type == "cuda" else None
+    numerics = Numerics(codec, merge, outer, crew_threads(), spare_vectors(config), pin)
+    rank = LiveRank(model, settings_of(config, members), numerics)
     try:
         rank.begin()
         runtime = Runtime(model, config, rank, optimizers)
@@ -95,12 +108,13 @@ def session(
     optimizer: Optimizers | None = None,
     *,
     keep_local: bool = False,
+    mesh: DeviceMesh | None = None,
 ) -> Iterator[Runtime]:
     """mend_init now, mend_shutdown at the end.
 
     On an exception (also Ctrl-C) leave at once and keep the weights.
     """
-    runtime = mend_init(model, config, optimizer)
+    runtime = mend_init(model, config, optimizer, mesh=mesh)
     try:
         yield runtime
     except BaseException:
@@ -183,6 +197,11 @@ class Runtime:
             raise UsageError("a step after mend_shutdown")
         if self._borrowed:
             raise UsageError("a step inside `with runtime.anchor_weights()`")
+        if self._trainer.beside is not None and torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                "the optimizer's step is being captured into a CUDA graph, whose replays mend does "
+                "not see: give mend_init no optimizer, and call runtime.step() after each replay"
+            )
         tokens, self._tokens = self._tokens, None
         if self._trainer.stepped(1 if tokens is None else tokens):
             self._rank.live(self._trainer.work())
@@ -246,6 +265,8 @@ class Runtime:
             racks_merged=board.members_last,
             stall_ms_total=trainer.stall_ns_total / MS,
             stall_ms_last=trainer.stall_ns_last / MS,
+            host_bytes=rank.numerics.buffers.total_bytes,
+            device_bytes_peak=trainer.beside.side.bytes_peak if trainer.beside else 0,
             bytes_sent=rank.driver.bytes_sent,
             bytes_received=rank.driver.bytes_received,
             anchor_digest=self.anchor_digest(),
@@ -316,51 +337,13 @@ class Runtime:
         self._hooks = []
 
 
-def _spare_vectors(config: MendConfig) -> int:
-    """A round takes an offer of every rack and an anchor, and gives back as many of the last."""
-    rounds_at_once = -(-config.fragments // config.sync_period_steps)
-    return (config.racks + 1) * rounds_at_once
-
-
-def _settings(config: MendConfig) -> Settings:
-    rack = config.rack_number
-    bind = config.bind_address
-    grace = config.grace_window_ms
-    return Settings(
-        rack=rack,
-        racks=config.racks,
-        job=config.job_id,
-        facts=config.hyper_facts(),
-        driver=DriverOptions(
-            bind=bind,
-            lane_host=bind.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]"),
-            advertise_host=config.advertise_host,
-            ports=config.data_port_range,
-            stall_ns=int(config.transfer_stall_s * SECOND),
-            delay_ns=int(config.simulated_merge_delay_ms * MS),
-            delay_distribution=config.simulated_merge_delay_distribution,
-            delay_seed=config.simulated_merge_delay_seed,
-        ),
-        peers=config.peer_addresses,
-        witness=config.witness_addr,
-        heartbeat_ms=config.sideband_heartbeat_ms,
-        start_timeout_ns=int(config.start_timeout_s * SECOND),
-        fragments=config.fragments,
-        period_steps=config.sync_period_steps,
-        overlap_steps=config.tau,
-        quorum_min_learners=config.quorum_min_learners,
-        grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
-        max_age=config.max_age,
-        token_weighted=config.token_weighted_merge,
-        step=StepOptions(
-            ranks=1,
-            overlapped=config.concurrent_outer_step,
-            lockstep=config.lockstep,
-            alignment=config.alignment,
-            blend_alpha=config.blend_alpha,
-            stall_max_ns=int(config.stall_max_s * SECOND),
-            give_up_ns=int(config.give_up_s * SECOND),
-            shutdown_ns=int(config.shutdown_timeout_s * SECOND),
-        ),
-        diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
-    )
+def _seated(config: MendConfig, mesh: DeviceMesh) -> tuple[MendConfig, tuple[int, ...]]:
+    """The configuration of the rack that this process has in the mesh, and the rack's ranks."""
+    seat = rack_of(mesh)
+    if config.rack not in (None, seat.rack):
+        rule = f"the mesh puts this process into rack {seat.rack}"
+        raise ConfigError("rack", config.rack, rule, "Leave it out, and unset MEND_RACK.")
+    if config.racks != seat.racks:
+        rule = f"the mesh has {seat.racks} racks"
+        raise ConfigError("racks", config.racks, rule, f"Set racks={seat.racks}.")
+    return replace(config, rack=seat.rack), seat.ranks

@@ -6,7 +6,7 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -174,9 +174,11 @@ def demo_command(
             min=0, help="Delay of each exchange; left out: half of the overlap, as measured."
         ),
     ] = None,
-    nproc_per_rack: Annotated[
-        int, typer.Option(min=1, help="Processes per rack (DDP inside).")
-    ] = 1,
+    nproc_per_rack: Annotated[int, typer.Option(min=1, help="Processes per rack.")] = 1,
+    parallel: Annotated[
+        Literal["ddp", "fsdp2"],
+        typer.Option(help="How several processes of a rack share the model: copies, or shards."),
+    ] = "ddp",
     out: Annotated[Path, typer.Option(help="Where results, events and summary.json go.")] = Path(
         "runs/demo"
     ),
@@ -192,7 +194,14 @@ def demo_command(
     from mend.cli.demo import demo
 
     raise typer.Exit(
-        demo(quick=quick, steps=steps, delay_ms=delay_ms, nproc_per_rack=nproc_per_rack, out=out)
+        demo(
+            quick=quick,
+            steps=steps,
+            delay_ms=delay_ms,
+            nproc_per_rack=nproc_per_rack,
+            parallel=parallel,
+            out=out,
+        )
     )
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -42,7 +42,9 @@ SAYS = {
 }
 
 
-def recipes(*, quick: bool, steps: int | None, out: Path) -> dict[str, Recipe]:
+def recipes(
+    *, quick: bool, steps: int | None, out: Path, parallel: str = "ddp"
+) -> dict[str, Recipe]:
     """The four runs, equal but for the exchange; the delay comes when a step has been timed."""
     from mend.cli.demo_train import Recipe
 
@@ -57,6 +59,7 @@ def recipes(*, quick: bool, steps: int | None, out: Path) -> dict[str, Recipe]:
         quorum=RACKS,
         learning_rate=1e-2 if quick else 3e-3,
         eval_batches=20 if quick else 60,
+        parallel=parallel,
     )
     variants: dict[str, dict[str, Any]] = {
         report.BLOCKING: {"concurrent": False},
@@ -77,12 +80,18 @@ def calibrated_delay_ms(ranks: report.Ranks, overlap_steps: int) -> float:
 
 
 def demo(
-    *, quick: bool, steps: int | None, delay_ms: float | None, nproc_per_rack: int, out: Path
+    *,
+    quick: bool,
+    steps: int | None,
+    delay_ms: float | None,
+    nproc_per_rack: int,
+    parallel: Literal["ddp", "fsdp2"],
+    out: Path,
 ) -> int:
     """Run everything; returns the exit status. Raises MendError when a run fails."""
     console = Console()
     started = time.monotonic()
-    planned = recipes(quick=quick, steps=steps, out=out)
+    planned = recipes(quick=quick, steps=steps, out=out, parallel=parallel)
     given = delay_ms is not None
     for name, recipe in planned.items():
         _clear(Path(recipe.out))
@@ -98,6 +107,7 @@ def demo(
     settings = {
         "racks": RACKS,
         "nproc_per_rack": nproc_per_rack,
+        "parallel": parallel if nproc_per_rack > 1 else "none",
         "quick": quick,
         "delay_ms": delay_ms,
         "delay_origin": "--delay-ms" if given else f"{DELAY_SHARE} x overlap of the run alone",
@@ -173,12 +183,18 @@ def _run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
     return outcome
 
 
+def _title(settings: dict[str, Any]) -> str:
+    ranks = settings["nproc_per_rack"]
+    inside = f" x {ranks} ranks ({settings['parallel']})" if ranks > 1 else ""
+    return f"2 racks{inside}, {settings['delay_ms']} ms delay ({settings['delay_origin']})"
+
+
 def show(
     console: Console, settings: dict[str, Any], rows: list[report.Row], checks: list[report.Check]
 ) -> None:
     """The table and the answers."""
     table = Table(
-        title=f"2 racks, {settings['delay_ms']} ms delay per exchange ({settings['delay_origin']})",
+        title=_title(settings),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),

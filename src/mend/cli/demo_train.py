@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from mend.cli import text
 from mend.cli.demo_model import SIZES, ByteGPT, Windows, held_out_loss, learning_rate, loss_of
@@ -43,6 +45,7 @@ class Recipe:
     quorum: int
     learning_rate: float
     eval_batches: int
+    parallel: str = "ddp"
     period_steps: int = 20
     overlap_steps: int = 5
     fragments: int = 4
@@ -128,6 +131,19 @@ def after(model: nn.Module, runtime: Runtime, held_out: Any) -> dict[str, Any]:
     }
 
 
+def spread(model: ByteGPT, parallel: str) -> nn.Module:
+    """Over the ranks of the rack. FSDP2: each block a unit, what is left (embeddings, the last
+    norm) in the root."""
+    if parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    assert parallel == "fsdp2", parallel
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
 def run(recipe: Recipe) -> dict[str, Any]:
     """Train as the recipe says; returns what the result file holds."""
     torch.set_num_threads(1)  # two racks share a small machine, and a sum has one order
@@ -137,6 +153,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     corpus, size = text.standard_library(recipe.racks), SIZES[recipe.size]
     model = ByteGPT(size)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = spread(model, recipe.parallel) if ranks > 1 else model
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.99), weight_decay=0.1
     )
@@ -148,8 +166,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         import mend
 
         config = mend.MendConfig(**mend_settings(recipe))
-        runtime = mend.mend_init(model, config, optimizer=optimizer)
-    trained = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+        runtime = mend.mend_init(trained, config, optimizer=optimizer)
 
     def held_out() -> float:
         return held_out_loss(model, corpus.held_out, size, recipe.eval_batches)
@@ -158,7 +175,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     result: dict[str, Any] = {
         "rack": rack,
         "rank": rank,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": parameters,
         "train_bytes": len(corpus.racks[rack]),
         "steps": recipe.steps,
         "tokens": recipe.steps * size.batch * size.context,
@@ -168,7 +185,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         "rounds_in_loop": runtime.status().rounds_committed if runtime is not None else 0,
         "own_loss": held_out(),
     }
-    return result | (after(model, runtime, held_out) if runtime is not None else {})
+    return result | (after(trained, runtime, held_out) if runtime is not None else {})
 
 
 def main() -> None:

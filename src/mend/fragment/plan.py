@@ -8,6 +8,7 @@ devices or hashing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -117,6 +118,22 @@ def plan_facts(
     if model is not None:
         facts += [(f"tied {name}", first) for name, first in tied_names(model)]
     return tuple(facts)
+
+
+def plain_slots(model: nn.Module, layout: Layout, patterns: Sequence[str]) -> tuple[bool, ...]:
+    """Per slot: is it always merged by the plain mean? It is the weight of an embedding, or one of
+    its names fits a pattern. What is tied to it is the same slot."""
+    inner = unwrap(model)
+    plain = {
+        id(module.weight)
+        for module in inner.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    }
+    for name, parameter in inner.named_parameters(remove_duplicate=False):
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            plain.add(id(parameter))
+    named = dict(inner.named_parameters())
+    return tuple(id(named[slot.name]) in plain for slot in layout.slots)
 
 
 class Item(NamedTuple):

@@ -169,7 +169,7 @@ Gather = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]
 def put_together(mine: Holding, slice_N: Tensor, gather: Gather) -> Tensor:
     """All that this rank holds of a fragment (fp32), from its own slice and those of its
     replicas."""
-    whole_N = torch.empty(sum(mine.local), dtype=torch.float32)
+    whole_N = torch.empty(sum(mine.local), dtype=torch.float32, device=slice_N.device)
     own, all_ = _places(mine.owned), _places(mine.everything)
     for slot, ranks in enumerate(mine.replicas):
         if len(ranks) == 1:

@@ -63,7 +63,7 @@ class FragmentView:
     def read(self, owned: Owned, out: Tensor) -> None:
         """Copy the owned elements to `out` (fp32 N)."""
         self._check(owned, out)
-        for live, inner, outer in self._pieces(owned):
+        for live, inner, outer in self.pieces(owned):
             # reshape is a view of a contiguous parameter and a copy of any other
             out[outer].copy_(live.reshape(-1)[inner])
 
@@ -72,7 +72,7 @@ class FragmentView:
         """Round the values (fp32 N) to each parameter's type, in place; elements that are not owned
         stay."""
         self._check(owned, values_N)
-        for live, inner, outer in self._pieces(owned):
+        for live, inner, outer in self.pieces(owned):
             if live.is_contiguous():
                 live.view(-1)[inner].copy_(values_N[outer])
             else:
@@ -84,7 +84,7 @@ class FragmentView:
     def in_place(self, owned: Owned) -> Pieces | None:
         """The owned elements themselves, where all of them lie as fp32 on the CPU in their order.
         None: only `read` and `write` get at them."""
-        pieces = list(self._pieces(owned))
+        pieces = list(self.pieces(owned))
         if all(
             live.dtype == torch.float32 and live.device.type == "cpu" and live.is_contiguous()
             for live, _, _ in pieces
@@ -97,7 +97,7 @@ class FragmentView:
         """Where the fragment lives: its first tensor's device."""
         return local_of(self._parameters[0]).device
 
-    def _pieces(self, owned: Owned) -> Iterator[tuple[Tensor, slice, slice]]:
+    def pieces(self, owned: Owned) -> Iterator[tuple[Tensor, slice, slice]]:
         """(what the rank holds of a tensor, its owned elements, their place in the vector) of every
         tensor the rank owns something of.
 

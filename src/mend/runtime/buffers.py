@@ -16,6 +16,8 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,14 +30,31 @@ FIT_PCT = 125
 """A block is used for a vector if it is at most so many percent of its size."""
 
 
-class Buffers:
-    """Unwritten vectors. At most `idle_max` blocks wait to be used again; more are given up."""
+class Pin(Protocol):
+    """Locks memory so that a GPU can copy from and to it while the host goes on."""
 
-    def __init__(self, idle_max: int) -> None:
-        self._idle_max = idle_max
+    def lock(self, address: int, size: int) -> None: ...
+    def unlock(self, address: int) -> None: ...
+
+
+class Buffers:
+    """Unwritten vectors. At most `idle_max` blocks wait to be used again; more are given up.
+
+    With `pin` every block is locked for as long as it exists.
+    """
+
+    def __init__(self, idle_max: int, pin: Pin | None = None) -> None:
+        self.idle_max, self._pin = idle_max, pin
+        self._bytes = 0
         self._idle: list[mmap.mmap] = []
         # Reentrant: a block can come back in a thread that is in here, when the collector runs.
         self._lock = threading.RLock()
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory in use or waiting."""
+        with self._lock:
+            return self._bytes
 
     @property
     def idle_bytes(self) -> int:
@@ -48,17 +67,24 @@ class Buffers:
         size = numel * dtype.itemsize
         if size < POOLED_BYTES_MIN:
             return torch.empty(numel, dtype=dtype)
-        block = self._fitting(size) or _fresh(size)
+        block = self._fitting(size) or self._fresh(size)
         lease = np.frombuffer(block, dtype=np.uint8, count=size)
         # The block outlives the lease by its place among the finalizer's arguments.
         weakref.finalize(lease, self._take_back, block).atexit = False
         return torch.from_numpy(lease).view(dtype)
 
+    def warm(self, numels: Sequence[int]) -> None:
+        """Have blocks for fp32 vectors of these lengths ready: making one takes a while, above all
+        where it has to be locked."""
+        held = [self.empty(numel) for numel in numels]
+        del held
+
     def close(self) -> None:
         """Give up what waits, and what comes back from now on."""
         with self._lock:
-            self._idle_max = 0
-            self._idle.clear()
+            self.idle_max = 0
+            while self._idle:
+                self._give_up(self._idle.pop())
 
     def _fitting(self, size: int) -> mmap.mmap | None:
         """The smallest idle block that fits, the one used last among equals: it may be in cache."""
@@ -73,11 +99,28 @@ class Buffers:
     def _take_back(self, block: mmap.mmap) -> None:
         with self._lock:
             self._idle.append(block)
-            if len(self._idle) > self._idle_max:
-                del self._idle[0]  # unused for longest
+            if len(self._idle) > self.idle_max:
+                self._give_up(self._idle.pop(0))  # unused for longest
+
+    def _fresh(self, size: int) -> mmap.mmap:
+        block = _mapped(size)
+        if self._pin is not None:
+            self._pin.lock(_address(block), len(block))
+        with self._lock:
+            self._bytes += size
+        return block
+
+    def _give_up(self, block: mmap.mmap) -> None:
+        if self._pin is not None:
+            self._pin.unlock(_address(block))
+        self._bytes -= len(block)
 
 
-def _fresh(size: int) -> mmap.mmap:
+def _address(block: mmap.mmap) -> int:
+    return int(np.frombuffer(block, dtype=np.uint8).ctypes.data)
+
+
+def _mapped(size: int) -> mmap.mmap:
     """Private memory of the process, in huge pages where the system has them."""
     private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     block = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)

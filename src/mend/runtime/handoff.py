@@ -45,12 +45,15 @@ class Board:
         self.why: tuple[str, ...] = ()
         self.settled: tuple[int, ...] = ()
         self.seats: tuple[int, ...] = ()
+        self.fresh = False
+        """Something was published since the training thread last looked; read without the lock."""
 
     # -------------------------------------------------------------- loop
 
     def publish(self, fragment: int, anchor: Anchor) -> None:
         with self.changed:
             self.panels[fragment].anchors[anchor.version] = anchor
+            self.fresh = True
             self.changed.notify_all()
 
     def forget(self, fragment: int, version: int) -> None:

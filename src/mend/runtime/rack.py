@@ -17,6 +17,11 @@ from mend.terms import owned_span
 
 _BLOB_BYTES_MAX = 64 << 20
 
+_kept: dict[tuple[tuple[int, ...], str], tuple[object, dist.ProcessGroup]] = {}
+"""(members, backend) -> the world it was made in, and the group. It ends with that world: torch
+names such a group by its members and by how many groups there are, so one that is made anew in
+place of a destroyed one finds the addresses of the old one in the store, and connects to nobody."""
+
 
 class RackGroup:
     """A rack of one rank needs nobody; a larger one uses gloo groups beside the user's own.
@@ -27,7 +32,7 @@ class RackGroup:
     def __init__(self, members: Sequence[int] | None = None) -> None:
         self.rank, self.ranks = 0, 1
         self._group: dist.ProcessGroup | None = None
-        self._teams: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._teams: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
         running = dist.is_available() and dist.is_initialized()
         if members is None:
             members = range(dist.get_world_size()) if running else [0]
@@ -36,23 +41,28 @@ class RackGroup:
             self.rank, self.ranks = self.members.index(dist.get_rank()), len(self.members)
             self._group = self._new(range(self.ranks))
 
-    def _new(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        found: dist.ProcessGroup = dist.new_group(
-            [self.members[rank] for rank in ranks],
-            backend="gloo",
-            use_local_synchronization=True,  # the other racks of one torchrun do not take part
-        )
+    def _new(self, ranks: Sequence[int], backend: str = "gloo") -> dist.ProcessGroup:
+        members = tuple(self.members[rank] for rank in ranks)
+        world, found = _kept.get((members, backend), (None, None))
+        if found is None or world is not dist.group.WORLD:
+            made: dist.ProcessGroup = dist.new_group(
+                list(members),
+                backend=backend,
+                use_local_synchronization=True,  # the other racks of one torchrun do not take part
+            )
+            _kept[members, backend] = (dist.group.WORLD, made)
+            return made
         return found
 
-    def team_up(self, teams: Iterable[tuple[int, ...]]) -> None:
+    def team_up(self, teams: Iterable[tuple[int, ...]], *, cuda: bool) -> None:
         """Make the groups that `share` needs: `teams` of all ranks of the rack, each rank with
-        its own."""
+        its own. `cuda`: for vectors on a GPU as well."""
         for team in sorted(set(teams)):
             assert self.rank in team, f"{team} is without rank {self.rank}"
-            everybody = len(team) == self.ranks
-            group = self._group if everybody else self._new(team)
-            assert group is not None
-            self._teams[team] = group
+            everybody = self._group if len(team) == self.ranks else None
+            self._teams[team, "cpu"] = everybody or self._new(team)
+            if cuda:
+                self._teams[team, "cuda"] = self._new(team, "nccl")
 
     def minimum(self, values: Sequence[int]) -> list[int]:
         """Element-wise minimum over the ranks."""
@@ -80,8 +90,8 @@ class RackGroup:
         return [bytes(row[: int(size)].tolist()) for row, size in zip(found, sizes, strict=True)]
 
     def share(self, slice_N: Tensor, holding: Holding) -> Tensor:
-        """All that this rank holds of a fragment (fp32), from its slice and those of its
-        replicas."""
+        """All that this rank holds of a fragment (fp32), from its slice and those of its replicas.
+        It lies where the slice does, on the CPU or a GPU."""
 
         def gather(team: tuple[int, ...], slots: tuple[int, ...]) -> Sequence[Tensor]:
             mine = take(slice_N, holding.owned, slots)
@@ -89,10 +99,10 @@ class RackGroup:
                 sum(owned_span(holding.local[slot], len(team), i).numel for slot in slots)
                 for i in range(len(team))
             ]
-            padded = torch.zeros(max(sizes), dtype=torch.float32)
+            padded = torch.zeros(max(sizes), dtype=torch.float32, device=slice_N.device)
             padded[: mine.numel()] = mine
             rows = [torch.empty_like(padded) for _ in team]
-            dist.all_gather(rows, padded, group=self._teams[team])
+            dist.all_gather(rows, padded, group=self._teams[team, slice_N.device.type])
             return rows
 
         return put_together(holding, slice_N, gather)
@@ -102,8 +112,5 @@ class RackGroup:
             dist.barrier(group=self._group)
 
     def close(self) -> None:
-        groups = {id(group): group for group in (self._group, *self._teams.values()) if group}
+        """The groups stay, for the next job of this process; see `_kept`."""
         self._group, self._teams = None, {}
-        if dist.is_initialized():
-            for group in groups.values():
-                dist.destroy_process_group(group)

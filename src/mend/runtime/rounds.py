@@ -20,9 +20,11 @@ from torch import Tensor
 
 from mend.errors import GaveUp
 from mend.fragment.apply import realign
+from mend.fragment.device import Landed, Side
 from mend.fragment.view import Pieces, portions
 from mend.protocol.events import Applied, Captured, Discarded, Event, Progress, StillOpen
 from mend.protocol.schedule import Schedule
+from mend.runtime.beside import Beside
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import PORTION_NUMEL, Anchor, Numerics
 from mend.runtime.track import (
@@ -60,6 +62,7 @@ class Rounds:
         own: Callable[[OpenOffer], None],
         note: Callable[[str, dict[str, object]], None],
         numerics: Numerics,
+        side: Side | None = None,
     ) -> None:
         self.member, self.schedule, self.options = member, schedule, options
         self.tracks, self.board = tracks, board
@@ -72,8 +75,10 @@ class Rounds:
         self.stall_ns_last = 0
         self._budget_ns = options.stall_max_ns
         self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
-        self._scratch_N = torch.empty(
-            max(track.owned.numel for track in tracks), dtype=torch.float32
+        self.beside = (
+            Beside(side, numerics.buffers, options.alignment, options.blend_alpha)
+            if side is not None
+            else None
         )
 
     # -------------------------------------------------------------- a step
@@ -82,7 +87,20 @@ class Rounds:
         """Count one step of the inner optimizer; returns whether `work` is due."""
         self.step += 1
         self.tokens += tokens
+        if self.beside is not None and self.board.fresh:
+            self._prefetch(self.beside)
         return self.schedule.busy(self.step)
+
+    def _prefetch(self, beside: Beside) -> None:
+        """Start bringing what was decided meanwhile to the device."""
+        self.board.fresh = False
+        for fragment, track in enumerate(self.tracks):
+            with self.board.changed:
+                anchors = dict(self.board.panels[fragment].anchors)
+            newest, _ = unbroken_run(anchors, track.anchor.version)
+            if newest > track.anchor.version:
+                delta_N = self._merged_delta(fragment, newest)
+                beside.prefetch(fragment, track, delta_N, anchors[newest])
 
     def work(self) -> Doing:
         """Everything that is due after the current step."""
@@ -126,7 +144,11 @@ class Rounds:
         steps = self.step - track.steps_mark
         if steps < 1:
             return
-        snapshot_N = self._snapshot(track)
+        landed: Landed | None = None
+        if self.beside is not None:
+            snapshot_N, landed = self.beside.snapshot(track)
+        else:
+            snapshot_N = self._snapshot(track)
         track.seq += 1
         tokens = self.tokens - track.tokens_mark
         offer = OpenOffer(
@@ -140,6 +162,7 @@ class Rounds:
             track.anchor,
             snapshot_N,
             track.residual_N,
+            landed=landed,
         )
         track.offer = offer
         self._own(offer)
@@ -267,8 +290,9 @@ class Rounds:
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate = self._fate(fragment, anchor.version) if offer is not None else ""
         named = offer is not None and fate == "named"
-        delta_N = offer.delta_N if named and offer is not None else None
-        yield from self._realign(track, fragment, delta_N, anchor)
+        yield from self._realign(
+            track, fragment, self._merged_delta(fragment, anchor.version), anchor
+        )
         ended = 0
         if offer is not None and fate:
             ended, track.offer = offer.seq, None
@@ -296,9 +320,17 @@ class Rounds:
         self, track: Track, fragment: int, delta_N: Tensor | None, anchor: Anchor
     ) -> Doing:
         """The model follows the new anchor; where it lies as fp32 on the CPU, in a single pass."""
+        if self.beside is not None:
+            device = self.beside.side.device
+            out_N = torch.empty(track.owned.numel, device=device) if track.shared else None
+            self.beside.realign(fragment, track, delta_N, anchor, out_N)
+            if out_N is not None:
+                yield from self._write(track, fragment, out_N)
+            return
         live = None if track.shared else track.view.in_place(track.owned)
-        theta_N = self._scratch_N[: track.owned.numel]
+        theta_N = torch.empty(0)
         if live is None:
+            theta_N = self._buffers.empty(track.owned.numel)
             track.view.read(track.owned, theta_N)
         move = partial(self._move, track.anchor.values, delta_N, anchor.values)
         parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
@@ -324,6 +356,13 @@ class Rounds:
             track.view.write(track.holding.everything, held_N)
         else:
             track.view.write(track.owned, slice_N)
+
+    def _merged_delta(self, fragment: int, version: int) -> Tensor | None:
+        """The open offer's delta, if a commit up to `version` names it: what `realign` asks for."""
+        offer = self.tracks[fragment].offer
+        if offer is None or self._fate(fragment, version) != "named":
+            return None
+        return offer.delta_N
 
     def _fate(self, fragment: int, version: int) -> str:
         """What the commits in (base, version] say of the open offer: "named", "dropped" or ""."""

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from mend.errors import UsageError
+from mend.fragment.device import Side, device_of
 from mend.fragment.plan import (
     Item,
     build_plan,
     first_unequal_replica,
     inventory,
+    plain_slots,
     plan_facts,
     rank_facts,
     replica_group,
@@ -39,6 +41,7 @@ from mend.runtime.rack import RackGroup
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, StepOptions, Track, Trainer, Wait
+from mend.runtime.sums import check_room
 from mend.runtime.witness import detect_ns
 from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer
 
@@ -67,6 +70,7 @@ class Settings:
     diagnostics: Path | None
     members: tuple[int, ...] | None = None
     """Global ranks of this rack, where one torchrun spans several; None: all of them."""
+    merge_mean_names: tuple[str, ...] = ()
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +91,8 @@ class LiveRank:
         self.me = Peer(settings.rack, self.group.rank)
         self._gathered = Gathered(model)
         self._gathered.reshard()
+        device = device_of(p for _, p in trainable(model))
+        self._side = Side(device) if device is not None and device.type == "cuda" else None
         self.plan = build_plan(model, settings.fragments)
         self.schedule = Schedule(len(self.plan), settings.period_steps, settings.overlap_steps)
         self.recorder = Recorder(
@@ -127,7 +133,8 @@ class LiveRank:
     def _build(self, model: nn.Module, numerics: Numerics) -> None:
         inventories = self._inventories(model)
         tracks = self._tracks(model, inventories, numerics)
-        self.group.team_up(team for track in tracks for team in track.holding.teams)
+        teams = [team for track in tracks for team in track.holding.teams]
+        self.group.team_up(teams, cuda=self._side is not None)
         self.board = Board(len(self.plan))
         options = replace(self.settings.step, ranks=self.group.ranks)
         self.trainer = Trainer(
@@ -141,6 +148,7 @@ class LiveRank:
             own=self._own,
             note=self.recorder.note,
             numerics=numerics,
+            side=self._side,
         )
         genesis = [track.anchor for track in tracks]
         digests = tuple(anchor.digest for anchor in genesis)
@@ -149,14 +157,29 @@ class LiveRank:
                 self.member.incarnation, self._advertised(), self.driver.lane_address, digests
             )
         )
-        facts = (*plan_facts(self.plan, model), *rank_facts(inventories))
+        plain = self._plain(model)
+        facts = (*plan_facts(self.plan, model), *self._plain_facts(plain), *rank_facts(inventories))
         roles = self._roles(facts, digests, found)
         owned = [track.owned for track in tracks]
         self.rank = Rank(
-            self.me, self.member, roles, owned, genesis, numerics, self.board, self.driver
+            self.me, self.member, roles, owned, genesis, numerics, self.board, self.driver, plain
         )
         self.driver.call(lambda: self._connect([one.address for one in found]))
         self.driver.attach(self.rank)
+
+    def _plain(self, model: nn.Module) -> list[tuple[bool, ...]]:
+        """Per fragment, which tensors the mean merges where the rule is another; else nothing."""
+        if self.numerics.measuring is None:
+            return []
+        names = self.settings.merge_mean_names
+        plain = [plain_slots(model, layout, names) for layout in self.plan]
+        check_room(self.plan, plain, self.settings.racks)
+        return plain
+
+    def _plain_facts(self, plain: Sequence[Sequence[bool]]) -> list[tuple[str, str]]:
+        slots = [slot for layout in self.plan for slot in layout.slots]
+        flags = [flag for flags in plain for flag in flags]
+        return [(f"merge {s.name}", "mean") for s, flag in zip(slots, flags, strict=False) if flag]
 
     def _inventories(self, model: nn.Module) -> list[tuple[Item, ...]]:
         """What every rank of the rack holds. Replicas must hold the same bits: each speaks for a
@@ -200,6 +223,9 @@ class LiveRank:
             values_N = torch.empty(held.owned.numel, dtype=torch.float32)
             view.read(held.owned, values_N)
             tracks.append(Track(view, held, numerics.genesis(values_N)))
+        if self._side is not None:  # locking memory takes a while: not in the first rounds
+            longest = max(track.owned.numel for track in tracks)
+            numerics.buffers.warm([longest] * numerics.buffers.idle_max)
         return tracks
 
     def _introduced(self, mine: Introduction) -> list[Introduction]:
@@ -219,7 +245,12 @@ class LiveRank:
         learner = Learner(
             self.me,
             self.member,
-            LearnerOptions(heartbeat_ns, settings.token_weighted, self.group.ranks),
+            LearnerOptions(
+                heartbeat_ns,
+                settings.token_weighted,
+                self.group.ranks,
+                sums=self.numerics.measuring is not None,
+            ),
             own,
         )
         if self.me.rank != 0:
@@ -324,6 +355,8 @@ class LiveRank:
     def abort(self) -> None:
         """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent."""
         self.driver.close(self._farewell)
+        if self._side is not None:
+            self._side.close()
         self.numerics.close()
         self.recorder.close()
         self.group.close()

@@ -37,6 +37,10 @@ class Status:
     """Members of the newest commit."""
     stall_ms_total: float
     stall_ms_last: float
+    host_bytes: int
+    """Memory for anchors, offers and rounds in flight, page-locked where the model is on a GPU."""
+    device_bytes_peak: int
+    """Most memory of the GPU that mend has taken at once; 0 on the CPU."""
     bytes_sent: int
     bytes_received: int
     anchor_digest: str

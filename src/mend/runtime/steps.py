@@ -141,7 +141,7 @@ class Trainer(Rounds):
         """Open tokens worth keeping: those of fragments whose weights are finite."""
         kept = 0
         for track in self.tracks:
-            theta_N = self._scratch_N[: track.owned.numel]
+            theta_N = self._buffers.empty(track.owned.numel)
             track.view.read(track.owned, theta_N)
             if bool(theta_N.isfinite().all()):
                 kept += self.tokens - track.tokens_mark

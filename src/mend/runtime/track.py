@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mend.fragment.apply import Alignment
+from mend.fragment.device import Landed
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
 from mend.protocol.messages import Commit
@@ -74,6 +75,8 @@ class OpenOffer:
     delta_N: Tensor
     residual_N: Tensor | None
     pend_N: Tensor | None = None
+    landed: Landed | None = None
+    """To be called before `delta_N` is read: the snapshot may still be on its way from a GPU."""
 
 
 @dataclass

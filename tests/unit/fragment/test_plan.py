@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mend.errors import ConfigError
+from mend.fragment import build_plan, plan_facts, trainable, unwrap
 from mend.fragment.plan import first_unequal_replica, inventory, rank_facts
 
 

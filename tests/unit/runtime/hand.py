@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mend.codec import CODECS
 from mend.errors import NonFinite
 from mend.fragment import FragmentView, build_plan, trainable
+from mend.fragment.device import Side
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import OUTERS
@@ -41,7 +42,7 @@ class Hand:
 
     def __init__(
         self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, period: int = 4,
-        overlap: int = 2, payload: str = "float32", **options: Any,
+        overlap: int = 2, payload: str = "float32", side: Side | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.ranks, self.now_ns = ranks, 5 * SECOND
         self.numerics = Numerics(CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0))
@@ -77,12 +78,15 @@ class Hand:
             own=self._own,
             note=lambda kind, fields: self.notes.append((kind, fields)),
             numerics=self.numerics,
+            side=side,
         )
 
     def _own(self, offer: OpenOffer) -> None:
         """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard
         that there can be none."""
         self.offers.append(offer)
+        if offer.landed is not None:
+            offer.landed()
         try:
             made = self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
         except NonFinite:

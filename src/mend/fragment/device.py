@@ -1,0 +1,189 @@
+"""fragment.device: snapshot and apply for parameters on a GPU, beside the training stream.
+
+Everything runs on one side stream per rank. Around each of its jobs the training stream gets two
+events and nothing else: one that the job waits for (the parameters are written), one that the next
+step waits for (the job is done with them). What crosses the bus does so before or after, under the
+training steps: a snapshot goes to the host from a copy on the device, a new anchor is uploaded when
+it arrives, not when it is due. Never peers, clocks, files.
+
+On the device, for the fragment concerned and only while it is in use: one fp32 vector for a
+snapshot, two for an anchor that waits for its apply point.
+
+Legend: N elements of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.fragment.apply import Alignment
+from mend.fragment.shards import local_of
+from mend.fragment.view import FragmentView
+from mend.terms import Owned
+
+_CHUNK_NUMEL = 1 << 24
+"""Elements worked on at once: scratch of 64 MiB."""
+
+Landed = Callable[[], None]
+"""Blocks the calling thread until a copy has arrived on the host."""
+
+
+def device_of(parameters: Iterable[Tensor]) -> torch.device | None:
+    """The one device that all of them are on; None when they are on several."""
+    found = {local_of(parameter).device for parameter in parameters}
+    return found.pop() if len(found) == 1 else None
+
+
+@dataclass(eq=False)
+class Uploaded:
+    """What an apply needs, on its way to the device or there. Keeps the host's side alive."""
+
+    version: int
+    named: bool
+    next_N: Tensor
+    base_N: Tensor | None
+    """What is subtracted from theta: the old anchor, or what was captured; None: not needed."""
+    done: Any
+    sources: tuple[Tensor, ...]
+
+    @property
+    def device_bytes(self) -> int:
+        return 4 * (self.next_N.numel() + (self.base_N.numel() if self.base_N is not None else 0))
+
+
+class Side:
+    """The side stream of one rank's device. Used by the training thread alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._torch: Any = torch.get_device_module(device)
+        # torch.cpu has streams and events that do nothing: the same code runs without a GPU.
+        self._stream = self._torch.Stream(device) if device.type != "cpu" else torch.cpu.Stream()
+        self._flying: list[tuple[Any, tuple[Tensor, ...]]] = []
+        self.bytes_peak = 0
+        """Most memory of the device that was taken at once."""
+        self._held: dict[int, int] = {}
+
+    # -------------------------------------------------------------- capture
+
+    @torch.no_grad()
+    def snapshot(self, view: FragmentView, owned: Owned, out_N: Tensor) -> Landed:
+        """Copy the owned elements to `out_N` (fp32, pinned); call the result before reading it."""
+        main = self._begin()
+        with self._torch.stream(self._stream):
+            staged_N = torch.empty(owned.numel, dtype=torch.float32, device=self.device)
+            view.read(owned, staged_N)
+            self._end(main)
+            out_N.copy_(staged_N, non_blocking=True)
+            landed: Landed = self._mark().synchronize
+        self._count(4 * owned.numel)
+        return landed
+
+    # -------------------------------------------------------------- apply
+
+    @torch.no_grad()
+    def upload(
+        self,
+        version: int,
+        anchor_N: Tensor,
+        delta_N: Tensor | None,
+        next_N: Tensor,
+        alignment: Alignment,
+    ) -> Uploaded:
+        """Start bringing a new anchor to the device. Arguments as those of `realign`, pinned."""
+        named = delta_N is not None
+        with self._torch.stream(self._stream):
+            base_N = None
+            there_N = torch.empty(next_N.numel(), dtype=torch.float32, device=self.device)
+            sources: tuple[Tensor, ...] = (anchor_N, next_N)
+            if not named or alignment == "carry":
+                base_N = torch.empty_like(there_N).copy_(anchor_N, non_blocking=True)
+            if delta_N is not None and base_N is not None:
+                base_N.sub_(there_N.copy_(delta_N, non_blocking=True))
+                sources = (*sources, delta_N)
+            there_N.copy_(next_N, non_blocking=True)
+            done = self._mark()
+        self._keep(done, sources)
+        found = Uploaded(version, named, there_N, base_N, done, sources)
+        self._held[id(found)] = found.device_bytes
+        self._count(0)
+        return found
+
+    @torch.no_grad()
+    def apply(
+        self,
+        view: FragmentView,
+        owned: Owned,
+        new: Uploaded,
+        alignment: Alignment,
+        alpha: float,
+        out_N: Tensor | None = None,
+    ) -> None:
+        """Move the owned elements under the new anchor: in place, or to `out_N` (fp32, on the
+        device) where replicas have to be told. The formulas are those of `realign`."""
+        main = self._begin()
+        with self._torch.stream(self._stream):
+            for live, inner, outer in view.pieces(owned):
+                plain = live.is_contiguous()
+                flat = live.view(-1) if plain else live.reshape(-1)
+                for start in range(0, outer.stop - outer.start, _CHUNK_NUMEL):
+                    stop = min(start + _CHUNK_NUMEL, outer.stop - outer.start)
+                    theta_n = flat[inner.start + start : inner.start + stop]
+                    place = slice(outer.start + start, outer.start + stop)
+                    moved_n = _moved(theta_n.float(), new, place, alignment, alpha)
+                    (theta_n if out_N is None else out_N[place]).copy_(moved_n)
+                if not plain and out_N is None:
+                    live.copy_(flat.view(live.shape))
+            self._end(main)
+        self._held.pop(id(new), None)
+
+    def forget(self, new: Uploaded) -> None:
+        """An upload that is not wanted any more."""
+        self._held.pop(id(new), None)
+
+    def close(self) -> None:
+        """Wait until no copy reads or writes memory of the host any more."""
+        self._mark().synchronize()
+        self._flying.clear()
+
+    # -------------------------------------------------------------- streams
+
+    def _begin(self) -> Any:
+        """The side stream waits for what the training stream has been given so far."""
+        main = self._torch.current_stream(self.device)
+        self._stream.wait_stream(main)
+        return main
+
+    def _end(self, main: Any) -> None:
+        """The training stream waits for what the side stream has been given so far."""
+        main.wait_event(self._mark())
+
+    def _mark(self) -> Any:
+        event = self._torch.Event()
+        event.record(self._stream)
+        return event
+
+    def _keep(self, done: Any, sources: tuple[Tensor, ...]) -> None:
+        """Host memory must not be used again while a copy still reads it."""
+        self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
+        self._flying.append((done, sources))
+
+    def _count(self, more: int) -> None:
+        self.bytes_peak = max(self.bytes_peak, sum(self._held.values()) + more)
+
+
+def _moved(
+    theta_n: Tensor, new: Uploaded, place: slice, alignment: Alignment, alpha: float
+) -> Tensor:
+    """`realign` on the device: the same operations in the same order, each rounded to fp32."""
+    next_n = new.next_N[place]
+    if new.base_N is not None:
+        return next_n + (theta_n - new.base_N[place])
+    if alignment == "overwrite":
+        return next_n
+    return next_n + (theta_n - next_n).mul_(alpha)

@@ -1,0 +1,213 @@
+"""On a GPU: the bits of the CPU, nothing on the training stream but events, memory as counted."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mend
+from mend.cli.ports import free_ports
+from mend.fragment import FragmentView, build_plan, realign, trainable
+from mend.fragment.device import Side
+from mend.fragment.shards import replicated
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+CUDA = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+STEPS = 26
+
+
+def alone(**more: Any) -> mend.MendConfig:
+    """A job of one rack: every round merges its own offer, by the whole real path."""
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    own: dict[str, Any] = {
+        "rack": 0, "racks": 1, "sideband_addr": address, "sideband_peers": (address,),
+        "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "lockstep": True,
+        "give_up_s": 60,
+    }  # fmt: skip
+    return mend.MendConfig(**{**own, **more})
+
+
+def model(dtype: torch.dtype, width: int = 700) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(width, width), nn.Linear(width, 31), nn.Conv2d(3, 5, 3)]
+    layers[2].to(memory_format=torch.channels_last)
+    return nn.ModuleList(layers).to(dtype)
+
+
+class Drift(torch.optim.Optimizer):
+    """The same updates on every device: what the exchange does is all that can differ."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.chance = torch.Generator().manual_seed(5)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                change = torch.randn(parameter.shape, generator=self.chance) * 0.01
+                parameter.copy_((parameter.cpu().float() + change).to(parameter.dtype))
+
+
+def trained(device: torch.device, dtype: torch.dtype, **more: Any) -> tuple[nn.Module, Any]:
+    made = model(dtype).to(device)
+    optimizer = Drift(made.parameters())
+    with mend.session(made, alone(**more), optimizer) as runtime:
+        for _ in range(STEPS):
+            optimizer.step()
+    return made, runtime.status()
+
+
+def bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.int32 if flat.element_size() == 4 else torch.int16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"alignment": "blend", "outer_lr": 0.7}, {"alignment": "overwrite"},
+     {"concurrent_outer_step": False}, {"payload_dtype": "bfloat16"}],
+    ids=str,
+)  # fmt: skip
+def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
+    dtype: torch.dtype, more: dict[str, Any]
+) -> None:
+    host, told = trained(torch.device("cpu"), dtype, **more)
+    device, seen = trained(CUDA, dtype, **more)
+    assert told.anchor_digest == seen.anchor_digest
+    assert told.versions == seen.versions
+    for (name, one), (_, other) in zip(
+        host.named_parameters(), device.named_parameters(), strict=True
+    ):
+        assert torch.equal(bits(one), bits(other)), name
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
+def test_an_apply_on_the_side_stream_is_realign(named: bool, alignment: Any) -> None:
+    made = model(torch.float32, width=2500).to(CUDA)
+    (layout,) = build_plan(made, 1)
+    view = FragmentView(layout, [p for _, p in trainable(made)])
+    owned = replicated(layout, 1, 0).owned
+    vectors = [torch.randn(owned.numel).pin_memory() for _ in range(3)]
+    anchor_N, delta_N, next_N = vectors
+    before_N = torch.empty(owned.numel)
+    view.read(owned, before_N)
+    expected_N = before_N.clone()
+    delta = delta_N if named else None
+    realign(expected_N, anchor_N, delta, next_N, alignment, 0.3, expected_N)
+    side = Side(CUDA)
+    side.apply(view, owned, side.upload(1, anchor_N, delta, next_N, alignment), alignment, 0.3)
+    after_N = torch.empty(owned.numel)
+    view.read(owned, after_N)
+    assert torch.equal(bits(after_N), bits(expected_N))
+    side.close()
+
+
+def test_a_snapshot_is_of_its_moment_though_training_goes_on_at_once() -> None:
+    """The next step may write as soon as the copy on the device is made, not before."""
+    made = nn.Linear(4096, 4096, bias=False).to(CUDA)
+    (layout,) = build_plan(made, 1)
+    view, owned = FragmentView(layout, [made.weight]), replicated(layout, 1, 0).owned
+    side = Side(CUDA)
+    busy = torch.randn(4096, 4096, device=CUDA)
+    for value in range(20):
+        with torch.no_grad():
+            made.weight.fill_(float(value))
+        for _ in range(10):
+            busy = torch.tanh(busy @ busy)
+        out_N = torch.empty(owned.numel).pin_memory()
+        landed = side.snapshot(view, owned, out_N)
+        with torch.no_grad():
+            made.weight.fill_(-1.0)
+        landed()
+        assert bool((out_N == float(value)).all()), f"a snapshot of {value} holds {out_N.unique()}"
+    side.close()
+
+
+def test_memory_is_what_is_counted() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    made = model(torch.bfloat16, width=9000).to(CUDA)
+    numel = sum(p.numel() for p in made.parameters())
+    largest = max(layout.numel for layout in build_plan(made, 3))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
+    with mend.session(made, alone(), optimizer) as runtime:
+        for _ in range(STEPS):
+            for parameter in made.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+        status = runtime.status()
+    in_flight = 4 * largest * (status.racks_configured + 2)
+    assert 0 < status.host_bytes <= 8 * numel + in_flight
+    assert 0 < status.device_bytes_peak <= 3 * 4 * largest
+    gradients = sum(2 * p.numel() for p in made.parameters())
+    scratch = 3 * 64 << 20
+    most = torch.cuda.max_memory_allocated() - before
+    assert most <= gradients + status.device_bytes_peak + scratch
+
+
+def test_a_compiled_model_and_a_graph_train_unchanged() -> None:
+    made = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).to(CUDA)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
+    compiled = torch.compile(made)
+    x, y = torch.randn(32, 64, device=CUDA), torch.randn(32, 8, device=CUDA)
+    with mend.session(compiled, alone(), optimizer) as runtime:
+        for _ in range(STEPS):
+            optimizer.zero_grad(set_to_none=False)
+            nn.functional.mse_loss(compiled(x), y).backward()
+            optimizer.step()
+        assert runtime.status().rounds_committed > 0
+
+    replayed = nn.Linear(64, 8).to(CUDA)
+    capturable = torch.optim.Adam(replayed.parameters(), lr=0.01, capturable=True)
+
+    def once() -> Tensor:
+        capturable.zero_grad(set_to_none=False)
+        loss = nn.functional.mse_loss(replayed(x), y)
+        loss.backward()
+        capturable.step()
+        return loss
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            once()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = once()
+    with mend.session(replayed, alone()) as runtime:
+        losses = []
+        for _ in range(STEPS):
+            graph.replay()
+            runtime.step(tokens=32)
+            losses.append(float(loss))
+        assert runtime.status().rounds_committed > 0
+    assert losses[-1] < losses[0]
+
+
+def test_a_step_that_is_captured_is_refused_with_the_remedy() -> None:
+    made = nn.Linear(64, 8).to(CUDA)
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.01, capturable=True)
+    made.weight.grad, made.bias.grad = torch.ones_like(made.weight), torch.ones_like(made.bias)
+    optimizer.step()
+    runtime = mend.mend_init(made, alone(), optimizer)
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(mend.MendError, match="after each replay"), torch.cuda.graph(graph):
+            optimizer.step()
+    finally:
+        runtime.abort()

@@ -47,6 +47,8 @@ class Options:
     model: str = "plain"
     parallel: str = "ddp"
     """How the ranks of a rack share the model, see `spread`."""
+    device: str = "cpu"
+    """Or "cuda": every rank of every rack has a GPU of its own."""
     same_data: bool = False
     """All ranks of a rack have one batch: the mean of equal gradients is that of one rank, to the
     bit, so racks of 1, 2 and 4 ranks train alike."""
@@ -130,11 +132,12 @@ def loss_of(model: nn.Module, rack: int, rank: int, step: int) -> Tensor:
     rng = torch.Generator().manual_seed(1_000_003 * rack + 10_007 * rank + step)
     teacher = torch.randn(INPUTS, OUTPUTS, generator=torch.Generator().manual_seed(500 + rack))
     x = torch.randn(tokens, INPUTS, generator=rng)
-    dtype = next(model.parameters()).dtype
-    return mse_loss(model(x.to(dtype)), (x @ teacher).to(dtype))
+    like = next(model.parameters())
+    target = (x @ teacher).to(like.device, like.dtype)
+    return mse_loss(model(x.to(like.device, like.dtype)), target)
 
 
-def spread(model: nn.Module, parallel: str) -> nn.Module:
+def spread(model: nn.Module, parallel: str, device: str = "cpu") -> nn.Module:
     """Over the ranks of this rack. fsdp2: shards over all; fsdp2-keep: gathered between forward and
     backward; hsdp: shards over pairs that are replicas of each other; tp: halves of the layers over
     pairs, shards of these over the others."""
@@ -142,12 +145,12 @@ def spread(model: nn.Module, parallel: str) -> nn.Module:
     if parallel == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if parallel in ("fsdp2", "fsdp2-keep"):
-        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("dp",))
     elif parallel == "hsdp":
-        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "dp"))
+        mesh = init_device_mesh(device, (2, ranks // 2), mesh_dim_names=("replicate", "dp"))
     else:
         assert parallel == "tp", parallel
-        both = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
+        both = init_device_mesh(device, (2, ranks // 2), mesh_dim_names=("dp", "tp"))
         layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         parallelize_module(model, both["tp"], layers)
         mesh = both["dp"]
@@ -161,7 +164,7 @@ def bits(tensor: Tensor) -> list[int]:
     """Every element as an integer: the only equality that counts."""
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
     kind = {4: torch.int32, 2: torch.int16}[flat.element_size()]
     return [int(x) for x in flat.view(kind)]
 
@@ -235,10 +238,14 @@ def run(options: Options, result: dict[str, Any]) -> None:
 
     rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
     model = build(options.model, rack)
+    ranks, gpu = int(os.environ.get("WORLD_SIZE", "1")), options.device == "cuda"
+    if gpu:
+        torch.cuda.set_device(rack * ranks + rank)
+        model.cuda()
     wrapped: nn.Module = model
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        torch.distributed.init_process_group("gloo")
-        wrapped = spread(model, options.parallel)
+    if ranks > 1:
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+        wrapped = spread(model, options.parallel, options.device)
     optimizer = optimizer_of(model)
     acts = Acts(model, wrapped, optimizer)
     losses: list[str] = result.setdefault("losses", [])

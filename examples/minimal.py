@@ -5,14 +5,18 @@ An ordinary training loop. The lines of mend are marked; all addresses come from
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 
 import mend
 
-STEPS = 200
-
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+
     truth = torch.randn(32, 1, generator=torch.Generator().manual_seed(0))
     model = torch.nn.Linear(32, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -21,7 +25,7 @@ def main() -> None:
     with mend.session(model, config, optimizer) as runtime:  # mend
         # Every rack has data of its own. Version 0, the same on all racks, is rack 0's model.
         chance = torch.Generator().manual_seed(1 + runtime.status().rack)
-        for _ in range(STEPS):
+        for _ in range(steps):
             inputs = torch.randn(64, 32, generator=chance)
             target = inputs @ truth + 0.5 * torch.randn(64, 1, generator=chance)
             loss = torch.nn.functional.mse_loss(model(inputs), target)
@@ -34,8 +38,8 @@ def main() -> None:
     status = runtime.status()
     error = (model.weight.detach().T - truth).norm() / truth.norm()
     print(
-        f"rack={status.rack} step={status.step} merges={status.rounds_committed} "
-        f"error={error:.4f} merged_digest={status.anchor_digest[:16]}"
+        f"rack={status.rack} step={status.step} versions={','.join(map(str, status.versions))} "
+        f"digest={status.anchor_digest} error={error:.4f}"
     )
 
 

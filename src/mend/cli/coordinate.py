@@ -15,12 +15,14 @@ def coordinate(
     from mend.config import MendConfig  # late, so that `mend --help` needs no torch
     from mend.runtime import witness
 
-    # The same rules as in the racks: a witness with a mistyped address would wait for ever.
+    # The same rules as in the racks: a witness with a mistyped address would wait for ever. Where a
+    # rack that the same shell starts will listen does not concern it.
     MendConfig(
         witness_addr=bind,
         racks=racks,
         job_id=job_id,
         sideband_heartbeat_ms=heartbeat_ms,
+        sideband_addr="",
         sideband_peers=(),
         rack=None,
     )

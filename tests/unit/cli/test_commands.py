@@ -80,3 +80,21 @@ def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(
         main()
     assert caught.value.code == 2
     assert "witness_addr='127.0.0.1:21899'" in capsys.readouterr().err
+
+
+def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a rack listens everywhere it needs an advertised host; a witness that was started from
+    the same shell was refused for want of one."""
+    from mend.runtime import witness
+
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", "tcp://0.0.0.0:21900")
+    monkeypatch.setenv("MEND_RACK", "1")
+    served: list[str] = []
+    monkeypatch.setattr(witness, "run", lambda bind, *_, **__: served.append(bind))
+    monkeypatch.setattr(sys, "argv", ["mend", "coordinate", "--bind", "tcp://0.0.0.0:21899"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    assert served == ["tcp://0.0.0.0:21899"]

@@ -1,0 +1,165 @@
+"""Every example does what it says: both racks end well, on the same bits, and say what they got."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from mend.cli.processes import TOKEN, orphans
+from tests.process.racks import LIMIT_S, ROOT, environment, until
+
+EXAMPLES = ROOT / "examples"
+RESULT = re.compile(r"rack=(\d) step=(\d+) versions=([\d,]+) digest=([0-9a-f]{64}) \w+=([\d.]+)")
+
+FreePorts = Callable[[int], list[int]]
+
+
+@dataclass(frozen=True)
+class End:
+    """The last line of a rack."""
+
+    rack: int
+    step: int
+    versions: tuple[int, ...]
+    digest: str
+    loss: float
+
+
+def with_torchrun(**more: str) -> dict[str, str]:
+    """An environment in which the shell finds this Python's torchrun."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return environment(PATH=path, **more)
+
+
+def ends(*command: str, **more: str) -> list[End]:
+    """Run to the end, which must be a good one; what the racks said last, by rack."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=with_torchrun(**more), capture_output=True, text=True,
+        timeout=2 * LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr + done.stdout, done.stdout + done.stderr
+    assert "destroy_process_group" not in done.stdout + done.stderr, "a group was left open"
+    found = [
+        End(int(rack), int(step), tuple(map(int, versions.split(","))), digest, float(loss))
+        for rack, step, versions, digest, loss in RESULT.findall(done.stdout)
+    ]
+    return sorted(found, key=lambda end: end.rack)
+
+
+def launched(example: str, *arguments: str, ranks: int = 2) -> list[End]:
+    return ends(
+        sys.executable, "-m", "mend.cli", "launch", "--racks", "2", "--nproc-per-rack", str(ranks),
+        str(EXAMPLES / example), *arguments,
+    )  # fmt: skip
+
+
+def agree(found: list[End], steps: int) -> None:
+    assert [end.rack for end in found] == [0, 1], found
+    first, second = found
+    assert first.step == second.step == steps
+    assert all(version > 0 for version in first.versions), "every fragment was merged"
+    assert (first.versions, first.digest, first.loss) == (
+        second.versions,
+        second.digest,
+        second.loss,
+    )
+
+
+def test_minimal() -> None:
+    found = launched("minimal.py", "--steps", "100", ranks=1)
+    agree(found, 100)
+    assert found[0].loss < 0.5, "the truth is half learnt"
+
+
+def test_ddp() -> None:
+    agree(launched("ddp.py", "--steps", "24"), 24)
+
+
+def loaded(example: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(example, EXAMPLES / f"{example}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_fsdp2_saves_a_model_that_one_process_can_load(tmp_path: Path) -> None:
+    """Made of shards, evaluated between steps, merged: the file holds what the racks evaluated."""
+    path = tmp_path / "merged.pt"
+    found = launched("fsdp2.py", "--steps", "24", "--evaluate-every", "7", "--save", str(path))
+    agree(found, 24)
+    module = loaded("fsdp2")
+    model = module.ByteGPT()
+    model.load_state_dict(torch.load(path, weights_only=True))
+    held_out = module.text(2, 3)
+    alone = module.held_out_loss(model, held_out, torch.device("cpu"))
+    assert alone == pytest.approx(found[0].loss, abs=2e-4)
+
+
+def test_one_torchrun_over_both_racks(free_ports: FreePorts) -> None:
+    first, second = free_ports(2)
+    peers = f"0=tcp://127.0.0.1:{first},1=tcp://127.0.0.1:{second}"
+    found = ends(
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
+        str(EXAMPLES / "one_torchrun.py"), "--steps", "24",
+        MEND_RANKS_PER_RACK="2", MEND_SIDEBAND_PEERS=peers,
+    )  # fmt: skip
+    agree(found, 24)
+
+
+def ports_in_a_row(free_ports: FreePorts) -> str:
+    """The script wants two, and a range for the lanes a hundred above."""
+    found = sorted(free_ports(16))  # neighbours, but for those that somebody holds
+    return str(next(low for low, high in itertools.pairwise(found) if high == low + 1))
+
+
+def test_two_torchruns_and_nothing_else(free_ports: FreePorts) -> None:
+    script, example = str(EXAMPLES / "two_racks.sh"), str(EXAMPLES / "ddp.py")
+    found = ends(script, example, "--steps", "24", PORT=ports_in_a_row(free_ports), NPROC="1")
+    agree(found, 24)
+
+
+def test_one_interrupt_ends_both_racks(free_ports: FreePorts) -> None:
+    """Like Ctrl-C, which reaches the script and not the torchruns in their groups."""
+    token = os.urandom(8).hex()
+    more = {"PORT": ports_in_a_row(free_ports), "NPROC": "1", TOKEN: token}
+    command = [str(EXAMPLES / "two_racks.sh"), str(EXAMPLES / "ddp.py"), "--steps", "1000000"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=with_torchrun(**more), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # Where this test runs in the background, SIGINT is ignored, and a shell keeps it so.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stdout is not None
+    said, limit = b"", time.monotonic() + LIMIT_S
+    try:
+        while not (b"rack=0 step=" in said and b"rack=1 step=" in said):
+            assert select.select([process.stdout], [], [], limit - time.monotonic())[0], said
+            chunk = os.read(process.stdout.fileno(), 65536)
+            assert chunk, f"ended, having said only:\n{said.decode()}"
+            said += chunk
+        process.send_signal(signal.SIGINT)
+        said += process.communicate(timeout=LIMIT_S)[0]
+        assert process.returncode == 128 + signal.SIGINT, said.decode()
+        until(lambda: not orphans(token), "no process is left behind")
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in orphans(token):
+            os.kill(pid, signal.SIGKILL)

@@ -8,11 +8,10 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from mend.codec import CODECS
 from mend.config import MendConfig
@@ -30,6 +29,9 @@ from mend.runtime.numerics import Numerics
 from mend.runtime.start import LiveRank
 from mend.runtime.status import Status, TokenLedger
 from mend.terms import MS, SECOND
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 

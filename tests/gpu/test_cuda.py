@@ -153,11 +153,12 @@ def test_memory_is_what_is_counted() -> None:
     assert 0 < status.host_bytes <= 8 * numel + in_flight
     assert 0 < status.device_bytes_peak <= 3 * 4 * largest
     gradients = sum(2 * p.numel() for p in made.parameters())
-    scratch = 3 * 64 << 20
+    scratch = 2 * 64 << 20
     most = torch.cuda.max_memory_allocated() - before
     assert most <= gradients + status.device_bytes_peak + scratch
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:.*script_method.*")
 def test_a_compiled_model_and_a_graph_train_unchanged() -> None:
     made = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).to(CUDA)
     optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
@@ -194,7 +195,7 @@ def test_a_compiled_model_and_a_graph_train_unchanged() -> None:
         for _ in range(STEPS):
             graph.replay()
             runtime.step(tokens=32)
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
         assert runtime.status().rounds_committed > 0
     assert losses[-1] < losses[0]
 

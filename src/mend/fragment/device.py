@@ -27,7 +27,7 @@ from mend.fragment.view import FragmentView
 from mend.terms import Owned
 
 _CHUNK_NUMEL = 1 << 24
-"""Elements worked on at once: scratch of 64 MiB."""
+"""Elements worked on at once: scratch of 64 MiB, twice, for parameters that are not fp32."""
 
 Landed = Callable[[], None]
 """Blocks the calling thread until a copy has arrived on the host."""
@@ -135,8 +135,11 @@ class Side:
                     stop = min(start + _CHUNK_NUMEL, outer.stop - outer.start)
                     theta_n = flat[inner.start + start : inner.start + stop]
                     place = slice(outer.start + start, outer.start + stop)
-                    moved_n = _moved(theta_n.float(), new, place, alignment, alpha)
-                    (theta_n if out_N is None else out_N[place]).copy_(moved_n)
+                    in_place = out_N is None and theta_n.dtype == torch.float32
+                    moved_n = theta_n if in_place else theta_n.to(torch.float32, copy=True)
+                    _move(moved_n, new, place, alignment, alpha)
+                    if not in_place:
+                        (theta_n if out_N is None else out_N[place]).copy_(moved_n)
                 if not plain and out_N is None:
                     live.copy_(flat.view(live.shape))
             self._end(main)
@@ -177,13 +180,13 @@ class Side:
         self.bytes_peak = max(self.bytes_peak, sum(self._held.values()) + more)
 
 
-def _moved(
-    theta_n: Tensor, new: Uploaded, place: slice, alignment: Alignment, alpha: float
-) -> Tensor:
-    """`realign` on the device: the same operations in the same order, each rounded to fp32."""
+def _move(theta_n: Tensor, new: Uploaded, place: slice, alignment: Alignment, alpha: float) -> None:
+    """`realign` on the device, in place: the same operations, each rounded to fp32. A sum of two
+    has the same bits in either order."""
     next_n = new.next_N[place]
     if new.base_N is not None:
-        return next_n + (theta_n - new.base_N[place])
-    if alignment == "overwrite":
-        return next_n
-    return next_n + (theta_n - next_n).mul_(alpha)
+        theta_n.sub_(new.base_N[place]).add_(next_n)
+    elif alignment == "overwrite":
+        theta_n.copy_(next_n)
+    else:
+        theta_n.sub_(next_n).mul_(alpha).add_(next_n)

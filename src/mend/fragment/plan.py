@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
@@ -34,7 +33,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             if isinstance(model, DistributedDataParallel)
             else getattr(model, "_orig_mod", None)
         )
-        if isinstance(model, FullyShardedDataParallel):
+        if type(model).__name__ == "FullyShardedDataParallel":
             rule = "is FSDP1, whose flat parameters cannot be told apart"
             raise ConfigError("model", type(model).__name__, rule, "Use fully_shard (FSDP2).")
         if not isinstance(inner, nn.Module):

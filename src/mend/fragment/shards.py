@@ -12,22 +12,24 @@ Legend: N elements of a vector.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from mend.errors import ConfigError
 from mend.terms import Layout, Owned, Span, owned_span
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 WHOLE = "whole"
 """Placement of a tensor that a rank holds all of."""
@@ -44,6 +46,18 @@ class Shard(NamedTuple):
         return prod(self.shape)
 
 
+def as_dtensor(parameter: Tensor) -> DTensor | None:
+    """The parameter, if it is a DTensor. Imports nothing: who has made one has imported it, and
+    others shall not wait for that."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return parameter if module is not None and isinstance(parameter, module.DTensor) else None
+
+
+def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+    module = sys.modules.get("torch.distributed.fsdp")
+    return [m for m in model.modules() if module is not None and isinstance(m, module.FSDPModule)]
+
+
 class Gathered:
     """The FSDP2 modules of a model, any of which may be gathered when its shards are wanted.
 
@@ -52,7 +66,7 @@ class Gathered:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [weakref.ref(m) for m in model.modules() if isinstance(m, FSDPModule)]
+        self._modules = [weakref.ref(m) for m in _fsdp_modules(model)]
 
     def reshard(self) -> None:
         """Back to the shards; nothing is done where they are there already."""
@@ -65,21 +79,23 @@ class Gathered:
 @torch.no_grad()
 def local_of(parameter: Tensor) -> Tensor:
     """The elements this rank holds, sharing their memory."""
-    if isinstance(parameter, DTensor):
-        return parameter.to_local().detach()
-    return parameter.detach()
+    spread = as_dtensor(parameter)
+    return parameter.detach() if spread is None else spread.to_local().detach()
 
 
 def shard_of(name: str, parameter: Tensor) -> Shard:
     """Which box of the tensor this rank holds. Raises ConfigError for a DTensor that is partial."""
-    if not isinstance(parameter, DTensor):
+    spread = as_dtensor(parameter)
+    if spread is None:
         return Shard(tuple(parameter.shape), (0,) * parameter.dim())
-    if any(placement.is_partial() for placement in parameter.placements):
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in spread.placements):
         raise ConfigError(
-            "model", name, f"is placed {parameter.placements}", "Reduce it before mend_init."
+            "model", name, f"is placed {spread.placements}", "Reduce it before mend_init."
         )
     shape, offset = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
+        spread.shape, spread.device_mesh, spread.placements
     )
     found = Shard(tuple(shape), tuple(offset))
     local = tuple(local_of(parameter).shape)
@@ -89,17 +105,19 @@ def shard_of(name: str, parameter: Tensor) -> Shard:
 
 def placement_of(parameter: Tensor) -> str:
     """How a tensor is spread over its rack, for people: WHOLE, or placements and mesh."""
-    if not isinstance(parameter, DTensor):
+    spread = as_dtensor(parameter)
+    if spread is None:
         return WHOLE
-    mesh = "x".join(map(str, parameter.device_mesh.shape))
-    return f"{' '.join(map(str, parameter.placements))} over {mesh}"
+    mesh = "x".join(map(str, spread.device_mesh.shape))
+    return f"{' '.join(map(str, spread.placements))} over {mesh}"
 
 
 def mesh_ranks(parameter: Tensor) -> set[int]:
     """Global ranks that a tensor is spread over; empty for a plain one."""
-    if not isinstance(parameter, DTensor):
+    spread = as_dtensor(parameter)
+    if spread is None:
         return set()
-    return {int(rank) for rank in parameter.device_mesh.mesh.flatten().tolist()}
+    return {int(rank) for rank in spread.device_mesh.mesh.flatten().tolist()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,10 @@ Bytes of a merge: payloads read + anchor read + anchor written (values, and the 
 any). Bytes of memcpy: read + written by torch's copy_ on the same thread. All variants take turns
 in every repeat, so that a disturbance of the machine meets all of them. `with_digest` is what a
 rank does before it says Held; `without_digest` is the arithmetic alone, for where the digest is
-computed off the path; `apart` is the merge followed by a digest of the finished anchor.
+computed off the path; `apart` is the merge followed by a digest of the finished anchor. `rda` is
+what a rack of one rank does with merge="rda": measure, make the factors, merge with digest. It has
+--tensors tensors of equal size and reads the payloads twice; its share counts them once, like the
+others, so that the shares compare as the times do.
 
 `measured` is the median over repeats of the share of memcpy's bandwidth, with digest, one thread,
 for the number of racks that has the least.
@@ -21,15 +24,17 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from benchmarks._common import arguments, noise, report, spread
 from mend.codec import CODECS
-from mend.merge import Average
+from mend.merge import MERGES
 from mend.outer import Nesterov
 from mend.runtime.digest import StateDigest, digest_of
 from mend.runtime.numerics import Anchor, Numerics
+from mend.runtime.sums import Tensors, factors_in
 
 GOAL = 0.4
 
@@ -40,12 +45,14 @@ def main() -> None:
     racks = sorted(options.racks)
     numerics = _numerics(options, 1)
     threaded = [_numerics(options, threads) for threads in options.threads]
+    radial = [_numerics(options, threads, "rda") for threads in (1, *options.threads)]
     anchor = numerics.genesis(noise(options.numel, 99))
     payloads = [numerics.codec.encode(noise(options.numel, m)) for m in range(racks[-1])]
     out = numerics.empty(options.numel).zero_()
     runs: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(anchor.data)}
     for count in racks:
         runs |= _variants(numerics, threaded, payloads[:count], anchor, out)
+        runs |= _radial(radial, payloads[:count], anchor, out, options.tensors)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(options.repeats + 1):
         for name, run in runs.items():
@@ -71,13 +78,18 @@ def _options() -> argparse.Namespace:
         default=[2, 4],
         help="also with so many threads sharing a merge, as a rank does on 8 and 16 cores",
     )
+    parser.add_argument("--tensors", type=int, default=100, help="tensors of the rda rows")
     parser.add_argument("--repeats", type=int, default=5)
     return parser.parse_args()
 
 
-def _numerics(options: argparse.Namespace, threads: int) -> Numerics:
+def _numerics(options: argparse.Namespace, threads: int, merge: str = "mean") -> Numerics:
     outer = Nesterov(options.lr, options.momentum)
-    return Numerics(CODECS[options.codec](), Average(), outer, threads)
+    return Numerics(CODECS[options.codec](), MERGES[merge](), outer, threads)
+
+
+def _weights(racks: int) -> tuple[float, ...]:
+    return (0.5 ** (racks - 1), *(0.5**m for m in range(1, racks)))
 
 
 def _variants(
@@ -88,7 +100,7 @@ def _variants(
     out: torch.Tensor,
 ) -> dict[str, Callable[[], object]]:
     racks, numel = len(payloads), anchor.numel
-    weights = [0.5 ** (racks - 1)] + [0.5**m for m in range(1, racks)]
+    weights = _weights(racks)
 
     def bare() -> None:
         numerics.merge_into(payloads, weights, anchor, out, None)
@@ -111,6 +123,27 @@ def _variants(
         name = f"{racks} racks with_digest {helped.crew.threads} threads"
         variants[name] = lambda n=helped: n.merge(payloads, weights, anchor, 1, out)
     return variants
+
+
+def _radial(
+    radial: list[Numerics],
+    payloads: list[torch.Tensor],
+    anchor: Anchor,
+    out: torch.Tensor,
+    count: int,
+) -> dict[str, Callable[[], object]]:
+    weights, numel = _weights(len(payloads)), anchor.numel
+    tensors = Tensors(tuple(numel * i // count for i in range(count + 1)), (False,) * count)
+
+    def both(numerics: Numerics) -> Anchor:
+        total = numerics.total([numerics.measure(payloads, weights, tensors)])
+        runs = tensors.runs(weights, factors_in(total, weights, tensors))
+        return numerics.merge(payloads, weights, anchor, 1, out, runs)
+
+    return {
+        f"{len(payloads)} racks rda {numerics.crew.threads} threads": partial(both, numerics)
+        for numerics in radial
+    }
 
 
 def _report(

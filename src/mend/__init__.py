@@ -3,6 +3,7 @@
 from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
 from mend.config import MendConfig
 from mend.errors import MendError
+from mend.mesh import rack_mesh
 from mend.runtime.status import Status, TokenLedger
 from mend.terms import VERSION
 
@@ -18,5 +19,6 @@ __all__ = [
     "get_runtime",
     "mend_init",
     "mend_shutdown",
+    "rack_mesh",
     "session",
 ]

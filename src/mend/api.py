@@ -15,7 +15,7 @@ from torch import nn
 
 from mend.codec import CODECS
 from mend.config import MendConfig
-from mend.config.wiring import settings_of, spare_vectors
+from mend.config.wiring import local_place, settings_of, spare_vectors
 from mend.errors import ConfigError, UsageError
 from mend.fragment.device import device_of
 from mend.fragment.plan import trainable
@@ -23,8 +23,10 @@ from mend.merge import MERGES
 from mend.mesh import rack_of
 from mend.outer import OUTERS
 from mend.runtime import registry
+from mend.runtime.async_tp import AsyncTp
 from mend.runtime.beside import CudaPin
 from mend.runtime.crew import crew_threads
+from mend.runtime.near import worker_cores
 from mend.runtime.numerics import Numerics
 from mend.runtime.start import LiveRank
 from mend.runtime.status import Status, TokenLedger
@@ -73,14 +75,21 @@ def mend_init(
     outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
     codec, merge = CODECS[config.payload_dtype](), MERGES[config.merge]()
     device = device_of(p for _, p in trainable(model))
-    pin = CudaPin() if device is not None and device.type == "cuda" else None
-    numerics = Numerics(codec, merge, outer, crew_threads(), spare_vectors(config), pin)
-    rank = LiveRank(model, settings_of(config, members), numerics)
+    pin, cores = None, None
+    if device is not None and device.type == "cuda":
+        pin, cores = CudaPin(), worker_cores(device.index or 0, *local_place())
+    spare = spare_vectors(config)
+    numerics = Numerics(codec, merge, outer, crew_threads(), spare, pin, cores)
+    rank = LiveRank(model, settings_of(config, members, cores), numerics)
+    async_tp = AsyncTp()
     try:
+        if config.async_tp_enabled:
+            async_tp = AsyncTp.enable(model, mesh, rank.recorder.note)
         rank.begin()
-        runtime = Runtime(model, config, rank, optimizers)
+        runtime = Runtime(model, config, rank, optimizers, async_tp)
         registry.enter(model, runtime)
     except BaseException:
+        async_tp.close()
         rank.abort()
         raise
     return runtime
@@ -143,8 +152,10 @@ class Runtime:
         config: MendConfig,
         rank: LiveRank,
         optimizers: Sequence[torch.optim.Optimizer],
+        async_tp: AsyncTp,
     ) -> None:
         self.config = config
+        self._async_tp = async_tp
         self._rank, self._trainer = rank, rank.trainer
         self._tokens: int | None = None
         self._borrowed = False
@@ -207,6 +218,8 @@ class Runtime:
         tokens, self._tokens = self._tokens, None
         if self._trainer.stepped(1 if tokens is None else tokens):
             self._rank.live(self._trainer.work())
+        if self._async_tp.asked:
+            self._async_tp.stepped()
 
     def drain(self, timeout_s: float) -> None:
         """Wait until every own offer is merged or dropped and everything decided is applied.
@@ -273,6 +286,7 @@ class Runtime:
             bytes_received=rank.driver.bytes_received,
             anchor_digest=self.anchor_digest(),
             waiting=board.why,
+            async_tp=self._async_tp.said,
             inactive_fields=self.config.inactive_fields,
             frames_refused=rank.driver.counters.frames_refused,
             events_lost=rank.recorder.lost,
@@ -327,6 +341,7 @@ class Runtime:
         if self._last is None:
             self._last = self._status()
         self._finalizer.detach()
+        self._async_tp.close()
         self._rank.abort()
         model = self._model()
         if model is not None and registry.find(model) is self:

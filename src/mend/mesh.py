@@ -1,15 +1,26 @@
-"""mesh: which ranks of one torchrun share a rack."""
+"""mesh: which ranks of one torchrun share a rack. Collective, between init_process_group and
+mend_init; decides from what the ranks tell each other, opens nothing itself.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from mend.config.topology import RACKS, RANKS_PER_RACK, read_hints
 from mend.errors import ConfigError
+from mend.runtime.near import Machine, bus_id_of, host
+from mend.runtime.rack import RackGroup
+from mend.runtime.topology import announce, read_dump
 
 RACK_DIM = "rack"
+SAY = "Say rack_mesh(ranks_per_rack=...), or set MEND_RANKS_PER_RACK on all ranks."
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +33,254 @@ class RackSeat:
     """Global ranks of this rack, in the order of the mesh."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one rank knows of where it is; empty and None: not known. All JSON."""
+
+    host: str
+    boot: str = ""
+    """Tells machines apart that have one name."""
+    ranks_per_rack: int | None = None
+    said_by: str = ""
+    """The argument or the variable that gave ranks_per_rack."""
+    racks: int | None = None
+    levels: tuple[str, ...] = ()
+    node: str = ""
+    node_number: int | None = None
+    island: str = ""
+    """What of its machine NVLink or a processor joins with its GPU, as an NCCL dump shows it."""
+    shape: tuple[tuple[str, int], ...] = ()
+    device_type: str = ""
+    fault: tuple[str, str, str, str] | None = None
+    """A ConfigError that only this rank saw: all raise it, instead of waiting for the one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Racks:
+    """Global ranks by rack, ascending in each and by their first; and who said so."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    source: str
+
+
+def rack_mesh(
+    device_type: str | None = None,
+    *,
+    ranks_per_rack: int | None = None,
+    inner: Mapping[str, int] | None = None,
+) -> DeviceMesh:
+    """The mesh ("rack", "dp") of all ranks of one torchrun that spans several racks.
+
+    All ranks call it, after init_process_group. `inner`: how a rack's ranks are laid out, outermost
+    first; {"dp": 2, "tp": 2} gives ("rack", "dp", "tp"). Which ranks share a rack says, in this
+    order: `ranks_per_rack` (counted along global ranks); MEND_RANKS_PER_RACK; on a single machine
+    an NCCL topology dump, where GPUs are joined neither by NVLink nor by a processor; Slurm's
+    switches or blocks, then its nodes; else every host is a rack. The choice is logged by rank 0.
+
+    Raises ConfigError on every rank: no process group, one rank, racks that are unequal or only one
+    (unless ranks_per_rack says so), sources or ranks that contradict each other.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        remedy = "Call torch.distributed.init_process_group first, under torchrun."
+        raise ConfigError("process group", None, "rack_mesh needs one", remedy)
+    group = RackGroup()  # of all ranks
+    try:
+        device = device_type or _device_type()
+        mine = json.dumps(asdict(_place(ranks_per_rack, inner, device))).encode()
+        places = [_told(blob) for blob in group.gather_bytes(mine)]
+    finally:
+        group.close()
+    racks = decide(places)
+    shape = dict(places[0].shape) or {"dp": len(racks.ranks[0])}
+    if dist.get_rank() == 0:
+        found = places[0].ranks_per_rack is None
+        announce(len(racks.ranks), len(racks.ranks[0]), racks.source, found=found)
+    ranks = torch.tensor(racks.ranks).reshape(len(racks.ranks), *shape.values())
+    return DeviceMesh(device, ranks, mesh_dim_names=(RACK_DIM, *shape))
+
+
 def rack_of(mesh: DeviceMesh) -> RackSeat:
-    """The rack of this process. Raises ConfigError for a mesh without a dimension "rack"."""
+    """The rack of this process. Raises ConfigError for a mesh without a dimension "rack", and for
+    one that this process is not in."""
     names = mesh.mesh_dim_names or ()
     if RACK_DIM not in names:
         raise ConfigError("mesh", names, 'has no dimension "rack"', "Use mend.rack_mesh().")
     axis = names.index(RACK_DIM)
     by_rack = mesh.mesh.movedim(axis, 0).reshape(mesh.shape[axis], -1).tolist()
-    mine = next(rack for rack, ranks in enumerate(by_rack) if dist.get_rank() in ranks)
-    return RackSeat(mine, len(by_rack), tuple(int(rank) for rank in by_rack[mine]))
+    me = dist.get_rank()
+    mine = [rack for rack, ranks in enumerate(by_rack) if me in ranks]
+    if not mine:
+        rule = f"this process, rank {me}, is not in it"
+        raise ConfigError("mesh", by_rack, rule, "Give the whole mesh of mend.rack_mesh().")
+    return RackSeat(mine[0], len(by_rack), tuple(int(rank) for rank in by_rack[mine[0]]))
+
+
+# ------------------------------------------------------------------ what a rank tells
+
+
+def _device_type() -> str:
+    return "cuda" if torch.cuda.is_available() and "nccl" in str(dist.get_backend()) else "cpu"
+
+
+def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: str) -> Place:
+    try:
+        shape = _shape(inner)
+        if ranks_per_rack is not None:
+            _refuse_unless_whole("ranks_per_rack", ranks_per_rack)
+        hints = read_hints()
+        machine = Machine()
+        said = ranks_per_rack if ranks_per_rack is not None else hints.ranks_per_rack
+        argument = "ranks_per_rack" if ranks_per_rack is not None else RANKS_PER_RACK
+        island = ""
+        if device == "cuda" and hints.dump is not None and hints.dump.exists():
+            index = hints.local_rank % max(1, torch.cuda.device_count())
+            island = read_dump(hints.dump).island(bus_id_of(index) or "")
+    except ConfigError as error:
+        return Place(host(), fault=(error.field, str(error.value), error.rule, error.remedy))
+    return Place(
+        host(), machine.boot(), said, argument if said is not None else "", hints.racks,
+        hints.levels, hints.node, hints.node_number, island, shape, device,
+    )  # fmt: skip
+
+
+def _shape(inner: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
+    for name, size in (inner or {}).items():
+        if not str(name).isidentifier() or name == RACK_DIM:
+            rule = f'its names are identifiers, none of them "{RACK_DIM}"'
+            raise ConfigError("inner", dict(inner or {}), rule, f"Rename {name!r}.")
+        _refuse_unless_whole(f"inner[{name!r}]", size)
+    return tuple((inner or {}).items())
+
+
+def _refuse_unless_whole(field: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(field, value, "needs a whole number, at least 1", f"Change {field}.")
+
+
+def _told(blob: bytes) -> Place:
+    said = json.loads(blob)
+    said["levels"] = tuple(said["levels"])
+    said["shape"] = tuple((name, size) for name, size in said["shape"])
+    return Place(**said)
+
+
+# ------------------------------------------------------------------ what follows from it
+
+
+def decide(places: Sequence[Place]) -> Racks:
+    """From what all ranks told, in rank order: the same on every rank. Raises ConfigError."""
+    _refuse_faults(places)
+    size = places[0].ranks_per_rack
+    found = _counted(places, size) if size is not None else _looked_up(places)
+    sizes = [len(ranks) for ranks in found.ranks]
+    if len(set(sizes)) > 1:
+        rule = f"racks by {found.source} would have {_listed(sizes)} ranks; all need as many"
+        raise ConfigError("racks", len(sizes), rule, f"Start as many on each. {SAY}")
+    said = {place.racks for place in places} - {None}
+    if said and said != {len(sizes)}:
+        rule = f"{found.source} makes {len(sizes)} racks of {sizes[0]} ranks"
+        raise ConfigError(RACKS, _listed(sorted(map(str, said))), rule, f"Unset {RACKS}, or: {SAY}")
+    shape = places[0].shape
+    if shape and math.prod(extent for _, extent in shape) != sizes[0]:
+        rule = f"is {math.prod(extent for _, extent in shape)} ranks; a rack has {sizes[0]}"
+        rule += f" by {found.source}"
+        raise ConfigError("inner", dict(shape), rule, f"Change inner. Or: {SAY}")
+    together = sorted(rank for ranks in found.ranks for rank in ranks)
+    assert together == list(range(len(places))), f"{found} are not {len(places)} ranks"
+    return found
+
+
+def _refuse_faults(places: Sequence[Place]) -> None:
+    for place in places:
+        if place.fault is not None:
+            raise ConfigError(*place.fault)
+    if len(places) == 1:
+        remedy = "Start more ranks; a rack with a torchrun of its own needs no mesh."
+        raise ConfigError("world size", 1, "one rank is not several racks", remedy)
+    for field in ("ranks_per_rack", "shape", "device_type"):
+        told = {getattr(place, field): rank for rank, place in reversed([*enumerate(places)])}
+        if len(told) > 1:
+            by_rank = sorted((rank, value) for value, rank in told.items())
+            name = {"shape": "inner"}.get(field, field)
+            rule = ", ".join(f"rank {rank} says {value}" for rank, value in by_rank[:4])
+            raise ConfigError(name, by_rank[0][1], rule, "Say the same on all ranks.")
+
+
+def _counted(places: Sequence[Place], size: int) -> Racks:
+    """`size` ranks each, along global ranks, which torchrun counts host by host."""
+    world, source = len(places), f"{places[0].said_by}={size}"
+    if world % size:
+        near = [n for n in range(1, world) if world % n == 0 and n * 2 <= world]
+        rule = f"{world} ranks cannot be cut into racks of {size}"
+        raise ConfigError("ranks_per_rack", size, rule, f"One of {_listed(near)} would do.")
+    racks = tuple(tuple(range(first, first + size)) for first in range(0, world, size))
+    homes = [{_home(places[rank]) for rank in ranks} for ranks in racks]
+    for rack, hosts in enumerate(homes):
+        torn = [h for h in hosts if sum(h in other for other in homes) > 1]
+        if torn and len(hosts) > 1:
+            rule = f"rack {rack} would be part of host {torn[0][0]} and of another one"
+            remedy = "A rack is whole hosts, or a part of one: choose another number."
+            raise ConfigError("ranks_per_rack", size, rule, remedy)
+    return Racks(racks, source)
+
+
+def _looked_up(places: Sequence[Place]) -> Racks:
+    """The first that tells the ranks apart."""
+    hosts = _groups([_home(place) for place in places])
+    islands = [place.island for place in places]
+    if len(hosts) == 1 and all(islands) and len(set(islands)) > 1:
+        return Racks(_groups(islands), "the NCCL topology dump")
+    depths = {len(place.levels) for place in places}
+    if len(depths) > 1 and 0 not in depths:
+        rule = f"nodes have {_listed(sorted(depths))} levels of switches"
+        raise ConfigError("SLURM_TOPOLOGY_ADDR", places[0].levels, rule, SAY)
+    for level in range(min(depths)):
+        names = [place.levels[level] for place in places]
+        if len(set(names)) > 1:
+            found = _groups(names)
+            _refuse_torn(found, hosts, "SLURM_TOPOLOGY_ADDR", names[0])
+            return Racks(found, f"SLURM_TOPOLOGY_ADDR ({_listed(list(dict.fromkeys(names)))})")
+    numbers = [place.node_number for place in places]
+    if None not in numbers:
+        nodes = _groups(numbers)
+        if nodes != hosts:
+            names = sorted({place.host for place in places})
+            rule = f"says {len(nodes)} nodes, and the ranks are on {_listed(names)}"
+            raise ConfigError("SLURM_NODEID", numbers[0], rule, f"Unset SLURM_NODEID. Or: {SAY}")
+        if len(nodes) > 1:
+            return Racks(nodes, f"SLURM_NODEID ({_names([place.node for place in places])})")
+    if len(hosts) == 1:
+        rule = f"all {len(places)} ranks are on {places[0].host}: nothing says where a rack ends"
+        raise ConfigError("ranks_per_rack", None, rule, SAY)
+    return Racks(hosts, f"hosts ({_names([place.host for place in places])})")
+
+
+def _refuse_torn(
+    found: tuple[tuple[int, ...], ...], hosts: tuple[tuple[int, ...], ...], field: str, value: str
+) -> None:
+    """Ranks of one host hang on one switch."""
+    for ranks in hosts:
+        if not any(set(ranks) <= set(rack) for rack in found):
+            rule = f"ranks {_listed(list(ranks))} share a host and not a switch"
+            raise ConfigError(field, value, rule, f"Unset it. Or: {SAY}")
+
+
+def _home(place: Place) -> tuple[str, str]:
+    return place.host, place.boot
+
+
+def _groups(keys: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    """Ranks with equal keys, by the first of each."""
+    return tuple(
+        tuple(rank for rank, other in enumerate(keys) if other == key)
+        for key in dict.fromkeys(keys)
+    )
+
+
+def _names(each: Sequence[str]) -> str:
+    return _listed(list(dict.fromkeys(each)))
+
+
+def _listed(items: Sequence[object]) -> str:
+    shown = [str(item) for item in items[:8]]
+    return ", ".join(shown + ["..."] * (len(items) > 8)) or "none"

@@ -153,7 +153,7 @@ def test_memory_is_what_is_counted() -> None:
     assert 0 < status.host_bytes <= 8 * numel + in_flight
     assert 0 < status.device_bytes_peak <= 3 * 4 * largest
     gradients = sum(2 * p.numel() for p in made.parameters())
-    scratch = 2 * 64 << 20
+    scratch = (2 * 64 << 20) + (1 << 20)  # the allocator rounds every tensor up
     most = torch.cuda.max_memory_allocated() - before
     assert most <= gradients + status.device_bytes_peak + scratch
 

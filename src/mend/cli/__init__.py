@@ -205,6 +205,31 @@ def demo_command(
     )
 
 
+@app.command("doctor")
+def doctor_command(
+    topology: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What NCCL wrote for NCCL_TOPO_DUMP_FILE."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what this machine and environment look like to mend: run it where a rack would run.
+
+    Versions, GPUs with the cores and network cards near them, which ranks would share a rack and
+    who says so, settings with their source, ports. Nothing is sent anywhere. Exit status 1 when a
+    job could not start like this.
+
+    [bold]Examples[/bold]
+
+      mend doctor
+
+      mend doctor --topology topo.xml --json
+    """
+    from mend.cli.doctor import doctor
+
+    raise typer.Exit(doctor(topology, as_json))
+
+
 @app.command("simulate")
 def simulate_command(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 300,

@@ -18,11 +18,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from mend.config.kinds import Kind
+from mend.config.topology import RANKS_PER_RACK
 from mend.errors import ConfigError
 
 PREFIX = "MEND_"
 FILE = "MEND_CONFIG"
-RESERVED = frozenset({FILE})
+RESERVED = frozenset({FILE, RANKS_PER_RACK})
 """Names in the environment that are not settings and still right."""
 
 
@@ -51,7 +52,7 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in fields:
-            raise _unknown(variable, text, [*fields, FILE])
+            raise _unknown(variable, text, [*fields, *sorted(RESERVED)])
         if text.strip():
             name = fields[variable]
             try:

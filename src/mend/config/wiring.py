@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from mend.config.settings import MendConfig
@@ -11,8 +12,19 @@ from mend.runtime.steps import StepOptions
 from mend.terms import MS, SECOND
 
 
-def settings_of(config: MendConfig, members: tuple[int, ...] | None) -> Settings:
-    """`members`: global ranks of the rack; None: all ranks of the process group."""
+def local_place() -> tuple[int, int]:
+    """(number, count) of this process among those that torchrun started on this machine."""
+    rank, world = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
+        return int(rank), int(world)
+    return 0, 1
+
+
+def settings_of(
+    config: MendConfig, members: tuple[int, ...] | None, cores: frozenset[int] | None
+) -> Settings:
+    """`members`: global ranks of the rack; None: all ranks of the process group.
+    `cores`: where worker threads stay; None: anywhere."""
     rack = config.rack_number
     bind = config.bind_address
     grace = config.grace_window_ms
@@ -30,6 +42,7 @@ def settings_of(config: MendConfig, members: tuple[int, ...] | None) -> Settings
             delay_ns=int(config.simulated_merge_delay_ms * MS),
             delay_distribution=config.simulated_merge_delay_distribution,
             delay_seed=config.simulated_merge_delay_seed,
+            cores=cores,
         ),
         peers=config.peer_addresses,
         witness=config.witness_addr,
@@ -58,8 +71,15 @@ def settings_of(config: MendConfig, members: tuple[int, ...] | None) -> Settings
     )
 
 
+def rounds_in_flight(config: MendConfig) -> int:
+    """Rounds between their capture and their apply at once, at most."""
+    return config.tau * config.fragments // config.sync_period_steps + 1
+
+
 def spare_vectors(config: MendConfig) -> int:
-    """A round takes an offer of every rack, an anchor and perhaps a copy of the live weights, and
-    gives back as many of the last."""
-    rounds_at_once = -(-config.fragments // config.sync_period_steps)
-    return (config.racks + 2) * rounds_at_once
+    """How many large vectors may wait to be used again.
+
+    Every fragment has two versions at times. A round takes an offer of every rack and a copy of the
+    live weights, or a result, and gives back as many as the one before it took.
+    """
+    return config.fragments + (config.racks + 1) * rounds_in_flight(config)

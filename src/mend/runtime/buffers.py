@@ -14,9 +14,9 @@ comes back.
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 import weakref
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +27,8 @@ POOLED_BYTES_MIN = 1 << 20
 """Smaller vectors come from torch: the allocator below it keeps those itself."""
 
 FIT_PCT = 125
-"""A block is used for a vector if it is at most so many percent of its size."""
+"""A block is used for a vector if it is at most so many percent of its size. Locked blocks are used
+for any that fits: making one takes longer than what the round has."""
 
 
 class Pin(Protocol):
@@ -73,12 +74,6 @@ class Buffers:
         weakref.finalize(lease, self._take_back, block).atexit = False
         return torch.from_numpy(lease).view(dtype)
 
-    def warm(self, numels: Sequence[int]) -> None:
-        """Have blocks for fp32 vectors of these lengths ready: making one takes a while, above all
-        where it has to be locked."""
-        held = [self.empty(numel) for numel in numels]
-        del held
-
     def close(self) -> None:
         """Give up what waits, and what comes back from now on."""
         with self._lock:
@@ -89,9 +84,8 @@ class Buffers:
     def _fitting(self, size: int) -> mmap.mmap | None:
         """The smallest idle block that fits, the one used last among equals: it may be in cache."""
         with self._lock:
-            fitting = [
-                i for i, b in enumerate(self._idle) if size <= len(b) <= size * FIT_PCT // 100
-            ]
+            most = size * FIT_PCT // 100 if self._pin is None else sys.maxsize
+            fitting = [i for i, b in enumerate(self._idle) if size <= len(b) <= most]
             if not fitting:
                 return None
             return self._idle.pop(min(fitting, key=lambda i: (len(self._idle[i]), -i)))

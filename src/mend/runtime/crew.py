@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
+from mend.runtime.near import pin_worker
+
 
 def stay_on_one_core() -> None:
     """Make torch calls of *this* thread serial for good, and leave every other thread as it is.
@@ -26,6 +28,12 @@ def stay_on_one_core() -> None:
     restore.join()
 
 
+def begin_worker(cores: frozenset[int] | None) -> None:
+    """First thing in a thread of mend's: serial torch calls, on the cores near its GPU if known."""
+    stay_on_one_core()
+    pin_worker(cores)
+
+
 def crew_threads() -> int:
     """A quarter of the cores this process may use, 1 to 4. The rest trains."""
     affinity = getattr(os, "sched_getaffinity", None)
@@ -35,12 +43,12 @@ def crew_threads() -> int:
 
 class Crew:
     """`threads` in all, the caller among them. Any thread may call, and waits for its own jobs
-    only."""
+    only. `cores`: where they stay; None: anywhere."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, cores: frozenset[int] | None = None) -> None:
         self.threads = threads
         self._helpers = (
-            ThreadPoolExecutor(threads - 1, "mend-crew", initializer=stay_on_one_core)
+            ThreadPoolExecutor(threads - 1, "mend-crew", begin_worker, (cores,))
             if threads > 1
             else None
         )

@@ -19,7 +19,7 @@ from typing import TypeVar
 from mend.errors import GaveUp, MendError, TransportError, WireError
 from mend.protocol import wire
 from mend.protocol.messages import Envelope, Message
-from mend.runtime.crew import stay_on_one_core
+from mend.runtime.crew import begin_worker
 from mend.runtime.edge import Host
 from mend.runtime.recorder import Recorder
 from mend.terms import SECOND, Address, Member, Peer
@@ -47,6 +47,8 @@ class DriverOptions:
     delay_ns: int = 0
     delay_distribution: Distribution = "constant"
     delay_seed: int = 0
+    cores: frozenset[int] | None = None
+    """Where the worker stays; None: anywhere."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Driver:
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: Future[None] = Future()
-        self._workers = ThreadPoolExecutor(1, "mend-worker", initializer=stay_on_one_core)
+        self._workers = ThreadPoolExecutor(1, "mend-worker", begin_worker, (options.cores,))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mend-loop", daemon=True)
         self._thread.start()

@@ -119,16 +119,7 @@ class LiveRank:
         options = self.settings.driver
         if self.me.rank == 0:
             return options
-        return DriverOptions(
-            f"tcp://{options.lane_host}:0",
-            options.lane_host,
-            options.advertise_host,
-            options.ports,
-            options.stall_ns,
-            options.delay_ns,
-            options.delay_distribution,
-            options.delay_seed,
-        )
+        return replace(options, bind=f"tcp://{options.lane_host}:0")
 
     def _build(self, model: nn.Module, numerics: Numerics) -> None:
         inventories = self._inventories(model)
@@ -223,9 +214,8 @@ class LiveRank:
             values_N = torch.empty(held.owned.numel, dtype=torch.float32)
             view.read(held.owned, values_N)
             tracks.append(Track(view, held, numerics.genesis(values_N)))
-        if self._side is not None:  # locking memory takes a while: not in the first rounds
-            longest = max(track.owned.numel for track in tracks)
-            numerics.buffers.warm([longest] * numerics.buffers.idle_max)
+        if self._side is not None:
+            _prepare(numerics, [track.owned.numel for track in tracks])
         return tracks
 
     def _introduced(self, mine: Introduction) -> list[Introduction]:
@@ -368,3 +358,14 @@ class LiveRank:
             effect = leader.farewell()
             if effect.to != self.me:
                 self.driver.send(effect.to, effect.body)
+
+
+def _prepare(numerics: Numerics, numels: Sequence[int]) -> None:
+    """Have all memory of the run ready: locking takes a while, and would hold up the first rounds.
+
+    A second version of every anchor, and vectors for the rounds in flight.
+    """
+    second = [numerics.empty(numel) for numel in numels]
+    flying = numerics.buffers.idle_max - len(second)
+    ready = [numerics.buffers.empty(max(numels)) for _ in range(flying)]
+    del second, ready

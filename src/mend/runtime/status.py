@@ -47,6 +47,8 @@ class Status:
     """sha256 over version and digests of every fragment; equal on all racks at equal versions."""
     waiting: tuple[str, ...]
     """Why open rounds do not close, as the coordinator says; empty when nothing waits."""
+    async_tp: str
+    """ "off", "on: N fused matmul-collectives", or "not active: " and why."""
     inactive_fields: tuple[str, ...]
     frames_refused: int
     events_lost: int

@@ -116,6 +116,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("outer_lr", value) for value in (0, -1, 101, 1e-60, 1e60, float("inf"), float("nan"))),
     *(("outer_optimizer_momentum", value) for value in (1, -0.1, 1 - 1e-12, float("nan"))),
     *(("merge", value) for value in ("median", None)),
+    *(("merge_mean_names", value) for value in (("*a*", "*a*"), ("",), (1,), 5)),
     *(("payload_dtype", value) for value in ("fp32", "int8")),
     *(("lockstep", value) for value in ("on", 1)),
     *(("max_age", value) for value in (-1, 65)),
@@ -184,6 +185,8 @@ RIGHT: list[tuple[str, Any, Any]] = [
     ("diagnostics_dir", "", None),
     ("diagnostics_dir", Path("a"), Path("a")),
     ("expected_learner_ids", ["rack-0", "rack-1"], ("rack-0", "rack-1")),
+    ("merge_mean_names", "*emb*, head.weight", ("*emb*", "head.weight")),
+    ("merge_mean_names", [], ()),
 ]
 
 
@@ -320,14 +323,14 @@ def test_the_port_range_is_two_numbers() -> None:
 
 ELSE: dict[str, Any] = {
     "fragments": 5, "sync_period_steps": 64, "overlap_steps": 3, "alignment": "blend",
-    "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "merge": "mean",
-    "payload_dtype": "bfloat16",
+    "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "merge": "rda",
+    "merge_mean_names": ("head.*",), "payload_dtype": "bfloat16",
     "lockstep": True, "max_age": 3, "token_weighted_merge": False, "racks": 3, "job_id": "other",
     "quorum_min_learners": 2,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in ELSE if name != "merge"])
+@pytest.mark.parametrize("name", ELSE)
 def test_a_difference_that_would_split_the_job_shows_in_the_facts(name: str) -> None:
     one, other = dict(MendConfig().hyper_facts()), MendConfig(**{name: ELSE[name]}).hyper_facts()
     differing = {key for key, value in other if one[key] != value}

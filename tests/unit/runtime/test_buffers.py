@@ -121,3 +121,40 @@ def test_threads_never_get_the_same_memory() -> None:
         thread.join()
     assert not wrong
     assert buffers.idle_bytes <= 3 * POOLED_BYTES_MIN
+
+
+class Locks:
+    """What a GPU's driver would be told."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+
+    def lock(self, address: int, size: int) -> None:
+        assert address not in self.locked, "locked twice"
+        self.locked[address] = size
+
+    def unlock(self, address: int) -> None:
+        del self.locked[address]
+
+
+def test_memory_is_locked_for_as_long_as_it_exists() -> None:
+    locks = Locks()
+    buffers = Buffers(1, locks)
+    first, second = buffers.empty(NUMEL), buffers.empty(NUMEL)
+    assert sorted(locks.locked) == sorted([first.data_ptr(), second.data_ptr()])
+    assert buffers.total_bytes == sum(locks.locked.values()) == 2 * POOLED_BYTES_MIN
+    del first
+    assert len(locks.locked) == 2, "it waits"
+    del second
+    assert buffers.total_bytes == sum(locks.locked.values()) == POOLED_BYTES_MIN, "one too many"
+    buffers.close()
+    assert not locks.locked
+    assert buffers.total_bytes == 0
+
+
+def test_a_locked_block_serves_whatever_fits() -> None:
+    buffers = Buffers(2, Locks())
+    large = buffers.empty(4 * NUMEL)
+    where = large.data_ptr()
+    del large
+    assert buffers.empty(NUMEL).data_ptr() == where

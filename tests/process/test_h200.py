@@ -1,0 +1,101 @@
+"""The benchmark of racks with GPUs, on this CPU: the same code at a size that takes seconds.
+
+No test looks at a time. What is looked at: that both racks run the same cells to the end, that the
+exchange took place in them, and that overlapping it changes no bit of the losses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.racks import LIMIT_S, ROOT, environment
+
+TINY = (
+    *("--shape", "tiny", "--sequences", "2", "--positions", "16", "--fragments", "4"),
+    *("--gap", "2", "--steps-max", "8", "--repeats", "1"),
+)
+
+
+def launched(
+    folder: Path, ranks: int, *more: str, script: str = "h200"
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(sys.executable, "-m", "mend.cli", "launch", "--no-witness", "--racks", "2"),
+        *("--nproc-per-rack", str(ranks), f"benchmarks/{script}.py", "--out", str(folder)),
+        *(*TINY, *more),
+    ]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, cwd=ROOT, env={**environment(), "PYTHONPATH": path}, text=True,
+        timeout=2 * LIMIT_S, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def table(folder: Path, *more: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.h200_table", str(folder), *more], cwd=ROOT,
+        env=environment(), text=True, timeout=LIMIT_S, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_racks_run_every_cell_from_the_same_start(tmp_path: Path) -> None:
+    launched(tmp_path, 1, "--delays", "0,30", "--recompute")
+    both = [lines(tmp_path / f"rack{rack}-rank0.jsonl") for rack in range(2)]
+    cells = [[line for line in one if line["kind"] == "cell"] for one in both]
+    modes = [(line["mode"], line["delay_ms"]) for line in cells[0] if line["repeat"] == 0]
+    assert modes == [
+        ("none", 0), ("blocking", 0), ("concurrent", 0), ("blocking", 30), ("concurrent", 30),
+    ]  # fmt: skip
+    for mine, theirs in zip(*cells, strict=True):
+        assert mine["losses"][0] == cells[0][0]["losses"][0], "a cell began elsewhere"
+        assert mine["losses"] != theirs["losses"], "the racks trained on the same tokens"
+        assert len(mine["step_ms"]) == mine["measured"]
+        if mine["mode"] != "none":
+            assert mine["bytes_sent"] > 0
+            assert mine["anchor_digest"] == theirs["anchor_digest"]
+            assert sum(mine["versions"]) == (mine["warm_up"] + mine["measured"] - mine["tau"]) // 2
+    assert both[0][-1]["reason"] == "done"
+    said = table(tmp_path)
+    assert said.count("losses of blocking and concurrent equal") == 2, said
+    assert "| concurrent | 30 |" in said
+
+
+def test_racks_of_shards_do_the_same_with_two_ranks_each(tmp_path: Path) -> None:
+    launched(tmp_path, 2, "--parallel", "fsdp2", "--delays", "20", "--tau", "2")
+    assert len(list(tmp_path.glob("rack*-rank*.jsonl"))) == 4
+    said = table(tmp_path)
+    assert "2 racks x 2" in said
+    assert "delay 20 ms: losses of blocking and concurrent equal" in said
+
+
+def test_torchft_runs_the_same_steps_where_it_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("torchft")
+    launched(tmp_path, 1, script="torchft_cell")
+    cells = [one for one in lines(tmp_path / "rack0-rank0.jsonl") if one["kind"] == "cell"]
+    assert [one["mode"] for one in cells] == ["none", "torchft-blocking", "torchft-overlap"]
+    assert all(one["bytes_sent"] > 0 for one in cells[1:])
+    assert "| torchft-overlap | 0 |" in table(tmp_path)
+
+
+def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(tmp_path: Path) -> None:
+    launched(tmp_path, 1, "--delays", "0", "--budget-s", "0.1")
+    for rack in range(2):
+        found = lines(tmp_path / f"rack{rack}-rank0.jsonl")
+        assert [line["kind"] for line in found] == ["start", "end"]
+        assert found[-1]["reason"] == "budget"
+    assert "0 cells (budget)" in table(tmp_path)

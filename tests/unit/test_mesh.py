@@ -1,0 +1,144 @@
+"""Which ranks of one torchrun share a rack: from what they told each other, alike on all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mend import rack_mesh
+from mend.errors import ConfigError
+from mend.mesh import Place, Racks, decide
+
+
+def on(*hosts: str, **more: object) -> list[Place]:
+    """One rank on each, as told; the same of all others."""
+    return [replace(Place(host), **more) for host in hosts]  # type: ignore[arg-type]
+
+
+A4B4 = on(*"AAAABBBB")
+
+
+def refused(places: list[Place], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        decide(places)
+
+
+def test_every_host_is_a_rack_where_nobody_says_more() -> None:
+    assert decide(A4B4) == Racks(((0, 1, 2, 3), (4, 5, 6, 7)), "hosts (A, B)")
+    assert decide(on("B", "A", "B", "A")).ranks == ((0, 2), (1, 3)), "in the order of first ranks"
+
+
+def test_two_machines_may_have_one_name() -> None:
+    places = [Place("localhost", boot) for boot in ("x", "x", "y", "y")]
+    assert decide(places).ranks == ((0, 1), (2, 3))
+
+
+def test_a_number_goes_before_all() -> None:
+    levels = [("s0",)] * 4 + [("s1",)] * 4
+    places = [
+        replace(place, ranks_per_rack=2, said_by="ranks_per_rack", levels=level)
+        for place, level in zip(A4B4, levels, strict=True)
+    ]
+    assert decide(places) == Racks(((0, 1), (2, 3), (4, 5), (6, 7)), "ranks_per_rack=2")
+
+
+def test_a_rack_is_whole_hosts_or_a_part_of_one() -> None:
+    def cut(hosts: str, size: int) -> Racks:
+        return decide(on(*hosts, ranks_per_rack=size, said_by="MEND_RANKS_PER_RACK"))
+
+    assert len(cut("AABBCCDD", 4).ranks) == 2
+    assert len(cut("AAAAAAAA", 4).ranks) == 2
+    assert len(cut("AAAAAAAA", 8).ranks) == 1, "one rack, because somebody said so"
+    with pytest.raises(ConfigError, match="rack 1 would be part of host A and of another one"):
+        cut("AAABBB" * 1, 2)
+
+
+def test_a_world_that_does_not_divide() -> None:
+    refused(
+        on(*"AAAAAA", ranks_per_rack=4, said_by="ranks_per_rack"),
+        "^ranks_per_rack=4: 6 ranks cannot be cut into racks of 4. One of 1, 2, 3 would do.",
+    )
+
+
+def test_slurms_switches_where_nodes_begin_to_differ() -> None:
+    addresses = [
+        ("core", "rack1", "sw1"), ("core", "rack1", "sw2"),
+        ("core", "rack2", "sw3"), ("core", "rack2", "sw4"),
+    ]  # fmt: skip
+    places = [Place(host, levels=at) for host, at in zip("ABCD", addresses, strict=True)]
+    assert decide(places) == Racks(((0, 1), (2, 3)), "SLURM_TOPOLOGY_ADDR (rack1, rack2)")
+    assert decide(places[:2]).ranks == ((0,), (1,)), "in one rack of the room, its switches"
+
+
+def test_one_switch_for_all_says_nothing_and_nodes_do() -> None:
+    places = [
+        Place(host, levels=("s0",), node=f"n{number}", node_number=number)
+        for host, number in zip("AABB", (0, 0, 1, 1), strict=True)
+    ]
+    assert decide(places) == Racks(((0, 1), (2, 3)), "SLURM_NODEID (n0, n1)")
+
+
+def test_switches_with_unequal_nodes() -> None:
+    places = [Place(host, levels=(s,)) for host, s in zip("ABC", ("s0", "s0", "s1"), strict=True)]
+    refused(places, "racks by SLURM_TOPOLOGY_ADDR .s0, s1. would have 2, 1 ranks")
+
+
+def test_unequal_hosts() -> None:
+    refused(on(*"AAAB"), "racks by hosts .A, B. would have 3, 1 ranks; all need as many")
+
+
+def test_one_host_is_not_guessed_at() -> None:
+    refused(on(*"AAAA"), "^ranks_per_rack=None: all 4 ranks are on A: nothing says .*Say rack_mesh")
+
+
+def test_a_dump_divides_a_single_machine_and_never_joins_two() -> None:
+    islands = ["17", "17", "b1", "b1"]
+    alone = [Place("A", island=island) for island in islands]
+    assert decide(alone) == Racks(((0, 1), (2, 3)), "the NCCL topology dump")
+    joined = [Place("A", island="17") for _ in range(4)]
+    refused(joined, "nothing says where a rack ends")
+    known_by_some = [replace(alone[0], island=""), *alone[1:]]
+    refused(known_by_some, "nothing says where a rack ends")
+    two = [Place(host, island=island) for host, island in zip("ABAB", islands, strict=True)]
+    assert decide(two).source == "hosts (A, B)"
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"ranks_per_rack": 4}, "^ranks_per_rack=2: rank 0 says 2, rank 3 says 4. Say the same"),
+        ({"ranks_per_rack": None}, "^ranks_per_rack=2: rank 0 says 2, rank 3 says None"),
+        ({"shape": (("dp", 2),)}, "^inner="),
+        ({"device_type": "cuda"}, "^device_type="),
+        ({"racks": 3}, "^MEND_RACKS='3': ranks_per_rack=2 makes 2 racks of 2 ranks"),
+        ({"fault": ("LOCAL_RANK", "x", "needs a number", "Change it.")}, "^LOCAL_RANK='x'"),
+    ],
+)
+def test_ranks_that_contradict_each_other(changed: dict[str, object], match: str) -> None:
+    places = on(*"AAAA", ranks_per_rack=2, said_by="ranks_per_rack", device_type="cpu")
+    refused([*places[:3], replace(places[3], **changed)], match)  # type: ignore[arg-type]
+
+
+def test_sources_that_contradict_each_other() -> None:
+    torn = [Place("A", levels=(switch,)) for switch in ("s0", "s0", "s1", "s1")]
+    refused(torn, "^SLURM_TOPOLOGY_ADDR='s0': ranks 0, 1, 2, 3 share a host and not a switch")
+    depths = [Place("A", levels=("s0",)), Place("B", levels=("s0", "s1"))]
+    refused(depths, "^SLURM_TOPOLOGY_ADDR=.*nodes have 1, 2 levels of switches")
+    numbers = [Place(host, node_number=0) for host in "AABB"]
+    refused(numbers, "^SLURM_NODEID=0: says 1 nodes, and the ranks are on A, B. Unset")
+    refused(on(*"AABB", racks=4), r"^MEND_RACKS='4': hosts \(A, B\) makes 2 racks of 2 ranks")
+
+
+def test_a_layout_that_is_no_rack() -> None:
+    refused(on(*"AABB", shape=(("dp", 2), ("tp", 2))), "^inner=.*is 4 ranks; a rack has 2 by hosts")
+    assert decide(on(*"AABB", shape=(("dp", 1), ("tp", 2)))).ranks == ((0, 1), (2, 3))
+
+
+def test_one_rank_is_not_several_racks() -> None:
+    refused(on("A"), "^world size=1: one rank is not several racks")
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(ConfigError, match=r"^process group=None: rack_mesh needs one. Call torch"):
+        rack_mesh()

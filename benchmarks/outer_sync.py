@@ -171,7 +171,8 @@ class Watch:
         self._wrap(trainer, "_capture", "capture")
         self._wrap(trainer, "_move", "apply")
         self._wrap(board, "publish", "publish")
-        self._wrap_work(rank.edge)
+        for work in ("encode", "merge"):
+            self._wrap(rank.numerics, work, work)
         self._wrap_fetch(rank.edge)
         self._wrap_digest()
 
@@ -224,15 +225,6 @@ class Watch:
             return self._timed(name, lambda: inner(*args, **kwargs))
 
         setattr(owner, method, outer)
-
-    def _wrap_work(self, edge: Any) -> None:
-        inner = edge.work
-
-        def work(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-            name = job.__qualname__.partition(".<locals>")[0].rpartition("._")[2]
-            inner(lambda: self._timed(name, job), done)
-
-        edge.work = work
 
     def _wrap_fetch(self, edge: Any) -> None:
         inner = edge.fetch

@@ -107,7 +107,7 @@ def main() -> None:
         versions = ",".join(map(str, status.versions))
         result = f"digest={status.anchor_digest} held_out={loss_held_out:.4f}"
         print(f"rack={rack} step={status.step} versions={versions} {result}", flush=True)
-    dist.destroy_process_group()  # mend has closed its own groups and sockets before
+    dist.destroy_process_group()  # after the session: mend meets in groups of its own
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def main() -> None:
         )
         if rank == 0:
             torch.save(whole, options.save)
-    dist.destroy_process_group()  # mend has closed its own groups and sockets before
+    dist.destroy_process_group()  # after the session: mend meets in groups of its own
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "double-count: a merged offer is carried once more",
         "runtime/rounds.py",
-        "delta_N = offer.delta_N if named and offer is not None else None",
-        "delta_N = None",
+        "return offer.delta_N\n",
+        "return None\n",
     ),
     Mutant(
         "arrival-order: members in another order than ascending racks",
@@ -57,10 +57,8 @@ MUTANTS = (
     Mutant(
         "snapshot-kept: what is carried is measured from the snapshot, not from anchor - delta",
         "runtime/rounds.py",
-        "delta_N = offer.delta_N if named and offer is not None else None",
-        "delta_N = None if not (named and offer) else (\n"
-        "            track.anchor.values - (offer.anchor.values - offer.delta_N)\n"
-        "        )",
+        "return offer.delta_N\n",
+        "return self.tracks[fragment].anchor.values - (offer.anchor.values - offer.delta_N)\n",
     ),
     Mutant(
         "tokens-restarted: counters begin at the apply, not at the capture",
@@ -152,6 +150,41 @@ MUTANTS = (
         "if version > track.anchor.version and version >= -minus_oldest:",
         "if version > track.anchor.version:",
         ("tests/unit/runtime/test_rounds.py",),
+    ),
+    Mutant(
+        "other-sums: a total of another attempt, or another version, is merged with",
+        "protocol/sums.py",
+        "if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:",
+        "if self.phase is Phase.TOLD:",
+        ("tests/unit/protocol/test_sums.py",),
+    ),
+    Mutant(
+        "early-sums: the leader adds before all its ranks have measured",
+        "protocol/sums.py",
+        "[key for key in found[0] if all(key in partials for partials in found)]:\n",
+        "list(found[0]):\n            found = [each for each in found if key in each]\n",
+        ("tests/unit/protocol/test_sums.py",),
+    ),
+    Mutant(
+        "endless-sums: a rank waits for a rack-mate that will never measure",
+        "protocol/sums.py",
+        "if later and key not in theirs:",
+        "if later and key in theirs:",
+        ("tests/sim/test_seeds.py", "-k", "mate"),
+    ),
+    Mutant(
+        "own-grid: pieces of a tensor are added though they are rounded to different grids",
+        "merge/gram.py",
+        "if bins == self.bins:",
+        "if bins:",
+        ("tests/unit/merge/test_gram.py",),
+    ),
+    Mutant(
+        "own-length: a rank takes its part of a tensor for the whole",
+        "runtime/sums.py",
+        "sums = [mine.plus(other) for mine, other in zip(sums, grams, strict=True)]",
+        "sums = list(sums)",
+        ("tests/conformance/test_merges.py",),
     ),
     Mutant(
         "discard-alone: a rank forgets an offer before the rack's other ranks know",

@@ -12,7 +12,7 @@ from torch import Tensor
 from mend.codec import CODECS
 from mend.fragment import FragmentView, build_plan, realign, trainable
 from mend.fragment.shards import replicated
-from mend.merge import Average
+from mend.merge import MERGES
 from mend.outer import Nesterov
 from mend.protocol.schedule import Schedule
 from mend.protocol.weights import merge_weights
@@ -31,6 +31,7 @@ from mend.reference import (
     shares,
 )
 from mend.runtime.numerics import Anchor, Numerics
+from mend.runtime.sums import factors_in, tensors_of
 from tests.numerics.racks import FRAGMENTS, build, flat, rack, trainer
 
 PLAIN = Settings(fragments=FRAGMENTS, period=6, overlap=2)
@@ -43,6 +44,10 @@ VARIANTS = {
     "bfloat16": replace(PLAIN, payload=torch.bfloat16),
     "bfloat16, momentum, equal weights": replace(
         PLAIN, payload=torch.bfloat16, outer_lr=0.7, momentum=0.3, token_weighted=False
+    ),
+    "radial": replace(PLAIN, radial=(0, 1, 3)),
+    "radial, bfloat16, momentum": replace(
+        PLAIN, radial=(0, 2, 3), payload=torch.bfloat16, outer_lr=0.7, momentum=0.3
     ),
     "every step": replace(PLAIN, period=1, overlap=0),
     "more fragments than steps": replace(PLAIN, period=2, overlap=1),
@@ -84,7 +89,16 @@ class Live:
             for m in self.models
         ]
         codec = CODECS["bfloat16" if settings.payload == torch.bfloat16 else "float32"]()
-        self.numerics = Numerics(codec, Average(), Nesterov(settings.outer_lr, settings.momentum))
+        rule = MERGES["rda" if settings.radial else "mean"]()
+        self.numerics = Numerics(codec, rule, Nesterov(settings.outer_lr, settings.momentum))
+        names = [name for name, _ in trainable(self.models[0])]
+        self.tensors = [
+            tensors_of(
+                replicated(layout, 1, 0).owned,
+                [names.index(slot.name) not in settings.radial for slot in layout.slots],
+            )
+            for layout in self.plan
+        ]
         self.anchors: list[list[Anchor]] = [
             [self.numerics.genesis(self.read(0, p))] for p in range(len(self.plan))
         ]
@@ -122,7 +136,17 @@ class Live:
             self.open[n, p] = (delta, encoded.pend, self.totals[n])
         weights = merge_weights(work, token_weighted=self.settings.token_weighted)
         newest = self.anchors[p][-1]
-        self.anchors[p].append(self.numerics.merge(payloads, weights, newest, newest.version + 1))
+        runs = self.runs(p, payloads, tuple(weights)) if self.settings.radial else None
+        self.anchors[p].append(
+            self.numerics.merge(payloads, weights, newest, newest.version + 1, runs=runs)
+        )
+
+    def runs(
+        self, p: int, payloads: list[Tensor], weights: tuple[float, ...]
+    ) -> list[tuple[int, tuple[float, ...]]]:
+        """As the one rank of a rack and its leader do it."""
+        total = self.numerics.total([self.numerics.measure(payloads, weights, self.tensors[p])])
+        return self.tensors[p].runs(weights, factors_in(total, weights, self.tensors[p]))
 
     def apply(self, p: int) -> None:
         for n in range(len(self.models)):

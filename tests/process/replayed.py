@@ -38,6 +38,9 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
         outer_lr=config.get("outer_lr", 1.0),
         momentum=config.get("outer_optimizer_momentum", 0.0),
         payload=payload[config.get("payload_dtype", "float32")],
+        radial=[i for name, i in index.items() if name not in config.get("merge_mean_names", ())]
+        if config.get("merge") == "rda"
+        else (),
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from mend import reference
 from mend.runtime.digest import digest_of
 from mend.sim import Scenario, World, draw
+from mend.sim.world import plain_fragments
 from mend.terms import Peer, owned_span
 
 PAYLOADS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -45,6 +46,9 @@ def settings_of(scenario: Scenario) -> reference.Settings:
         outer_lr=0.7 if scenario.momentum else 1.0,
         momentum=scenario.momentum,
         payload=PAYLOADS[scenario.payload],
+        radial=[p for p, (plain,) in enumerate(plain_fragments(scenario)) if not plain]
+        if scenario.merge == "rda"
+        else (),
     )
 
 

@@ -7,16 +7,19 @@ closer with `mend simulate --seed N --trace`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from mend.errors import StartTimeout
+from mend.errors import PayloadGone, StartTimeout
 from mend.sim import Report, Scenario, World, draw
 from mend.sim.scenario import Fault
-from mend.terms import MS, SECOND, Peer
+from mend.terms import MS, SECOND, Address, Peer
 
 SEEDS, BLOCK = 300, 15
+RADIAL_SEEDS = 30
+"""Of the 300, done again with racks of two ranks that merge by rda."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,7 @@ def test_the_seeds_cover_what_they_are_for() -> None:
     assert {scenario.ranks for scenario in drawn} == {1, 2}
     assert {scenario.alignment for scenario in drawn} == {"carry", "overwrite", "blend"}
     assert {scenario.payload for scenario in drawn} == {"float32", "bfloat16"}
+    assert {(s.merge, s.ranks) for s in drawn} == {(m, r) for m in ("mean", "rda") for r in (1, 2)}
     assert any(scenario.lockstep for scenario in drawn)
     assert any(scenario.loss for scenario in drawn)
     assert any(scenario.non_finite for scenario in drawn)
@@ -242,3 +246,61 @@ def test_payloads_stay_bounded_while_a_dead_rack_is_not_noticed_yet(victim: int)
             faults=(Fault("crash", 600 * MS, 1 << 62, victim),),
         )
     )
+
+
+# -------------------------------------------------------------- merges that need sums over a rack
+
+
+def end_of(world: World, ranks: int) -> list[torch.Tensor]:
+    """Per fragment, the anchor that rack 0 ends with: its ranks' parts laid end to end."""
+    parts = [world.trainings[Peer(0, rank)].trainer.tracks for rank in range(ranks)]
+    return [torch.cat([t.anchor.values for t in tracks]) for tracks in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_sums_of_a_rack_do_not_depend_on_how_many_ranks_it_has(ranks: int) -> None:
+    """3 and 9 elements over 4 ranks: some own nothing of a tensor."""
+    fields = {"merge": "rda", "lockstep": True, "fragments": 3, "numel": 3}
+    alone, _ = run(calm(**fields))
+    world, _ = run(calm(**fields, ranks=ranks, loss=0.1, jitter_ns=60 * MS))
+    mean, _ = run(calm(**{**fields, "merge": "mean"}))
+    assert len(world.checkers.commits) == len(alone.checkers.commits) > 6
+    for ours, theirs, plain in zip(
+        end_of(world, ranks), end_of(alone, 1), end_of(mean, 1), strict=True
+    ):
+        assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
+        assert theirs.numel() == 5 or not torch.equal(theirs, plain), "the third is always plain"
+
+
+def test_a_rank_whose_mate_had_to_copy_does_not_wait_for_its_sums() -> None:
+    """Rank 1 of rack 1 gets no payload, so it measures nothing and copies what rack 0 decided."""
+    world = World(calm(merge="rda", ranks=2, witness=False))
+    cut_off, mate = (world.trainings[Peer(1, rank)].process for rank in (1, 0))
+    fetch = cut_off.fetch
+
+    def only_states(
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        if key.startswith(b"o"):
+            cut_off.later(MS, lambda: done(PayloadGone("the test holds it back")))
+        else:
+            fetch(holders, key, checksum, into, done)
+
+    cut_off.fetch = only_states
+    report = world.run()
+    assert not report.problems, told(report)
+    several = [c for c in world.checkers.commits.values() if len(c["members"]) > 1]
+    copied = [fields["version"] for kind, fields in mate.notes if kind == "copied"]
+    assert len(copied) > len(several) > 0, "version 0 of two fragments, and all that needed sums"
+    assert all(training.trainer.step == 24 for training in world.trainings.values())
+
+
+@pytest.mark.parametrize("first", range(0, RADIAL_SEEDS, BLOCK))
+def test_no_invariant_breaks_under_rda_with_two_ranks(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        report = World(dataclasses.replace(draw(seed), merge="rda", ranks=2)).run()
+        assert not report.problems, told(report)

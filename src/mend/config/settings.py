@@ -31,6 +31,7 @@ FACTS = (
     "outer_lr",
     "outer_optimizer_momentum",
     "merge",
+    "merge_mean_names",
     "payload_dtype",
     "lockstep",
     "max_age",
@@ -153,7 +154,16 @@ class MendConfig:
     outer_optimizer_momentum: float = _knob(
         0.0, k.MOMENTUM, "Nesterov momentum of the outer optimizer"
     )
-    merge: Literal["mean"] = _knob("mean", k.one_of("mean"), "how the racks' deltas become one")
+    merge: Literal["mean", "rda"] = _knob(
+        "mean",
+        k.one_of("mean", "rda"),
+        "how the racks' deltas become one; rda: per tensor the mean length in the mean direction",
+    )
+    merge_mean_names: tuple[str, ...] = _knob(
+        ("*embed*", "*wte*", "*wpe*"),
+        k.NAMES,
+        "patterns of the parameters that merge=rda averages plainly, besides all nn.Embedding",
+    )
     payload_dtype: Literal["float32", "bfloat16"] = _knob(
         "float32", k.one_of("float32", "bfloat16"), "numbers that deltas are sent as"
     )
@@ -202,14 +212,17 @@ class MendConfig:
     simulated_merge_delay_seed: int = _knob(
         0, k.whole(0, 2**63 - 1), "seed that the added delay is drawn from"
     )
+    async_tp_enabled: bool = _knob(
+        False,
+        k.YES_NO,
+        "pipeline the tensor parallelism of compiled models through the GPUs' shared memory; "
+        "status().async_tp says what came of it",
+    )
 
     momentum_sync_period_steps: int | None = _later(
         None,
         k.either(k.whole(1), "none", None),
         "steps between two exchanges of the inner optimizer's moments",
-    )
-    async_tp_enabled: bool = _later(
-        False, k.YES_NO, "asynchronous tensor parallelism inside a rack"
     )
     failslow_window_steps: int = _later(64, k.whole(2), "steps that a rack's speed is judged by")
     failslow_zscore_threshold: float = _later(

@@ -69,6 +69,12 @@ class Side:
         """Most memory of the device that was taken at once."""
         self._held: dict[int, int] = {}
 
+    def prepare(self, numel: int) -> None:
+        """Have torch's allocator hold what a round of a fragment of so many elements will take."""
+        with self._torch.stream(self._stream):
+            ready = [torch.empty(numel, dtype=torch.float32, device=self.device) for _ in range(3)]
+        del ready
+
     # -------------------------------------------------------------- capture
 
     @torch.no_grad()

@@ -3,8 +3,19 @@
 from collections.abc import Callable
 
 from mend.merge.average import Average
-from mend.merge.base import Merge
+from mend.merge.base import Measuring, Merge
+from mend.merge.gram import PIECE_NUMEL_MAX, Gram, nothing
+from mend.merge.radial import Radial
 
-MERGES: dict[str, Callable[[], Merge]] = {"mean": Average}
+MERGES: dict[str, Callable[[], Merge]] = {"mean": Average, "rda": Radial}
 
-__all__ = ["MERGES", "Average", "Merge"]
+__all__ = [
+    "MERGES",
+    "PIECE_NUMEL_MAX",
+    "Average",
+    "Gram",
+    "Measuring",
+    "Merge",
+    "Radial",
+    "nothing",
+]

@@ -1,12 +1,14 @@
-"""merge: many deltas -> one, in the order given (ascending rack). Element-wise, so any blocking
-gives the same bits."""
+"""merge: many deltas -> one, in the order given (ascending rack). The sum is element-wise; what a
+rule must know of whole tensors it learns from exact sums. So any blocking gives the same bits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
+
+from mend.merge.gram import Gram
 
 
 class Merge(Protocol):
@@ -17,4 +19,18 @@ class Merge(Protocol):
         at the end.
 
         Every weight is float32-representable, so each product is exact in fp64 (FMA or not).
+        """
+
+
+@runtime_checkable
+class Measuring(Merge, Protocol):
+    """A rule whose weights differ from tensor to tensor: `block` is given those of `factors`."""
+
+    def measure(self, delta_N: Sequence[Tensor]) -> Gram:
+        """Of one stretch of a tensor (fp32, N). Grams of stretches add up to that of the tensor."""
+
+    def factors(self, gram: Gram, weight: Sequence[float]) -> tuple[float, ...]:
+        """From the gram of the whole tensor: what `block` is to multiply each delta with.
+
+        Float32-representable. Plain Python floats in fixed order: the same in every process.
         """

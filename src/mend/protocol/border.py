@@ -57,6 +57,7 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
     if any(len(held.digests) != 1 for held in report.held):
         return "a result without its digest"
     numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
+    numbers += [partial.fragment for partial in report.partials]
     return _numbers_misfit(numbers, fragments)
 
 
@@ -83,6 +84,7 @@ def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
         or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
+        or _numbers_misfit((total.fragment for total in orders.totals), fragments)
     )
 
 

@@ -71,6 +71,28 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The sums over this rank's part are there, as bytes for the leader, or an error."""
+
+    fragment: int
+    version: int
+    attempt: int
+    blob: bytes
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The partials of all ranks came to this, or to an error."""
+
+    fragment: int
+    version: int
+    attempt: int
+    blob: bytes
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """A merge ended in a tentative anchor of this digest, or in an error."""
 
@@ -144,6 +166,8 @@ Event = (
     | StillOpen
     | Encoded
     | Fetched
+    | Measured
+    | Summed
     | Merged
     | Copied
     | Spoiled
@@ -191,7 +215,8 @@ class Fetch:
 class Merge:
     """Merge the payloads of `members` (ascending) onto version - 1.
 
-    `verify`: check the inputs' bits first.
+    `verify`: check the inputs' bits first. `total`: of the rack's sums; empty where none are
+    needed.
     """
 
     fragment: int
@@ -200,6 +225,29 @@ class Merge:
     members: tuple[tuple[Member, int], ...]
     weights: tuple[float, ...]
     verify: bool
+    total: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Make the sums over this rank's part of the payloads that this merge needs."""
+
+    fragment: int
+    version: int
+    attempt: int
+    members: tuple[tuple[Member, int], ...]
+    weights: tuple[float, ...]
+    verify: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """For a leader: make one total of the partials of all its ranks, in rank order."""
+
+    fragment: int
+    version: int
+    attempt: int
+    partials: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +330,8 @@ Effect = (
     | Encode
     | Fetch
     | Merge
+    | Measure
+    | Sum
     | Copy
     | Publish
     | Told

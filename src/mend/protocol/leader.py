@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mend.protocol.border import orders_misfit, rank_report_misfit
-from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send
+from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.protocol.log import Log
 from mend.protocol.messages import (
     Declined,
@@ -23,7 +23,9 @@ from mend.protocol.messages import (
     RankReport,
     Refusal,
     Report,
+    Total,
 )
+from mend.protocol.sums import Totals
 from mend.terms import SECOND, Member, Peer
 
 PROGRESS_NS = 5 * SECOND
@@ -54,6 +56,7 @@ class Leader:
     coordinator_life: int | None = None
     orders_ns: int | None = None
     declined: dict[int, Declined] = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
     silent: bool = False
     failure: tuple[str, str] = ("", "")
     progress_ns: int = 0
@@ -73,12 +76,16 @@ class Leader:
         effects: list[Effect] = []
         if isinstance(event, Heard):
             self._on_heard(event, now_ns, effects)
+        elif isinstance(event, Summed):
+            effects += self.totals.summed(event)
         self._watch(now_ns, effects)
         if not self.log.written.begun:
             self._say_hello(now_ns, effects)
         self._flush(self.coordinator, self._report(now_ns), now_ns, effects)
+        totals = self._totals(effects)
         for rank in range(self.ranks_configured):
-            self._flush(Peer(self.member.rack, rank), self._rank_orders(rank), now_ns, effects)
+            orders = self._rank_orders(rank, totals)
+            self._flush(Peer(self.member.rack, rank), orders, now_ns, effects)
         return effects
 
     def deadline_ns(self) -> int | None:
@@ -272,7 +279,14 @@ class Leader:
         common = [key for key in found[0] if all(key in held for held in found)]
         return tuple(Held(*key, digests=tuple(held[key] for held in found)) for key in common)
 
-    def _rank_orders(self, rank: int) -> RankOrders:
+    def _totals(self, effects: list[Effect]) -> tuple[Total, ...]:
+        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
+        if len(ranks) < self.ranks_configured:
+            return ()
+        effects += self.totals.collect(ranks)
+        return self.totals.told(ranks)
+
+    def _rank_orders(self, rank: int, totals: tuple[Total, ...]) -> RankOrders:
         report = self.ranks.get(rank)
         prev = min(report.decided, self.log.decided) if report else 0
         orders = self.orders
@@ -284,6 +298,7 @@ class Leader:
             records=self.log.after(prev, self.log.decided),
             offers=orders.offers if orders else (),
             gathers=orders.gathers if orders else (),
+            totals=totals,
             settled=orders.settled if orders else (),
             live=orders.live if orders and not self.silent else (),
             discarded=tuple(

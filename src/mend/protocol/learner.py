@@ -29,6 +29,7 @@ from mend.protocol.messages import (
 )
 from mend.protocol.pulls import RETRY_NS_MIN, Pulls
 from mend.protocol.shelf import HELD_BEHIND, LINGER_NS, LearnerOptions, Shelf
+from mend.protocol.sums import Phase
 from mend.protocol.weights import merge_weights
 from mend.terms import Member, Peer
 
@@ -99,8 +100,10 @@ class Learner:
                 self.parts[p] = replace(self.parts[p], checksum=checksum, declined=declined)
             case ev.Fetched(member, p, seq, error):
                 self._on_fetched(member, p, seq, error, now_ns, effects)
-            case ev.Merged():
-                self._on_merged(event, now_ns, effects)
+            case ev.Measured(p):
+                effects += self.shelves[p].measured(event, now_ns)
+            case ev.Merged(p):
+                effects += self.shelves[p].merged(event, now_ns)
             case ev.Copied(p, version, error):
                 self._on_copied(p, version, error, now_ns, effects)
             case ev.Spoiled(p, version):
@@ -132,6 +135,8 @@ class Learner:
         for gather in orders.gathers:
             if self.folded.begun and gather.version == self.folded.versions[gather.fragment] + 1:
                 self._on_gather(gather, effects)
+        for total in orders.totals:
+            self.shelves[total.fragment].sums.told(total)
         for fragment, seq in orders.discarded:
             if fragment in self.parts and self.parts[fragment].seq == seq:
                 effects.append(ev.Discard(fragment, seq))
@@ -225,23 +230,6 @@ class Learner:
             about = {"rack": member.rack, "fragment": fragment, "seq": seq, "error": error}
             effects.append(ev.Note("fetch-failed", about))
 
-    def _on_merged(self, event: ev.Merged, now_ns: int, effects: list[ev.Effect]) -> None:
-        shelf = self.shelves[event.fragment]
-        shelf.merging = None
-        wanted = shelf.gather
-        if event.error:
-            shelf.back_off(now_ns)
-            effects.append(
-                ev.Note(
-                    "merge-failed",
-                    {"fragment": event.fragment, "version": event.version, "error": event.error},
-                )
-            )
-        elif wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
-            effects.append(ev.Forget(event.fragment, event.version, event.attempt))
-        else:
-            shelf.tentative = (event.version, event.attempt, event.digest)
-
     def _on_copied(
         self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]
     ) -> None:
@@ -312,13 +300,15 @@ class Learner:
         if shelf.merging is not None or shelf.copying is not None or shelf.retry_ns:
             return
         commit, gather = shelf.commits.get(newest), shelf.gather
-        asked = gather is not None and gather.version == newest
-        if commit is not None and asked and gather is not None and newest - 1 in shelf.held:
+        if commit and gather and gather.version == newest and newest - 1 in shelf.held:
             members = tuple((s.member, s.seq, s.tokens, s.steps) for s in commit.members)
-            if self._merge(fragment, newest, gather.attempt, members, effects):
-                return
-            if any(self.pulls.flying((member, fragment, seq)) for member, seq, _, _ in members):
-                return
+            # In the sums an attempt stands for its members: those of another are no use here.
+            same = [m[:2] for m in members] == [(o.member, o.seq) for o in gather.members]
+            if same or not self.options.sums:
+                if self._merge(fragment, newest, gather.attempt, members, effects):
+                    return
+                if any(self.pulls.flying((member, fragment, seq)) for member, seq, _, _ in members):
+                    return
         shelf.copying = newest
         effects.append(ev.Copy(fragment, newest, digest, self.folded.rail(self.me)))
 
@@ -330,20 +320,25 @@ class Learner:
         members: tuple[tuple[Member, int, int, int], ...],
         effects: list[ev.Effect],
     ) -> bool:
-        """Start the merge if every payload is here and nothing else is being merged."""
+        """Start the merge, or what it needs first, if every payload is here and nothing else is
+        being merged. False: it will not come from here."""
         shelf = self.shelves[fragment]
         here = all(self.pulls.here((member, fragment, seq)) for member, seq, _, _ in members)
         if not here or shelf.merging is not None or shelf.retry_ns:
             return False
-        shelf.merging = (version, attempt)
         weights = merge_weights(
             [(tokens, steps) for _, _, tokens, steps in members],
             token_weighted=self.options.token_weighted,
         )
         names = tuple((member, seq) for member, seq, _, _ in members)
-        effects.append(
-            ev.Merge(fragment, version, attempt, names, tuple(weights), verify=attempt > 1)
-        )
+        merge = ev.Merge(fragment, version, attempt, names, tuple(weights), verify=attempt > 1)
+        step: ev.Merge | ev.Measure | None = merge
+        if self.options.sums and len(names) > 1:
+            step = shelf.sums.towards(merge)
+        if step is None:  # its rack-mates are not so far, or never will be
+            return shelf.sums.phase is not Phase.NEVER
+        shelf.merging = (version, attempt)
+        effects.append(step)
         return True
 
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
@@ -393,6 +388,11 @@ class Learner:
             parts=tuple(self.parts[p] for p in sorted(self.parts)),
             got=tuple(OfferId(*key) for key in self.pulls.held() if self.folded.is_open(*key)),
             held=tuple(held for p, s in enumerate(self.shelves) if (held := s.result(p))),
+            partials=tuple(
+                partial
+                for p, s in enumerate(self.shelves)
+                if (partial := s.sums.partial(p, s.newest))
+            ),
             leaving=self.leaving,
             hurry=self.hurry,
             idle=idle,

@@ -31,6 +31,12 @@ Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**62)], ...], Meta(max
 Racks = Annotated[tuple[U16, ...], Meta(max_length=128)]
 Facts = Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=100_000)]
 
+SUMS_BYTES_MAX = 4 << 20
+"""Of the partials that a rank reports at once, or of a total: half a frame."""
+
+Blob = Annotated[bytes, Meta(max_length=SUMS_BYTES_MAX)]
+"""Opaque to the protocol; whoever reads it checks it."""
+
 
 class Word(Struct, frozen=True, array_like=True):
     """Base of everything that travels inside a message."""
@@ -258,6 +264,24 @@ class Part(Word, frozen=True):
     declined: Text
 
 
+class Partial(Word, frozen=True):
+    """What one rank has measured of its part of the members of a gather."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+    blob: Blob
+
+
+class Total(Word, frozen=True):
+    """What the partials of all ranks of a rack come to. Empty: there will be none."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+    blob: Blob
+
+
 class RankReport(State, frozen=True, tag=14):
     """Rank to its leader. held[].digests has exactly one entry."""
 
@@ -268,6 +292,7 @@ class RankReport(State, frozen=True, tag=14):
     parts: Annotated[tuple[Part, ...], Meta(max_length=1024)]
     got: Annotated[tuple[OfferId, ...], Meta(max_length=65536)]
     held: Annotated[tuple[Held, ...], Meta(max_length=1024)]
+    partials: Annotated[tuple[Partial, ...], Meta(max_length=1024)]
     leaving: bool
     hurry: bool
     idle: bool
@@ -280,6 +305,7 @@ class RankOrders(State, frozen=True, tag=15):
     records: Records
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
     gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
+    totals: Annotated[tuple[Total, ...], Meta(max_length=2048)]
     settled: Versions
     live: Racks
     discarded: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=1024)]

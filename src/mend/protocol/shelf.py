@@ -1,11 +1,14 @@
-"""protocol: what a rank knows of one fragment and of one offer. State of the learner, no rules."""
+"""protocol: what a rank knows of one fragment, and what became of its merges. The rules are the
+learner's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mend.protocol.events import Effect, Forget, Measured, Merged, Note
 from mend.protocol.messages import Commit, Gather, Held
 from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
+from mend.protocol.sums import Sums
 from mend.terms import SECOND, Member
 
 HELD_BEHIND = 2
@@ -20,6 +23,8 @@ class LearnerOptions:
     heartbeat_ns: int
     token_weighted: bool
     ranks: int = 1
+    sums: bool = False
+    """Whether a merge of several offers needs sums over the rack's ranks first."""
 
 
 @dataclass
@@ -32,6 +37,8 @@ class Shelf:
     digests: dict[int, str] = field(default_factory=dict)
     gather: Gather | None = None
     merging: tuple[int, int] | None = None
+    """(version, attempt) that a worker measures or merges; one at a time."""
+    sums: Sums = field(default_factory=Sums)
     tentative: tuple[int, int, str] | None = None
     copying: int | None = None
     retry_ns: int = 0
@@ -50,6 +57,27 @@ class Shelf:
             return None
         version, attempt, digest = self.tentative
         return Held(fragment, version, attempt, (digest,))
+
+    def measured(self, event: Measured, now_ns: int) -> list[Effect]:
+        self.merging = None
+        self.sums.measured(event)
+        return self._failed(event, now_ns) if event.error else []
+
+    def merged(self, event: Merged, now_ns: int) -> list[Effect]:
+        """Keep the result if it is the one that is asked for."""
+        self.merging = None
+        wanted = self.gather
+        if event.error:
+            return self._failed(event, now_ns)
+        if wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
+            return [Forget(event.fragment, event.version, event.attempt)]
+        self.tentative = (event.version, event.attempt, event.digest)
+        return []
+
+    def _failed(self, event: Measured | Merged, now_ns: int) -> list[Effect]:
+        self.back_off(now_ns)
+        about = {"fragment": event.fragment, "version": event.version, "error": event.error}
+        return [Note("merge-failed", about)]
 
     def trains_on(self, version: int) -> None:
         self.applied = version

@@ -14,7 +14,6 @@ comes back.
 from __future__ import annotations
 
 import mmap
-import sys
 import threading
 import weakref
 from typing import Protocol
@@ -27,8 +26,10 @@ POOLED_BYTES_MIN = 1 << 20
 """Smaller vectors come from torch: the allocator below it keeps those itself."""
 
 FIT_PCT = 125
-"""A block is used for a vector if it is at most so many percent of its size. Locked blocks are used
-for any that fits: making one takes longer than what the round has."""
+"""A block is used for a vector if it is at most so many percent of its size."""
+
+FIT_LOCKED_PCT = 400
+"""The same for locked blocks: making one takes as long as it is large, longer than a round has."""
 
 
 class Pin(Protocol):
@@ -84,7 +85,7 @@ class Buffers:
     def _fitting(self, size: int) -> mmap.mmap | None:
         """The smallest idle block that fits, the one used last among equals: it may be in cache."""
         with self._lock:
-            most = size * FIT_PCT // 100 if self._pin is None else sys.maxsize
+            most = size * (FIT_PCT if self._pin is None else FIT_LOCKED_PCT) // 100
             fitting = [i for i, b in enumerate(self._idle) if size <= len(b) <= most]
             if not fitting:
                 return None

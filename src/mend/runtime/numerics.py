@@ -2,7 +2,7 @@
 
 Everything is element-wise and done block by block, so that a block stays in the cache from decoding
 to its digest. Bits do not depend on the size of a block or the number of threads; nothing here
-reduces over elements but the checksums, which read bytes in order.
+reduces over elements but the checksums, which read bytes in order, and sums that are exact.
 
 Legend: N elements of a rank's part of a fragment, n elements of a block, B payload bytes.
 """
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from mend.codec import Codec
 from mend.errors import NonFinite, WireError
-from mend.merge import Merge
+from mend.merge import PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer
-from mend.runtime.buffers import Buffers
+from mend.runtime.buffers import Buffers, Pin
 from mend.runtime.crew import Crew
 from mend.runtime.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
+from mend.runtime.sums import Tensors, Weights, partial_of, total_of
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 # Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
@@ -45,6 +46,18 @@ def block_numel() -> int:
 
 def _blocks(numel: int, size: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + size, numel)) for start in range(0, numel, size))
+
+
+def _stretches(
+    runs: Sequence[tuple[int, Weights]], begin: int, end: int, size: int
+) -> Iterator[tuple[int, int, Weights]]:
+    """Blocks of [begin, end), cut where the weights change."""
+    start = 0
+    for stop, weights in runs:
+        first, last = max(start, begin), min(stop, end)
+        for low, high in _blocks(last - first, size):
+            yield first + low, first + high, weights
+        start = stop
 
 
 def _check_buffer(data: Tensor, size: int) -> None:
@@ -100,9 +113,12 @@ class Numerics:
         outer: OuterOptimizer,
         threads: int = 1,
         spare: int = 0,
+        pin: Pin | None = None,
+        cores: frozenset[int] | None = None,
     ) -> None:
         self.codec, self.rule, self.outer = codec, merge, outer
-        self.buffers, self.crew = Buffers(spare), Crew(threads)
+        self.measuring = merge if isinstance(merge, Measuring) else None
+        self.buffers, self.crew = Buffers(spare, pin), Crew(threads, cores)
 
     def close(self) -> None:
         """End the threads, give up the spare vectors; a merge in flight finishes first."""
@@ -172,6 +188,46 @@ class Numerics:
                 torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
             self._refuse_non_finite(x_N[start:stop], start, "the delta")
 
+    def measure(
+        self, payloads: Sequence[Tensor], weights: Sequence[float], tensors: Tensors
+    ) -> bytes:
+        """The sums over this part of the tensors, for the leader. Raises WireError like `merge`."""
+        rule = self.measuring
+        assert rule is not None, f"{self.rule.name} needs no sums"
+        self._check_payloads(payloads, tensors.cuts[-1])
+        pieces = [
+            (number, begin + first, begin + last)
+            for number, (begin, end) in enumerate(tensors.measured)
+            for first, last in _blocks(end - begin, PORTION_NUMEL)
+        ]
+        found = [nothing(len(payloads))] * len(pieces)
+
+        def job(position: int) -> None:
+            _, start, stop = pieces[position]
+            found[position] = self._measured(rule, payloads, start, stop)
+
+        self.crew.each([partial(job, position) for position in range(len(pieces))])
+        grams = [nothing(len(payloads))] * len(tensors.measured)
+        for (number, _, _), gram in zip(pieces, found, strict=True):
+            grams[number] = grams[number].plus(gram)
+        return partial_of(tuple(weights), grams)
+
+    def _measured(self, rule: Measuring, payloads: Sequence[Tensor], begin: int, end: int) -> Gram:
+        gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
+        rooms = [torch.empty(min(size, end - begin)) for _ in payloads]
+        for first, last in _blocks(end - begin, size):
+            decoded = [
+                self.codec.decode(payload, begin + first, begin + last, room[: last - first])
+                for payload, room in zip(payloads, rooms, strict=True)
+            ]
+            gram = gram.plus(rule.measure(decoded))
+        return gram
+
+    def total(self, partials: Sequence[bytes]) -> bytes:
+        """What the partials of all ranks of a rack come to. Raises WireError for garbage."""
+        assert self.measuring is not None, f"{self.rule.name} needs no sums"
+        return total_of(self.measuring, partials)
+
     def merge(
         self,
         payloads: Sequence[Tensor],
@@ -179,17 +235,19 @@ class Numerics:
         anchor: Anchor,
         version: int,
         out: Tensor | None = None,
+        runs: Sequence[tuple[int, Weights]] | None = None,
     ) -> Anchor:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
-        `out` is a buffer of `empty(numel)` to reuse. Raises WireError for a payload of another
-        size.
+        `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
+        weights of their own. Raises WireError for a payload of another size.
         """
         data = self.empty(anchor.numel) if out is None else out
-        self._check(payloads, weights, anchor, data)
+        runs = runs or [(anchor.numel, tuple(weights))]
+        self._check(payloads, runs, anchor, data)
         parts = self._parts(anchor.numel)
         digests = [StateDigest(anchor.numel, version, self.outer.has_state) for _ in parts]
-        span = partial(self._merge_span, payloads, weights, anchor, data)
+        span = partial(self._merge_span, payloads, runs, anchor, data)
         self.crew.each(
             [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
         )
@@ -208,8 +266,9 @@ class Numerics:
     ) -> None:
         """`merge` in the calling thread, without the bookkeeping: fills `data`, feeds `digest`
         block by block while it is in the cache."""
-        self._check(payloads, weights, anchor, data)
-        self._merge_span(payloads, weights, anchor, data, digest, 0, anchor.numel, block)
+        runs = [(anchor.numel, tuple(weights))]
+        self._check(payloads, runs, anchor, data)
+        self._merge_span(payloads, runs, anchor, data, digest, 0, anchor.numel, block)
 
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
@@ -221,7 +280,7 @@ class Numerics:
     def _merge_span(
         self,
         payloads: Sequence[Tensor],
-        weights: Sequence[float],
+        runs: Sequence[tuple[int, Weights]],
         anchor: Anchor,
         data: Tensor,
         digest: StateDigest | None,
@@ -237,8 +296,7 @@ class Numerics:
             if not self.codec.exact
             else [delta_n] * len(payloads)
         )
-        for offset, limit in _blocks(end - begin, size):
-            start, stop = begin + offset, begin + limit
+        for start, stop, weights in _stretches(runs, begin, end, size):
             merged = delta_n[: stop - start]
             decoded = [
                 self.codec.decode(payload, start, stop, room[: stop - start])
@@ -253,22 +311,31 @@ class Numerics:
                 digest.feed(values, state)
 
     def _check(
-        self, payloads: Sequence[Tensor], weights: Sequence[float], anchor: Anchor, data: Tensor
+        self,
+        payloads: Sequence[Tensor],
+        runs: Sequence[tuple[int, Weights]],
+        anchor: Anchor,
+        data: Tensor,
     ) -> None:
-        assert len(payloads) == len(weights) > 0, (
-            f"{len(payloads)} payloads for {len(weights)} weights"
-        )
-        for weight in weights:
-            assert struct.unpack("<f", struct.pack("<f", weight))[0] == weight, (
-                f"{weight=} is no float32"
+        assert runs[-1][0] == anchor.numel, f"weights for {runs[-1][0]} of {anchor.numel} elements"
+        for weights in {weights for _, weights in runs}:
+            assert len(payloads) == len(weights) > 0, (
+                f"{len(payloads)} payloads for {len(weights)} weights"
             )
+            for weight in weights:
+                assert struct.unpack("<f", struct.pack("<f", weight))[0] == weight, (
+                    f"{weight=} is no float32"
+                )
         size = 2 * anchor.numel if self.outer.has_state else anchor.numel
         _check_buffer(anchor.data, size)
         _check_buffer(data, size)
         assert size == 0 or data.data_ptr() != anchor.data.data_ptr(), (
             "an anchor is never overwritten"
         )
-        expected = self.codec.payload_bytes(anchor.numel)
+        self._check_payloads(payloads, anchor.numel)
+
+    def _check_payloads(self, payloads: Sequence[Tensor], numel: int) -> None:
+        expected = self.codec.payload_bytes(numel)
         for position, payload in enumerate(payloads):
             if payload.numel() != expected:
                 raise WireError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,13 +30,13 @@ from mend.protocol.messages import (
     Refusal,
     Report,
 )
-from mend.runtime.digest import digest_of
 from mend.runtime.edge import Edge
 from mend.runtime.handoff import Board
+from mend.runtime.merging import Merging, said
 from mend.runtime.numerics import Anchor, Encoded, Numerics
 from mend.runtime.steps import OpenOffer
+from mend.runtime.sums import tensors_of
 from mend.terms import Member, Owned, Peer, offer_key, state_key
-from mend.transport.pull_wire import checksum_of
 
 Payload = tuple[Member, int, int]
 
@@ -72,7 +73,10 @@ class Rank:
         numerics: Numerics,
         board: Board,
         edge: Edge,
+        plain: Sequence[Sequence[bool]] = (),
     ) -> None:
+        """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
+        empty: none."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
         self.numerics, self.board, self.edge = numerics, board, edge
         self.anchors: dict[tuple[int, int], Anchor] = {
@@ -82,6 +86,9 @@ class Rank:
         self.payloads: dict[Payload, Tensor] = {}
         self.checksums: dict[Payload, str] = {}
         self.offers: dict[tuple[int, int], OpenOffer] = {}
+        flags = plain or [()] * len(owned)
+        tensors = [tensors_of(mine, of) for mine, of in zip(owned, flags, strict=True)]
+        self._merging = Merging(self, tensors)
         self._inbox: deque[tuple[ev.Machine, ev.Event]] = deque()
         self._busy = False
         self._silent: set[int] = set()
@@ -168,8 +175,12 @@ class Rank:
                 self._encode(self.offers[(fragment, seq)])
             case ev.Fetch():
                 self._fetch(effect)
+            case ev.Measure():
+                self._merging.measure(effect)
+            case ev.Sum():
+                self._merging.sum(effect, partial(self._give, machine))
             case ev.Merge():
-                self._merge(effect)
+                self._merging.merge(effect)
             case ev.Copy():
                 self._copy(effect)
             case ev.Publish(fragment, version, attempt):
@@ -204,6 +215,8 @@ class Rank:
 
     def _encode(self, offer: OpenOffer) -> None:
         def job() -> Encoded:
+            if offer.landed is not None:
+                offer.landed()
             return self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
 
         def done(result: Encoded | Exception) -> None:
@@ -215,7 +228,7 @@ class Rank:
                 )
                 self.tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
             elif isinstance(result, Exception):
-                self._broken(result)
+                self.broken(result)
             else:
                 offer.pend_N = result.pend
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
@@ -235,51 +248,9 @@ class Rank:
         def done(error: Exception | None) -> None:
             if error is None:
                 self._keep(name, payload, checksum)
-            self.tell(ev.Fetched(*name, error=_said(error)))
+            self.tell(ev.Fetched(*name, error=said(error)))
 
         self.edge.fetch(effect.holders, self._offer_key(name), checksum, payload.numpy().data, done)
-
-    def _merge(self, effect: ev.Merge) -> None:
-        fragment, version, attempt = effect.fragment, effect.version, effect.attempt
-        payloads = [self.payloads[(member, fragment, seq)] for member, seq in effect.members]
-        checksums = [self.checksums[(member, fragment, seq)] for member, seq in effect.members]
-        anchor = self.anchors[(fragment, version - 1)]
-
-        def job() -> Anchor | list[int]:
-            spoiled = self._spoiled(payloads, checksums, anchor) if effect.verify else []
-            return spoiled or self.numerics.merge(payloads, effect.weights, anchor, version)
-
-        def done(result: Anchor | list[int] | Exception) -> None:
-            if isinstance(result, list):
-                for position in result:
-                    if position < 0:
-                        self.tell(ev.Spoiled(fragment, version - 1))
-                    else:
-                        member, seq = effect.members[position]
-                        self.tell(
-                            ev.Fetched(member, fragment, seq, error="its bytes changed in memory")
-                        )
-                self.tell(ev.Merged(fragment, version, attempt, "", error="an input was spoiled"))
-            elif isinstance(result, MendError):
-                self.tell(ev.Merged(fragment, version, attempt, "", error=_said(result)))
-            elif isinstance(result, Exception):
-                self._broken(result)
-            else:
-                self.tentative[(fragment, version, attempt)] = result
-                self.tell(ev.Merged(fragment, version, attempt, result.digest))
-
-        self.edge.work(job, done)
-
-    @staticmethod
-    def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> list[int]:
-        """After racks disagreed: positions of inputs whose bits have changed; -1 is the anchor."""
-        bad = [
-            i
-            for i, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
-            if checksum_of(payload.numpy().data) != checksum
-        ]
-        intact = digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest
-        return bad if intact else [-1, *bad]
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
@@ -288,7 +259,7 @@ class Rank:
 
         def finish(result: Anchor | Exception) -> None:
             if isinstance(result, Exception):
-                self.tell(ev.Copied(fragment, version, error=_said(result)))
+                self.tell(ev.Copied(fragment, version, error=said(result)))
             elif result.digest != effect.digest:
                 self.tell(
                     ev.Copied(fragment, version, error="the donor's bits are not those of the log")
@@ -334,7 +305,7 @@ class Rank:
         if member == self.member:
             self.offers.pop((fragment, seq), None)
 
-    def _broken(self, error: Exception) -> None:
+    def broken(self, error: Exception) -> None:
         """A bug or a full machine: this rack cannot go on, and says so where the user looks."""
         failure = WorkerFailed(f"a background job of rack {self.me.rack} failed: {error!r}")
         failure.__cause__ = error
@@ -345,10 +316,6 @@ class Rank:
 
     def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
         return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
-
-
-def _said(error: Exception | None) -> str:
-    return f"{type(error).__name__}: {error}" if error is not None else ""
 
 
 def _error(kind: str, detail: str) -> MendError:

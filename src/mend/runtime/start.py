@@ -215,7 +215,9 @@ class LiveRank:
             view.read(held.owned, values_N)
             tracks.append(Track(view, held, numerics.genesis(values_N)))
         if self._side is not None:
-            _prepare(numerics, [track.owned.numel for track in tracks])
+            numels = [track.owned.numel for track in tracks]
+            self._side.prepare(max(numels))
+            _prepare(numerics, numels)
         return tracks
 
     def _introduced(self, mine: Introduction) -> list[Introduction]:

@@ -57,6 +57,7 @@ class Scenario:
     non_finite: tuple[tuple[int, int], ...] = ()
     """(rack, step) whose update is NaN for one step and repaired at the next."""
     faults: tuple[Fault, ...] = field(default=())
+    merge: str = "mean"
 
     def story(self) -> str:
         """The scenario in a few lines, for a person who has to find out what happened."""
@@ -65,7 +66,8 @@ class Scenario:
         lines = [
             f"seed {self.seed}: {self.racks} racks x {self.ranks} ranks{witness}, "
             f"P={self.fragments} H={self.period_steps} tau={self.overlap_steps} K={self.k} "
-            f"max_age={self.max_age} {closing} {self.alignment} {self.payload}",
+            f"max_age={self.max_age} {closing} {self.alignment} {self.payload} "
+            f"{self.merge}",
             f"  steps {self.steps}, ms per step {[ns // MS for ns in self.step_ns]}, "
             f"frames: {self.delay_ns // MS} ms +- {self.jitter_ns // MS}, "
             f"loss {self.loss:.2f}, duplicates {self.duplicate:.2f}",
@@ -78,6 +80,8 @@ class Scenario:
 
 
 WITNESS_TARGET = 99
+
+RDA_SHARE = 0.3
 
 ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
 
@@ -123,6 +127,8 @@ def draw(seed: int) -> Scenario:
         loss=rng.choice((0.0, 0.0, 0.02, 0.2)),
         duplicate=rng.choice((0.0, 0.0, 0.1)),
         byte_ns=rng.choice((0, 10_000, 300_000)),
+        # A draw of its own: the other fields of a seed stay what they were.
+        merge="rda" if random.Random(f"merge {seed}").random() < RDA_SHARE else "mean",
     )
     return _with_faults(scenario, rng)
 

@@ -46,6 +46,11 @@ UPDATES = 64
 """Different update vectors per rack; the steps go round them."""
 
 
+def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
+    """Fragments are one tensor each; under rda the third is merged by the mean, as an embedding."""
+    return [(p == 2,) for p in range(scenario.fragments)]
+
+
 @dataclass
 class Report:
     """What a run came to. `problems` is empty when every invariant held."""
@@ -123,13 +128,7 @@ class World:
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
-            roles = Roles(
-                Learner(
-                    process.me, member, LearnerOptions(HEARTBEAT_MS * MS, True, scenario.ranks), own
-                ),
-                None,
-                None,
-            )
+            roles = Roles(Learner(process.me, member, self._learner_options(), own), None, None)
             if rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
@@ -179,6 +178,7 @@ class World:
             numerics,
             board,
             process,
+            plain_fragments(scenario),
         )
         updates = self._updates(number)
         training = Training(
@@ -245,7 +245,11 @@ class World:
     def _numerics(self) -> Numerics:
         scenario = self.scenario
         outer = OUTERS["nesterov"](0.7 if scenario.momentum else 1.0, scenario.momentum)
-        return Numerics(CODECS[scenario.payload](), MERGES["mean"](), outer)
+        return Numerics(CODECS[scenario.payload](), MERGES[scenario.merge](), outer)
+
+    def _learner_options(self) -> LearnerOptions:
+        sums = self._numerics().measuring is not None
+        return LearnerOptions(HEARTBEAT_MS * MS, True, self.scenario.ranks, sums)
 
     def _policy(self, fragments: int) -> Policy:
         s = self.scenario

@@ -10,7 +10,7 @@ from torch import nn
 
 from mend.errors import ConfigError
 from mend.fragment import build_plan, plan_facts, trainable, unwrap
-from mend.fragment.plan import first_unequal_replica, inventory, rank_facts
+from mend.fragment.plan import first_unequal_replica, inventory, plain_slots, rank_facts
 
 
 class Tied(nn.Module):
@@ -150,3 +150,35 @@ def test_ranks_with_other_parameters_are_no_rack() -> None:
     ranks = [inventory(m, hash_trained=True) for m in (nn.Linear(3, 2), nn.Linear(3, 2, False))]
     with pytest.raises(ConfigError, match=r"bias.*rank 0 and rank 1"):
         first_unequal_replica(ranks)
+
+
+# -------------------------------------------------------------- what is always merged by the mean
+
+
+def plain_of(model: nn.Module, *patterns: str) -> dict[str, bool]:
+    """Over two fragments: each layout is asked for its own slots."""
+    return {
+        slot.name: plain
+        for layout in build_plan(model, 2)
+        for slot, plain in zip(layout.slots, plain_slots(model, layout, patterns), strict=True)
+    }
+
+
+def test_embeddings_are_merged_plainly_and_so_is_what_is_tied_to_them() -> None:
+    found = plain_of(Tied())
+    assert [name for name, plain in found.items() if plain] == ["emb.weight"]
+    assert "head.weight" not in found, "one slot, one rule"
+    assert sum(found.values()) == 1
+    assert plain_of(nn.EmbeddingBag(4, 3)) == {"weight": True}
+
+
+def test_names_that_fit_a_pattern_are_merged_plainly_under_each_of_their_names() -> None:
+    found = plain_of(Tied(), "body.?.bias", "*.2.*")
+    assert {name for name, plain in found.items() if plain} == {
+        "emb.weight", "body.0.bias", "body.2.bias", "body.2.weight",
+    }  # fmt: skip
+    twice = nn.Module()
+    twice.first, twice.wte = nn.Linear(3, 3, False), nn.Linear(3, 3, False)
+    twice.wte.weight = twice.first.weight
+    assert plain_of(twice, "*wte*") == {"first.weight": True}
+    assert plain_of(nn.Linear(2, 2), "WEIGHT") == {"weight": False, "bias": False}

@@ -146,15 +146,15 @@ def orders(serial: int, records: Sequence[Record] = (), **changes: Any) -> Order
 def rank_report(serial: int, fragments: int = 1, **changes: Any) -> RankReport:
     fields: dict[str, Any] = {
         "step": 0, "step_ns": 0, "decided": 0, "versions": (0,) * fragments, "parts": (),
-        "got": (), "held": (), "leaving": False, "hurry": False, "idle": False,
+        "got": (), "held": (), "partials": (), "leaving": False, "hurry": False, "idle": False,
     }  # fmt: skip
     return RankReport(serial=serial, **{**fields, **changes})
 
 
 def rank_orders(serial: int, records: Sequence[Record] = (), **changes: Any) -> RankOrders:
     fields: dict[str, Any] = {
-        "prev": 0, "records": tuple(records), "offers": (), "gathers": (), "settled": (),
-        "live": (), "discarded": (), "why": (), "failure": ("", ""), "finish": False,
+        "prev": 0, "records": tuple(records), "offers": (), "gathers": (), "totals": (),
+        "settled": (), "live": (), "discarded": (), "why": (), "failure": ("", ""), "finish": False,
     }  # fmt: skip
     return RankOrders(serial=serial, **{**fields, **changes})
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mend.protocol.events import Effect, Fail, Heard, Send, Tick
+from mend.protocol.events import Effect, Fail, Heard, Send, Sum, Summed, Tick
 from mend.protocol.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.protocol.log import Log
 from mend.protocol.messages import (
@@ -18,11 +18,13 @@ from mend.protocol.messages import (
     Message,
     Orders,
     Part,
+    Partial,
     RankOrders,
     RankReport,
     Record,
     Refusal,
     Report,
+    Total,
 )
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.nouns import (
@@ -88,7 +90,11 @@ class Rack:
         self.now_ns += after_ns
         return self._give(Tick())
 
-    def _give(self, event: Heard | Tick) -> list[Effect]:
+    def summed(self, *facts: Any) -> list[Effect]:
+        """A worker is done with what the machine asked for."""
+        return self._give(Summed(*facts))
+
+    def _give(self, event: Heard | Tick | Summed) -> list[Effect]:
         effects = self.machine.handle(event, self.now_ns)
         self.last |= {
             e.to: e.body for e in effects if isinstance(e, Send) and not isinstance(e.body, Hello)
@@ -279,6 +285,36 @@ def test_old_and_foreign_reports_are_not_heard() -> None:
         rack.hear(peer, incarnation, body)
     rack.tick(HEARTBEAT_NS)
     assert rack.report.step == 5
+
+
+# -------------------------------------------------------------- sums over the rack
+
+
+def test_the_sums_of_all_ranks_come_back_to_every_rank() -> None:
+    rack = Rack(ranks=2).begun()
+    assert not any(isinstance(e, Sum) for e in rack.say(1, partials=(Partial(0, 1, 1, b"b"),)))
+    effects = rack.say(0, partials=(Partial(0, 1, 1, b"a"),))
+    assert [e for e in effects if isinstance(e, Sum)] == [Sum(0, 1, 1, (b"a", b"b"))]
+    assert rack.to_rank(0).totals == ()
+    rack.summed(0, 1, 1, b"all")
+    assert rack.to_rank(0).totals == rack.to_rank(1).totals == (Total(0, 1, 1, b"all"),)
+    rack.say(0, versions=(1,), partials=())
+    rack.say(1, versions=(1,), partials=())
+    assert rack.to_rank(1).totals == ()
+
+
+def test_sums_that_fail_are_told_and_noted() -> None:
+    rack = Rack().begun()
+    rack.say(0, partials=(Partial(0, 1, 1, b"a"),))
+    (note,) = notes(rack.summed(0, 1, 1, b"", "WireError: no sums"), "sums-failed")
+    assert (note["fragment"], note["version"]) == (0, 1)
+    assert rack.to_rank(0).totals == (Total(0, 1, 1, b""),)
+
+
+def test_partials_of_fragments_that_are_not_there_are_not_heard() -> None:
+    rack = Rack().begun()
+    effects = rack.say(0, partials=(Partial(7, 1, 1, b"a"),))
+    assert not any(isinstance(e, Sum) for e in effects)
 
 
 # -------------------------------------------------------------- captures that give no offer

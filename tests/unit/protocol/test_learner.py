@@ -16,8 +16,10 @@ from mend.protocol.messages import (
     Held,
     Message,
     Offer,
+    Partial,
     RankReport,
     Record,
+    Total,
 )
 from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.protocol.shelf import LINGER_NS, LearnerOptions
@@ -49,12 +51,13 @@ class Rack:
     def __init__(
         self, *, rack: int = MINE, racks: int = 3, rank: int = 0, ranks: int = 1,
         fragments: int = 1, token_weighted: bool = True, own_digests: tuple[str, ...] = (),
+        sums: bool = False,
     ) -> None:  # fmt: skip
         self.me, self.now_ns, self.serial = Peer(rack, rank), 100 * SECOND, 0
         own = own_digests or tuple(
             digests[rank] for digests in hello(0, ranks=ranks, fragments=fragments).digests
         )
-        options = LearnerOptions(HEARTBEAT_NS, token_weighted, ranks)
+        options = LearnerOptions(HEARTBEAT_NS, token_weighted, ranks, sums)
         self.machine = Learner(self.me, member(rack), options, own)
         self.records: list[Record] = []
         self.fields: dict[str, Any] = {}
@@ -598,3 +601,109 @@ def test_what_stops_the_rack_reaches_every_rank_but_the_leader_that_said_it() ->
     reason = ("PlanMismatch", "steps is 9 there and 8 here")
     assert of(ev.Fail, Rack(rank=1, ranks=2).told(failure=reason)) == [ev.Fail(*reason)]
     assert of(ev.Fail, Rack(rank=0, ranks=2).told(failure=reason)) == []
+
+
+# -------------------------------------------------------------- merges that need sums over the rack
+
+
+def asked(rack: Rack, *offers: Offer) -> list[Effect]:
+    """These are here and named, and this rank has measured its part."""
+    rack.told(offers=offers)
+    rack.fetched(*offers)
+    effects = rack.gather(1, *offers)
+    rack(ev.Measured(0, 1, 1, b"mine"))
+    return effects
+
+
+def test_a_rank_measures_first_reports_it_and_merges_with_the_total() -> None:
+    rack = Rack(sums=True, ranks=2).begun()
+    a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
+    rack.told(offers=(a, b))
+    rack.gather(1, a, b)
+    assert of(ev.Measure, rack.fetched(b)) == []
+    effects = rack.fetched(a)
+    (measure,) = of(ev.Measure, effects)
+    assert measure.members == ((a.member, 1), (b.member, 1))
+    assert measure.weights == (0.5, 0.5)
+    assert of(ev.Merge, effects) == of(ev.Merge, rack.told()) == []
+    assert rack.report.partials == ()
+    assert of(ev.Merge, rack(ev.Measured(0, 1, 1, b"mine"))) == []
+    assert rack.report.partials == (Partial(0, 1, 1, b"mine"),)
+    (merge,) = of(ev.Merge, rack.told(totals=(Total(0, 1, 1, b"all"),)))
+    assert (merge.members, merge.weights, merge.total) == (measure.members, (0.5, 0.5), b"all")
+    assert rack.report.partials == ()
+    assert of(ev.Merge, rack.told()) == [], "one at a time"
+    rack.merged(1)
+    assert rack.report.held == (Held(0, 1, 1, (digest(1000),)),)
+
+
+def test_the_offer_of_one_rack_needs_no_sums() -> None:
+    rack = Rack(sums=True, ranks=2).begun()
+    alone = offer(OTHER, ranks=2)
+    rack.told(offers=(alone,))
+    rack.gather(1, alone)
+    effects = rack.fetched(alone)
+    assert of(ev.Measure, effects) == []
+    assert [merge.total for merge in of(ev.Merge, effects)] == [b""]
+
+
+def test_another_attempt_is_measured_anew_and_looks_at_its_inputs() -> None:
+    rack = Rack(sums=True, ranks=2).begun()
+    a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
+    asked(rack, a, b)
+    (measure,) = of(ev.Measure, rack.gather(1, a, b, attempt=2))
+    assert (measure.attempt, measure.verify) == (2, True)
+    assert of(ev.Merge, rack.told(totals=(Total(0, 1, 1, b"first"),))) == []
+    effects = rack(ev.Measured(0, 1, 2, b"", error="an input was spoiled"))
+    assert notes(effects, "merge-failed")[0]["error"] == "an input was spoiled"
+    (again,) = of(ev.Measure, rack.tick(RETRY_NS_MIN))
+    assert again == measure
+    rack(ev.Measured(0, 1, 2, b"second"))
+    (merge,) = of(ev.Merge, rack.told(totals=(Total(0, 1, 2, b"both"),)))
+    assert (merge.attempt, merge.total, merge.verify) == (2, b"both", True)
+
+
+def test_a_decided_version_is_waited_for_while_its_total_may_come() -> None:
+    rack = Rack(sums=True, ranks=2).begun()
+    a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
+    asked(rack, a, b)
+    effects = rack.told(commit(1, [a, b], ranks=2), gathers=(), offers=())
+    assert of(ev.Copy, effects) == []
+    assert rack.report.partials == (Partial(0, 1, 1, b"mine"),), "the others may need it"
+    (merge,) = of(ev.Merge, rack.told(totals=(Total(0, 1, 1, b"all"),)))
+    assert merge.version == 1
+    assert of(ev.Publish, rack.merged(1)) == [ev.Publish(0, 1, 1)]
+
+
+def test_a_decided_version_whose_total_never_comes_is_copied() -> None:
+    """Its rack-mate has copied it, so the sums stay incomplete for ever."""
+    rack = Rack(sums=True, ranks=2).begun()
+    a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
+    asked(rack, a, b)
+    never = (Total(0, 1, 1, b""),)
+    assert of(ev.Copy, rack.told(totals=never)) == [], "it is not decided"
+    (copy,) = of(ev.Copy, rack.told(commit(1, [a, b], ranks=2), gathers=(), offers=()))
+    assert (copy.version, copy.digest) == (1, digest(1000))
+    rack(ev.Copied(0, 1))
+    assert rack.report.versions == (1,)
+    assert rack.report.partials == ()
+
+
+def test_what_was_measured_for_other_members_is_no_use_for_a_commit() -> None:
+    """The racks went on to an attempt that this rank has not heard of."""
+    rack = Rack(sums=True, ranks=2).begun()
+    a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
+    asked(rack, a, b)
+    effects = rack.told(commit(1, [b], ranks=2), gathers=(), offers=())
+    assert [copy.version for copy in of(ev.Copy, effects)] == [1]
+    assert of(ev.Merge, effects) == of(ev.Measure, effects) == []
+    plain = Rack(ranks=2).begun()
+    asked(plain, a, b)
+    effects = plain.told(commit(1, [b], ranks=2), gathers=(), offers=())
+    assert of(ev.Copy, effects) == [], "the mean needs none"
+
+
+def test_totals_of_fragments_that_are_not_there_are_not_read() -> None:
+    rack = Rack(sums=True).begun()
+    theirs = offer(OTHER)
+    assert of(ev.Fetch, rack.told(totals=(Total(77, 1, 1, b"all"),), offers=(theirs,))) == []

@@ -16,9 +16,25 @@ from hypothesis import strategies as st
 
 from mend.errors import WireError
 from mend.protocol import messages, wire
-from mend.protocol.messages import Envelope, Message, Record
+from mend.protocol.messages import (
+    SUMS_BYTES_MAX,
+    Envelope,
+    Message,
+    Partial,
+    Record,
+    Total,
+)
 from mend.protocol.wire import FRAME_BYTES_MAX, MAGIC, VERSION, decode, encode, encode_record
-from tests.unit.protocol.nouns import commit, genesis, hello, offer, orders, rank_orders, report
+from tests.unit.protocol.nouns import (
+    commit,
+    genesis,
+    hello,
+    offer,
+    orders,
+    rank_orders,
+    rank_report,
+    report,
+)
 
 HEAD = MAGIC + bytes([VERSION])
 
@@ -43,6 +59,8 @@ def values_of(annotation: Any, meta: msgspec.Meta | None = None) -> st.SearchStr
         return st.integers(int(low), int(high))
     if annotation is bool:
         return st.booleans()
+    if annotation is bytes:
+        return st.binary(max_size=40)
     if annotation is str:
         return texts(meta)
     return struct_of(annotation)
@@ -78,6 +96,8 @@ def around(body: Message) -> Envelope:
 
 
 SAMPLES = [
+    rank_report(2, partials=(Partial(0, 1, 1, b"sums"),)),
+    rank_orders(3, totals=(Total(0, 1, 1, b"total"), Total(1, 1, 2, b""))),
     hello(1, ranks=2, fragments=3),
     report(5, offers=(offer(1),), got=()),
     orders(3, [genesis(), commit(1, [offer(0), offer(1)])], offers=(offer(0, 2),), live=(0, 1)),
@@ -132,6 +152,16 @@ def test_another_version_is_named() -> None:
     said = f"wire version {VERSION + 1}, this is version {VERSION}"
     with pytest.raises(WireError, match=said):
         decode(bytes(frame))
+
+
+def test_sums_over_their_limit_are_not_read() -> None:
+    fits, too_long = (
+        encode(around(rank_report(1, partials=(Partial(0, 1, 1, bytes(size)),))))
+        for size in (SUMS_BYTES_MAX, SUMS_BYTES_MAX + 1)
+    )
+    decode(fits)
+    with pytest.raises(WireError):
+        decode(too_long)
 
 
 def test_a_frame_over_the_limit_is_neither_sent_nor_read() -> None:

@@ -152,9 +152,13 @@ def test_memory_is_locked_for_as_long_as_it_exists() -> None:
     assert buffers.total_bytes == 0
 
 
-def test_a_locked_block_serves_whatever_fits() -> None:
+def test_a_locked_block_also_serves_what_is_a_good_deal_smaller() -> None:
     buffers = Buffers(2, Locks())
     large = buffers.empty(4 * NUMEL)
     where = large.data_ptr()
     del large
     assert buffers.empty(NUMEL).data_ptr() == where
+    much = buffers.empty(5 * NUMEL)
+    where = much.data_ptr()
+    del much
+    assert buffers.empty(NUMEL).data_ptr() != where, "a small anchor would keep it for long"

@@ -100,14 +100,13 @@ class HandEdge:
 class Story:
     """Rank 1 of rack 1: no leader, so that the test says what the leader would."""
 
-    def __init__(self, first: float = 0.0, theirs: float = 0.0) -> None:
-        self.numerics = Numerics(
-            CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
-        )
+    def __init__(self, first: float = 0.0, theirs: float = 0.0, merge: str = "mean") -> None:
+        self.numerics = Numerics(CODECS["float32"](), MERGES[merge](), OUTERS["nesterov"](1.0, 0.0))
         self.first, self.theirs = self.anchor(first), self.anchor(theirs)
         self.edge, self.board, self.serial = HandEdge(), Board(1), 0
         self.me = Peer(1, 1)
-        machine = Learner(self.me, MINE, LearnerOptions(SECOND, True, 2), (self.first.digest,))
+        options = LearnerOptions(SECOND, True, 2, sums=merge == "rda")
+        machine = Learner(self.me, MINE, options, (self.first.digest,))
         self.rank = Rank(
             self.me, MINE, Roles(machine, None, None), [Owned((Span(0, N),), N)], [self.first],
             self.numerics, self.board, self.edge,

@@ -1,4 +1,5 @@
-"""reference: the whole algorithm on one page, to read and to test against. One process, no speed.
+"""reference: the whole algorithm on one page (and the radial mean on another), to read and to test
+against. One process, no speed.
 
 Several racks train one model, each on its own data. The model is cut into fragments. Every H steps
 each rack offers, per fragment, how far it has moved from the last common anchor; the offers are
@@ -15,13 +16,14 @@ an offer, decoded.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
 from torch import Tensor
+
+from mend.reference.radial import fp32, radial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class Settings:
     momentum: float = 0.0
     payload: torch.dtype = torch.float32  # or torch.bfloat16
     token_weighted: bool = True
+    radial: Collection[int] = ()  # parameters merged by length and direction; the rest by the mean
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < self.period:
@@ -133,12 +136,6 @@ class Outcome:
 # ---------------------------------------------------------------------------------- the arithmetic
 
 
-def fp32(value: float | Fraction) -> float:
-    """The nearest float32, as a Python float."""
-    rounded: float = struct.unpack("<f", struct.pack("<f", float(value)))[0]
-    return rounded
-
-
 def shares(members: Sequence[Named], token_weighted: bool) -> list[float]:
     """Weight = quantity x quality = tokens * (tokens / steps), exact; a share is fp32."""
     weights = [Fraction(m.tokens**2, m.steps) if token_weighted else Fraction(1) for m in members]
@@ -204,6 +201,7 @@ class _Log:
     """All that is global: anchors by version, the commits that made them, every offer ever sent."""
 
     settings: Settings
+    numels: list[int]  # of the parameters
     anchors: list[list[Anchor]]
     commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
     offers: dict[tuple[int, int, int], _Offer] = field(default_factory=dict)  # rack, p, seq
@@ -220,9 +218,19 @@ class _Log:
         for member, offer in zip(commit.members, offers, strict=True):
             assert member == offer.member, f"{member} was offered as {offer.member}"
         weights = shares(commit.members, self.settings.token_weighted)
-        delta = merge([offer.sent for offer in offers], weights)
+        delta = self.merged(commit.fragment, [offer.sent for offer in offers], weights)
         versions.append(outer_step(versions[-1], delta, self.settings))
         self.commits[commit.fragment, commit.version] = commit
+
+    def merged(self, fragment: int, offers: list[Tensor], weights: list[float]) -> Tensor:
+        """Tensor by tensor, as each has weights of its own."""
+        parts, start = [], 0
+        for parameter in self.settings.fragments[fragment]:
+            part = [offer[start : start + self.numels[parameter]] for offer in offers]
+            chosen = radial(part, weights) if parameter in self.settings.radial else weights
+            parts.append(merge(part, chosen))
+            start += self.numels[parameter]
+        return torch.cat(parts)
 
 
 class _Learner:
@@ -302,7 +310,8 @@ def _store(rack: Rack, indices: Sequence[int], theta: Tensor) -> None:
 def _start(racks: Sequence[Rack], settings: Settings) -> tuple[_Log, list[_Learner]]:
     first = [_flat(racks[0], indices) for indices in settings.fragments]
     states = [torch.zeros_like(v) if fp32(settings.momentum) else None for v in first]
-    log = _Log(settings, [[Anchor(0, v, b)] for v, b in zip(first, states, strict=True)])
+    anchors = [[Anchor(0, v, b)] for v, b in zip(first, states, strict=True)]
+    log = _Log(settings, [p.numel() for p in racks[0].parameters], anchors)
     return log, [_Learner(number, rack, log) for number, rack in enumerate(racks)]
 
 

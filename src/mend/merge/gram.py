@@ -1,0 +1,124 @@
+"""merge.gram: exact lengths and products of vectors that lie in pieces on many ranks. No rounding
+depends on how they were cut, and no sum on its order.
+
+A vector is put on a grid that its greatest element decides. With max |x| in [2^(e-1), 2^e), bin
+k = floor(e / 24) and step g = 2^(24 (k-1)), every element is rounded to the nearest multiple of g,
+ties to even. g is at most one fp32 step of the greatest element. Sums of products of multiples are
+integers: they are exact, whoever adds them in whatever order.
+
+Nobody knows the grid of the whole vector while its pieces are summed. So each piece is split into
+two digits of its own bin k, high = round(x / 2^(24 k)) and low = round(x / 2^(24 (k-1))) - 2^24
+high. If the whole has bin k + 1, `high` is its low digit; if it has a greater one, all of the piece
+rounds to zero. (A piece of bin k has max |x| < 2^(24 k + 23), half a step of what then would be
+its high digit.)
+
+Legend: N elements of a piece, M vectors, D = 2 M digits (high and low of each), C chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BITS = 24
+
+_CHUNK_NUMEL = 1 << (53 - 2 * (BITS - 1))
+"""A digit is at most 2^23, so a sum of this many products is an integer of at most 2^53: every
+partial sum is exact in fp64, and a library may add (and fuse) in any order it likes."""
+
+PIECE_NUMEL_MAX = _CHUNK_NUMEL << 9
+"""Sums of chunks are added as int64: at most 2^53 each, so 512 of them are far from its end."""
+
+BIN_ZERO, BIN_WRONG = -128, 127
+"""Of a vector of zeros (or of no elements); of one with a NaN or an infinity."""
+
+BIN_MIN, BIN_MAX = -7, 5
+"""Of the least fp32 number, 2^-149, and of the greatest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gram:
+    """bins: M. sums: D x D, symmetric; sums[i][j] of digits i and j, high 2m and low 2m + 1."""
+
+    bins: tuple[int, ...]
+    sums: tuple[tuple[int, ...], ...]
+
+    def plus(self, other: Gram) -> Gram:
+        """Of both pieces together. Exact, so associative and commutative."""
+        assert len(self.bins) == len(other.bins), f"{len(self.bins)} vectors, {len(other.bins)}"
+        bins = tuple(map(max, self.bins, other.bins))
+        mine, theirs = self._on(bins), other._on(bins)
+        rows = zip(mine, theirs, strict=True)
+        return Gram(bins, tuple(tuple(map(int.__add__, a, b)) for a, b in rows))
+
+    def _on(self, bins: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The sums as digits of these bins, none less than the own ones."""
+        if bins == self.bins:
+            return self.sums
+        source: list[int | None] = []
+        for m, (mine, new) in enumerate(zip(self.bins, bins, strict=True)):
+            high, low = {0: (2 * m, 2 * m + 1), 1: (None, 2 * m)}.get(new - mine, (None, None))
+            source += [high, low]
+        return tuple(
+            tuple(0 if i is None or j is None else self.sums[i][j] for j in source) for i in source
+        )
+
+    def product(self, m: int, other: int) -> int:
+        """x_m . x_other on their grids, in units of 2^(step(m) + step(other))."""
+        high, low = self.sums[2 * m], self.sums[2 * m + 1]
+        hh, hl, lh, ll = (row[2 * other + digit] for row in (high, low) for digit in (0, 1))
+        return (hh << 2 * BITS) + ((hl + lh) << BITS) + ll
+
+    def step(self, m: int) -> int:
+        """The grid of vector m has steps of 2^this."""
+        return BITS * (self.bins[m] - 1)
+
+
+def nothing(vectors: int) -> Gram:
+    """Of no elements: what `plus` begins with."""
+    return Gram((BIN_ZERO,) * vectors, ((0,) * (2 * vectors),) * (2 * vectors))
+
+
+def gram_of(delta_N: Sequence[Tensor]) -> Gram:
+    """Of one piece (M vectors of fp32, N), at most PIECE_NUMEL_MAX elements."""
+    vectors, numel = len(delta_N), delta_N[0].numel()
+    assert numel <= PIECE_NUMEL_MAX, f"a piece of {numel} elements"
+    whole = numel - numel % _CHUNK_NUMEL
+    if 0 < whole < numel:
+        return gram_of([d[:whole] for d in delta_N]).plus(gram_of([d[whole:] for d in delta_N]))
+    if numel == 0:
+        return nothing(vectors)
+    bins = tuple(_bin(delta) for delta in delta_N)
+    size = min(numel, _CHUNK_NUMEL)
+    digits_CDN = torch.empty(numel // size, 2 * vectors, size, dtype=torch.float64)
+    for m, (k, delta) in enumerate(zip(bins, delta_N, strict=True)):
+        _split(delta, k, digits_CDN[:, 2 * m], digits_CDN[:, 2 * m + 1])
+    # A library reduction, for once: every number in it is an integer of at most 2^53.
+    sums_CDD = torch.bmm(digits_CDN, digits_CDN.transpose(1, 2))
+    return Gram(bins, tuple(map(tuple, sums_CDD.to(torch.int64).sum(0).tolist())))
+
+
+def _bin(delta_N: Tensor) -> int:
+    low, high = (x.item() for x in torch.aminmax(delta_N))
+    greatest = max(-low, high)
+    if not math.isfinite(low) or not math.isfinite(high):
+        return BIN_WRONG
+    return math.frexp(greatest)[1] // BITS if greatest else BIN_ZERO
+
+
+def _split(delta_N: Tensor, k: int, high_CN: Tensor, low_CN: Tensor) -> None:
+    """Both digits of bin k. In fp32, where all of it is exact: scaling by a power of two (but for
+    numbers that round to zero anyway), rounding, and what rounding left, at most a half."""
+    if k in (BIN_ZERO, BIN_WRONG):
+        high_CN.zero_()
+        low_CN.zero_()
+        return
+    half_way = 2.0 ** (-BITS // 2 * k)  # 2^(-24 k) itself may be no fp32 number
+    rest_N = (delta_N * half_way).mul_(half_way)
+    high_N = torch.round(rest_N)
+    high_CN.copy_(high_N.view(high_CN.shape))
+    low_CN.copy_(rest_N.sub_(high_N).mul_(2.0**BITS).round_().view(low_CN.shape))

@@ -1,0 +1,126 @@
+"""runtime.merging: the part of a rank that makes one anchor of many payloads. Like all of a rank it
+runs on the loop; what touches elements is done by a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Tensor
+
+from mend.errors import MendError
+from mend.protocol import events as ev
+from mend.runtime.digest import digest_of
+from mend.runtime.numerics import Anchor
+from mend.runtime.sums import Tensors, factors_in
+from mend.transport.pull_wire import checksum_of
+
+if TYPE_CHECKING:
+    from mend.runtime.rank import Rank
+
+T = TypeVar("T")
+
+
+class Merging:
+    """Performs Measure, Sum and Merge. `tensors`: of every fragment, where they lie."""
+
+    def __init__(self, rank: Rank, tensors: Sequence[Tensors]) -> None:
+        self._rank, self._numerics, self._tensors = rank, rank.numerics, tensors
+
+    def measure(self, effect: ev.Measure) -> None:
+        key = (effect.fragment, effect.version, effect.attempt)
+        tensors = self._tensors[effect.fragment]
+
+        def job(payloads: list[Tensor]) -> bytes:
+            return self._numerics.measure(payloads, effect.weights, tensors)
+
+        self._work(
+            effect,
+            job,
+            lambda blob: self._rank.tell(ev.Measured(*key, blob)),
+            lambda error: self._rank.tell(ev.Measured(*key, b"", error)),
+        )
+
+    def sum(self, effect: ev.Sum, tell: Callable[[ev.Event], None]) -> None:
+        """For the leader: `tell` reaches it."""
+        key = (effect.fragment, effect.version, effect.attempt)
+
+        def done(result: bytes | Exception) -> None:
+            if isinstance(result, MendError):
+                tell(ev.Summed(*key, b"", error=said(result)))
+            elif isinstance(result, Exception):
+                self._rank.broken(result)
+            else:
+                tell(ev.Summed(*key, result))
+
+        self._rank.edge.work(lambda: self._numerics.total(effect.partials), done)
+
+    def merge(self, effect: ev.Merge) -> None:
+        key = (effect.fragment, effect.version, effect.attempt)
+        anchor = self._rank.anchors[(effect.fragment, effect.version - 1)]
+        tensors = self._tensors[effect.fragment]
+
+        def job(payloads: list[Tensor]) -> Anchor:
+            runs = None
+            if effect.total:
+                factors = factors_in(effect.total, effect.weights, tensors)
+                runs = tensors.runs(effect.weights, factors)
+            return self._numerics.merge(payloads, effect.weights, anchor, effect.version, runs=runs)
+
+        def done(result: Anchor) -> None:
+            self._rank.tentative[key] = result
+            self._rank.tell(ev.Merged(*key, result.digest))
+
+        self._work(
+            effect, job, done, lambda error: self._rank.tell(ev.Merged(*key, "", error=error))
+        )
+
+    def _work(
+        self,
+        effect: ev.Measure | ev.Merge,
+        job: Callable[[list[Tensor]], T],
+        done: Callable[[T], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Do `job` with the payloads, when they are what they were if the effect asks for it."""
+        rank, fragment = self._rank, effect.fragment
+        names = [(member, fragment, seq) for member, seq in effect.members]
+        payloads = [rank.payloads[name] for name in names]
+        checksums = [rank.checksums[name] for name in names]
+        anchor = rank.anchors[(fragment, effect.version - 1)]
+
+        def checked() -> T | list[int]:
+            spoiled = _spoiled(payloads, checksums, anchor) if effect.verify else []
+            return spoiled or job(payloads)
+
+        def ended(result: T | list[int] | Exception) -> None:
+            if isinstance(result, list):
+                for position in result:
+                    if position < 0:
+                        rank.tell(ev.Spoiled(fragment, effect.version - 1))
+                    else:
+                        rank.tell(ev.Fetched(*names[position], error="its bytes changed in memory"))
+                failed("an input was spoiled")
+            elif isinstance(result, MendError):
+                failed(said(result))
+            elif isinstance(result, Exception):
+                rank.broken(result)
+            else:
+                done(result)
+
+        rank.edge.work(checked, ended)
+
+
+def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> list[int]:
+    """After racks disagreed: positions of inputs whose bits have changed; -1 is the anchor."""
+    bad = [
+        i
+        for i, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
+        if checksum_of(payload.numpy().data) != checksum
+    ]
+    intact = digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest
+    return bad if intact else [-1, *bad]
+
+
+def said(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}" if error is not None else ""

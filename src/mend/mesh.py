@@ -214,7 +214,7 @@ def _counted(places: Sequence[Place], size: int) -> Racks:
         rule = f"{world} ranks cannot be cut into racks of {size}"
         raise ConfigError("ranks_per_rack", size, rule, f"One of {_listed(near)} would do.")
     racks = tuple(tuple(range(first, first + size)) for first in range(0, world, size))
-    homes = [{_home(places[rank]) for rank in ranks} for ranks in racks]
+    homes = [list(dict.fromkeys(_home(places[rank]) for rank in ranks)) for ranks in racks]
     for rack, hosts in enumerate(homes):
         torn = [h for h in hosts if sum(h in other for other in homes) > 1]
         if torn and len(hosts) > 1:

@@ -187,6 +187,27 @@ MUTANTS = (
         ("tests/conformance/test_merges.py",),
     ),
     Mutant(
+        "gathered-root: writes go to shards that FSDP2 is about to overwrite",
+        "fragment/shards.py",
+        "            if module is not None:\n                module.reshard()\n",
+        "            del module\n",
+        ("tests/process/test_fsdp2.py", "-k", "evaluation"),
+    ),
+    Mutant(
+        "both-own: replicas of a shard speak for all of it, each",
+        "fragment/shards.py",
+        "spans.append(owned_span(mine.numel, len(team), team.index(rank)))",
+        "spans.append(owned_span(mine.numel, 1, 0))",
+        ("tests/unit/fragment/test_shards.py",),
+    ),
+    Mutant(
+        "early-upload: what waits on the GPU is applied though another version is due",
+        "runtime/beside.py",
+        "if (uploaded.version, uploaded.named) == (version, named):",
+        "if uploaded.version <= version:",
+        ("tests/unit/runtime/test_beside.py",),
+    ),
+    Mutant(
         "discard-alone: a rank forgets an offer before the rack's other ranks know",
         "runtime/rounds.py",
         "if discarded_everywhere and track.offer is not None:",

@@ -63,14 +63,22 @@ def test_tensor_parallel_layers_with_shards_of_them(jobs: Jobs) -> None:
     agree(run(jobs, 4, "tp", model="even"))
 
 
-def test_an_evaluation_between_the_steps_changes_nothing(
-    jobs: Jobs, alone: dict[str, Result]
+@pytest.mark.parametrize("parallel", ["fsdp2", "fsdp2-keep"])
+def test_an_evaluation_between_the_steps_changes_nothing_and_sees_the_merged_weights(
+    jobs: Jobs, alone: dict[str, Result], parallel: str
 ) -> None:
-    """Just before captures, applies and the end, where the root is gathered and a write to its
-    shards would be lost."""
+    """It leaves the root gathered (kept: every layer): what is written to shards then is not what
+    the next forward pass sees, unless the root lets go."""
     if not alone:
         alone["plain"] = jobs(ranks=1).run(steps=STEPS, config=CONFIG)[0]
-    at = {str(step): [["evaluate"]] for step in range(1, STEPS + 1)} | {"end": [["evaluate"]]}
-    results = run(jobs, 2, "fsdp2", at=at)
+    job = jobs(ranks=2)
+    at = {str(step): [["evaluate"]] for step in range(1, STEPS + 1)}
+    at |= {str(STEPS): [["merged_loss"]], "end": [["evaluate"]]}
+    results = job.run(steps=STEPS, config=CONFIG, parallel=parallel, same_data=True, at=at)
     agree(results)
     assert results[0].weights == alone["plain"].weights
+    for rack in range(2):
+        told = job.told(rack)
+        seen, once_dropped = told["merged_losses"]
+        assert seen == once_dropped
+        assert told["own_loss"] != seen, "the rack's own weights are others, and back again"

@@ -154,10 +154,11 @@ def spread(model: nn.Module, parallel: str, device: str = "cpu") -> nn.Module:
         layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         parallelize_module(model, both["tp"], layers)
         mesh = both["dp"]
-    keep = parallel == "fsdp2-keep"
+    # Left to itself, torch reshards a layer after its forward pass, and not the root.
+    more = {"reshard_after_forward": False} if parallel == "fsdp2-keep" else {}
     if parallel != "tp":
-        fully_shard(model.get_submodule("0"), mesh=mesh, reshard_after_forward=not keep)
-    return fully_shard(model, mesh=mesh, reshard_after_forward=not keep)
+        fully_shard(model.get_submodule("0"), mesh=mesh, **more)
+    return fully_shard(model, mesh=mesh, **more)
 
 
 def bits(tensor: Tensor) -> list[int]:
@@ -184,6 +185,9 @@ class Acts:
         self, model: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
+        self.runtime: Any = None
+        self.merged_losses: list[str] = []
+        self.own_loss = ""
         self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
 
     def do(self, acts: list[list[Any]]) -> None:
@@ -217,6 +221,18 @@ class Acts:
         """As between two epochs: FSDP2 leaves the root's parameters gathered behind it."""
         with torch.no_grad():
             loss_of(self.wrapped, 0, 0, 0)
+
+    def merged_loss(self) -> None:
+        """Of the anchor, right behind an evaluation: as it is seen, and as it is once FSDP2 has
+        dropped what it had gathered."""
+        self.evaluate()
+        with self.runtime.anchor_weights(), torch.no_grad():
+            seen = loss_of(self.wrapped, 0, 0, 0)
+            for module in self.wrapped.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+            self.merged_losses = [float(seen).hex(), float(loss_of(self.wrapped, 0, 0, 0)).hex()]
+        self.own_loss = float(loss_of(self.wrapped, 0, 0, 0).detach()).hex()
 
     def disk(self, free_bytes: int) -> None:
         """No file may grow beyond this; Python ignores the signal, so a write fails as on a full
@@ -256,6 +272,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
             if options.forget
             else mend.session(wrapped, config, optimizer, keep_local=options.keep_local)
         ) as runtime:
+            acts.runtime = runtime
             for step in range(1, options.steps + 1):
                 acts.do(options.at.get(str(step), []))
                 loss = loss_of(wrapped, rack, 0 if options.same_data else rank, step)
@@ -266,6 +283,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 time.sleep(options.pace_ms / 1000)
             acts.do(options.at.get("end", []))
+            result["merged_losses"], result["own_loss"] = acts.merged_losses, acts.own_loss
             result["before_shutdown"] = seen(runtime.status())
     finally:
         result["weights"] = weights(model)

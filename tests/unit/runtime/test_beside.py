@@ -66,3 +66,15 @@ def test_a_model_on_two_devices_has_no_side() -> None:
     here, there = torch.zeros(1), torch.zeros(1, device="meta")
     assert device_of([here, here]) == CPU
     assert device_of([here, there]) is None
+
+
+def test_what_waits_is_not_applied_in_place_of_what_is_due() -> None:
+    """A version may be decided between the last look at the board and the apply."""
+    hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
+    hand.step(4)
+    beside, track = hand.trainer.beside, hand.track()
+    assert beside is not None
+    older, newer = hand.decide(0.5), hand.decide(0.75)
+    beside.prefetch(0, track, None, older)
+    beside.realign(0, track, None, newer, None)
+    assert hand.theta() == 0.75 + 4 * MOVE

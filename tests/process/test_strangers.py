@@ -56,11 +56,11 @@ def ignored_frames(job: Job) -> list[bytes]:
         life = job.event(rack, "start")["member"][1]
         for incarnation, serial in ((life + 1, 2**60), (life, 0)):
             frames.append(wire.encode(Envelope(job.name, rack, 0, incarnation, report(serial))))
-            part = RankReport(serial, 999, 1, 99, (99, 99), (), (), (), True, True, True)
+            part = RankReport(serial, 999, 1, 99, (99, 99), (), (), (), (), True, True, True)
             frames.append(wire.encode(Envelope(job.name, rack, 0, incarnation, part)))
         orders = Orders(2**60, 1, 0, "", (), 99, (), (), (0, 0), (), (), ())
         frames.append(wire.encode(Envelope(job.name, rack, 0, life + 1, orders)))
-        wrong = RankReport(2**60, 999, 1, 99, (99,), (), (), (), True, True, True)
+        wrong = RankReport(2**60, 999, 1, 99, (99,), (), (), (), (), True, True, True)
         frames.append(wire.encode(Envelope(job.name, rack, 0, life, wrong)))
     return frames
 

@@ -146,8 +146,12 @@ class Round:
             enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(scene)), k)
         if not enough:
             self.enough_ns = None
-            self.why = f"{len(arrived)} of {k} offers have arrived" + _racks(
-                ", waiting for", waiting
+            told = {offer.member.rack for offer in scene.offers} - inside
+            told -= {offer.member.rack for offer in self._too_old(scene)}
+            self.why = (
+                f"{len(arrived)} of {k} offers have arrived"
+                + _racks(", too few racks hold what there is of", told)
+                + _racks(", waiting for", waiting - told)
             )
             return
         if self.enough_ns is None:

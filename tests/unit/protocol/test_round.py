@@ -83,6 +83,15 @@ def test_a_refused_capture_opens_a_round_but_brings_nothing_into_it() -> None:
     assert round_.why == "0 of 1 offers have arrived, waiting for racks 0,2"
 
 
+def test_an_offer_that_nobody_else_holds_yet_is_told_apart_from_one_that_was_not_made() -> None:
+    round_ = new_round()
+    round_.advance(scene(offer(0), arrived=()), 0)
+    assert round_.why == (
+        "0 of 1 offers have arrived, too few racks hold what there is of rack 0, "
+        "waiting for racks 1,2"
+    )
+
+
 # -------------------------------------------------------------- closing
 
 

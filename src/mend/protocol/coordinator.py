@@ -14,6 +14,7 @@ from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, 
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log
 from mend.protocol.messages import (
+    TEXT_MAX,
     Commit,
     Drop,
     Genesis,
@@ -130,7 +131,8 @@ class Coordinator:
         rack = hello.seat.member.rack
         visitor = Peer(rack, VISITOR)
         effects.append(Connect(visitor, hello.seat.address))
-        effects.append(Send(visitor, Refusal(hello.seat.member.incarnation, kind, detail)))
+        refusal = Refusal(hello.seat.member.incarnation, kind, detail[:TEXT_MAX])
+        effects.append(Send(visitor, refusal))
         if self.refused.get(rack) != detail:
             self.refused[rack] = detail
             effects.append(Note("refused", {"rack": rack, "cause": kind, "detail": detail}))

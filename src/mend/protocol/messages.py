@@ -23,7 +23,8 @@ from mend.terms import Address, Member
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Hex = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]*$")]
-Text = Annotated[str, Meta(max_length=4096)]
+TEXT_MAX = 4096
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]
 Digests = Annotated[tuple[Hex, ...], Meta(max_length=1024)]
 Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**62)], ...], Meta(max_length=1024)]

@@ -7,7 +7,7 @@ import pytest
 
 from mend.protocol.coordinator import EPOCH, FAREWELL_NS, VISITOR
 from mend.protocol.events import Connect, Finished
-from mend.protocol.messages import Commit, Declined, Drop, Genesis, Roster, Seat
+from mend.protocol.messages import TEXT_MAX, Commit, Declined, Drop, Genesis, Roster, Seat
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.job import Job, held_of
 from tests.unit.protocol.nouns import (
@@ -97,6 +97,15 @@ def test_the_lowest_rack_is_the_measure_also_when_it_comes_last() -> None:
     ((kind, detail),) = job.refusals(effects, 1)
     assert kind == "plan"
     assert detail.startswith("rack 1 differs from rack 0: max_age is")
+
+
+def test_a_long_reason_is_cut_to_what_a_receiver_reads() -> None:
+    job = Job(racks=2)
+    job.hear(0, hello(0, facts=(("model", "a" * TEXT_MAX),)))
+    effects = job.hear(1, hello(1, facts=(("model", "b" * TEXT_MAX),)))
+    ((_, detail),) = job.refusals(effects, 1)
+    assert detail.startswith("rack 1 differs from rack 0: model is")
+    assert len(detail) == TEXT_MAX
 
 
 def test_hellos_that_cannot_be_seated() -> None:

@@ -83,6 +83,7 @@ def mend_init(
     rank = LiveRank(model, settings_of(config, members, cores), numerics)
     async_tp = AsyncTp()
     try:
+        _refuse_strangers(model, optimizers)
         if config.async_tp_enabled:
             async_tp = AsyncTp.enable(model, mesh, rank.recorder.note)
         rank.begin()
@@ -352,6 +353,25 @@ class Runtime:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+
+def _refuse_strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """An optimizer that holds none of the model's parameters was made before fully_shard, or for
+    another model: it trains nothing that mend exchanges."""
+    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    trained = trainable(model)
+    missing = [name for name, parameter in trained if id(parameter) not in held]
+    if optimizers and len(missing) == len(trained):
+        raise UsageError(
+            "the optimizer holds none of the model's parameters; make it after fully_shard (and "
+            "after what else replaces parameters), then call mend_init"
+        )
+    if optimizers and missing:
+        warnings.warn(
+            f"the optimizer does not hold {missing[0]} and {len(missing) - 1} more trainable "
+            "parameters of the model; mend exchanges them all the same",
+            stacklevel=3,
+        )
 
 
 def _seated(config: MendConfig, mesh: DeviceMesh) -> tuple[MendConfig, tuple[int, ...]]:

@@ -19,6 +19,9 @@ from mend.runtime.near import Machine, bus_id_of, host
 from mend.runtime.rack import RackGroup
 from mend.runtime.topology import announce, read_dump
 
+MEET_S = 300.0
+"""How long the ranks wait for each other here: a torchrun has just started them all."""
+
 RACK_DIM = "rack"
 SAY = "Say rack_mesh(ranks_per_rack=...), or set MEND_RANKS_PER_RACK on all ranks."
 
@@ -83,7 +86,7 @@ def rack_mesh(
     if not (dist.is_available() and dist.is_initialized()):
         remedy = "Call torch.distributed.init_process_group first, under torchrun."
         raise ConfigError("process group", None, "rack_mesh needs one", remedy)
-    group = RackGroup()  # of all ranks
+    group = RackGroup(None, MEET_S)  # of all ranks
     try:
         device = device_type or _device_type()
         mine = json.dumps(asdict(_place(ranks_per_rack, inner, device))).encode()
@@ -144,6 +147,8 @@ def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: 
 
 
 def _shape(inner: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
+    if inner is not None and not isinstance(inner, Mapping):
+        raise ConfigError("inner", inner, "must map names to sizes", 'As {"dp": 4, "tp": 2}.')
     for name, size in (inner or {}).items():
         if not str(name).isidentifier() or name == RACK_DIM:
             rule = f'its names are identifiers, none of them "{RACK_DIM}"'

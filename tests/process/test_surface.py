@@ -52,6 +52,32 @@ def test_a_step_of_the_last_of_several_optimizers_is_a_step(alone: Configure) ->
     assert runtime.status().rounds_committed >= 4
 
 
+def test_an_optimizer_that_trains_something_else_is_refused(alone: Configure) -> None:
+    """As one that was made before fully_shard: nothing would be trained, and zeros be merged."""
+    model, other = train.build("plain", 0), train.build("plain", 1)
+    with pytest.raises(mend.MendError, match="holds none of the model's parameters"):
+        mend.mend_init(model, alone(), torch.optim.SGD(other.parameters(), lr=0.05))
+    part = torch.optim.SGD(model.get_submodule("0").parameters(), lr=0.05)
+    with pytest.warns(UserWarning, match=r"does not hold 2.weight and 1 more"):
+        mend.mend_init(model, alone(), part).abort()
+
+
+def test_a_parameter_that_is_replaced_later_stops_the_rack(alone: Configure) -> None:
+    model = train.build("plain", 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    runtime = mend.mend_init(model, alone(), optimizer)
+    try:
+        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+        for step in range(1, 4):
+            backward(model, step)
+            optimizer.step()
+        backward(model, 4)
+        with pytest.raises(mend.MendError, match="replaced after mend_init"):
+            optimizer.step()  # of the old parameters; a fragment is due
+    finally:
+        runtime.abort()
+
+
 def test_a_skipped_step_is_no_step(alone: Configure) -> None:
     """A gradient scaler leaves a step out when a gradient is not finite."""
     model, optimizer = fresh()

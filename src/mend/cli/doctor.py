@@ -237,8 +237,10 @@ def _show(report: Report, console: Console) -> None:
         _rows(console, "GPUs", report["devices"])
     else:
         console.print("[bold]GPUs[/bold]\n  no GPU: torch sees none here")
-    if report["nccl_dump"] is not None:
+    if report["nccl_dump"]:
         _rows(console, "GPUs of the NCCL topology dump", report["nccl_dump"])
+    elif report["nccl_dump"] is not None:
+        console.print("[bold]GPUs of the NCCL topology dump[/bold]\n  no GPU in it")
     _pairs(console, "topology", report["topology"])
     if report["settings"]:
         _rows(console, "settings in force", report["settings"])

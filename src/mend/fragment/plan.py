@@ -33,27 +33,28 @@ def unwrap(model: nn.Module) -> nn.Module:
             if isinstance(model, DistributedDataParallel)
             else getattr(model, "_orig_mod", None)
         )
-        if type(model).__name__ == "FullyShardedDataParallel":
-            rule = "is FSDP1, whose flat parameters cannot be told apart"
-            raise ConfigError("model", type(model).__name__, rule, "Use fully_shard (FSDP2).")
         if not isinstance(inner, nn.Module):
             return model
         model = inner
 
 
-def replica_group(model: nn.Module) -> tuple[int, ...]:
-    """Global ranks that DistributedDataParallel averages gradients over; empty without it."""
-    while not isinstance(model, DistributedDataParallel):
-        inner = getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return ()
-        model = inner
-    return tuple(dist.get_process_group_ranks(model.process_group))
+def replica_ranks(model: nn.Module) -> set[int]:
+    """Global ranks that some DistributedDataParallel in the model averages gradients over."""
+    return {
+        rank
+        for module in model.modules()
+        if isinstance(module, DistributedDataParallel)
+        for rank in dist.get_process_group_ranks(module.process_group)
+    }
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Parameters that require a gradient, in module order; a tied one once, under its first
     name."""
+    for module in model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            rule = "is FSDP1, whose flat parameters cannot be told apart"
+            raise ConfigError("model", type(module).__name__, rule, "Use fully_shard (FSDP2).")
     found = [(name, p) for name, p in unwrap(model).named_parameters() if p.requires_grad]
     for name, parameter in found:
         if isinstance(parameter, UninitializedParameter):

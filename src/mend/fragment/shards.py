@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mend.errors import ConfigError
+from mend.errors import ConfigError, UsageError
 from mend.terms import Layout, Owned, Span, owned_span
 
 if TYPE_CHECKING:
@@ -58,22 +58,41 @@ def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     return [m for m in model.modules() if module is not None and isinstance(m, module.FSDPModule)]
 
 
-class Gathered:
-    """The FSDP2 modules of a model, any of which may be gathered when its shards are wanted.
+class InPlace:
+    """Makes sure that what is read and written is what is trained. Holds no module alive.
 
-    After a forward pass without grad the root stays gathered: its parameters are then plain
-    tensors, and what is written to the shards is overwritten unseen. Holds no module alive.
+    The FSDP2 modules of a model may be gathered when their shards are wanted: after a forward pass
+    without grad the root stays so, its parameters are then plain tensors, and what is written to
+    the shards is overwritten unseen. And a parameter may have been replaced, by a `fully_shard`
+    that came too late or by `load_state_dict(assign=True)`: nobody trains the old one any more.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [weakref.ref(m) for m in _fsdp_modules(model)]
+        self._homes: list[tuple[str, weakref.ref[nn.Module], str, nn.Parameter]] = []
 
-    def reshard(self) -> None:
-        """Back to the shards; nothing is done where they are there already."""
+    def watch(self, model: nn.Module) -> None:
+        """From now on the trained parameters must stay where they are. The model is resharded."""
+        self._homes = [
+            (f"{prefix}.{name}".lstrip("."), weakref.ref(module), name, parameter)
+            for prefix, module in model.named_modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.requires_grad
+        ]
+
+    def check(self) -> None:
+        """Reshard what is gathered. Raises UsageError when a parameter is not the one it was."""
         for reference in self._modules:
             module = reference()
             if module is not None:
                 module.reshard()
+        for name, home, attribute, parameter in self._homes:
+            owner = home()
+            if owner is not None and owner._parameters.get(attribute) is not parameter:
+                raise UsageError(
+                    f"parameter {name} was replaced after mend_init; call fully_shard, "
+                    "load_state_dict(assign=True) and what else replaces parameters before it"
+                )
 
 
 @torch.no_grad()

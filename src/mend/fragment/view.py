@@ -46,18 +46,18 @@ class FragmentView:
         self,
         layout: Layout,
         parameters: Sequence[nn.Parameter],
-        reshard: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """`parameters` are those of `layout.slots`, in that order; a shard where it is a DTensor.
 
-        `reshard` is called before every access, see `shards.Gathered`.
+        `check` is called before every access, see `shards.InPlace`.
         """
         for slot, parameter in zip(layout.slots, parameters, strict=True):
             assert tuple(parameter.shape) == slot.shape, (
                 f"{slot.name}: {tuple(parameter.shape)} != {slot.shape}"
             )
         self.layout = layout
-        self._parameters, self._reshard = tuple(parameters), reshard
+        self._parameters, self._check_place = tuple(parameters), check
 
     @torch.no_grad()
     def read(self, owned: Owned, out: Tensor) -> None:
@@ -103,7 +103,7 @@ class FragmentView:
 
         Shards are looked up each time: FSDP2 may put others in their place.
         """
-        self._reshard()
+        self._check_place()
         start = 0
         for span, parameter in zip(owned.spans, self._parameters, strict=True):
             if span.numel:

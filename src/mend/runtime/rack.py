@@ -6,6 +6,7 @@ Everything here is collective: all ranks of the rack call it together, from thei
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,11 @@ class RackGroup:
     """A rack of one rank needs nobody; a larger one uses gloo groups beside the user's own.
 
     `members`: the global ranks of the rack, where one torchrun spans several; else all ranks.
+    `limit_s`: how long a rank waits for another one in a collective, before torch raises.
     """
 
-    def __init__(self, members: Sequence[int] | None = None) -> None:
+    def __init__(self, members: Sequence[int] | None, limit_s: float) -> None:
+        self._limit = timedelta(seconds=limit_s)
         self.rank, self.ranks = 0, 1
         self._group: dist.ProcessGroup | None = None
         self._teams: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
@@ -48,6 +51,7 @@ class RackGroup:
             made: dist.ProcessGroup = dist.new_group(
                 list(members),
                 backend=backend,
+                timeout=self._limit,
                 use_local_synchronization=True,  # the other racks of one torchrun do not take part
             )
             _kept[members, backend] = (dist.group.WORLD, made)

@@ -21,10 +21,11 @@ from mend.fragment.plan import (
     plain_slots,
     plan_facts,
     rank_facts,
-    replica_group,
+    replica_ranks,
     trainable,
+    unwrap,
 )
-from mend.fragment.shards import Gathered, holding, mesh_ranks
+from mend.fragment.shards import InPlace, holding, mesh_ranks
 from mend.fragment.view import FragmentView
 from mend.protocol.border import plan_hash
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions
@@ -87,10 +88,12 @@ class LiveRank:
 
     def __init__(self, model: nn.Module, settings: Settings, numerics: Numerics) -> None:
         self.settings, self.numerics = settings, numerics
-        self.group = RackGroup(settings.members)
+        limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
+        self.group = RackGroup(settings.members, limit_ns / SECOND)
         self.me = Peer(settings.rack, self.group.rank)
-        self._gathered = Gathered(model)
-        self._gathered.reshard()
+        self._in_place = InPlace(model)
+        self._in_place.check()
+        self._in_place.watch(unwrap(model))
         device = device_of(p for _, p in trainable(model))
         self._side = Side(device) if device is not None and device.type == "cuda" else None
         self.plan = build_plan(model, settings.fragments)
@@ -191,8 +194,8 @@ class LiveRank:
 
     def _check_groups(self, model: nn.Module) -> None:
         """What synchronises the ranks at every step must stay inside the rack."""
-        spread = set(replica_group(model))
-        for _, parameter in trainable(model):
+        spread = replica_ranks(model)
+        for _, parameter in unwrap(model).named_parameters():
             spread |= mesh_ranks(parameter)
         if beyond := sorted(spread - set(self.group.members)):
             raise UsageError(
@@ -209,7 +212,7 @@ class LiveRank:
         tracks = []
         for layout in self.plan:
             names = [slot.name for slot in layout.slots]
-            view = FragmentView(layout, [named[name] for name in names], self._gathered.reshard)
+            view = FragmentView(layout, [named[name] for name in names], self._in_place.check)
             held = holding(layout, [[of[name] for name in names] for of in boxes], self.me.rank)
             values_N = torch.empty(held.owned.numel, dtype=torch.float32)
             view.read(held.owned, values_N)

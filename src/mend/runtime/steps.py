@@ -91,7 +91,12 @@ class Trainer(Rounds):
         yield from self._try_drain(max(0, deadline_ns - self._now_ns()))
         self._post(Leaving())
         yield from self._leave(max(deadline_ns, self._now_ns()))
-        unmerged = self._unmerged_tokens()
+        finite = yield from self._agree_and_apply([], self._finite())
+        unmerged = sum(
+            self.tokens - track.tokens_mark
+            for track, fine in zip(self.tracks, finite, strict=True)
+            if fine
+        )
         anywhere = yield from self._agree_and_apply([], [-unmerged])
         if not self.board.finished:
             why = list(self.board.why)
@@ -137,15 +142,14 @@ class Trainer(Rounds):
         except GaveUp as error:
             self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
 
-    def _unmerged_tokens(self) -> int:
-        """Open tokens worth keeping: those of fragments whose weights are finite."""
-        kept = 0
+    def _finite(self) -> list[int]:
+        """1 per fragment whose weights on this rank are worth keeping: none is NaN or infinite."""
+        found = []
         for track in self.tracks:
             theta_N = self._buffers.empty(track.owned.numel)
             track.view.read(track.owned, theta_N)
-            if bool(theta_N.isfinite().all()):
-                kept += self.tokens - track.tokens_mark
-        return kept
+            found.append(int(theta_N.isfinite().all()))
+        return found
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)

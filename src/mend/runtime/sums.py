@@ -11,6 +11,7 @@ Legend: M members of a merge, T tensors that are measured.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,10 @@ def factors_in(blob: bytes, weights: Weights, tensors: Tensors) -> list[Weights]
     size = 4 * len(theirs)
     if theirs != weights or count != len(tensors.measured) or len(blob) != at + count * size:
         raise WireError(f"{len(blob)} bytes that are no factors of {len(weights)} racks")
-    return [struct.unpack_from(f"!{len(weights)}f", blob, at + i * size) for i in range(count)]
+    found = [struct.unpack_from(f"!{len(weights)}f", blob, at + i * size) for i in range(count)]
+    if not all(math.isfinite(factor) for factors in found for factor in factors):
+        raise WireError("a factor of a tensor is not finite")
+    return found
 
 
 def _head(kind: bytes, weights: Weights, tensors: int) -> bytes:

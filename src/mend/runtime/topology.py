@@ -11,6 +11,7 @@ The text may come from anywhere: no entities, and every size has a limit.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from mend.errors import ConfigError
 logger = logging.getLogger("mend")
 
 DUMP_BYTES_MAX = 4 << 20
+GPUS_MAX = 1024
 ELEMENTS_MAX = 20_000
 DEPTH_MAX = 64
 VERSIONS = ("1", "2")
@@ -65,18 +67,33 @@ class Dump:
         """A name that GPUs of one machine share if NVLink or a processor joins them; empty: not
         known. Bus ids of the island's first GPU."""
         found = self.gpu(bus_id)
-        if found is None:
-            return ""
-        reached, left = [found], [gpu for gpu in self.gpus if gpu.host == found.host]
-        for gpu in reached:
-            joined = [other for other in left if _joined(gpu, other)]
-            left = [other for other in left if other not in joined]
-            reached += [other for other in joined if other not in reached]
-        return min(gpu.bus_id for gpu in reached)
+        return "" if found is None else _islands(self)[self.gpus.index(found)]
 
     @staticmethod
     def _near(gpu: Gpu) -> tuple[object, ...]:
         return gpu.numa, gpu.cores, gpu.nics
+
+
+@functools.lru_cache(maxsize=2)
+def _islands(dump: Dump) -> tuple[str, ...]:
+    """Per GPU of the dump, the name of its island."""
+    names = [""] * len(dump.gpus)
+    left = set(range(len(dump.gpus)))
+    while left:
+        first = left.pop()
+        reached, fresh = [first], [first]
+        while fresh:
+            here = dump.gpus[fresh.pop()]
+            near = [
+                i for i in left if dump.gpus[i].host == here.host and _joined(here, dump.gpus[i])
+            ]
+            left.difference_update(near)
+            reached += near
+            fresh += near
+        name = min(dump.gpus[i].bus_id for i in reached)
+        for i in reached:
+            names[i] = name
+    return tuple(names)
 
 
 def _joined(one: Gpu, other: Gpu) -> bool:
@@ -117,6 +134,8 @@ def parse_mask(text: str) -> frozenset[int] | None:
 def read_dump(path: Path, field: str = "NCCL topology dump") -> Dump:
     """Raises ConfigError, which names `field`, for a file that cannot be read or is no dump."""
     try:
+        if not path.is_file() and path.exists():  # a pipe would be waited for
+            raise ConfigError(field, str(path), "is no file", "Correct the path, or unset it.")
         with path.open("rb") as file:
             data = file.read(DUMP_BYTES_MAX + 1)
     except OSError as error:
@@ -143,7 +162,7 @@ def parse_dump(text: str | bytes) -> Dump:
     parser.StartDoctypeDeclHandler = reader.doctype
     try:
         parser.Parse(data, True)
-    except expat.ExpatError as error:
+    except (expat.ExpatError, LookupError) as error:  # LookupError: an encoding nobody knows
         raise ValueError(f"broken XML ({error})") from error
     return reader.dump()
 
@@ -201,7 +220,10 @@ class _Reader:
     def dump(self) -> Dump:
         if not self._elements:
             raise ValueError("it is empty")
-        return Dump(tuple(self._gpu(found) for found in self._gpus if len(found.path) > 1))
+        gpus = [found for found in self._gpus if len(found.path) > 1]
+        if len(gpus) > GPUS_MAX:
+            raise ValueError(f"it has {len(gpus)} GPUs, more than {GPUS_MAX}")
+        return Dump(tuple(self._gpu(found) for found in gpus))
 
     def _gpu(self, found: _Found) -> Gpu:
         numa = _whole(found.cpu.get("numaid"))

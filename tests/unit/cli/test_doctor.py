@@ -170,3 +170,9 @@ def test_gpus_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "near_cores": "0-3,8", "near_nics": ["eth0"],
     }  # fmt: skip
     assert "H200" in told("--topology", str(path))
+
+
+def test_a_dump_without_a_gpu_is_said_to_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "topo.xml"
+    path.write_text('<system version="1"><cpu numaid="0" affinity="f"/></system>')
+    assert "no GPU in it" in told("--topology", str(path))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from mend.errors import ConfigError
 from mend.fragment import build_plan, plan_facts, trainable, unwrap
-from mend.fragment.plan import first_unequal_replica, inventory, plain_slots, rank_facts
+from mend.fragment.plan import (
+    first_unequal_replica,
+    inventory,
+    plain_slots,
+    rank_facts,
+    replica_ranks,
+)
 
 
 class Tied(nn.Module):
@@ -182,3 +189,13 @@ def test_names_that_fit_a_pattern_are_merged_plainly_under_each_of_their_names()
     twice.wte.weight = twice.first.weight
     assert plain_of(twice, "*wte*") == {"first.weight": True}
     assert plain_of(nn.Linear(2, 2), "WEIGHT") == {"weight": False, "bias": False}
+
+
+def test_a_ddp_deep_inside_is_seen() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        inner = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        assert replica_ranks(nn.Sequential(inner)) == {0}
+        assert replica_ranks(nn.Linear(2, 2)) == set()
+    finally:
+        dist.destroy_process_group()

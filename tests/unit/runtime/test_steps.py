@@ -240,6 +240,17 @@ def test_weights_that_are_not_finite_are_not_worth_keeping() -> None:
     assert [hand.theta(p) for p in (0, 1)] == [0.0, 0.0]
 
 
+def test_weights_that_a_rack_mate_finds_not_finite_are_not_worth_keeping_either() -> None:
+    """A NaN may be in one rank's shard alone; the rack keeps its weights, or it does not."""
+    hand = Hand(ranks=2, fragments=2, stall_max_ns=0)
+    hand.step(3)
+    hand.board.finish()
+    hand.agree = lambda values: [0, 0] if values == [1, 1] else values
+    hand.run(hand.trainer.close())
+    assert hand.noted("kept-local") == []
+    assert [hand.theta(p) for p in (0, 1)] == [0.0, 0.0]
+
+
 def test_a_close_in_lockstep_waits_as_long_as_lockstep_does() -> None:
     hand = Hand(lockstep=True, give_up_ns=4 * SHUTDOWN_NS)
     started_ns = hand.now_ns

@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 
 import pytest
@@ -85,6 +86,13 @@ def test_a_total_of_another_merge_is_refused() -> None:
     for weights, count in (((0.5, 0.5), 1), ((0.25, 0.75, 0.0), 1), (WEIGHTS, 2), (WEIGHTS, 0)):
         with pytest.raises(WireError):
             factors_in(total, weights, tensors(count))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_factor_that_is_not_finite_is_refused(wrong: float) -> None:
+    total = total_of(RULE, [partial_of(WEIGHTS, [gram_of(vectors(1))])])
+    with pytest.raises(WireError, match="not finite"):
+        factors_in(total[:-4] + struct.pack("!f", wrong), WEIGHTS, tensors(1))
 
 
 @pytest.mark.parametrize("cut", [0, 3, 9, 10, 17, 18, 100, -1])

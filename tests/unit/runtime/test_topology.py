@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,26 @@ def test_a_choice_nobody_made_is_shown_without_asking(caplog: pytest.LogCaptureF
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     line = 'mend rank=0 rack-mesh racks=2 ranks_per_rack=4 source="hosts (a, b)"'
     assert caplog.records[0].getMessage() == line
+
+
+@pytest.mark.parametrize("what", ["encoding", "pipe", "folder"])
+def test_what_is_no_dump_is_told_and_not_waited_for(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "topo.xml"
+    if what == "encoding":
+        path.write_text('<?xml version="1.0" encoding="rot13"?><system version="1"/>')
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(ConfigError):
+        read_dump(path)
+
+
+def test_more_gpus_than_any_machine_has_are_refused() -> None:
+    one = '<pci busid="{0:04x}:00:00.0"><gpu dev="0"/></pci>'
+    text = '<system version="1"><cpu numaid="0">{}</cpu></system>'
+    many = "".join(one.format(i) for i in range(1024))
+    dump = parse_dump(text.format(many))
+    assert {dump.island(gpu.bus_id) for gpu in dump.gpus} == {"0000:00:00.0"}
+    with pytest.raises(ValueError, match="1025 GPUs"):
+        parse_dump(text.format(many + one.format(1024)))

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "double-count: a merged offer is carried once more",
         "runtime/rounds.py",
-        "return offer.delta_N\n",
-        "return None\n",
+        'return fate, track.offer.delta_N if fate == "named" else None\n',
+        "return fate, None\n",
     ),
     Mutant(
         "arrival-order: members in another order than ascending racks",
@@ -57,8 +57,10 @@ MUTANTS = (
     Mutant(
         "snapshot-kept: what is carried is measured from the snapshot, not from anchor - delta",
         "runtime/rounds.py",
-        "return offer.delta_N\n",
-        "return self.tracks[fragment].anchor.values - (offer.anchor.values - offer.delta_N)\n",
+        'return fate, track.offer.delta_N if fate == "named" else None\n',
+        "offer = track.offer\n"
+        "        moved = track.anchor.values - (offer.anchor.values - offer.delta_N)\n"
+        '        return fate, moved if fate == "named" else None\n',
     ),
     Mutant(
         "tokens-restarted: counters begin at the apply, not at the capture",
@@ -103,8 +105,8 @@ MUTANTS = (
     Mutant(
         "pend-on-drop: a dropped offer is settled like a merged one",
         "runtime/rounds.py",
-        "            if named:\n                self._settle(track, offer)\n",
-        "            self._settle(track, offer)\n            if named:\n                pass\n",
+        '            if fate == "named":\n                self._settle(track, offer)\n',
+        "            self._settle(track, offer)\n            if fate:\n                pass\n",
     ),
     Mutant(
         "trusted-donor: a copied state is not compared with the log",

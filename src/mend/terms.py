@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 VERSION = "0.1.0"
@@ -79,6 +80,11 @@ class Owned:
 
     spans: tuple[Span, ...]
     numel: int
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Slot i lies in [cuts[i], cuts[i + 1]) of the vector."""
+        return tuple(accumulate((span.numel for span in self.spans), initial=0))
 
 
 def owned_span(numel: int, owners: int, position: int) -> Span:

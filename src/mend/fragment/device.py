@@ -41,15 +41,13 @@ def device_of(parameters: Iterable[Tensor]) -> torch.device | None:
 
 @dataclass(eq=False)
 class Uploaded:
-    """What an apply needs, on its way to the device or there. Keeps the host's side alive."""
+    """What an apply needs, on its way to the device or there."""
 
     version: int
     named: bool
     next_N: Tensor
     base_N: Tensor | None
     """What is subtracted from theta: the old anchor, or what was captured; None: not needed."""
-    done: Any
-    sources: tuple[Tensor, ...]
 
     @property
     def device_bytes(self) -> int:
@@ -67,7 +65,7 @@ class Side:
         self._flying: list[tuple[Any, tuple[Tensor, ...]]] = []
         self.bytes_peak = 0
         """Most memory of the device that was taken at once."""
-        self._held: dict[int, int] = {}
+        self._waiting_bytes = 0
 
     def prepare(self, numel: int) -> None:
         """Have torch's allocator hold what a round of a fragment of so many elements will take."""
@@ -113,10 +111,9 @@ class Side:
                 base_N.sub_(there_N.copy_(delta_N, non_blocking=True))
                 sources = (*sources, delta_N)
             there_N.copy_(next_N, non_blocking=True)
-            done = self._mark()
-        self._keep(done, sources)
-        found = Uploaded(version, named, there_N, base_N, done, sources)
-        self._held[id(found)] = found.device_bytes
+            self._keep(self._mark(), sources)
+        found = Uploaded(version, named, there_N, base_N)
+        self._waiting_bytes += found.device_bytes
         self._count(0)
         return found
 
@@ -149,11 +146,11 @@ class Side:
                 if not plain and out_N is None:
                     live.copy_(flat.view(live.shape))
             self._end(main)
-        self._held.pop(id(new), None)
+        self.forget(new)
 
     def forget(self, new: Uploaded) -> None:
-        """An upload that is not wanted any more."""
-        self._held.pop(id(new), None)
+        """An upload that is applied, or not wanted any more. Once for each."""
+        self._waiting_bytes -= new.device_bytes
 
     def close(self) -> None:
         """Wait until no copy reads or writes memory of the host any more."""
@@ -183,7 +180,7 @@ class Side:
         self._flying.append((done, sources))
 
     def _count(self, more: int) -> None:
-        self.bytes_peak = max(self.bytes_peak, sum(self._held.values()) + more)
+        self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)
 
 
 def _move(theta_n: Tensor, new: Uploaded, place: slice, alignment: Alignment, alpha: float) -> None:

@@ -17,7 +17,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -231,8 +231,7 @@ def take(slice_N: Tensor, owned: Owned, slots: Sequence[int]) -> Tensor:
 
 def _places(owned: Owned) -> list[slice]:
     """Where the elements of each slot lie in the vector of `owned`."""
-    ends = list(accumulate(span.numel for span in owned.spans))
-    return [slice(end - span.numel, end) for span, end in zip(owned.spans, ends, strict=True)]
+    return [slice(start, stop) for start, stop in pairwise(owned.cuts)]
 
 
 def _owned(spans: Iterable[Span]) -> Owned:

@@ -7,6 +7,7 @@ Legend: N elements of the vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -104,12 +105,10 @@ class FragmentView:
         Shards are looked up each time: FSDP2 may put others in their place.
         """
         self._check_place()
-        start = 0
-        for span, parameter in zip(owned.spans, self._parameters, strict=True):
+        places = pairwise(owned.cuts)
+        for span, place, parameter in zip(owned.spans, places, self._parameters, strict=True):
             if span.numel:
-                live = local_of(parameter)
-                yield live, slice(span.start, span.stop), slice(start, start + span.numel)
-                start += span.numel
+                yield local_of(parameter), slice(*span), slice(*place)
 
     def _check(self, owned: Owned, vector_N: Tensor) -> None:
         assert len(owned.spans) == len(self._parameters), (

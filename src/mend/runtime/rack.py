@@ -91,7 +91,7 @@ class RackGroup:
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         found = [torch.empty_like(padded) for _ in range(self.ranks)]
         dist.all_gather(found, padded, group=self._group)
-        return [bytes(row[: int(size)].tolist()) for row, size in zip(found, sizes, strict=True)]
+        return [row[: int(size)].numpy().tobytes() for row, size in zip(found, sizes, strict=True)]
 
     def share(self, slice_N: Tensor, holding: Holding) -> Tensor:
         """All that this rank holds of a fragment (fp32), from its slice and those of its replicas.

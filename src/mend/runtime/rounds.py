@@ -99,7 +99,7 @@ class Rounds:
                 anchors = dict(self.board.panels[fragment].anchors)
             newest, _ = unbroken_run(anchors, track.anchor.version)
             if newest > track.anchor.version:
-                delta_N = self._merged_delta(fragment, newest)
+                _, delta_N = self._outcome(fragment, newest)
                 beside.prefetch(fragment, track, delta_N, anchors[newest])
 
     def work(self) -> Doing:
@@ -288,15 +288,12 @@ class Rounds:
     def _apply(self, fragment: int, anchor: Anchor) -> Doing:
         """Protocol section 7: read the own offer's fate in the commits, realign, move the marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
-        fate = self._fate(fragment, anchor.version) if offer is not None else ""
-        named = offer is not None and fate == "named"
-        yield from self._realign(
-            track, fragment, self._merged_delta(fragment, anchor.version), anchor
-        )
+        fate, delta_N = self._outcome(fragment, anchor.version)
+        yield from self._realign(track, fragment, delta_N, anchor)
         ended = 0
         if offer is not None and fate:
             ended, track.offer = offer.seq, None
-            if named:
+            if fate == "named":
                 self._settle(track, offer)
             else:
                 self.ledger.miss("offer dropped: too old")
@@ -357,22 +354,18 @@ class Rounds:
         else:
             track.view.write(track.owned, slice_N)
 
-    def _merged_delta(self, fragment: int, version: int) -> Tensor | None:
-        """The open offer's delta, if a commit up to `version` names it: what `realign` asks for."""
-        offer = self.tracks[fragment].offer
-        if offer is None or self._fate(fragment, version) != "named":
-            return None
-        return offer.delta_N
-
-    def _fate(self, fragment: int, version: int) -> str:
-        """What the commits in (base, version] say of the open offer: "named", "dropped" or ""."""
+    def _outcome(self, fragment: int, version: int) -> tuple[str, Tensor | None]:
+        """What the commits in (base, version] say of the open offer: "named", "dropped" or "", also
+        without an offer; and its delta if it is named, which is what `realign` asks for."""
         track = self.tracks[fragment]
-        assert track.offer is not None
+        if track.offer is None:
+            return "", None
         mine = (self.member, track.offer.seq)
         with self.board.changed:
             panel = self.board.panels[fragment]
             stretch = [panel.commits[v] for v in range(track.anchor.version + 1, version + 1)]
-        return next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
+        fate = next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
+        return fate, track.offer.delta_N if fate == "named" else None
 
     def _settle(self, track: Track, offer: OpenOffer) -> None:
         """The offer is merged: its residual is owed now, its tokens are done."""

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -45,6 +46,8 @@ from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, StepOptions, T
 from mend.runtime.sums import check_room
 from mend.runtime.witness import detect_ns
 from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +149,10 @@ class LiveRank:
         )
         genesis = [track.anchor for track in tracks]
         digests = tuple(anchor.digest for anchor in genesis)
-        found = self._introduced(
-            Introduction(
-                self.member.incarnation, self._advertised(), self.driver.lane_address, digests
-            )
+        mine = Introduction(
+            self.member.incarnation, self._advertised(), self.driver.lane_address, digests
         )
+        found = self._of_all_ranks(mine, Introduction)
         plain = self._plain(model)
         facts = (*plan_facts(self.plan, model), *self._plain_facts(plain), *rank_facts(inventories))
         roles = self._roles(facts, digests, found)
@@ -180,10 +182,7 @@ class LiveRank:
         slice of all of them."""
         self._check_groups(model)
         mine = inventory(model, hash_trained=self.group.ranks > 1)
-        found = [
-            msgspec.msgpack.decode(blob, type=tuple[Item, ...])
-            for blob in self.group.gather_bytes(msgspec.msgpack.encode(mine))
-        ]
+        found = self._of_all_ranks(mine, tuple[Item, ...])
         if unequal := first_unequal_replica(found):
             name, one, other = unequal
             raise UsageError(
@@ -223,11 +222,10 @@ class LiveRank:
             _prepare(numerics, numels)
         return tracks
 
-    def _introduced(self, mine: Introduction) -> list[Introduction]:
-        return [
-            msgspec.msgpack.decode(blob, type=Introduction)
-            for blob in self.group.gather_bytes(msgspec.msgpack.encode(mine))
-        ]
+    def _of_all_ranks(self, mine: T, kind: type[T]) -> list[T]:
+        """What every rank of the rack says, in rank order."""
+        blobs = self.group.gather_bytes(msgspec.msgpack.encode(mine))
+        return [msgspec.msgpack.decode(blob, type=kind) for blob in blobs]
 
     def _roles(
         self,

@@ -65,11 +65,8 @@ class Tensors:
 
 def tensors_of(owned: Owned, plain: Sequence[bool] = ()) -> Tensors:
     """Empty `plain`: no tensor is."""
-    cuts = [0]
-    for span in owned.spans:
-        cuts.append(cuts[-1] + span.numel)
-    assert cuts[-1] == owned.numel, f"{owned.spans} are not {owned.numel} elements"
-    return Tensors(tuple(cuts), tuple(plain) or (False,) * len(owned.spans))
+    assert owned.cuts[-1] == owned.numel, f"{owned.spans} are not {owned.numel} elements"
+    return Tensors(owned.cuts, tuple(plain) or (False,) * len(owned.spans))
 
 
 def check_room(plan: Iterable[Layout], plain: Iterable[Sequence[bool]], racks: int) -> None:

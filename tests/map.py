@@ -47,7 +47,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "torch": _TENSORS,
     "numpy": _TENSORS,
     "msgspec": _DECIDING | {"runtime", "config", "sim", "cli"},
-    "xxhash": _NUMERIC | {"transport", "runtime", "sim", "cli"},
+    "xxhash": _NUMERIC | {"protocol", "transport", "runtime", "sim", "cli"},
     "zmq": frozenset({"transport"}),
     "triton": frozenset({"kernels"}),
     "rich": frozenset({"cli"}),

@@ -279,6 +279,7 @@ class Runtime:
             racks_configured=self.config.racks,
             racks_live=board.live,
             racks_merged=board.members_last,
+            closed_by=board.reason_last,
             stall_ms_total=trainer.stall_ns_total / MS,
             stall_ms_last=trainer.stall_ns_last / MS,
             host_bytes=rank.numerics.buffers.total_bytes,

@@ -74,3 +74,7 @@ class ChecksumMismatch(TransportError):
 
 class WorkerFailed(MendError):
     """A background job raised; the cause is chained."""
+
+
+class TapeError(MendError):
+    """A tape cannot be read or replayed: no tape, damaged, of another format, or incomplete."""

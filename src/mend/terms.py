@@ -16,6 +16,7 @@ WITNESS = 0xFFFF
 
 MS = 1_000_000
 SECOND = 1_000_000_000
+MB = 1_000_000
 
 
 class Peer(NamedTuple):

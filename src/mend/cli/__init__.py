@@ -148,7 +148,8 @@ def coordinate_command(
     ] = "mend",
     heartbeat_ms: Annotated[int, typer.Option(help="The racks' sideband_heartbeat_ms.")] = 100,
     diagnostics_dir: Annotated[
-        Path | None, typer.Option(help="Write the witness's events (JSONL) here.")
+        Path | None,
+        typer.Option(help="Write the witness's events and tape here, not as MEND_DIAGNOSTICS_DIR."),
     ] = None,
 ) -> None:
     """Run the witness: a vote and the order of merges, no tensor. Leaves when all racks have left.
@@ -232,35 +233,141 @@ def doctor_command(
 
 @app.command("simulate")
 def simulate_command(
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 300,
-    first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seeds: Annotated[
+        str, typer.Option(metavar="N|A:B", help="Seeds 0 to N-1, or A to B-1.")
+    ] = "300",
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Go on from the first seed until the time is over."),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = 2,
     seed: Annotated[int | None, typer.Option(min=0, help="Just this one.")] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="With --seed: print everything the racks noted.")
     ] = False,
+    shrink: Annotated[
+        bool, typer.Option(help="Make a scenario that breaks as small as it goes before it is told.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: only the sums.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take racks, H, P, tau, K, grace, ... from this mend.toml."),
+    ] = None,
+    regressions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append what breaks here, as Python that makes it again."),
+    ] = None,
 ) -> None:
     """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.
 
-    Frames are lost, doubled and reordered; links are cut or slow; racks and the witness freeze and
-    crash. The code that runs is the code that trains; sockets, threads and the clock are simulated.
-    A seed whose invariants break is printed as a story, and the exit status is 1.
+    The code that runs is the code that trains; only sockets, threads and the clock are simulated.
+    Each seed draws a job (racks, ranks, H, P, tau, K, speeds), its network and its faults: frames
+    lost, doubled, late, with wrong bits; links cut, racks partitioned, frozen, slow, crashed at a
+    time or right behind a message, started again; clocks that jump or drift. A seed is one run:
+    the same on every machine, whenever you run it.
+
+    After every event is looked at: is there one list of decisions, by a quorum, never undone; are
+    the bits equal everywhere; does the token ledger close; does somebody hold what was decided.
+    Where a quorum lives when the faults are over, the job must end with everything merged.
+
+    A seed that breaks something is shrunk to the smallest scenario that still does, and told as a
+    story, with the Python that runs it again. The exit status is then 1. Ctrl-C ends with the sums
+    so far.
 
     [bold]Examples[/bold]
 
-      mend simulate --seeds 2000 --jobs 2
+      mend simulate --minutes 10 --jobs 2
+
+      mend simulate --seeds 2000:4000 --json
 
       mend simulate --seed 17 --trace
+
+      mend simulate --config mend.toml --minutes 1     [dim]# would my settings hold?[/dim]
     """
     from mend.cli import simulate
 
     console = Console()
     if trace and seed is not None:
-        raise typer.Exit(1 if simulate.trace(seed, console) else 0)
+        raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
     if trace:
         raise ConfigError("trace", trace, "needs one seed", "Give --seed N.")
-    first, seeds = (first, seeds) if seed is None else (seed, 1)
-    raise typer.Exit(1 if simulate.simulate(first, seeds, jobs, console) else 0)
+    first, stop = simulate.span_of(seeds) if seed is None else (seed, seed + 1)
+    wanted = simulate.Wanted(
+        first=first,
+        stop=None if minutes is not None else stop,
+        minutes=minutes,
+        jobs=jobs if seed is None else 1,
+        shrink=shrink,
+        as_json=as_json,
+        config=config,
+        regressions=regressions,
+    )
+    raise typer.Exit(1 if simulate.simulate(wanted, console) else 0)
+
+
+@app.command("replay")
+def replay_command(
+    tapes: Annotated[
+        list[Path],
+        typer.Argument(metavar="TAPE...", help="Tapes, or folders with all that is in them."),
+    ],
+) -> None:
+    """Run the machines of a job once more, from its tapes: do they decide the same again?
+
+    Every process with a diagnostics_dir writes a tape of what its machines were told, and what they
+    answered. Here new machines are told the same, and every answer is compared. Nothing is sent, no
+    tensor is touched, and it takes seconds.
+
+    Prints a line per tape, or the first difference: which event, when, which machine, what is on
+    the tape and what came now. Exit status 0: all equal; 1: something differs; 2: a tape cannot be
+    read. The tail that a killed process leaves is cut, and told.
+
+    [bold]Examples[/bold]
+
+      mend replay runs/demo/free/events
+
+      mend replay events/tape-rack0-rank0.mend events/tape-rack1-rank0.mend
+    """
+    from mend.cli.replay import replay_machines
+
+    raise typer.Exit(replay_machines(tapes))
+
+
+@app.command("explain")
+def explain_command(
+    tapes: Annotated[
+        list[Path],
+        typer.Argument(metavar="TAPE...", help="Tapes, or folders with all that is in them."),
+    ],
+    number: Annotated[
+        int | None, typer.Option("--round", metavar="N", help="The N-th decided round, from 1.")
+    ] = None,
+    fragment: Annotated[int | None, typer.Option(min=0, help="Only rounds of this one.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Only rounds that made this version.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every round; without it the newest that fits.")
+    ] = False,
+) -> None:
+    """Tell what happened in a round: who was in, who was left out and why, when, and what it cost.
+
+    Give the tape of the process that coordinated (the witness, rack 65535, or rack 0); with those
+    of the ranks it also says when each of them captured, pulled, merged and went on training. A
+    round takes one fragment from a version to the next, as in the lines
+    `commit fragment=2 version=17` of the log.
+
+    [bold]Examples[/bold]
+
+      mend explain runs/demo/free/events
+
+      mend explain events --round 41
+
+      mend explain events --fragment 2 --version 17
+    """
+    from mend.cli.explain import explain
+
+    explain(tapes, number, fragment, version, everything)
 
 
 def main() -> None:

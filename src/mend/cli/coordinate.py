@@ -10,14 +10,14 @@ def coordinate(
 ) -> None:
     """Serve one job until every rack has left, or SIGINT / SIGTERM.
 
-    Raises AddressInUse, ConfigError.
+    `diagnostics_dir` None: as MEND_DIAGNOSTICS_DIR says. Raises AddressInUse, ConfigError.
     """
     from mend.config import MendConfig  # late, so that `mend --help` needs no torch
     from mend.runtime import witness
 
     # The same rules as in the racks: a witness with a mistyped address would wait for ever. Where a
     # rack that the same shell starts will listen does not concern it.
-    MendConfig(
+    config = MendConfig(
         witness_addr=bind,
         racks=racks,
         job_id=job_id,
@@ -26,8 +26,15 @@ def coordinate(
         sideband_peers=(),
         rack=None,
     )
+    folder = diagnostics_dir or config.diagnostics_dir
     witness.run(
-        bind, racks, job_id, heartbeat_ms, on_progress=_say, diagnostics_dir=diagnostics_dir
+        bind,
+        racks,
+        job_id,
+        heartbeat_ms,
+        on_progress=_say,
+        diagnostics_dir=Path(folder) if folder else None,
+        tape_mb_max=config.tape_mb_max,
     )
 
 

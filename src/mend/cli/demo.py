@@ -118,7 +118,17 @@ def demo(
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     show(console, settings, rows, checks)
     console.print(f"[dim]{out / 'summary.json'}; {settings['wall_s']} s in all[/dim]")
+    for line in again(out):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0 if summary["passed"] else 1
+
+
+def again(out: Path) -> list[str]:
+    """What to do with the tapes of the runs."""
+    return [
+        f"the machines once more, all decisions compared: mend replay {out}",
+        f"a round in sentences:                           mend explain {out / report.FREE}",
+    ]
 
 
 def _clear(folder: Path) -> None:
@@ -165,14 +175,15 @@ def _run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
             else:
                 last.append(f"[{who}] {line}")
 
+        out = Path(recipe.out)
         job = Job(
             command=("-m", "mend.cli.demo_train", json.dumps(asdict(recipe))),
             racks=RACKS,
             nproc_per_rack=nproc,
             job_id=f"demo-{recipe.name}",
             witness=recipe.exchange,
-            log_dir=Path(recipe.out) / "logs",
-            env={"CUDA_VISIBLE_DEVICES": ""},
+            log_dir=out / "logs",
+            env={"CUDA_VISIBLE_DEVICES": "", "MEND_DIAGNOSTICS_DIR": str(out / "events")},
         )
         outcome = launch(job, sink)
     if outcome.status:

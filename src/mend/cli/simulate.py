@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import signal
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mend.sim import World, draw
+from mend.config import MendConfig
+from mend.errors import ConfigError
+from mend.sim import World, draw, python_of, shrink, tell
+from mend.sim.scenario import Scenario
+from mend.sim.story import setup
+from mend.terms import MS, SECOND
 
 FAILURES_SHOWN = 10
+SEEDS_AT_ONCE = 8
+"""Seeds in one task of a worker process."""
+
+Fixed = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,66 +40,237 @@ class Outcome:
     problems: tuple[str, ...]
     commits: int
     cpu_ns: int
+    virtual_ns: int = 0
 
 
-def run_seed(seed: int) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to run: seeds [first, stop), or from `first` on until so many minutes are over."""
+
+    first: int = 0
+    stop: int | None = 300
+    minutes: float | None = None
+    jobs: int = 2
+    shrink: bool = True
+    as_json: bool = False
+    config: Path | None = None
+    regressions: Path | None = None
+
+
+@dataclass
+class Tally:
+    """What has come in so far."""
+
+    seeds: int = 0
+    commits: int = 0
+    cpu_ns: int = 0
+    virtual_ns: int = 0
+    failed: list[Outcome] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        self.commits += outcome.commits
+        self.cpu_ns += outcome.cpu_ns
+        self.virtual_ns += outcome.virtual_ns
+        if outcome.problems:
+            self.failed.append(outcome)
+
+
+def span_of(text: str) -> tuple[int, int]:
+    """`A:B` is A .. B-1, `N` is 0 .. N-1. Raises ConfigError."""
+    first, colon, last = text.rpartition(":")
+    if not (last.isdigit() and (first.isdigit() or not colon)):
+        raise ConfigError("seeds", text, "is neither N nor A:B", "Give --seeds 2000 or 100:200.")
+    start, stop = int(first or 0), int(last)
+    if stop <= start:
+        raise ConfigError("seeds", text, "holds no seed", "A:B runs A and ends before B.")
+    return start, stop
+
+
+def fixed_by(config: Path | None) -> dict[str, Any]:
+    """The fields of a scenario that a user's settings decide; the rest stays drawn."""
+    if config is None:
+        return {}
+    os.environ["MEND_CONFIG"] = str(config)
+    settings = MendConfig()
+    grace = settings.grace_window_ms
+    return {
+        "racks": settings.racks,
+        "fragments": settings.fragments,
+        "period_steps": settings.sync_period_steps,
+        "overlap_steps": settings.tau,
+        "overlapped": settings.concurrent_outer_step,
+        "k": settings.quorum_min_learners,
+        "grace_ns": -1 if grace == "adaptive" else int(float(grace) * MS),
+        "lockstep": settings.lockstep,
+        "max_age": settings.max_age,
+        "alignment": settings.alignment,
+        "payload": settings.payload_dtype,
+        "merge": settings.merge,
+        "momentum": settings.outer_optimizer_momentum,
+        "witness": bool(settings.witness_addr),
+    }
+
+
+def run_seed(seed: int, fixed: Fixed | None = None) -> Outcome:
     """One job to its end. An exception of the simulated code is a problem like any other."""
     torch.set_num_threads(1)
     started_ns = time.process_time_ns()
+    virtual_ns = 0
     try:
-        report = World(seed).run()
+        report = World(draw(seed, fixed)).run()
         problems, commits = tuple(report.problems), report.commits
+        virtual_ns = report.virtual_ns
     except Exception as error:
         problems, commits = (f"{type(error).__name__}: {error}",), 0
-    return Outcome(seed, problems, commits, time.process_time_ns() - started_ns)
+    return Outcome(seed, problems, commits, time.process_time_ns() - started_ns, virtual_ns)
 
 
-def simulate(first: int, count: int, jobs: int, console: Console) -> int:
-    """Run the seeds; returns how many broke an invariant."""
-    seeds = range(first, first + count)
-    failed: list[Outcome] = []
-    commits = cpu_ns = 0
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(f"seeds {seeds.start}..{seeds.stop - 1}", total=count)
-        for outcome in _outcomes(seeds, jobs):
-            progress.advance(bar)
-            commits, cpu_ns = commits + outcome.commits, cpu_ns + outcome.cpu_ns
-            if outcome.problems:
-                failed.append(outcome)
-                if len(failed) <= FAILURES_SHOWN:
-                    show_failure(outcome, console)
+def run_seeds(seeds: range, fixed: Fixed) -> list[Outcome]:
+    return [run_seed(seed, fixed) for seed in seeds]
+
+
+def simulate(wanted: Wanted, console: Console) -> int:
+    """Run the seeds; returns how many broke an invariant. Ctrl-C ends with what there is."""
+    fixed, tally = fixed_by(wanted.config), Tally()
+    if wanted.config is not None:
+        draw(wanted.first, fixed)  # a setting that no scenario can have is said at once
+    interrupted = False
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    started_ns = time.monotonic_ns()
+    with Progress(*columns, console=console, transient=True, disable=wanted.as_json) as progress:
+        bar = progress.add_task("", total=None)
+        try:
+            for outcome in _outcomes(wanted, fixed):
+                tally.add(outcome)
+                progress.update(bar, description=_progress(wanted, tally))
+                if outcome.problems:
+                    _failed(outcome, wanted, fixed, tally, console)
+        except KeyboardInterrupt:
+            interrupted = True
+    _summary(wanted, tally, time.monotonic_ns() - started_ns, interrupted, console)
+    return len(tally.failed)
+
+
+def _progress(wanted: Wanted, tally: Tally) -> str:
+    of = f" of {wanted.stop - wanted.first}" if wanted.stop is not None else ""
+    return f"{tally.seeds}{of} seeds, {tally.commits} commits, {len(tally.failed)} broken"
+
+
+def _outcomes(wanted: Wanted, fixed: Fixed) -> Iterator[Outcome]:
+    """Seeds go out a few at a time, so that the end of the time or Ctrl-C comes soon."""
+    ends_ns = None
+    if wanted.minutes is not None:
+        ends_ns = time.monotonic_ns() + int(wanted.minutes * 60 * SECOND)
+    tasks = _tasks(wanted, ends_ns)
+    if wanted.jobs == 1:
+        for seeds in tasks:
+            for seed in seeds:
+                yield run_seed(seed, fixed)
+        return
+    with ProcessPoolExecutor(wanted.jobs, initializer=_deaf) as pool:
+        running: set[Future[list[Outcome]]] = set()
+        try:
+            while True:
+                for seeds in itertools.islice(tasks, 2 * wanted.jobs - len(running)):
+                    running.add(pool.submit(run_seeds, seeds, fixed))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for each in done:
+                    yield from each.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _deaf() -> None:
+    """Ctrl-C goes to the whole group of processes; the parent alone answers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _tasks(wanted: Wanted, ends_ns: int | None) -> Iterator[range]:
+    """One seed at a time where the time is limited and nobody shares it."""
+    size = 1 if wanted.jobs == 1 else SEEDS_AT_ONCE
+    stop = wanted.stop if wanted.stop is not None else 1 << 62
+    for first in range(wanted.first, stop, size):
+        if ends_ns is not None and time.monotonic_ns() >= ends_ns:
+            return
+        yield range(first, min(first + size, stop))
+
+
+# ------------------------------------------------------------------ telling
+
+
+def _failed(
+    outcome: Outcome, wanted: Wanted, fixed: Fixed, tally: Tally, console: Console
+) -> None:
+    """A seed that broke something: shrunk, told, and kept."""
+    if len(tally.failed) > FAILURES_SHOWN:
+        return
+    scenario = draw(outcome.seed, fixed)
+    smallest = shrink(scenario, list(outcome.problems)) if wanted.shrink else scenario
+    if wanted.regressions is not None:
+        keep(wanted.regressions, outcome, smallest)
+    if wanted.as_json:
+        return
+    shrunk = ", shrunk as far as it still breaks" if smallest != scenario else ""
+    _say(console, f"\nseed {outcome.seed} broke an invariant{shrunk}:\n")
+    _say(console, story_of(smallest, outcome.problems))
+
+
+def story_of(scenario: Scenario, problems: tuple[str, ...]) -> str:
+    """The story of the run; where the code itself fell over, what is known of it."""
+    try:
+        world = World(scenario)
+        return tell(world, world.run())
+    except Exception:
+        broken = "\n".join(f"  broken: {problem}" for problem in problems)
+        return f"{setup(scenario)}\n\n{broken}\n\n  World({python_of(scenario)}).run()"
+
+
+def keep(path: Path, outcome: Outcome, scenario: Scenario) -> None:
+    """One more line of the file that the tests run again."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{python_of(scenario)}  # seed {outcome.seed}: {outcome.problems[0]}\n")
+
+
+def _summary(
+    wanted: Wanted, tally: Tally, wall_ns: int, interrupted: bool, console: Console
+) -> None:
+    count = max(1, tally.seeds)
+    if wanted.as_json:
+        told = {
+            "first": wanted.first,
+            "seeds": tally.seeds,
+            "commits": tally.commits,
+            "interrupted": interrupted,
+            "cpu_ms_per_seed": tally.cpu_ns / MS / count,
+            "virtual_s": tally.virtual_ns / SECOND,
+            "wall_s": wall_ns / SECOND,
+            "failed": [{"seed": o.seed, "problems": list(o.problems)} for o in tally.failed],
+        }
+        console.print_json(json.dumps(told))
+        return
+    early = "interrupted after " if interrupted else ""
     _say(
         console,
-        f"{count} seeds from {first}: {len(failed)} broke an invariant; {commits} commits, "
-        f"{cpu_ns / 1e6 / count:.0f} ms of CPU each",
+        f"{early}{tally.seeds} seeds from {wanted.first}: {len(tally.failed)} broke an invariant; "
+        f"{tally.commits} commits, {tally.virtual_ns / SECOND:.0f} virtual seconds, "
+        f"{tally.cpu_ns / MS / count:.0f} ms of CPU each",
     )
-    if failed:
-        seeds_text = " ".join(str(outcome.seed) for outcome in failed[:FAILURES_SHOWN])
-        _say(console, f"look closer: mend simulate --seed N --trace, N of {seeds_text}")
-    return len(failed)
+    if tally.failed:
+        numbers = " ".join(str(outcome.seed) for outcome in tally.failed[:FAILURES_SHOWN])
+        _say(console, f"look closer: mend simulate --seed N --trace, N of {numbers}")
 
 
-def _outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
-    if jobs == 1:
-        yield from map(run_seed, seeds)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=4)
-
-
-def show_failure(outcome: Outcome, console: Console) -> None:
-    _say(console, draw(outcome.seed).story())
-    for problem in outcome.problems:
-        _say(console, f"    {problem}")
-
-
-def trace(seed: int, console: Console) -> int:
+def trace(seed: int, console: Console, config: Path | None = None) -> int:
     """One seed with everything that its ranks noted, in virtual time."""
     torch.set_num_threads(1)
-    world = World(seed)
-    _say(console, world.scenario.story())
+    world = World(draw(seed, fixed_by(config)))
+    _say(console, setup(world.scenario) + "\n")
     for process in world.processes():
         process.tell = partial(_say, console)
+    world.broken.tell = lambda when_ns, text: _say(console, f"{when_ns / SECOND:9.3f} s {text}")
     report = world.run()
     for problem in report.problems:
         _say(console, f"    {problem}")

@@ -170,6 +170,11 @@ class MendConfig:
     lockstep: bool = _knob(False, k.YES_NO, "every rack waits for every round at its apply point")
     max_age: int = _knob(2, k.whole(0, 64), "rounds that an offer may be late and still be merged")
     start_timeout_s: float = _knob(120.0, k.seconds(0.001), "wait for all racks to say hello")
+    evict_s: float = _knob(
+        600.0,
+        k.seconds(),
+        "after so long a silence a rack loses its seat and must join anew; 0: never",
+    )
     stall_max_s: float = _knob(
         1.0, k.seconds(), "longest time that an outage elsewhere may hold up training here"
     )
@@ -201,7 +206,12 @@ class MendConfig:
     )
     data_ports: str = _knob("", k.PORTS, "ports for bulk data; empty: any free one")
     diagnostics_dir: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
-        None, k.FOLDER, "where each rank writes its events, one JSON object a line; none: nowhere"
+        None, k.FOLDER, "where each rank writes its events and its tape; none: nowhere"
+    )
+    tape_mb_max: int = _knob(
+        1024,
+        k.whole(0),
+        "most that a rank's tape takes; beyond it the oldest goes, and with it replay; 0: no tape",
     )
     simulated_merge_delay_ms: float = _knob(
         0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments"

@@ -70,7 +70,7 @@ def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:
     try:
         with open(path, "rb") as file:
             table: dict[str, Any] = tomllib.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         rule = f"cannot be read as TOML ({error})"
         raise ConfigError(FILE, path, rule, f"Correct the file, or unset {FILE}.") from error
     inner = table.get("mend")

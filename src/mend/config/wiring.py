@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 
 from mend.config.settings import MendConfig
@@ -48,6 +49,7 @@ def settings_of(
         witness=config.witness_addr,
         heartbeat_ms=config.sideband_heartbeat_ms,
         start_timeout_ns=int(config.start_timeout_s * SECOND),
+        evict_ns=int(config.evict_s * SECOND),
         fragments=config.fragments,
         period_steps=config.sync_period_steps,
         overlap_steps=config.tau,
@@ -56,6 +58,8 @@ def settings_of(
         max_age=config.max_age,
         token_weighted=config.token_weighted_merge,
         merge_mean_names=config.merge_mean_names,
+        tape_mb_max=config.tape_mb_max,
+        config={field.name: getattr(config, field.name) for field in fields(config)},
         step=StepOptions(
             ranks=1,
             overlapped=config.concurrent_outer_step,

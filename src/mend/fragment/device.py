@@ -71,6 +71,7 @@ class Side:
         """Have torch's allocator hold what a round of a fragment of so many elements will take."""
         with self._torch.stream(self._stream):
             ready = [torch.empty(numel, dtype=torch.float32, device=self.device) for _ in range(3)]
+        self._count(sum(each.nbytes for each in ready))
         del ready
 
     # -------------------------------------------------------------- capture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from mend.protocol.epochs import count_of
 from mend.protocol.messages import (
     Commit,
     Drop,
@@ -17,12 +18,14 @@ from mend.protocol.messages import (
     Hello,
     Offer,
     Orders,
+    Policy,
     RankOrders,
     RankReport,
     Record,
     Report,
     Roster,
 )
+from mend.terms import Member
 
 
 def hello_misfit(hello: Hello, racks: int) -> str:
@@ -37,12 +40,12 @@ def hello_misfit(hello: Hello, racks: int) -> str:
     return ""
 
 
-def report_misfit(report: Report, hello: Hello) -> str:
-    """For the coordinator: a report of another plan than the rack's hello."""
-    ranks, fragments = hello.policy.ranks, hello.policy.fragments
+def report_misfit(report: Report, member: Member, policy: Policy) -> str:
+    """For the coordinator: a report of another plan than the job's."""
+    ranks, fragments = policy.ranks, policy.fragments
     if len(report.versions) != fragments:
         return f"{len(report.versions)} versions for {fragments} fragments"
-    if any(offer.member != hello.seat.member for offer in report.offers):
+    if any(offer.member != member for offer in report.offers):
         return "an offer in the name of another rack"
     numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
     if any(len(held.digests) != ranks for held in report.held):
@@ -62,14 +65,11 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
 
 
 def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
-    """For a leader: orders of another job, plan or life than its own."""
+    """For a leader: orders of another plan than its own."""
     ranks, fragments = hello.policy.ranks, hello.policy.fragments
     first = orders.records[0] if orders.records and orders.prev == 0 else None
-    if first is not None and not begun:
-        if not isinstance(first, Genesis):
-            return "a log that does not begin with Genesis"
-        if hello.seat.member not in [seat.member for seat in first.roster]:
-            return "a log of a job that this rack is no member of (an earlier run?)"
+    if first is not None and not begun and not isinstance(first, Genesis):
+        return "a log that does not begin with Genesis"
     return (
         _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
@@ -89,21 +89,24 @@ def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
 
 
 def _records_misfit(records: Iterable[Record], fragments: int, ranks: int) -> str:
-    for record in records:
-        match record:
-            case Genesis(digests=digests, roster=roster):
-                if len(digests) != fragments or any(len(each) != ranks for each in digests):
-                    return "a Genesis of another plan"
-                if any(len(seat.lanes) != ranks for seat in roster):
-                    return "a Genesis with other numbers of ranks"
-            case Commit(fragment=fragment, digests=digests):
-                if fragment >= fragments or len(digests) != ranks:
-                    return f"a Commit of fragment {fragment} with {len(digests)} digests"
-            case Drop(fragment=fragment):
-                if fragment >= fragments:
-                    return f"a Drop of fragment {fragment}"
-            case Roster():
-                pass
+    return next((m for record in records if (m := _record_misfit(record, fragments, ranks))), "")
+
+
+def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
+    match record:
+        case Genesis(digests=digests):
+            if len(digests) != fragments or any(len(each) != ranks for each in digests):
+                return "a Genesis of another plan"
+        case Commit(fragment=fragment, digests=digests):
+            if fragment >= fragments or len(digests) != ranks:
+                return f"a Commit of fragment {fragment} with {len(digests)} digests"
+        case Drop(fragment=fragment):
+            if fragment >= fragments:
+                return f"a Drop of fragment {fragment}"
+    seats = record.roster if isinstance(record, Genesis) else ()
+    seats = record.members if isinstance(record, Roster) else seats
+    if any(len(seat.lanes) != ranks for seat in seats):
+        return f"a {type(record).__name__} with other numbers of ranks"
     return ""
 
 
@@ -116,7 +119,7 @@ def _offers_misfit(offers: Iterable[Offer], fragments: int, ranks: int) -> str:
 
 def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> str:
     for gather in gathers:
-        if gather.fragment >= fragments or gather.attempt < 1 or not gather.members:
+        if gather.fragment >= fragments or count_of(gather.attempt) < 1 or not gather.members:
             return f"a Gather of fragment {gather.fragment}, attempt {gather.attempt}"
         if misfit := _offers_misfit(gather.members, fragments, ranks):
             return misfit

@@ -1,81 +1,117 @@
 """protocol: the member that appends to the log.
 
-Soft state only: everything it knows comes again in the next reports. The coordinator is fixed (the
-witness, else rack 0's leader) and its epoch is 1. It decides by its replica of the log and by what
-the racks report; it never sees a tensor.
+Soft state only: everything it knows comes again in the next reports, so any voter can take over.
+At first it is the witness, else rack 0; later whoever won the newest epoch. It decides by the log
+and by what the racks report; it never sees a tensor.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from mend.protocol.border import first_difference, hello_misfit, plan_hash, report_misfit
-from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, Send
+from mend.protocol.admission import Admission
+from mend.protocol.border import plan_hash, report_misfit
+from mend.protocol.election import Election
+from mend.protocol.epochs import epoch_of, number_of
+from mend.protocol.events import Effect, Event, Finished, Heard, Note, Send
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log
 from mend.protocol.messages import (
-    TEXT_MAX,
+    Ballot,
     Commit,
     Drop,
     Genesis,
     Hello,
     Offer,
     Orders,
-    Refusal,
+    Policy,
+    Prepare,
     Report,
-    Roster,
-    Seat,
+    Vote,
 )
-from mend.protocol.quorum import hold, quorum
-from mend.protocol.round import Round, Scene
+from mend.protocol.proposer import Proposer
+from mend.protocol.rosters import Hall, next_roster
+from mend.protocol.round import Round
+from mend.protocol.scenes import scene_of, surroundings
 from mend.protocol.view import View
-from mend.terms import SECOND, WITNESS, Peer
+from mend.protocol.voter import Voter
+from mend.terms import SECOND, WITNESS, Member, Peer
 
-EPOCH = 1
 FAREWELL_NS = 3 * SECOND
 """How long the end of the log is repeated to racks that did not confirm it."""
-
-VISITOR = 0xFFFF
-"""Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """`racks` must say hello, orders repeat every heartbeat, `detect_ns` of silence means dead."""
+    """`racks` must say hello, orders repeat every heartbeat, `detect_ns` of silence means dead.
+    `first`: it coordinates from the beginning."""
 
     racks: int
     heartbeat_ns: int
     detect_ns: int
+    first: bool = True
 
 
 @dataclass
 class Coordinator:
-    """Pure. `me` is where it runs: Peer(WITNESS, 0) votes as the witness, else it is a leader."""
+    """Pure. `me` is where it runs: Peer(WITNESS, 0) votes as the witness, else it is a leader.
+
+    `voter`: the vote of the same process. It is asked by messages like any other; only its log is
+    read directly, to stand with.
+    """
 
     me: Peer
+    member: Member
     job: str
     options: CoordinatorOptions
-    log: Log = field(default_factory=Log)
+    voter: Voter
+    proposer: Proposer = field(default_factory=Proposer)
     views: dict[int, View] = field(default_factory=dict)
     offers: dict[tuple[int, int], Offer] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
-    refused: dict[int, str] = field(default_factory=dict)
-    contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     round_dues: list[int] = field(default_factory=list)
+    votes: dict[Member, int] = field(default_factory=dict)
+    """Serial of everybody's newest vote, in this epoch."""
     over_ns: int | None = None
+    seated: bool = False
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.admission = Admission(options.racks, self.job, options.detect_ns)
+        self.election = Election(
+            self.me, self.member, self.voter, self.proposer, options.heartbeat_ns, options.detect_ns
+        )
+        if options.first:
+            self.proposer.found(epoch_of(1, self.me.rack))
+            self.election.see(1)
+            if self.me.rack == WITNESS:
+                self.views[WITNESS] = View(self.member, 0)
+
+    @property
+    def log(self) -> Log:
+        return self.proposer.log
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if isinstance(event, Heard):
-            if isinstance(event.body, Hello):
-                self._on_hello(event.peer, event.body, now_ns, effects)
-            elif isinstance(event.body, Report):
-                self._on_report(event.peer.rack, event.incarnation, event.body, now_ns)
-        self._move(now_ns, effects)
-        self._send_orders(now_ns, effects)
+            self._hear(event, now_ns, effects)
+        if self.proposer.leading and self.voter.promised > self.proposer.epoch:
+            # Its own vote has gone to another: the job runs on under somebody else.
+            self._step_down(effects)
+        if not self.proposer.leading:
+            effects += self.election.move(now_ns)
+            if self.proposer.try_lead():
+                self._take_over(now_ns, effects)
+            elif self._is_done():
+                effects.append(Finished())
+        if self.proposer.leading:
+            self._move(now_ns, effects)
+            self._send_orders(now_ns, effects)
         return effects
 
     def deadline_ns(self) -> int | None:
+        if not self.proposer.leading:
+            return self.election.due_ns()
         waits = [
             view.sent_ns + self.options.heartbeat_ns
             for view in self.views.values()
@@ -83,65 +119,40 @@ class Coordinator:
         ]
         return min([*waits, *self.round_dues], default=None)
 
-    # -------------------------------------------------------------- what racks say
+    # -------------------------------------------------------------- what is said
+
+    def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
+        member = Member(event.peer.rack, event.incarnation)
+        match event.body:
+            case Hello() as hello if self.proposer.leading:
+                self._on_hello(event.peer, hello, now_ns, effects)
+            case Report() as report if self.proposer.leading:
+                self._on_report(member, report, now_ns, effects)
+            case Vote() as vote if vote.lineage == self.log.lineage and self.proposer.epoch:
+                self._on_vote(member, vote, now_ns, effects)
+            case Orders() as orders if self.election.heard(orders, now_ns):
+                self._step_down(effects)
+            case Prepare() as prepare if prepare.lineage == self.voter.log.lineage:
+                self.election.see(number_of(prepare.epoch))
 
     def _on_hello(self, peer: Peer, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
-        rack, member = peer.rack, hello.seat.member
-        misfit = hello_misfit(hello, self.options.racks)
-        if member.rack != rack or rack >= self.options.racks:
-            misfit = f"rack {member.rack} of a job with {self.options.racks} racks"
-        if misfit:
-            self._refuse(hello, "racks", misfit, effects)
+        rack, begun = peer.rack, self.log.written.begun
+        fits = self.admission.hear(peer, hello, self.views, self.log.written, now_ns, effects)
+        if not fits or begun:
             return
-        known = self.views.get(rack)
-        same = known is not None and known.hello.seat.member == member
-        if self.log.written.begun:
-            if not same:
-                detail = (
-                    "the job has begun; a restarted or additional rack cannot join it yet. "
-                    "Restart all racks"
-                )
-                self._refuse(hello, "started", detail, effects)
-            return
-        if known is not None and not same and known.live(now_ns, self.options.detect_ns):
-            # A rack that was just started again meets its own former life; wait until that is over.
-            since_ns = self.contended_ns.setdefault((rack, member.incarnation), now_ns)
-            if now_ns - since_ns > 2 * self.options.detect_ns:
-                detail = f"another live process says it is rack {rack} of job {self.job!r}"
-                self._refuse(hello, "taken", detail, effects)
-            return
-        if not same:
-            self.views[rack] = View(hello, now_ns)
-            effects.append(Connect(peer, hello.seat.address))
-            effects.append(Note("hello", {"rack": rack, "address": hello.seat.address}))
+        if rack not in self.views or self.views[rack].member != hello.seat.member:
+            self.views[rack] = View(hello.seat.member, now_ns)
         self.views[rack].heard_ns = now_ns
-        lowest = self.views[min(self.views)].hello
-        for other in sorted(self.views):
-            difference = first_difference(lowest, self.views[other].hello)
-            if difference:
-                self._refuse(
-                    self.views[other].hello,
-                    "plan",
-                    f"rack {other} differs from rack {lowest.seat.member.rack}: {difference}",
-                    effects,
-                )
-                del self.views[other]
+        while (misfit := self.admission.first_misfit(effects)) is not None:
+            del self.views[misfit]
 
-    def _refuse(self, hello: Hello, kind: str, detail: str, effects: list[Effect]) -> None:
-        rack = hello.seat.member.rack
-        visitor = Peer(rack, VISITOR)
-        effects.append(Connect(visitor, hello.seat.address))
-        refusal = Refusal(hello.seat.member.incarnation, kind, detail[:TEXT_MAX])
-        effects.append(Send(visitor, refusal))
-        if self.refused.get(rack) != detail:
-            self.refused[rack] = detail
-            effects.append(Note("refused", {"rack": rack, "cause": kind, "detail": detail}))
-
-    def _on_report(self, rack: int, incarnation: int, report: Report, now_ns: int) -> None:
-        view = self.views.get(rack)
-        if view is None or view.hello.seat.member.incarnation != incarnation:
+    def _on_report(
+        self, member: Member, report: Report, now_ns: int, effects: list[Effect]
+    ) -> None:
+        view, policy = self.views.get(member.rack), self._policy()
+        if view is None or view.member != member or policy is None:
             return
-        if report_misfit(report, view.hello):
+        if report_misfit(report, member, policy):
             return
         view.heard_ns = now_ns
         if view.report is not None and report.serial <= view.report.serial:
@@ -149,18 +160,83 @@ class Coordinator:
         view.report, view.gone = report, report.gone
         view.got = frozenset((offer.member.rack, offer.fragment, offer.seq) for offer in report.got)
         if report.gone and not self.log.written.begun:
-            del self.views[rack]
+            del self.views[member.rack], self.admission.hellos[member.rack]
             return
-        member = view.hello.seat.member
         for offer in report.offers:
-            if offer.member == member and self._is_open(offer):
-                self.offers[(rack, offer.fragment)] = offer
+            if self._is_open(offer):
+                self.offers[(member.rack, offer.fragment)] = offer
+        self._on_ballot(member, report.ballot, now_ns, effects)
+
+    def _on_vote(self, member: Member, vote: Vote, now_ns: int, effects: list[Effect]) -> None:
+        view = self.views.get(member.rack)
+        if self.proposer.leading and (view is None or view.member != member):
+            return
+        if self.proposer.standing and member not in self.proposer.asked():
+            return
+        higher = vote.ballot.promised > self.proposer.epoch
+        if not higher and vote.serial <= self.votes.get(member, -1):
+            return
+        self.votes[member] = vote.serial
+        if view is not None:
+            view.heard_ns = now_ns
+        self._on_ballot(member, vote.ballot, now_ns, effects)
+
+    def _on_ballot(
+        self, member: Member, ballot: Ballot, now_ns: int, effects: list[Effect]
+    ) -> None:
+        self.election.see(number_of(ballot.promised))
+        if not self.proposer.hear(member, ballot):
+            self.election.lost(now_ns, at_once=self.proposer.leading)
+            self._step_down(effects)
+
+    def _policy(self) -> Policy | None:
+        """Of the log, or before it of the racks that said hello, which is the same for all."""
+        hellos = self.admission.hellos
+        return self.log.written.policy or (hellos[min(hellos)].policy if hellos else None)
 
     def _is_open(self, offer: Offer) -> bool:
         log = self.log.written
         return offer.fragment < len(log.versions) and log.is_open(
             offer.member, offer.fragment, offer.seq
         )
+
+    # -------------------------------------------------------------- coming and going
+
+    def _take_over(self, now_ns: int, effects: list[Effect]) -> None:
+        """Everything but the log is asked anew: who is there, what is open, what is held."""
+        log = self.log.written
+        assert log.policy is not None, "nobody stands before the first record"
+        members = {rack: seat.member for rack, seat in log.seats.items()}
+        if log.witness is not None:
+            members[WITNESS] = log.witness
+        self.views = {rack: View(m, now_ns, now_ns) for rack, m in members.items()}
+        self.offers, self.round_dues, self.votes, self.over_ns = {}, [], {}, None
+        self._new_rounds(log.policy.fragments)
+        number = number_of(self.proposer.epoch)
+        effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
+
+    def _new_rounds(self, fragments: int) -> None:
+        quorum_time, sync_time = Mean(), Mean()
+        epoch = self.proposer.epoch
+        self.rounds = [Round(p, quorum_time, sync_time, epoch) for p in range(fragments)]
+
+    def _step_down(self, effects: list[Effect]) -> None:
+        """A higher epoch is promised somewhere: nothing that is said here counts any more."""
+        kind = "deposed" if self.proposer.leading else "stands-no-more"
+        effects.append(Note(kind, {"epoch": number_of(self.proposer.epoch)}))
+        self.proposer.step_down()
+        self.views, self.offers, self.rounds, self.round_dues = {}, {}, [], []
+        self.votes = {}
+
+    def _is_done(self) -> bool:
+        """Who does not lead may stop when the log is over, or its own rack is out."""
+        told = self.voter.log.told
+        if self.me.rack == WITNESS:
+            return told.over
+        if told.member(self.me.rack) == self.member:
+            self.seated = True
+            return False
+        return self.seated
 
     # -------------------------------------------------------------- deciding
 
@@ -171,41 +247,34 @@ class Coordinator:
         before = -1
         while before != (before := self.log.last + self.log.decided):
             self._decide(now_ns, effects)
-            if self.log.told.seats and not any(isinstance(r, Roster) for r in self.log.undecided()):
+            if self.proposer.open and not self.log.told.over:
                 self._advance_rounds(now_ns, effects)
                 self._try_roster(now_ns, effects)
+        racks = [view for rack, view in self.views.items() if rack != WITNESS]
         if self.log.told.over:
             self._farewell(now_ns, effects)
-        elif self.views and all(view.gone for view in self.views.values()):
+        elif racks and all(view.gone for view in racks):
             effects.append(Finished())
 
     def _try_genesis(self, effects: list[Effect]) -> None:
-        if len(self.views) < self.options.racks:
+        hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
+        if len(hellos) < self.options.racks:
             return
-        roster = tuple(self.views[rack].hello.seat for rack in sorted(self.views))
-        lowest = self.views[min(self.views)].hello
-        self.log.append(Genesis(roster, self.me.rack == WITNESS, plan_hash(lowest), lowest.digests))
-        quorum_time, sync_time = Mean(), Mean()
-        self.rounds = [Round(p, quorum_time, sync_time) for p in range(lowest.policy.fragments)]
-        effects.append(Note("genesis", {"racks": sorted(self.views)}))
+        lowest = hellos[min(hellos)]
+        self.proposer.append(
+            Genesis(
+                roster=tuple(hellos[rack].seat for rack in sorted(hellos)),
+                witness=self.member if self.me.rack == WITNESS else None,
+                policy=lowest.policy,
+                plan=plan_hash(lowest),
+                digests=lowest.digests,
+            )
+        )
+        self._new_rounds(lowest.policy.fragments)
+        effects.append(Note("genesis", {"racks": sorted(hellos)}))
 
     def _decide(self, now_ns: int, effects: list[Effect]) -> None:
-        """Index i is decided when a quorum of the roster in force at i has accepted it.
-
-        Nothing is appended behind an undecided Roster, so the roster in force is the decided one
-        (Genesis: its own).
-        """
-        voters = (self.log.told if self.log.told.begun else self.log.written).voters
-        accepted = {
-            rack: view.report.accepted if view.report else 0 for rack, view in self.views.items()
-        }
-        accepted[WITNESS] = self.log.last if self.me.rack == WITNESS else 0
-        index = self.log.decided
-        while index < self.log.last and quorum(
-            {rack for rack in accepted if accepted[rack] > index}, voters
-        ):
-            index += 1
-        for record in self.log.decide(index):
+        for record in self.proposer.decide():
             if isinstance(record, Commit):
                 self.rounds[record.fragment].decided(now_ns)
                 effects.append(
@@ -217,74 +286,20 @@ class Coordinator:
             record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
         }
         self.round_dues = []
-        around = self._surroundings(now_ns)
+        live = frozenset(rack for rack in self.views if self._live(rack, now_ns))
+        around = surroundings(self.log.told, self.views, self.offers, live)
         for round_ in self.rounds:
-            if round_.fragment in busy:
+            if round_.fragment in busy or not self.proposer.may_append():
                 continue
-            scene = self._scene(round_, around)
+            scene = scene_of(round_.fragment, around, self.log.told, self.views, self.offers)
             commit = round_.advance(scene, now_ns)
             if commit is None and (due := round_.deadline_ns(scene)) is not None:
                 self.round_dues.append(due)
             effects += [Note("fault", {"detail": fault}) for fault in round_.faults]
             round_.faults.clear()
             if commit is not None:
-                self.log.append(commit)
+                self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
-
-    def _surroundings(self, now_ns: int) -> Scene:
-        """What all rounds see alike; `_scene` adds what is special to one."""
-        log = self.log.told
-        seated = {rack: self.views[rack] for rack in sorted(log.seats)}
-        live = frozenset(rack for rack in seated if self._live(rack, now_ns))
-        reports = {rack: view.report for rack, view in seated.items() if view.report}
-        return Scene(
-            version=0,
-            voters=log.voters,
-            policy=next(iter(seated.values())).hello.policy,
-            offers=(),
-            arrived=(),
-            declined=frozenset(),
-            contributors=frozenset(seated)
-            - {rack for rack, r in reports.items() if r.leaving and r.idle},
-            live=live,
-            held={},
-            step_ns=max((reports[rack].step_ns for rack in reports if rack in live), default=0),
-        )
-
-    def _scene(self, round_: Round, around: Scene) -> Scene:
-        fragment, version = round_.fragment, self.log.told.versions[round_.fragment]
-        racks = sorted(self.log.told.seats)
-        offers = tuple(
-            self.offers[(rack, fragment)] for rack in racks if (rack, fragment) in self.offers
-        )
-        arrived = []
-        for offer in offers:
-            key = (offer.member.rack, fragment, offer.seq)
-            holders = {
-                rack
-                for rack in around.live
-                if key in self.views[rack].got or rack == offer.member.rack
-            }
-            if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:
-                arrived.append(offer)
-        declined, held = set(), {}
-        for rack in racks:
-            report = self.views[rack].report
-            if report is None:
-                continue
-            if any(d.fragment == fragment and d.applied == version for d in report.declined):
-                declined.add(rack)
-            for result in report.held:
-                if (result.fragment, result.version) == (fragment, version + 1):
-                    held[rack] = (result.attempt, result.digests)
-        return replace(
-            around,
-            version=version,
-            offers=offers,
-            arrived=tuple(arrived),
-            declined=frozenset(declined),
-            held=held,
-        )
 
     def _live(self, rack: int, now_ns: int) -> bool:
         return self.views[rack].live(now_ns, self.options.detect_ns)
@@ -292,53 +307,42 @@ class Coordinator:
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
-        """The job ends when every live rack is done and holds everything.
-
-        A rack in a hurry leaves alone.
-        """
         log = self.log.written
-        if not log.seats or self.log.last != self.log.decided:
+        if self.log.last != self.log.decided:
             return
-        seated = {rack: self.views[rack] for rack in sorted(log.seats)}
-        live = {rack for rack in seated if self._live(rack, now_ns)}
-        reports = {rack: view.report for rack, view in seated.items() if view.report}
-        done = {
-            rack
-            for rack, report in reports.items()
-            if report.leaving and report.idle and list(report.versions) == log.versions
-        }
-        if live and live <= done and not any(rack in live for rack, _ in self.offers):
-            self._append_roster((), "all racks are done", effects)
-            return
-        for rack, report in reports.items():
-            if not (report.gone and rack not in live) and not (
-                report.leaving and report.hurry and report.idle
-            ):
-                continue
-            rest = {other: seated[other].hello.seat for other in seated if other != rack}
-            voters = frozenset(rest) | ({WITNESS} if log.witness else frozenset())
-            if rest and all(
-                hold(
-                    {r for r in rest if r in reports and reports[r].versions[p] >= version}, voters
-                )
-                for p, version in enumerate(log.versions)
-            ):
-                self._append_roster(tuple(rest.values()), f"rack {rack} left", effects)
-                self.offers = {key: offer for key, offer in self.offers.items() if key[0] != rack}
-                return
-
-    def _append_roster(self, seats: tuple[Seat, ...], reason: str, effects: list[Effect]) -> None:
-        self.log.append(Roster(self.log.written.roster_number + 1, seats, reason))
-        effects.append(
-            Note("roster", {"racks": [seat.member.rack for seat in seats], "reason": reason})
+        policy = log.policy
+        assert policy is not None, "rosters change behind the first record"
+        hall = Hall(
+            log=log,
+            views=self.views,
+            live=frozenset(rack for rack in self.views if self._live(rack, now_ns)),
+            offers=self.offers.keys(),
+            joining=self.admission.joining,
+            evict_ns=0 if policy.lockstep else policy.evict_ns,
+            now_ns=now_ns,
         )
+        for rack in hall.live:
+            self.views[rack].lively_ns = now_ns
+        roster = next_roster(hall)
+        if roster is None:
+            return
+        self.proposer.append(roster)
+        self.admission.seated([seat.member for seat in roster.members])
+        for seat in roster.members:
+            rack = seat.member.rack
+            if rack not in self.views or self.views[rack].member != seat.member:
+                self.views[rack] = View(seat.member, now_ns, now_ns)
+        self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
+        racks = [seat.member.rack for seat in roster.members]
+        effects.append(Note("roster", {"racks": racks, "reason": roster.reason}))
 
     def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
         """The last decision is repeated until everybody has confirmed it, or is not there to."""
         if self.over_ns is None:
             self.over_ns = now_ns
+        ballots = self.proposer.ballots
         confirmed = all(
-            view.gone or (view.report is not None and view.report.decided >= self.log.last)
+            view.gone or (view.member in ballots and ballots[view.member].decided >= self.log.last)
             for view in self.views.values()
         )
         if confirmed or now_ns >= self.over_ns + FAREWELL_NS:
@@ -352,7 +356,8 @@ class Coordinator:
         gathers = tuple(
             g for r in self.rounds if versions and (g := r.gather(versions[r.fragment]))
         )
-        live = tuple(rack for rack in sorted(self.views) if self._live(rack, now_ns))
+        racks = [rack for rack in sorted(self.views) if rack != WITNESS]
+        live = tuple(rack for rack in racks if self._live(rack, now_ns))
         reports = [self.views[rack].report for rack in live]
         settled = tuple(
             min((r.versions[p] if r and p < len(r.versions) else -1 for r in reports), default=-1)
@@ -364,29 +369,41 @@ class Coordinator:
             if log.written.begun
             else tuple(r for r in range(self.options.racks) if r not in self.views)
         )
-        why = tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
-        if missing:
-            why = tuple(
-                f"rack {rack} was refused: {self.refused[rack]}" for rack in sorted(self.refused)
-            )
         for rack, view in self.views.items():
             if view.gone:
                 continue
-            prev = min(view.report.accepted if view.report else 0, log.last)
+            prev = self._common(view.member)
             orders = Orders(
-                0,
-                EPOCH,
-                prev,
-                log.chain(prev) if log.reaches(prev) else "",
-                log.after(prev),
-                log.decided,
-                offers,
-                gathers,
-                settled,
-                live,
-                missing,
-                why,
+                serial=0,
+                to=view.member.incarnation,
+                epoch=self.proposer.epoch,
+                lineage=log.lineage,
+                prev=prev,
+                chain=log.chain(prev) if log.reaches(prev) else "",
+                records=log.after(prev),
+                last=log.last,
+                decided=log.decided,
+                offers=offers,
+                gathers=gathers,
+                settled=settled,
+                live=live,
+                missing=missing,
+                why=self._why(bool(missing)),
             )
             if orders != view.sent or now_ns >= view.sent_ns + self.options.heartbeat_ns:
                 view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
                 effects.append(Send(Peer(rack, 0), orders.numbered(view.serial)))
+
+    def _common(self, member: Member) -> int:
+        """Up to where a voter's log is surely the same as this one."""
+        ballot = self.proposer.ballots.get(member)
+        if ballot is None:
+            return self.log.decided
+        same = ballot.last if ballot.accepted == self.proposer.epoch else ballot.decided
+        return min(same, self.log.last)
+
+    def _why(self, starting: bool) -> tuple[str, ...]:
+        if starting:
+            refused = self.admission.refused
+            return tuple(f"rack {rack} was refused: {refused[rack]}" for rack in sorted(refused))
+        return tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)

@@ -1,15 +1,16 @@
 """protocol: local rank 0 of a rack. Speaks for all ranks: what one of them lacks, the rack lacks.
 
-The leader is the rack's voter (it keeps the replica of the log) and passes decided records on to
-its ranks.
+The leader is the rack's voter: it keeps the replica of the log, follows whoever coordinates, and
+passes decided records on to its ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
+from mend.protocol.booth import Booth
 from mend.protocol.border import orders_misfit, rank_report_misfit
-from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
+from mend.protocol.events import Connect, Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.protocol.log import Log
 from mend.protocol.messages import (
     Declined,
@@ -19,6 +20,7 @@ from mend.protocol.messages import (
     OfferId,
     Orders,
     Part,
+    Prepare,
     RankOrders,
     RankReport,
     Refusal,
@@ -26,7 +28,8 @@ from mend.protocol.messages import (
     Total,
 )
 from mend.protocol.sums import Totals
-from mend.terms import SECOND, Member, Peer
+from mend.protocol.voter import Voter
+from mend.terms import SECOND, WITNESS, Member, Peer
 
 PROGRESS_NS = 5 * SECOND
 
@@ -35,26 +38,30 @@ _FAULTS = {"plan": "PlanMismatch"}
 
 @dataclass(frozen=True, slots=True)
 class LeaderOptions:
+    """`peers`: leaders of the other racks, one of which may coordinate when the founder does not
+    answer."""
+
     heartbeat_ns: int
     detect_ns: int
     start_timeout_ns: int
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass
 class Leader:
-    """Pure. `hello` is what this rack says of itself; `coordinator` is fixed for the job."""
+    """Pure. `hello` is what this rack says of itself; `coordinator`: who founds the job."""
 
     hello: Hello
-    coordinator: Peer
+    coordinator: InitVar[Peer]
     options: LeaderOptions
     started_ns: int
     coordinator_address: str = ""
-    log: Log = field(default_factory=Log)
+    voter: Voter = field(default_factory=Voter)
     ranks: dict[int, RankReport] = field(default_factory=dict)
     heard_ns: dict[int, int] = field(default_factory=dict)
     orders: Orders | None = None
-    coordinator_life: int | None = None
-    orders_ns: int | None = None
+    hello_ns: int | None = None
+    seated: bool = False
     declined: dict[int, Declined] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     silent: bool = False
@@ -63,6 +70,13 @@ class Leader:
     sent: dict[Peer, Report | RankOrders] = field(default_factory=dict)
     sent_ns: dict[Peer, int] = field(default_factory=dict)
     serial: int = 0
+
+    def __post_init__(self, coordinator: Peer) -> None:
+        self.booth = Booth(self.member, self.voter, coordinator, self.options.detect_ns)
+
+    @property
+    def log(self) -> Log:
+        return self.voter.log
 
     @property
     def member(self) -> Member:
@@ -81,7 +95,7 @@ class Leader:
         self._watch(now_ns, effects)
         if not self.log.written.begun:
             self._say_hello(now_ns, effects)
-        self._flush(self.coordinator, self._report(now_ns), now_ns, effects)
+        self._flush(self.booth.coordinator, self._report(now_ns), now_ns, effects)
         totals = self._totals(effects)
         for rank in range(self.ranks_configured):
             orders = self._rank_orders(rank, totals)
@@ -93,53 +107,62 @@ class Leader:
 
     def left(self) -> bool:
         """Whether the log says that this rack is no member any more."""
-        told = self.log.told
-        return told.begun and told.member(self.member.rack) != self.member
+        inside = self.log.told.member(self.member.rack) == self.member
+        self.seated = self.seated or inside
+        return self.seated and not inside
 
     # -------------------------------------------------------------- what is said to us
 
     def _on_heard(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         body = event.body
-        if isinstance(body, RankReport) and event.peer.rack == self.member.rack:
-            if (
-                event.incarnation != self.member.incarnation
-                or event.peer.rank >= self.ranks_configured
-            ):
-                return
-            if rank_report_misfit(body, self.hello.policy.fragments):
-                return
-            self.heard_ns[event.peer.rank] = now_ns
-            known = self.ranks.get(event.peer.rank)
-            if known is None or body.serial > known.serial:
-                self.ranks[event.peer.rank] = body
-        elif isinstance(body, Orders) and event.peer == self.coordinator:
-            if not self._is_mine(event.incarnation, body):
-                return
-            self.orders_ns = now_ns
-            if self.orders is None or body.serial > self.orders.serial:
-                self.orders = body
-                self.log.accept(body.prev, body.chain, body.records)
-                self.log.decide(body.decided)
-        elif isinstance(body, Refusal) and event.peer == self.coordinator:
+        if isinstance(body, RankReport):
+            self._on_rank(event, body, now_ns)
+        elif isinstance(body, Orders) and self.booth.addressed(event.peer, body):
+            if not orders_misfit(body, self.hello, self.log.written.begun):
+                self._on_orders(event.peer, event.incarnation, body, now_ns, effects)
+        elif isinstance(body, Prepare):
+            vote = self.booth.asked(event.peer, body, now_ns)
+            if vote is not None:
+                effects.append(Send(event.peer, vote))
+        elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
             mine = body.incarnation == self.member.incarnation
             if mine and not self.failure[0]:
                 self._fail(_FAULTS.get(body.kind, "Refused"), body.detail, effects)
 
-    def _is_mine(self, incarnation: int, orders: Orders) -> bool:
-        """Orders of this job's coordinator in this life of it; frames of an earlier run are not."""
-        begun = self.log.written.begun
-        if orders_misfit(orders, self.hello, begun) or (
-            begun and incarnation != self.coordinator_life
-        ):
-            return False
-        if incarnation != self.coordinator_life:
-            self.coordinator_life, self.orders = incarnation, None
-        return True
+    def _on_rank(self, event: Heard, report: RankReport, now_ns: int) -> None:
+        mine = Member(event.peer.rack, event.incarnation) == self.member
+        if not mine or event.peer.rank >= self.ranks_configured:
+            return
+        if rank_report_misfit(report, self.hello.policy.fragments):
+            return
+        self.heard_ns[event.peer.rank] = now_ns
+        known = self.ranks.get(event.peer.rank)
+        if known is None or report.serial > known.serial:
+            self.ranks[event.peer.rank] = report
+
+    def _on_orders(
+        self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
+    ) -> None:
+        roster = self.log.written.roster_number if self.log.written.begun else -1
+        before = self.booth.coordinator
+        if not self.booth.follow(peer, incarnation, orders, now_ns, effects):
+            return
+        self.orders = orders
+        if self.booth.coordinator != before:
+            self.sent.pop(before, None)
+            self.sent_ns.pop(before, None)
+        if self.log.written.begun and self.log.written.roster_number != roster:
+            # Whoever of them may coordinate one day must be reachable then.
+            effects += [
+                Connect(Peer(rack, 0), seat.address)
+                for rack, seat in sorted(self.log.written.seats.items())
+                if rack != self.member.rack
+            ]
 
     def _watch(self, now_ns: int, effects: list[Effect]) -> None:
         """Notice a coordinator that is silent, or a start that takes too long."""
         if self.log.told.begun:
-            silent = now_ns - (self.orders_ns or self.started_ns) > self.options.detect_ns
+            silent = now_ns - (self.booth.orders_ns or self.started_ns) > self.options.detect_ns
             if silent != self.silent:
                 self.silent = silent
                 effects.append(
@@ -177,8 +200,12 @@ class Leader:
         return "the first record of the log is not decided"
 
     def _where(self) -> str:
-        name = "the witness" if self.coordinator.rack != 0 else "rack 0"
-        return f"{name} at {self.coordinator_address}" if self.coordinator_address else name
+        """The coordinator, for people."""
+        rack = self.booth.coordinator.rack
+        name = "the witness" if rack == WITNESS else f"rack {rack}"
+        seat = self.log.written.seats.get(rack)
+        address = seat.address if seat else self.coordinator_address
+        return f"{name} at {address}" if address else name
 
     def why(self) -> tuple[str, ...]:
         """Why nothing commits, as far as it is known here."""
@@ -189,9 +216,18 @@ class Leader:
     # -------------------------------------------------------------- what we say
 
     def _say_hello(self, now_ns: int, effects: list[Effect]) -> None:
-        last = self.sent_ns.get(self.coordinator)
-        if not self.failure[0] and (last is None or now_ns >= last + self.options.heartbeat_ns):
-            effects.append(Send(self.coordinator, self.hello))
+        due = self.hello_ns is None or now_ns >= self.hello_ns + self.options.heartbeat_ns
+        if due and not self.failure[0]:
+            self.hello_ns = now_ns
+            effects += [Send(peer, self.hello) for peer in self._coordinators(now_ns)]
+
+    def _coordinators(self, now_ns: int) -> tuple[Peer, ...]:
+        """Who may coordinate. A rack that comes back to a running job looks for the one who does;
+        its founder may be gone, or be started again and wait in vain for everybody."""
+        first = (self.booth.coordinator,)
+        if now_ns - self.started_ns <= self.options.detect_ns:
+            return first
+        return first + tuple(peer for peer in self.options.peers if peer not in first)
 
     def _flush(
         self, to: Peer, message: Report | RankOrders, now_ns: int, effects: list[Effect]
@@ -205,7 +241,7 @@ class Leader:
     def farewell(self) -> Send:
         """The last word of a rack that stops, to be sent by its runtime."""
         self.serial += 1
-        return Send(self.coordinator, self._report(None, gone=True).numbered(self.serial))
+        return Send(self.booth.coordinator, self._report(None, gone=True).numbered(self.serial))
 
     def _report(self, now_ns: int | None, gone: bool = False) -> Report:
         ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
@@ -217,11 +253,10 @@ class Leader:
         )
         return Report(
             serial=0,
+            ballot=self.voter.ballot(),
             fresh=fresh or not self.log.told.begun,
             step=ranks[0].step if ranks else 0,
             step_ns=max((rank.step_ns for rank in ranks), default=0),
-            accepted=self.log.last,
-            decided=self.log.decided,
             versions=tuple(
                 min(rank.versions[p] for rank in ranks) if complete else -1
                 for p in range(fragments)

@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from mend.protocol import events as ev
 from mend.protocol.border import rank_orders_misfit
+from mend.protocol.epochs import count_of
 from mend.protocol.log import Folded
 from mend.protocol.messages import (
     Commit,
     Drop,
+    Epoch,
     Gather,
     Genesis,
     Offer,
@@ -65,8 +67,8 @@ class Learner:
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
         self._on(event, now_ns, effects)
-        for fragment in range(len(self.shelves)):
-            if self.folded.begun:
+        if self.folded.member(self.me.rack) == self.member:
+            for fragment in range(len(self.shelves)):
                 self._settle(fragment, now_ns, effects)
         self._pull(now_ns, effects)
         self._flush(now_ns, effects)
@@ -165,6 +167,8 @@ class Learner:
                 self._on_drop(record, effects)
             case Roster():
                 self._on_roster(effects)
+            case Epoch():
+                pass  # who coordinates is no concern of the tensors
 
     def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
         for fragment, digests in enumerate(record.digests):
@@ -331,7 +335,9 @@ class Learner:
             token_weighted=self.options.token_weighted,
         )
         names = tuple((member, seq) for member, seq, _, _ in members)
-        merge = ev.Merge(fragment, version, attempt, names, tuple(weights), verify=attempt > 1)
+        merge = ev.Merge(
+            fragment, version, attempt, names, tuple(weights), verify=count_of(attempt) > 1
+        )
         step: ev.Merge | ev.Measure | None = merge
         if self.options.sums and len(names) > 1:
             step = shelf.sums.towards(merge)

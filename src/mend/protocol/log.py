@@ -1,18 +1,29 @@
 """protocol: the one list of decisions, and what it says when it is read from the start.
 
-Records count from 1. A log only grows here: the coordinator is fixed, so there is one epoch and
-nothing is ever cut.
+Records count from 1. What is decided stays for ever; behind it a replica may hold records that no
+quorum accepted, and a later epoch may cut those.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field, replace
 
-from mend.protocol.messages import Commit, Drop, Ended, Genesis, Record, Seat, Share
+from mend.protocol.messages import (
+    Commit,
+    Drop,
+    Ended,
+    Genesis,
+    Policy,
+    Record,
+    Roster,
+    Seat,
+    Share,
+)
 from mend.protocol.wire import encode_record
-from mend.terms import WITNESS, Address, Member, Peer
+from mend.terms import Address, Member, Peer
 
 RECORDS_KEPT = 65_536
 """Decided records a replica keeps for members that are behind; further back is compacted."""
@@ -20,14 +31,25 @@ RECORDS_KEPT = 65_536
 SENT_AT_ONCE = 256
 """Records in one message; a member further behind gets them in several."""
 
+UNDECIDED_MAX = SENT_AT_ONCE // 2
+"""Records behind the last decided one. Less than fit into a message: a voter takes over the end of
+a log as a whole, or not at all."""
+
 
 @dataclass
 class Folded:
     """What the records up to some index add up to."""
 
     seats: dict[int, Seat] = field(default_factory=dict)
-    witness: bool = False
+    learners: frozenset[int] = frozenset()
+    """Racks without a vote: newcomers until they hold what is decided."""
+    witness: Member | None = None
     roster_number: int = 0
+    plan: str = ""
+    policy: Policy | None = None
+    epoch: int = 0
+    former: frozenset[Member] = frozenset()
+    """Who had a seat and lost it; a rack comes back under another incarnation only."""
     versions: list[int] = field(default_factory=list)
     digests: list[tuple[str, ...]] = field(default_factory=list)
     ended: dict[tuple[Member, int], int] = field(default_factory=dict)
@@ -42,8 +64,20 @@ class Folded:
         return self.begun and not self.seats
 
     @property
-    def voters(self) -> frozenset[int]:
-        return frozenset(self.seats) | ({WITNESS} if self.witness else frozenset())
+    def voters(self) -> frozenset[Member]:
+        racks = {seat.member for seat in self.seats.values()}
+        voters = {member for member in racks if member.rack not in self.learners}
+        return frozenset(voters | ({self.witness} if self.witness else set()))
+
+    def copy(self) -> Folded:
+        """An own one to go on with."""
+        return replace(
+            self,
+            seats=dict(self.seats),
+            versions=list(self.versions),
+            digests=list(self.digests),
+            ended=dict(self.ended),
+        )
 
     def member(self, rack: int) -> Member | None:
         seat = self.seats.get(rack)
@@ -64,7 +98,7 @@ class Folded:
         if isinstance(record, Genesis):
             assert not self.begun, "a second Genesis"
             self.seats = {seat.member.rack: seat for seat in record.roster}
-            self.witness = record.witness
+            self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
             self.versions = [0] * len(record.digests)
             self.digests = list(record.digests)
         elif isinstance(record, Commit):
@@ -79,9 +113,14 @@ class Folded:
             self.digests[fragment] = record.digests
         elif isinstance(record, Drop):
             self._end(record.fragment, record.dropped)
-        else:
+        elif isinstance(record, Roster):
+            stay = {seat.member for seat in record.members}
+            self.former |= {seat.member for seat in self.seats.values()} - stay
             self.seats = {seat.member.rack: seat for seat in record.members}
+            self.learners, self.witness = frozenset(record.learners), record.witness
             self.roster_number = record.number
+        else:
+            self.epoch = record.epoch
 
     def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
         for ended in offers:
@@ -101,6 +140,8 @@ class Log:
     def __init__(self) -> None:
         self.last = 0
         self.decided = 0
+        self.lineage = ""
+        """Hash of the first record, which names all members: what tells this job from any other."""
         self.written = Folded()
         self.told = Folded()
         self._records: dict[int, Record] = {}
@@ -115,6 +156,20 @@ class Log:
         """Whether the records behind `index` are still here."""
         return self._first - 1 <= index <= self.last
 
+    def copy(self) -> Log:
+        """A replica of its own with the same records."""
+        other = copy(self)
+        other.written, other.told = self.written.copy(), self.told.copy()
+        other._records, other._chains = dict(self._records), dict(self._chains)
+        return other
+
+    def record(self, index: int) -> Record:
+        return self._records[index]
+
+    def matches(self, prev: int, chain: str) -> bool:
+        """Whether records 1..prev are those the sender has."""
+        return self.reaches(prev) and self._chains[prev] == chain
+
     def append(self, record: Record) -> None:
         self.written.take(record)
         before = self._chains[self.last]
@@ -122,13 +177,50 @@ class Log:
         self._records[self.last] = record
         digest = hashlib.sha256(bytes.fromhex(before) + encode_record(record))
         self._chains[self.last] = digest.hexdigest()
+        if self.last == 1:
+            self.lineage = self._chains[1]
 
-    def accept(self, prev: int, chain: str, records: Sequence[Record]) -> None:
-        """Take what is new of `records` (from prev + 1) if they continue this log, else nothing."""
-        if not self.reaches(prev) or self._chains[prev] != chain:
+    def cut(self, index: int) -> None:
+        """Forget what is behind `index`, which nobody decided."""
+        assert index >= self.decided, f"record {self.decided} is decided, {index=}"
+        if index >= self.last:
             return
-        for record in records[self.last - prev :]:
+        kept = [self._records[i] for i in range(self.decided + 1, index + 1)]
+        for i in range(index + 1, self.last + 1):
+            del self._records[i], self._chains[i]
+        self.last, self.written = index, self.told.copy()
+        for record in kept:
+            self.written.take(record)
+
+    def put(self, prev: int, records: Iterable[Record]) -> bool:
+        """Have `records` behind `prev`, in place of what differs. False where that would undo a
+        decision; what is before it is taken."""
+        for index, record in enumerate(records, start=prev + 1):
+            if index <= self.last:
+                if self.record(index) == record:
+                    continue
+                if index <= self.decided:
+                    return False
+                self.cut(index - 1)
             self.append(record)
+        return True
+
+    def voters_at(self, index: int) -> frozenset[Member]:
+        """Who decides record `index` (not decided yet): the newest roster before it; the first
+        record brings its own."""
+        roster = self.told
+        if not roster.begun:
+            return self.written.voters if index == 1 else self._roster_of(1).voters
+        for i in range(self.decided + 1, index):
+            if isinstance(self._records[i], Roster):
+                roster = self._roster_of(i)
+        return roster.voters
+
+    def _roster_of(self, index: int) -> Folded:
+        folded = self.told.copy()
+        for i in range(self.decided + 1, index + 1):
+            folded.take(self._records[i])
+        return folded
 
     def decide(self, index: int) -> list[Record]:
         """Everything up to `index` is decided; returns what is newly so, in order."""

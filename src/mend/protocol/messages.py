@@ -7,6 +7,9 @@ get in:
     rank <--RankOrders-- leader <--Orders-- coordinator    the log, open offers, rounds in flight
     leader --Hello--> coordinator --Refusal--> leader
 
+Votes are states as well: a candidate repeats `Prepare`, a voter answers with its `Ballot`, which
+travels in its `Report`, or by itself in a `Vote`.
+
 A sender repeats its newest state on every heartbeat and at once when it changes; a receiver keeps
 the highest `serial`. Duplicated, reordered and lost frames need no further rule.
 """
@@ -113,6 +116,8 @@ class Policy(Word, frozen=True):
     period_steps: Count
     overlap_steps: Count
     stall_max_ns: Count
+    evict_ns: Count
+    """Silence that costs a rack its seat; 0 = never."""
 
 
 # ------------------------------------------------------------------ records of the log
@@ -122,7 +127,8 @@ class Genesis(Word, frozen=True, tag=1):
     """The first record: who takes part and which bits version 0 has. digests[fragment][rank]."""
 
     roster: Annotated[tuple[Seat, ...], Meta(max_length=64)]
-    witness: bool
+    witness: Member | None
+    policy: Policy
     plan: Hex
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
 
@@ -143,6 +149,9 @@ class Roster(Word, frozen=True, tag=3):
 
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    learners: Racks
+    """Which of them have no vote yet."""
+    witness: Member | None
     reason: Text
 
 
@@ -154,7 +163,14 @@ class Drop(Word, frozen=True, tag=4):
     reason: Text
 
 
-Record = Genesis | Commit | Roster | Drop
+class Epoch(Word, frozen=True, tag=5):
+    """A take-over: from here on `epoch` decides. Without it a later take-over could adopt a Commit
+    of an older epoch whose bytes were freed for a merge of this one."""
+
+    epoch: Count
+
+
+Record = Genesis | Commit | Roster | Drop | Epoch
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 
@@ -176,6 +192,37 @@ class Refusal(Word, frozen=True, tag=11):
     incarnation: Count
     kind: Text
     detail: Text
+
+
+class Ballot(Word, frozen=True):
+    """All that a voter has promised and accepted. It accepted its whole log in epoch `accepted`.
+
+    `records` behind `prev` only for a candidate, who asks for what it does not know.
+    """
+
+    promised: Count
+    accepted: Count
+    last: Count
+    decided: Count
+    prev: Count
+    chain: Hex
+    records: Records
+
+
+class Prepare(State, frozen=True, tag=16):
+    """A candidate asks for the promise to accept nothing of a lower epoch any more, and for the
+    records behind `after`, up to which it knows that all is decided."""
+
+    epoch: Count
+    lineage: Hex
+    after: Count
+
+
+class Vote(State, frozen=True, tag=17):
+    """A voter to a candidate or, where it leads no rack, to the coordinator."""
+
+    lineage: Hex
+    ballot: Ballot
 
 
 class OfferId(Word, frozen=True):
@@ -213,11 +260,10 @@ class Declined(Word, frozen=True):
 class Report(State, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
+    ballot: Ballot
     fresh: bool
     step: Count
     step_ns: Count
-    accepted: Count
-    decided: Count
     versions: Versions
     offers: Annotated[tuple[Offer, ...], Meta(max_length=1024)]
     declined: Annotated[tuple[Declined, ...], Meta(max_length=1024)]
@@ -235,10 +281,15 @@ class Report(State, frozen=True, tag=12):
 class Orders(State, frozen=True, tag=13):
     """Coordinator to leader: the log behind `prev`, the open offers and the rounds that gather."""
 
+    to: Count
+    """Incarnation of the receiver: what was meant for its former life is not for this one."""
     epoch: Count
+    lineage: Hex
     prev: Count
     chain: Hex
     records: Records
+    last: Count
+    """Of the whole log; further than the records reach where the receiver is far behind."""
     decided: Count
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
     gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
@@ -318,7 +369,7 @@ class RankOrders(State, frozen=True, tag=15):
     """Every rank of this rack may stop: the rack has left."""
 
 
-Message = Hello | Refusal | Report | Orders | RankReport | RankOrders
+Message = Hello | Refusal | Report | Orders | RankReport | RankOrders | Prepare | Vote
 
 
 class Envelope(Word, frozen=True):

@@ -12,6 +12,12 @@ Offers are statistics, votes are safety, bytes are durability.
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import TypeVar
+
+from mend.terms import Member
+
+Voter = TypeVar("Voter", int, Member)
+"""By rack where all are of one roster; else by member, as a restarted rack has no vote."""
 
 
 def worthwhile(offers: int, quorum_min_learners: int) -> bool:
@@ -19,7 +25,7 @@ def worthwhile(offers: int, quorum_min_learners: int) -> bool:
     return offers >= quorum_min_learners
 
 
-def quorum(votes: Set[int], voters: Set[int]) -> bool:
+def quorum(votes: Set[Voter], voters: Set[Voter]) -> bool:
     """A majority of the voters, or exactly half of them with the lowest one among it.
 
     Two quorums of the same voters always share a voter: of two halves only one holds the lowest.
@@ -31,6 +37,6 @@ def quorum(votes: Set[int], voters: Set[int]) -> bool:
     return bool(voters) and min(voters) in counted
 
 
-def hold(holders: Set[int], voters: Set[int]) -> bool:
+def hold(holders: Set[Voter], voters: Set[Voter]) -> bool:
     """Whether the holders meet every quorum: what they hold survives any decision without them."""
     return not quorum(voters - holders, voters)

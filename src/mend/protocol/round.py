@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from mend.protocol.epochs import ATTEMPT_LAST, attempt_of
 from mend.protocol.grace import Mean, adaptive_grace_ns
 from mend.protocol.messages import Commit, Drop, Ended, Gather, Offer, Policy, Share
 from mend.protocol.quorum import hold, worthwhile
@@ -54,15 +55,21 @@ class Round:
     fragment: int
     quorum_time: Mean
     sync_time: Mean
+    epoch: int = 0
     phase: Phase = Phase.IDLE
     opened_ns: int = 0
     enough_ns: int | None = None
     gathered_ns: int = 0
-    attempt: int = 0
+    count: int = 0
+    """Of attempts at this version in this epoch."""
     members: tuple[Offer, ...] = ()
     closed_by: str = ""
     faults: list[str] = field(default_factory=list)
     why: str = ""
+
+    @property
+    def attempt(self) -> int:
+        return attempt_of(self.epoch, self.count)
 
     def advance(self, scene: Scene, now_ns: int) -> Commit | Drop | None:
         """Move as far as the scene allows; returns the record to append, if there is one."""
@@ -89,7 +96,7 @@ class Round:
         """The commit of this round is decided; the next may open."""
         if self.phase is Phase.GATHER:
             self.sync_time.observe(now_ns - self.gathered_ns)
-        self.phase, self.members, self.attempt, self.faults = Phase.IDLE, (), 0, []
+        self.phase, self.members, self.count, self.faults = Phase.IDLE, (), 0, []
 
     def gather(self, version: int) -> Gather | None:
         if self.phase is not Phase.GATHER:
@@ -168,8 +175,10 @@ class Round:
         self.gathered_ns = now_ns
 
     def _start_attempt(self, members: tuple[Offer, ...]) -> None:
+        if self.count == ATTEMPT_LAST:
+            return  # a number names one set of members, so there is no further attempt
         self.phase, self.members = Phase.GATHER, members
-        self.attempt += 1
+        self.count += 1
 
     def _try_commit(self, scene: Scene, now_ns: int) -> Commit | None:
         by_digests: dict[tuple[str, ...], set[int]] = {}
@@ -182,9 +191,9 @@ class Round:
         reported = set().union(*by_digests.values())
         absent = (scene.live & scene.contributors) - reported
         stalled = now_ns >= self.gathered_ns + ATTEMPT_STALL_NS
-        if len(by_digests) > 1 and not absent and (self.attempt < ATTEMPTS_MAX or stalled):
+        if len(by_digests) > 1 and not absent and (self.count < ATTEMPTS_MAX or stalled):
             self.faults.append(
-                f"fragment {self.fragment} version {scene.version + 1} attempt {self.attempt}: "
+                f"fragment {self.fragment} version {scene.version + 1} attempt {self.count}: "
                 f"racks {sorted(reported)} merged equal members into {len(by_digests)} different "
                 "results"
             )

@@ -1,18 +1,21 @@
-"""protocol: one rack in the eyes of the coordinator. Soft: it comes again with the next report."""
+"""protocol: one voter in the eyes of the coordinator. Soft: it comes again with the next report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mend.protocol.messages import Hello, Orders, Report
+from mend.protocol.messages import Orders, Report
+from mend.terms import Member
 
 
 @dataclass
 class View:
-    """What the coordinator knows of one rack, from its newest messages."""
+    """What the coordinator knows of one rack (or of the witness), from its newest messages."""
 
-    hello: Hello
+    member: Member
     heard_ns: int
+    lively_ns: int = 0
+    """When it was last found live; eviction counts from here."""
     report: Report | None = None
     got: frozenset[tuple[int, int, int]] = frozenset()
     gone: bool = False

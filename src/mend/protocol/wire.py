@@ -1,6 +1,13 @@
-"""protocol: messages <-> frames. Strict: a whole message of this version, or a WireError."""
+"""protocol: messages <-> frames. Strict: a whole message of this version, or a WireError.
+
+A frame is magic, version, checksum, body. The checksum (crc32) finds every single wrong bit, and
+more: TCP's own 16 bits let a flipped bit of a bad card or switch through now and then, and one bit
+may turn a version, a vote or a digest into another well-formed one.
+"""
 
 from __future__ import annotations
+
+import zlib
 
 import msgspec
 
@@ -12,30 +19,39 @@ VERSION = 1
 FRAME_BYTES_MAX = 8 << 20
 
 _HEAD = MAGIC + bytes([VERSION])
+_BODY_AT = len(_HEAD) + 4
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode(envelope: Envelope) -> bytes:
     """Raises WireError for a frame over the limit; limits of fields are checked by the receiver."""
-    frame = _HEAD + _encoder.encode(envelope)
+    frame = framed(_encoder.encode(envelope))
     if len(frame) > FRAME_BYTES_MAX:
         raise WireError(f"a message of {len(frame)} bytes exceeds the limit of {FRAME_BYTES_MAX}")
     return frame
+
+
+def framed(body: bytes) -> bytes:
+    """A frame around any bytes."""
+    return _HEAD + zlib.crc32(body).to_bytes(4, "big") + body
 
 
 def decode(frame: bytes) -> Envelope:
     """Raises WireError with what was wrong; never anything else, whatever the bytes."""
     if len(frame) > FRAME_BYTES_MAX:
         raise WireError(f"frame of {len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
-    if frame[:3] != MAGIC or len(frame) < 5:
+    if frame[:3] != MAGIC or len(frame) <= _BODY_AT:
         raise WireError(f"{len(frame)} bytes that do not begin like a mend frame")
     if frame[3] != VERSION:
         raise WireError(
             f"wire version {frame[3]}, this is version {VERSION}; run the same mend on all racks"
         )
+    body = memoryview(frame)[_BODY_AT:]
+    if zlib.crc32(body) != int.from_bytes(frame[_BODY_AT - 4 : _BODY_AT], "big"):
+        raise WireError(f"a frame of {len(frame)} bytes whose bits changed on the way")
     try:
-        return _decoder.decode(memoryview(frame)[4:])
+        return _decoder.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         raise WireError(f"not a message of this protocol: {error}") from error
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from mend.errors import GaveUp, MendError, TransportError, WireError
+from mend.errors import ConfigError, GaveUp, MendError, TransportError, WireError
 from mend.protocol import wire
 from mend.protocol.messages import Envelope, Message
 from mend.runtime.crew import begin_worker
@@ -132,7 +132,11 @@ class Driver:
         return time.monotonic_ns()
 
     def connect(self, peer: Peer, address: str) -> None:
-        self._sideband.connect(peer, address)
+        """The address may come from a message: one that is none is told, and stops nobody."""
+        try:
+            self._sideband.connect(peer, address)
+        except (ConfigError, TransportError) as error:
+            self._refuse(error)
 
     def send(self, to: Peer, body: Message) -> None:
         frame = wire.encode(
@@ -244,7 +248,7 @@ class Driver:
             peer = Peer(envelope.rack, envelope.rank)
             self._host.heard(peer, envelope.incarnation, envelope.body)
 
-    def _refuse(self, error: WireError) -> None:
+    def _refuse(self, error: MendError) -> None:
         self.counters.frames_refused += 1
         if self.counters.frames_refused <= REFUSED_NOTES_MAX:
             self.note(

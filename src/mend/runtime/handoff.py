@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from mend.errors import MendError
 from mend.protocol.messages import Commit, Genesis, Record, Roster
 from mend.runtime.numerics import Anchor
+from mend.terms import Member
 
 
 @dataclass
@@ -40,11 +41,15 @@ class Board:
         self.last_error = ""
         self.commits = 0
         self.members_last: tuple[int, ...] = ()
+        self.reason_last = ""
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()
         self.settled: tuple[int, ...] = ()
         self.seats: tuple[int, ...] = ()
+        self.founders: frozenset[Member] = frozenset()
+        """Who began together, on version 0."""
+        self.members: frozenset[Member] = frozenset()
         self.fresh = False
         """Something was published since the training thread last looked; read without the lock."""
 
@@ -69,15 +74,20 @@ class Board:
                 panel.digests[record.version] = record.digests
                 self.commits += 1
                 self.members_last = tuple(share.member.rack for share in record.members)
+                self.reason_last = record.reason
                 self.tokens_merged += sum(share.tokens for share in record.members)
             elif isinstance(record, Genesis):
                 self.begun = True
                 for panel, digests in zip(self.panels, record.digests, strict=True):
                     panel.digests[0] = digests
-                self.seats = tuple(seat.member.rack for seat in record.roster)
+                self.founders = frozenset(seat.member for seat in record.roster)
+                self._seat(self.founders)
             elif isinstance(record, Roster):
-                self.seats = tuple(seat.member.rack for seat in record.members)
+                self._seat(frozenset(seat.member for seat in record.members))
             self.changed.notify_all()
+
+    def _seat(self, members: frozenset[Member]) -> None:
+        self.members, self.seats = members, tuple(sorted(member.rack for member in members))
 
     def heard(self, live: tuple[int, ...], why: tuple[str, ...], settled: tuple[int, ...]) -> None:
         """What the coordinator said last: who is live, why rounds wait, what all of them hold."""

@@ -20,15 +20,18 @@ from mend.protocol import events as ev
 from mend.protocol.coordinator import Coordinator
 from mend.protocol.leader import Leader
 from mend.protocol.learner import Learner
+from mend.protocol.machines import COORDINATOR, LEADER, LEARNER, Parts, machines_of
 from mend.protocol.messages import (
     Commit,
     Hello,
     Message,
     Orders,
+    Prepare,
     RankOrders,
     RankReport,
     Refusal,
     Report,
+    Vote,
 )
 from mend.runtime.edge import Edge
 from mend.runtime.handoff import Board
@@ -36,6 +39,7 @@ from mend.runtime.merging import Merging, said
 from mend.runtime.numerics import Anchor, Encoded, Numerics
 from mend.runtime.steps import OpenOffer
 from mend.runtime.sums import tensors_of
+from mend.runtime.tape import Tape, handled
 from mend.terms import Member, Owned, Peer, offer_key, state_key
 
 Payload = tuple[Member, int, int]
@@ -43,21 +47,37 @@ Payload = tuple[Member, int, int]
 
 @dataclass
 class Roles:
-    """A process's machines: every rank learns, rank 0 leads, one process of the job coordinates."""
+    """A process's machines: every rank learns, rank 0 leads, and may coordinate the job."""
 
     learner: Learner
     leader: Leader | None
     coordinator: Coordinator | None
 
-    def of(self, body: Message) -> ev.Machine | None:
-        """Who a message is for."""
+    @classmethod
+    def of_parts(cls, parts: Parts) -> Roles:
+        made = machines_of(parts)
+        assert made.learner is not None, "every rank learns"
+        return cls(made.learner, made.leader, made.coordinator)
+
+    def name(self, machine: ev.Machine) -> str:
+        """What a tape calls it."""
+        if machine is self.learner:
+            return LEARNER
+        return LEADER if machine is self.leader else COORDINATOR
+
+    def of(self, body: Message) -> list[ev.Machine]:
+        """Whom a message is for. A coordinator hears first that its epoch is over."""
+        found: list[ev.Machine | None] = []
         match body:
             case RankOrders():
-                return self.learner
-            case RankReport() | Orders() | Refusal():
-                return self.leader
-            case Hello() | Report():
-                return self.coordinator
+                found = [self.learner]
+            case RankReport() | Refusal():
+                found = [self.leader]
+            case Orders() | Prepare():
+                found = [self.coordinator, self.leader]
+            case Hello() | Report() | Vote():
+                found = [self.coordinator]
+        return [machine for machine in found if machine is not None]
 
 
 class Rank:
@@ -74,10 +94,12 @@ class Rank:
         board: Board,
         edge: Edge,
         plain: Sequence[Sequence[bool]] = (),
+        tape: Tape | None = None,
     ) -> None:
         """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
-        empty: none."""
+        empty: none. `tape`: where the machines' events are recorded."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
+        self._tape = tape
         self.numerics, self.board, self.edge = numerics, board, edge
         self.anchors: dict[tuple[int, int], Anchor] = {
             (p, 0): anchor for p, anchor in enumerate(genesis)
@@ -99,11 +121,10 @@ class Rank:
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         """A message for this process, from whoever."""
-        machine = self.roles.of(body)
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
             self.board.heard(body.live, body.why, body.settled)
-        if machine is not None:
+        for machine in self.roles.of(body):
             self._give(machine, ev.Heard(peer, incarnation, body))
 
     def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
@@ -158,7 +179,8 @@ class Rank:
         try:
             while self._inbox:
                 machine, event = self._inbox.popleft()
-                for effect in machine.handle(event, self.edge.now_ns()):
+                name, now_ns = self.roles.name(machine), self.edge.now_ns()
+                for effect in handled(self._tape, name, machine, event, now_ns):
                     self._perform(effect, machine)
         finally:
             self._busy = False

@@ -38,6 +38,8 @@ LOUD = frozenset(
         "kept-local",
         "drain-gave-up",
         "frame-refused",
+        "tape-gap",
+        "tape-stopped",
     }
 )
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,10 +29,10 @@ from mend.fragment.plan import (
 from mend.fragment.shards import InPlace, holding, mesh_ranks
 from mend.fragment.view import FragmentView
 from mend.protocol.border import plan_hash
-from mend.protocol.coordinator import Coordinator, CoordinatorOptions
+from mend.protocol.coordinator import CoordinatorOptions
 from mend.protocol.events import Event
-from mend.protocol.leader import Leader, LeaderOptions
-from mend.protocol.learner import Learner
+from mend.protocol.leader import LeaderOptions
+from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
 from mend.protocol.messages import Hello, Policy, Seat
 from mend.protocol.schedule import Schedule
 from mend.protocol.shelf import LearnerOptions
@@ -44,6 +44,7 @@ from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, StepOptions, Track, Trainer, Wait
 from mend.runtime.sums import check_room
+from mend.runtime.tape import TapeWriter, begin, header_of
 from mend.runtime.witness import detect_ns
 from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer
 
@@ -63,6 +64,7 @@ class Settings:
     witness: str
     heartbeat_ms: int
     start_timeout_ns: int
+    evict_ns: int
     fragments: int
     period_steps: int
     overlap_steps: int
@@ -75,6 +77,10 @@ class Settings:
     members: tuple[int, ...] | None = None
     """Global ranks of this rack, where one torchrun spans several; None: all of them."""
     merge_mean_names: tuple[str, ...] = ()
+    tape_mb_max: int = 0
+    """Of the tape in `diagnostics`; 0: none."""
+    config: dict[str, object] = field(default_factory=dict)
+    """The configuration as it was given, for the tape."""
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +110,7 @@ class LiveRank:
         self.recorder = Recorder(
             {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
         )
+        self.tape: TapeWriter | None = None
         try:
             nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
             self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
@@ -155,10 +162,20 @@ class LiveRank:
         found = self._of_all_ranks(mine, Introduction)
         plain = self._plain(model)
         facts = (*plan_facts(self.plan, model), *self._plain_facts(plain), *rank_facts(inventories))
-        roles = self._roles(facts, digests, found)
         owned = [track.owned for track in tracks]
+        parts = self._parts(facts, digests, found)
+        self._record(parts, tuple(numerics.payload_bytes(mine.numel) for mine in owned))
         self.rank = Rank(
-            self.me, self.member, roles, owned, genesis, numerics, self.board, self.driver, plain
+            self.me,
+            self.member,
+            Roles.of_parts(parts),
+            owned,
+            genesis,
+            numerics,
+            self.board,
+            self.driver,
+            plain,
+            self.tape,
         )
         self.driver.call(lambda: self._connect([one.address for one in found]))
         self.driver.attach(self.rank)
@@ -227,27 +244,31 @@ class LiveRank:
         blobs = self.group.gather_bytes(msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(blob, type=kind) for blob in blobs]
 
-    def _roles(
+    def _record(self, parts: Parts, payload_bytes: tuple[int, ...]) -> None:
+        """Begin the tape, if there is to be one."""
+        settings, plan = self.settings, plan_hash(parts.leader.hello) if parts.leader else ""
+        if plan:
+            self.recorder.note(
+                "start", {"member": list(self.member), "plan": plan, "job": settings.job}
+            )
+        about = {"plan": plan, "config": settings.config, "payload_bytes": payload_bytes}
+        header = header_of(settings.job, parts, **about)
+        self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
+
+    def _parts(
         self,
         model_facts: tuple[tuple[str, str], ...],
         own: tuple[str, ...],
         found: Sequence[Introduction],
-    ) -> Roles:
+    ) -> Parts:
         settings = self.settings
         heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-        learner = Learner(
-            self.me,
-            self.member,
-            LearnerOptions(
-                heartbeat_ns,
-                settings.token_weighted,
-                self.group.ranks,
-                sums=self.numerics.measuring is not None,
-            ),
-            own,
+        sums = self.numerics.measuring is not None
+        learner = LearnerParts(
+            LearnerOptions(heartbeat_ns, settings.token_weighted, self.group.ranks, sums), own
         )
         if self.me.rank != 0:
-            return Roles(learner, None, None)
+            return Parts(self.me, self.member, learner)
         hello = Hello(
             seat=Seat(self.member, found[0].address, tuple(one.lane for one in found)),
             policy=self._policy(),
@@ -260,17 +281,15 @@ class LiveRank:
             digests=tuple(tuple(one.digests[p] for one in found) for p in range(len(self.plan))),
         )
         where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
-        options = LeaderOptions(heartbeat_ns, silence_ns, settings.start_timeout_ns)
+        peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != self.me.rack)
+        options = LeaderOptions(heartbeat_ns, silence_ns, settings.start_timeout_ns, peers)
         address = settings.witness or settings.peers[0]
-        leader = Leader(hello, where, options, self.driver.now_ns(), address)
-        coordinator = None
-        if where == self.me:
-            options_c = CoordinatorOptions(settings.racks, heartbeat_ns, silence_ns)
-            coordinator = Coordinator(self.me, settings.job, options_c)
-        self.recorder.note(
-            "start", {"member": list(self.member), "plan": plan_hash(hello), "job": settings.job}
+        leader = LeaderParts(hello, where, options, self.driver.now_ns(), address)
+        options_c = CoordinatorOptions(
+            settings.racks, heartbeat_ns, silence_ns, first=where == self.me
         )
-        return Roles(learner, leader, coordinator)
+        coordinator = CoordinatorParts(settings.job, options_c)
+        return Parts(self.me, self.member, learner, leader, coordinator)
 
     def _policy(self) -> Policy:
         settings = self.settings
@@ -285,6 +304,7 @@ class LiveRank:
             period_steps=settings.period_steps,
             overlap_steps=settings.overlap_steps,
             stall_max_ns=settings.step.stall_max_ns,
+            evict_ns=settings.evict_ns,
         )
 
     def _advertised(self) -> str:
@@ -292,7 +312,8 @@ class LiveRank:
         return f"tcp://{host}:{address.rsplit(':', 1)[1]}" if host else address
 
     def _connect(self, addresses: Sequence[str]) -> None:
-        """Loop thread. A leader speaks to the coordinator and its ranks, a rank to its leader."""
+        """Loop thread. A leader speaks to whoever may coordinate and to its ranks, a rank to its
+        leader."""
         if self.me.rank != 0:
             self.driver.connect(Peer(self.me.rack, 0), addresses[0])
             return
@@ -300,8 +321,9 @@ class LiveRank:
             self.driver.connect(Peer(self.me.rack, rank), address)
         if self.settings.witness:
             self.driver.connect(Peer(WITNESS, 0), self.settings.witness)
-        elif self.me.rack != 0:
-            self.driver.connect(Peer(0, 0), self.settings.peers[0])
+        for rack, address in self.settings.peers.items():
+            if rack != self.me.rack:
+                self.driver.connect(Peer(rack, 0), address)
 
     # -------------------------------------------------------------- training thread
 
@@ -341,7 +363,8 @@ class LiveRank:
     def close(self) -> None:
         """After `trainer.close()`: let the others hear the end, then stop. All ranks together."""
         self.group.barrier()
-        if self.rank.roles.coordinator is not None:
+        coordinator = self.rank.roles.coordinator
+        if coordinator is not None and coordinator.proposer.leading:
             self.driver.done.wait(5.0)
         self.abort()
 
@@ -351,6 +374,8 @@ class LiveRank:
         if self._side is not None:
             self._side.close()
         self.numerics.close()
+        if self.tape is not None:
+            self.tape.close()
         self.recorder.close()
         self.group.close()
 

@@ -35,6 +35,8 @@ class Status:
     racks_live: tuple[int, ...]
     racks_merged: tuple[int, ...]
     """Members of the newest commit."""
+    closed_by: str
+    """Why the newest commit's round did not wait longer: as `reason` in the log's line of it."""
     stall_ms_total: float
     stall_ms_last: float
     host_bytes: int

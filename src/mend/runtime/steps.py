@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from mend.errors import GaveUp, StartTimeout
-from mend.protocol.events import Idle, Leaving, StillOpen
+from mend.protocol.events import Applied, Idle, Leaving, StillOpen
+from mend.runtime.numerics import Anchor
 from mend.runtime.rounds import Rounds
 from mend.runtime.track import AgreeMin, Doing, Ledger, OpenOffer, Share, StepOptions, Track, Wait
 from mend.terms import MS, SECOND
@@ -161,31 +165,56 @@ class Trainer(Rounds):
         """Wait until every rack holds version 0, and train on it.
 
         Version 0 is the lowest rack's weights, which may be our own. All racks begin together, so
-        that their capture steps fall into the same rounds. Raises what stopped the start.
+        that their capture steps fall into the same rounds. A rack that joins a running job begins
+        with what is decided newest, as soon as it has copied that. Raises what stopped the start.
         """
-        board = self.board
-
-        def ready() -> bool:
-            held = all(0 in panel.anchors for panel in board.panels)
-            return (
-                board.begun
-                and held
-                and len(board.settled) == len(board.panels)
-                and min(board.settled) >= 0
-            )
-
-        fine = yield Wait(ready, limit_ns)
-        everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
-        if not everywhere[0]:
-            raise board.failure or StartTimeout(
-                f"not every rack held version 0 within {limit_ns / SECOND:g} s ({self._why()})"
-            )
-        for fragment, track in enumerate(self.tracks):
-            with self.board.changed:
-                anchor = self.board.panels[fragment].anchors[0]
+        deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
+        while not anchors:
+            fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
+            everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
+            if not everywhere[0]:
+                what = "the newest version" if self._joins() else "version 0"
+                raise self.board.failure or StartTimeout(
+                    f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
+                )
+            anchors = yield from self._first_anchors()
+        for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             if anchor.digest != track.anchor.digest or track.shared:
                 yield from self._write(track, fragment, anchor.values)
             track.anchor = anchor
+            if anchor.version:
+                self.board.applied(fragment, anchor.version)
+                self._post(Applied(fragment, anchor.version, 0))
+        if self._joins():
+            self._note("joined", {"versions": [anchor.version for anchor in anchors]})
+
+    def _may_begin(self) -> bool:
+        board = self.board
+        if self.member not in board.members:
+            return False
+        if self._joins():
+            return all(panel.decided in panel.anchors for panel in board.panels)
+        held = all(0 in panel.anchors for panel in board.panels)
+        return held and len(board.settled) == len(board.panels) and min(board.settled) >= 0
+
+    def _joins(self) -> bool:
+        """Whether the job ran already when this rack said hello."""
+        return self.board.begun and self.member not in self.board.founders
+
+    def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
+        """What all ranks of the rack begin with; empty: a rank has forgotten what another still
+        has as its newest, so look again."""
+        with self.board.changed:
+            held = [dict(panel.anchors) for panel in self.board.panels]
+            newest = [panel.decided for panel in self.board.panels]
+        if not self._joins():
+            newest = [0] * len(held)
+        if self.options.ranks > 1:
+            newest = yield AgreeMin(newest)
+            here = [int(version in anchors) for version, anchors in zip(newest, held, strict=True)]
+            if not all((yield AgreeMin(here))):
+                return []
+        return [anchors[version] for version, anchors in zip(newest, held, strict=True)]
 
     def publish_anchor(self) -> Doing:
         """The model becomes the anchor."""

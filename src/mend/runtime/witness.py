@@ -6,16 +6,30 @@ import logging
 import secrets
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from mend.errors import MendError
+from mend.protocol.booth import WitnessBooth
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions
-from mend.protocol.events import Connect, Effect, Event, Finished, Heard, Note, Send, Tick
-from mend.protocol.messages import Message
+from mend.protocol.events import (
+    Connect,
+    Effect,
+    Event,
+    Finished,
+    Heard,
+    Machine,
+    Note,
+    Send,
+    Tick,
+)
+from mend.protocol.machines import BOOTH, COORDINATOR, CoordinatorParts, Parts, machines_of
+from mend.protocol.messages import Message, Orders, Prepare
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.edge import Edge
 from mend.runtime.recorder import Recorder
+from mend.runtime.tape import Tape, begin, handled, header_of
 from mend.terms import MS, SECOND, WITNESS, Member, Peer
 
 logger = logging.getLogger("mend")
@@ -30,19 +44,29 @@ def detect_ns(heartbeat_ms: int) -> int:
 
 
 class Witness:
-    """Host of a coordinator without a rack."""
+    """Host of a coordinator without a rack, and of its vote."""
 
     def __init__(
-        self, coordinator: Coordinator, edge: Edge, progress: Callable[[str], None]
+        self,
+        coordinator: Coordinator,
+        booth: WitnessBooth,
+        edge: Edge,
+        progress: Callable[[str], None],
+        tape: Tape | None = None,
     ) -> None:
-        self.coordinator, self.edge, self._progress = coordinator, edge, progress
+        self.coordinator, self.booth, self.edge = coordinator, booth, edge
+        self._progress, self._tape = progress, tape
         self.failure: MendError | None = None
+        self._inbox: deque[tuple[Machine, Event]] = deque()
+        self._busy = False
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
-        self._give(Heard(peer, incarnation, body))
+        self._give(self.coordinator, Heard(peer, incarnation, body))
+        if isinstance(body, Orders | Prepare):
+            self._give(self.booth, Heard(peer, incarnation, body))
 
     def tick(self) -> None:
-        self._give(Tick())
+        self._give(self.coordinator, Tick())
 
     def deadline_ns(self) -> int | None:
         return self.coordinator.deadline_ns()
@@ -50,19 +74,41 @@ class Witness:
     def crashed(self, error: MendError) -> None:
         self.failure = error
 
-    def _give(self, event: Event) -> None:
-        for effect in self.coordinator.handle(event, self.edge.now_ns()):
-            self._perform(effect)
+    def _give(self, machine: Machine, event: Event) -> None:
+        """One event after another, also those that effects cause on the spot."""
+        self._inbox.append((machine, event))
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._inbox:
+                machine, event = self._inbox.popleft()
+                name = BOOTH if machine is self.booth else COORDINATOR
+                for effect in handled(self._tape, name, machine, event, self.edge.now_ns()):
+                    self._perform(effect)
+        finally:
+            self._busy = False
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Send(to, body):
-                self.edge.send(to, body)
+                if to == self.coordinator.me:
+                    self.heard(to, self.coordinator.member.incarnation, body)
+                else:
+                    self.edge.send(to, body)
             case Connect(peer, address):
                 self.edge.connect(peer, address)
             case Note(kind, fields):
                 self.edge.note(kind, fields)
-                if kind in ("hello", "genesis", "refused", "roster", "fault"):
+                if kind in (
+                    "hello",
+                    "genesis",
+                    "refused",
+                    "roster",
+                    "takes-over",
+                    "deposed",
+                    "fault",
+                ):
                     self._progress(
                         f"{kind} " + " ".join(f"{key}={value}" for key, value in fields.items())
                     )
@@ -72,6 +118,16 @@ class Witness:
                 raise AssertionError(f"a coordinator has no tensors: {effect}")
 
 
+def build_witness(
+    parts: Parts, edge: Edge, progress: Callable[[str], None], tape: Tape | None = None
+) -> Witness:
+    """Coordinator and booth of one process, around its one vote."""
+    made = machines_of(parts)
+    assert made.coordinator is not None
+    assert made.booth is not None
+    return Witness(made.coordinator, made.booth, edge, progress, tape)
+
+
 def run(
     bind: str,
     racks: int,
@@ -79,6 +135,7 @@ def run(
     heartbeat_ms: int = 100,
     on_progress: Callable[[str], None] | None = None,
     diagnostics_dir: Path | None = None,
+    tape_mb_max: int = 0,
 ) -> None:
     """Serve one job until every rack has left, or SIGINT / SIGTERM.
 
@@ -89,7 +146,9 @@ def run(
     host = bind.removeprefix("tcp://").rsplit(":", 1)[0]
     driver = Driver(me, member, job_id, DriverOptions(bind, host, "", None, 10 * SECOND), recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
-    witness = Witness(Coordinator(me, job_id, options), driver, on_progress or (lambda line: None))
+    parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
+    tape = begin(diagnostics_dir, tape_mb_max, header_of(job_id, parts), recorder.note)
+    witness = build_witness(parts, driver, on_progress or (lambda line: None), tape)
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -102,6 +161,8 @@ def run(
             pass
     finally:
         driver.close()
+        if tape is not None:
+            tape.close()
         recorder.close()
     if witness.failure is not None:
         raise witness.failure

@@ -4,7 +4,22 @@ The edge is replaced, the code is not. What runs here is what runs live: the mac
 `runtime.rank`, `runtime.steps` and the numerics. Only sockets, threads and the clock are simulated.
 """
 
-from mend.sim.scenario import Scenario, draw
+from mend.sim.draw import draw
+from mend.sim.scenario import WITNESS_TARGET as WITNESS
+from mend.sim.scenario import Fault, Scenario, python_of
+from mend.sim.shrink import problems_of, shrink
+from mend.sim.story import tell
 from mend.sim.world import Report, World
 
-__all__ = ["Report", "Scenario", "World", "draw"]
+__all__ = [
+    "WITNESS",
+    "Fault",
+    "Report",
+    "Scenario",
+    "World",
+    "draw",
+    "problems_of",
+    "python_of",
+    "shrink",
+    "tell",
+]

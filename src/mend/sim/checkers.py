@@ -1,4 +1,8 @@
-"""sim.checkers: the invariants I1..I7 of docs/protocol.md, looked at during and after a run."""
+"""sim.checkers: the invariants I1..I7 of docs/protocol.md, looked at during and after a run.
+
+Here is what can be seen at a rank: its bits, its ledger, its waits, its bounds. `agreement` looks
+at the log, `liveness` at how a job ends.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mend.errors import GaveUp, StartTimeout
 from mend.fragment.ledger import VectorLedger
 from mend.runtime.digest import digest_of
 from mend.runtime.numerics import Numerics
 from mend.runtime.steps import POLL_NS, OpenOffer
+from mend.sim import liveness
+from mend.sim.agreement import Agreement
 from mend.sim.scenario import Scenario
 from mend.terms import MS, SECOND, Peer
 
 if TYPE_CHECKING:
     from mend.sim.process import Process, Training
+    from mend.sim.world import World
 
 LEDGER_MAX = 1e-4
 """fp32 vectors of order 1, some hundred roundings; a lost or doubled update is 1e-2 and more."""
@@ -41,28 +47,43 @@ class Watched:
 
 
 class Checkers:
-    """`watch` is called around every step; `verdict` at the end."""
+    """`watch` is called around every step, `noted` for every note; `verdict` at the end."""
 
     def __init__(self, scenario: Scenario, stall_max_ns: int) -> None:
         self.scenario, self.stall_max_ns = scenario, stall_max_ns
         self.ranks: dict[Peer, Watched] = {}
         self.commits: dict[tuple[int, int], dict[str, Any]] = {}
-        self.merged: dict[tuple[int, int, int], int] = {}
         self.bits: dict[tuple[int, int, int], str] = {}
         self.problems: list[str] = []
-        self._hash = hashlib.sha256()
+        self.former: list[Watched] = []
+        self.agreement = Agreement(self.problem)
+
+    def enter_process(self, process: Process) -> None:
+        """A process that keeps a log, or speaks to one that does."""
+        host: Any = process.host
+        roles = getattr(host, "roles", None)
+        machines = [host.coordinator] if roles is None else [roles.leader, roles.coordinator]
+        self.agreement.enter(process, [each for each in machines if each is not None])
+        process.looked = self.agreement.looked
+
+    def died(self, process: Process) -> None:
+        self.agreement.died()
 
     def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
         ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.tracks]
+        if process.me in self.ranks:
+            self.former.append(self.ranks[process.me])
         self.ranks[process.me] = Watched(process, training, numerics, ledgers)
 
     def trace(self) -> str:
         """Equal for equal runs: everything every rank noted, in order."""
-        for peer in sorted(self.ranks):
-            for kind, fields in self.ranks[peer].process.notes:
+        found = hashlib.sha256()
+        lives = [*self.former, *(self.ranks[peer] for peer in sorted(self.ranks))]
+        for watched in lives:
+            for kind, fields in watched.process.notes:
                 if kind != "start":
-                    self._hash.update(f"{peer} {kind} {fields}\n".encode())
-        return self._hash.hexdigest()
+                    found.update(f"{watched.process.me} {kind} {fields}\n".encode())
+        return found.hexdigest()
 
     # -------------------------------------------------------------- during the run
 
@@ -84,7 +105,7 @@ class Checkers:
     def noted(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
         """Every event of every process, as it happens."""
         watched = self.ranks.get(process.me)
-        if watched is None:
+        if watched is None or watched.process is not process:
             return
         if kind == "commit":
             self._commit(fields)
@@ -97,25 +118,18 @@ class Checkers:
         elif kind == "discarded":
             del watched.offers[(fields["fragment"], fields["seq"])]
         elif kind in ("differs", "fault"):
-            self._problem("I1", f"{process.me}: {kind} {fields}")
+            self.problem("I1", f"{process.me}: {kind} {fields}")
 
     def _commit(self, fields: dict[str, Any]) -> None:
         key = (fields["fragment"], fields["version"])
         known = self.commits.setdefault(key, fields)
         if known is not fields:
             if known != fields:
-                self._problem("I1", f"two commits {key}: {known} and {fields}")
+                self.problem("I1", f"two commits {key}: {known} and {fields}")
             return
-        for member in fields["members"]:
-            name = (member["rack"], fields["fragment"], member["seq"])
-            if name in self.merged:
-                self._problem(
-                    "I3", f"offer {name} is in versions {self.merged[name]} and {fields['version']}"
-                )
-            self.merged[name] = fields["version"]
         racks = [member["rack"] for member in fields["members"]]
         if racks != sorted(racks) or not racks:
-            self._problem("I1", f"members of {key} do not ascend: {racks}")
+            self.problem("I1", f"members of {key} do not ascend: {racks}")
 
     def _applied(self, watched: Watched, fields: dict[str, Any]) -> None:
         """The bits a rank trains on are those of every other rank of its rail, and of the log."""
@@ -130,14 +144,14 @@ class Checkers:
         if anchor.version == version:
             digest = digest_of(anchor.data, anchor.numel, anchor.version)
             if self.bits.setdefault((rail, fragment, version), digest) != digest:
-                self._problem(
+                self.problem(
                     "I1",
                     f"{watched.process.me} has other bits of fragment {fragment} version {version}",
                 )
             commit = self.commits.get((fragment, version))
             logged = commit["digests"] if commit else None
             if logged is not None and logged[rail] != digest:
-                self._problem(
+                self.problem(
                     "I1",
                     f"{watched.process.me}: fragment {fragment} version {version} has other bits "
                     "than the log says",
@@ -147,7 +161,7 @@ class Checkers:
         rank, scenario = watched.training.rank, self.scenario
         limit = 3 * scenario.racks * scenario.fragments
         if len(rank.payloads) > limit:
-            self._problem(
+            self.problem(
                 "I6",
                 f"{watched.process.me} keeps {len(rank.payloads)} payloads, the limit is {limit}",
             )
@@ -155,20 +169,24 @@ class Checkers:
         for fragment, _ in rank.anchors:
             per_fragment[fragment] = per_fragment.get(fragment, 0) + 1
         if any(count > ANCHORS_MAX for count in per_fragment.values()):
-            self._problem("I6", f"{watched.process.me} keeps {per_fragment} anchors per fragment")
+            self.problem("I6", f"{watched.process.me} keeps {per_fragment} anchors per fragment")
 
-    def _problem(self, invariant: str, detail: str) -> None:
+    def problem(self, invariant: str, detail: str) -> None:
         self.problems.append(f"{invariant}: {detail}")
 
     # -------------------------------------------------------------- at the end
 
-    def verdict(self, trainings: dict[Peer, Training], finished: bool) -> list[str]:
+    def verdict(self, world: World, finished: bool) -> list[str]:
         for watched in self.ranks.values():
             if not watched.process.dead:
                 self._tokens(watched)
                 self._vectors(watched)
                 self._stalls(watched)
-        self._liveness(trainings, finished)
+        self.agreement.end()
+        for text in world.network.missed:
+            self.problem("I1", text)
+        for detail in liveness.verdict(world, finished):
+            self.problem("I4", detail)
         return self.problems
 
     def _tokens(self, watched: Watched) -> None:
@@ -177,20 +195,19 @@ class Checkers:
         fragments = len(trainer.tracks)
         total = trainer.ledger.merged + trainer.ledger.discarded + trainer.open_tokens()
         if total != trainer.tokens * fragments:
-            self._problem(
+            self.problem(
                 "I2",
                 f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
                 f"{trainer.tokens} x {fragments}",
             )
-        rack = watched.process.me.rack
         named = sum(
-            member["tokens"]
-            for (fragment, version), commit in self.commits.items()
-            for member in commit["members"]
-            if member["rack"] == rack and version <= trainer.tracks[fragment].anchor.version
+            share.tokens
+            for (member, fragment, version), share in self.agreement.merged.items()
+            if member == watched.process.member
+            and version <= trainer.tracks[fragment].anchor.version
         )
         if named != trainer.ledger.merged * self.scenario.ranks:
-            self._problem(
+            self.problem(
                 "I2",
                 f"{watched.process.me}: the log names {named} tokens, the rank counts "
                 f"{trainer.ledger.merged} as merged",
@@ -209,7 +226,7 @@ class Checkers:
             theta_N = self._theta(watched, fragment)
             error = watched.ledgers[fragment].error(theta_N, track.anchor.values, track.residual_N)
             if watched.training.trainer.step and error > LEDGER_MAX:
-                self._problem(
+                self.problem(
                     "I2",
                     f"{watched.process.me}: the ledger of fragment {fragment} is open by "
                     f"{error:.2e}",
@@ -225,45 +242,11 @@ class Checkers:
         waited_ns = sum(waited for waited, limit in since if POLL_NS < limit <= self.stall_max_ns)
         frozen = [f.end_ns - f.begin_ns for f in self.scenario.faults if f.kind == "freeze"]
         if waited_ns > self.stall_max_ns + STALL_SLACK_NS + sum(frozen):
-            self._problem(
+            self.problem(
                 "I5",
                 f"{watched.process.me} waited {waited_ns / SECOND:.2f} s in one outage, the limit "
                 f"is {self.stall_max_ns / SECOND:.2f} s",
             )
-
-    def _liveness(self, trainings: dict[Peer, Training], finished: bool) -> None:
-        """I4: every live rack ends its loop.
-
-        Without lasting faults all end together on equal bits.
-        """
-        if not finished:
-            stuck = [peer for peer, t in trainings.items() if not t.ended and not t.process.dead]
-            self._problem("I4", f"{stuck} did not end")
-        lasting = any(fault.kind == "crash" for fault in self.scenario.faults)
-        for peer, training in trainings.items():
-            if training.failure is None or training.process.dead:
-                continue
-            excused = isinstance(training.failure, GaveUp | StartTimeout) and (
-                lasting or self.scenario.faults
-            )
-            if not excused:
-                self._problem("I4", f"{peer} failed: {training.failure!r}")
-        if lasting or self.scenario.faults or self.scenario.loss > 0:
-            return
-        alone = [
-            peer
-            for peer in trainings
-            if any(kind == "left-alone" for kind, _ in self.ranks[peer].process.notes)
-        ]
-        if alone:
-            self._problem("I4", f"{alone} left alone though nothing was broken")
-        versions = {
-            peer: tuple(t.anchor.version for t in training.trainer.tracks)
-            for peer, training in trainings.items()
-        }
-        same_end = len(set(self.scenario.steps)) == 1 and len(set(self.scenario.step_ns)) == 1
-        if same_end and len(set(versions.values())) > 1:
-            self._problem("I1", f"the racks ended at different versions: {versions}")
 
 
 def _sent(offer: OpenOffer) -> Tensor:

@@ -1,6 +1,6 @@
 """sim.network: frames and pulls between simulated processes.
 
-Loses, doubles, delays and cuts as the scenario says.
+Loses, doubles, delays, cuts and spoils as `faults` says.
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mend.errors import PayloadGone, PeerUnreachable, TransferStalled
+from mend.errors import (
+    ChecksumMismatch,
+    PayloadGone,
+    PeerUnreachable,
+    TransferStalled,
+    WireError,
+)
 from mend.protocol import wire
 from mend.protocol.messages import Envelope
+from mend.sim.faults import Broken, target
 from mend.sim.loop import Loop
-from mend.sim.scenario import WITNESS_TARGET, Scenario
-from mend.terms import MS, SECOND, WITNESS, Address
+from mend.sim.scenario import Scenario
+from mend.terms import MS, SECOND, Address
+from mend.transport.pull_wire import checksum_of
 
 if TYPE_CHECKING:
     from mend.sim.process import Process
@@ -23,73 +31,76 @@ STALL_NS = 1 * SECOND
 WIRE_CHECKED_ONE_IN = 8
 """One frame in so many is really encoded and decoded; all of them would be the cost of a seed."""
 
-
-def target(rack: int) -> int:
-    return WITNESS_TARGET if rack == WITNESS else rack
+INSIDE_NS = MS // 10
+"""From a process to another of its rack."""
 
 
 class Network:
     """`where` maps addresses to processes; a crashed process is no longer found."""
 
-    def __init__(self, loop: Loop, scenario: Scenario, rng: random.Random) -> None:
+    def __init__(
+        self, loop: Loop, scenario: Scenario, rng: random.Random, broken: Broken | None = None
+    ) -> None:
         self.loop, self.scenario, self.rng = loop, scenario, rng
+        self.broken = broken or Broken(loop, rng)
         self.where: dict[str, Process] = {}
         self.lanes: dict[Address, Process] = {}
         self.frames = 0
-
-    def _cut(self, a: int, b: int) -> bool:
-        now_ns = self.loop.now_ns
-        return any(
-            fault.kind == "cut"
-            and (fault.a, fault.b) == (target(a), target(b))
-            and fault.begin_ns <= now_ns < fault.end_ns
-            for fault in self.scenario.faults
-        )
-
-    def _slow_ns(self, a: int, b: int) -> int:
-        now_ns = self.loop.now_ns
-        slow = any(
-            fault.kind == "slow_link"
-            and {fault.a, fault.b} == {target(a), target(b)}
-            and fault.begin_ns <= now_ns < fault.end_ns
-            for fault in self.scenario.faults
-        )
-        return 300 * MS if slow else 0
-
-    def _delay_ns(self, a: int, b: int) -> int:
-        scenario = self.scenario
-        if a == b:
-            return 1 * MS // 10
-        return scenario.delay_ns + self.rng.randint(0, scenario.jitter_ns) + self._slow_ns(a, b)
+        self.missed: list[str] = []
+        """Frames with a wrong bit that were taken for good; there must be none."""
 
     def send(self, sender: int, address: str, envelope: Envelope) -> None:
         """Frames inside a rack arrive late at most; between racks anything may happen to them."""
-        scenario, rng = self.scenario, self.rng
         receiver = self.where.get(address)
-        if receiver is None:
+        here = target(sender)
+        if receiver is not None:
+            self.frames += 1
+            if self.frames % WIRE_CHECKED_ONE_IN == 0:
+                envelope = wire.decode(wire.encode(envelope))
+            if sender == receiver.me.rack:
+                self._deliver(receiver, envelope, INSIDE_NS)
+            else:
+                self._send_far(here, target(receiver.me.rack), receiver, envelope)
+        self.broken.sent(here, type(envelope.body).__name__)
+
+    def _send_far(self, here: int, there: int, receiver: Process, envelope: Envelope) -> None:
+        broken = self.broken
+        if broken.silent(here, there) or broken.loses(here, there):
             return
-        self.frames += 1
-        if self.frames % WIRE_CHECKED_ONE_IN == 0:
-            envelope = wire.decode(wire.encode(envelope))
-        far = sender != receiver.me.rack
-        if far and (self._cut(sender, receiver.me.rack) or rng.random() < scenario.loss):
+        if broken.flips("flip_frames", here) and not self._survives_a_flip(envelope):
             return
-        copies = 2 if far and rng.random() < scenario.duplicate else 1
-        for _ in range(copies):
-            self.loop.at(
-                self.loop.now_ns + self._delay_ns(sender, receiver.me.rack),
-                lambda: receiver.receive(envelope),
-            )
+        for _ in range(2 if broken.doubles() else 1):
+            self._deliver(receiver, envelope, broken.delay_ns(here, there))
+
+    def _deliver(self, receiver: Process, envelope: Envelope, delay_ns: int) -> None:
+        self.loop.at(self.loop.now_ns + delay_ns, lambda: receiver.receive(envelope))
+
+    def _survives_a_flip(self, envelope: Envelope) -> bool:
+        """One bit of the frame is wrong. Whoever takes it for a message has not looked."""
+        frame = bytearray(wire.encode(envelope))
+        bit = self.rng.randrange(8 * len(frame))
+        frame[bit // 8] ^= 1 << bit % 8
+        try:
+            read = wire.decode(bytes(frame))
+        except WireError:
+            return False
+        self.missed.append(f"a {type(envelope.body).__name__} with bit {bit} flipped was read")
+        return read == envelope
 
     def fetch(
         self,
         asker: Process,
         holders: Sequence[Address],
         key: bytes,
+        checksum: str,
         into: memoryview,
         done: Callable[[Exception | None], None],
     ) -> None:
-        """Ask the holders one after another, as the lane does; a cut link costs a stall timeout."""
+        """Ask the holders one after another, as the lane does; a cut link costs a stall timeout.
+
+        As there, a payload is compared with its checksum, a state (without one) by its reader.
+        """
+        broken, here = self.broken, target(asker.me.rack)
 
         def ask(position: int, last: Exception) -> None:
             if position == len(holders):
@@ -99,18 +110,27 @@ class Network:
             if holder is None:
                 asker.later(0, lambda: ask(position + 1, PeerUnreachable("its process is gone")))
                 return
-            there, here = holder.me.rack, asker.me.rack
-            if self._cut(there, here) or self._cut(here, there) or holder.frozen():
+            there = target(holder.me.rack)
+            if broken.silent(there, here) or broken.silent(here, there) or holder.frozen():
                 asker.later(STALL_NS, lambda: ask(position + 1, TransferStalled("no byte")))
                 return
-            time_ns = 2 * self._delay_ns(there, here) + len(into) * self.scenario.byte_ns
+            time_ns = INSIDE_NS
+            if here != there:
+                time_ns = 2 * broken.delay_ns(there, here)
+            time_ns += len(into) * self.scenario.byte_ns
 
             def arrive() -> None:
-                view = holder.served.get(key) if holders[position] in self.lanes else None
+                live = self.lanes.get(holders[position]) is holder
+                view = holder.served.get(key) if live else None
                 if view is None:
                     ask(position + 1, PayloadGone("gone"))
+                    return
+                into[:] = view
+                if len(into) and broken.flips("flip_bytes", there):
+                    into[self.rng.randrange(len(into))] ^= 1 << self.rng.randrange(8)
+                if checksum and checksum_of(into) != checksum:
+                    ask(position + 1, ChecksumMismatch("other bytes than were offered"))
                 else:
-                    into[:] = view
                     done(None)
 
             asker.later(time_ns, arrive)

@@ -6,7 +6,7 @@ An edge for the machines, and a training loop under the virtual clock.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,11 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from mend.fragment.shards import put_together, take
-from mend.protocol.events import Event
-from mend.protocol.messages import Envelope, Message
+from mend.protocol.events import Effect, Event
+from mend.protocol.machines import Parts
+from mend.protocol.messages import Envelope, Message, Record
+from mend.protocol.tape import Entry, Gap, read_record, record_of_entry
 from mend.runtime.edge import Host
+from mend.runtime.handoff import Board
 from mend.runtime.rank import Rank
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
+from mend.sim.faults import target
 from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.terms import MS, SECOND, Address, Member, Peer
@@ -31,14 +35,44 @@ LINGER_NS = 5 * SECOND
 """How long a process that coordinates stays after its script, as `LiveRank.close` does."""
 
 
+class MemoryTape:
+    """What a process records, as bytes: what is read from it was written and parsed."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.records: list[bytes] = []
+
+    def put(
+        self,
+        machine: str,
+        now_ns: int,
+        event: Event,
+        effects: Sequence[Effect],
+        error: str = "",
+    ) -> None:
+        self.records.append(record_of_entry(machine, now_ns, event, effects, error))
+
+    def entries(self) -> Iterator[Entry | Gap]:
+        for number, record in enumerate(self.records, start=1):
+            found = read_record(record, number)
+            assert isinstance(found, Entry | Gap)
+            yield found
+
+
 class Process:
-    """Edge under a virtual clock. `clock_ns` offsets its own clock: nobody may compare clocks."""
+    """Edge under a virtual clock.
+
+    `clock_ns` is what its own clock is ahead, `drift_ppm` how much it runs too fast since
+    `drifts_ns`: nobody may compare clocks.
+    """
 
     def __init__(
         self, me: Peer, member: Member, network: Network, loop: Loop, rng: random.Random
     ) -> None:
         self.me, self.member, self.network, self.loop, self.rng = me, member, network, loop, rng
+        self.broken = network.broken
         self.clock_ns = rng.randint(0, 10**12)
+        self.drift_ppm = self.drifts_ns = 0
         self.address = f"tcp://sim:{me.rack}-{me.rank}"
         self.lane = Address("sim", me.rack * 1000 + me.rank)
         self.served: dict[bytes, memoryview] = {}
@@ -48,9 +82,14 @@ class Process:
         self.stopped = False
         self.frozen_until_ns = 0
         self.notes: list[tuple[str, dict[str, object]]] = []
+        self.tape: MemoryTape | None = None
+        self.noted_ns: list[int] = []
+        """When, in the world's time; `notes` itself is compared between runs."""
+        self.tape: MemoryTape | None = None
         self.tell: Callable[[str], None] | None = None
         self.watch: Callable[[Process, str, dict[str, object]], None] | None = None
         self.trainer: Training | None = None
+        self.looked: Callable[[Process], None] | None = None
         self._alarm_ns: int | None = None
         self._worker_free_ns = 0
 
@@ -66,6 +105,17 @@ class Process:
         self.dead = True
         self.network.where.pop(self.address, None)
         self.network.lanes.pop(self.lane, None)
+
+    def jump(self, ahead_ns: int) -> None:
+        """The clock jumps; a sleeper notices at once, as its timer would."""
+        self.clock_ns += ahead_ns
+        self._alarm_ns = None
+        self._arm()
+
+    def drift(self, ppm: int) -> None:
+        """From now on the clock gains so many millionths."""
+        self.clock_ns = self.now_ns() - self.loop.now_ns
+        self.drifts_ns, self.drift_ppm = self.loop.now_ns, ppm
 
     def stop(self) -> None:
         """The script has ended: say farewell, close, hear nothing more."""
@@ -84,31 +134,39 @@ class Process:
     def later(self, delay_ns: int, job: Callable[[], None]) -> None:
         """Run in this process; a frozen one runs it when it thaws, a dead one never."""
 
-        def run() -> None:
-            if self.dead or self.stopped:
-                return
-            if self.frozen():
-                self.loop.at(self.frozen_until_ns, run)
-                return
-            job()
-            self._arm()
-            if self.trainer is not None:
-                self.trainer.look()
+        self.loop.at(self.loop.now_ns + delay_ns, partial(self._run, job))
 
-        self.loop.at(self.loop.now_ns + delay_ns, run)
+    def _run(self, job: Callable[[], None]) -> None:
+        if self.dead or self.stopped:
+            return
+        if self.loop.now_ns < self.frozen_until_ns:
+            self.broken.felt["freeze"] += 1
+            self.loop.at(self.frozen_until_ns, partial(self._run, job))
+            return
+        job()
+        if self.dead:
+            return
+        self._arm()
+        if self.trainer is not None:
+            self.trainer.look()
+        if self.looked is not None:
+            self.looked(self)
 
     def receive(self, envelope: Envelope) -> None:
-        def job() -> None:
-            assert self.host is not None
-            self.host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, envelope.body)
+        self._run(partial(self._hear, envelope))
 
-        self.later(0, job)
+    def _hear(self, envelope: Envelope) -> None:
+        assert self.host is not None
+        self.host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, envelope.body)
 
     def _arm(self) -> None:
         due_ns = self.host.deadline_ns() if self.host is not None else None
         if due_ns is None or self.dead or self.stopped:
             return
         alarm_ns = due_ns - self.clock_ns
+        if self.drift_ppm:
+            ran_ns = alarm_ns - self.drifts_ns  # by its own clock; rounded up, or it rings too soon
+            alarm_ns = self.drifts_ns + -(-ran_ns * 1_000_000 // (1_000_000 + self.drift_ppm))
         if self._alarm_ns is not None and self.loop.now_ns < self._alarm_ns <= alarm_ns:
             return
         self._alarm_ns = max(alarm_ns, self.loop.now_ns)
@@ -124,20 +182,22 @@ class Process:
     # -------------------------------------------------------------- Edge
 
     def now_ns(self) -> int:
-        return self.loop.now_ns + self.clock_ns
+        now_ns = self.loop.now_ns + self.clock_ns
+        if self.drift_ppm:
+            now_ns += (self.loop.now_ns - self.drifts_ns) * self.drift_ppm // 1_000_000
+        return now_ns
 
     def connect(self, peer: Peer, address: str) -> None:
         self.peers[peer] = address
 
     def send(self, to: Peer, body: Message) -> None:
-        if to in self.peers:
+        if to in self.peers and not self.dead:
             envelope = Envelope("sim", self.me.rack, self.me.rank, self.member.incarnation, body)
             self.network.send(self.me.rack, self.peers[to], envelope)
 
     def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        self._worker_free_ns = max(self._worker_free_ns, self.loop.now_ns) + self.rng.randint(
-            MS // 10, 4 * MS
-        )
+        takes_ns = self.rng.randint(MS // 10, 4 * MS) + self.broken.work_ns(target(self.me.rack))
+        self._worker_free_ns = max(self._worker_free_ns, self.loop.now_ns) + takes_ns
 
         def finish() -> None:
             try:
@@ -156,7 +216,7 @@ class Process:
         into: memoryview,
         done: Callable[[Exception | None], None],
     ) -> None:
-        self.network.fetch(self, holders, key, into, done)
+        self.network.fetch(self, holders, key, checksum, into, done)
 
     def serve(self, key: bytes, view: memoryview) -> None:
         self.served[key] = view.cast("B")
@@ -165,7 +225,10 @@ class Process:
         self.served.pop(key, None)
 
     def note(self, kind: str, fields: dict[str, object]) -> None:
+        if self.dead:
+            return  # it died in the middle of what it was doing
         self.notes.append((kind, fields))
+        self.noted_ns.append(self.loop.now_ns)
         if self.tell is not None:
             who = f"rack={self.me.rack} rank={self.me.rank}"
             self.tell(f"{self.loop.now_ns / SECOND:9.3f} s {who} {kind} {fields}")
@@ -174,6 +237,18 @@ class Process:
 
     def finished(self) -> None:
         """A simulated process stops when its script has ended; see `Training`."""
+
+
+class WatchedBoard(Board):
+    """Tells which records the training thread is shown, in which order."""
+
+    def __init__(self, fragments: int, watch: Callable[[Record], None]) -> None:
+        super().__init__(fragments)
+        self._watch = watch
+
+    def told(self, record: Record) -> None:
+        self._watch(record)
+        super().told(record)
 
 
 def _slices(shares: list[Share], team: tuple[int, ...], slots: tuple[int, ...]) -> list[Tensor]:
@@ -243,6 +318,9 @@ class Training:
         self.began = False
         self.ended = False
         self.failure: Exception | None = None
+        self.trained_ns = 0
+        """When the last step was done."""
+        self.ended_ns = 0
         self.stalls: list[tuple[int, int]] = []
         self._wait: tuple[Wait, int, int] | None = None
         self._closing = False
@@ -301,13 +379,15 @@ class Training:
     def _next(self) -> None:
         """What the script does when the current call returned."""
         if self._closing:
-            self.ended = True
-            coordinates = self.rank.roles.coordinator is not None
+            self.ended, self.ended_ns = True, self.process.loop.now_ns
+            coordinator = self.rank.roles.coordinator
+            coordinates = coordinator is not None and coordinator.proposer.leading
             self.process.later(LINGER_NS if coordinates else THREAD_HOP_NS, self.process.stop)
         elif self.trainer.step < self.steps:
-            self.process.later(self.step_ns, self._step)
+            slower = self.process.broken.slower(target(self.process.me.rack))
+            self.process.later(slower * self.step_ns, self._step)
         else:
-            self._closing = True
+            self._closing, self.trained_ns = True, self.process.loop.now_ns
             self._drive(self.trainer.close())
 
     def _step(self) -> None:

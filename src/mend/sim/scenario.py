@@ -1,156 +1,132 @@
-"""sim.scenario: one seed -> a topology, a workload and a list of faults.
+"""sim.scenario: everything that a run depends on, as one value: topology, workload, faults.
 
-Scenarios are drawn, not single events.
+`draw` makes one of a seed, `World` offers the calls that write one by hand.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import random
 from dataclasses import dataclass, field
+from typing import Any
 
+from mend.errors import ConfigError
 from mend.fragment.apply import Alignment
 from mend.terms import MS, SECOND
+
+WITNESS_TARGET = 99
+"""The witness, where a fault names a rack."""
+
+FOR_EVER = 1 << 62
+
+SHUTDOWN_NS = 4 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """From begin_ns until end_ns.
+    """From begin_ns until end_ns. `mend.sim.faults.KINDS` says what each kind does with the rest.
 
-    kind: cut (a -> b silent), freeze, crash (rack or witness), slow_link.
+    With `after` the fault waits for the n-th message of that name that rack `a` sends from begin_ns
+    on, begins right behind it, and lasts as long as it would have.
     """
 
     kind: str
     begin_ns: int
     end_ns: int
-    a: int
+    a: int = -1
     b: int = -1
+    racks: tuple[int, ...] = ()
+    amount: int = 0
+    after: str = ""
+    nth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything a run depends on. Times in ns; `loss`, `duplicate`: probabilities per frame."""
+    """Times in ns; `loss`, `duplicate`: probabilities per frame. The default is a calm job."""
 
-    seed: int
-    racks: int
-    ranks: int
-    witness: bool
-    fragments: int
-    numel: int
-    period_steps: int
-    overlap_steps: int
-    steps: tuple[int, ...]
-    step_ns: tuple[int, ...]
-    k: int
-    grace_ns: int
-    lockstep: bool
-    overlapped: bool
-    alignment: Alignment
-    payload: str
-    momentum: float
-    max_age: int
-    delay_ns: int
-    jitter_ns: int
-    loss: float
-    duplicate: float
-    byte_ns: int
+    seed: int = 1
+    racks: int = 2
+    ranks: int = 1
+    witness: bool = True
+    fragments: int = 2
+    numel: int = 8
+    period_steps: int = 6
+    overlap_steps: int = 3
+    steps: tuple[int, ...] = (24, 24)
+    step_ns: tuple[int, ...] = (50 * MS, 50 * MS)
+    k: int = 1
+    grace_ns: int = -1
+    """-1: adaptive."""
+    lockstep: bool = False
+    overlapped: bool = True
+    alignment: Alignment = "carry"
+    payload: str = "float32"
+    momentum: float = 0.0
+    max_age: int = 2
+    delay_ns: int = 5 * MS
+    jitter_ns: int = 0
+    loss: float = 0.0
+    duplicate: float = 0.0
+    byte_ns: int = 0
     non_finite: tuple[tuple[int, int], ...] = ()
     """(rack, step) whose update is NaN for one step and repaired at the next."""
     faults: tuple[Fault, ...] = field(default=())
     merge: str = "mean"
+    quiet_ns: int = 0
+    """From here on nothing is broken any more, but what crashed stays down; 0: no such time."""
+    shutdown_ns: int = SHUTDOWN_NS
+    """How long a rack that has trained waits until its work is merged and the others are done."""
 
-    def story(self) -> str:
-        """The scenario in a few lines, for a person who has to find out what happened."""
-        witness = " + witness" if self.witness else ""
-        closing = "lockstep" if self.lockstep else f"grace {self.grace_ns}"
-        lines = [
-            f"seed {self.seed}: {self.racks} racks x {self.ranks} ranks{witness}, "
-            f"P={self.fragments} H={self.period_steps} tau={self.overlap_steps} K={self.k} "
-            f"max_age={self.max_age} {closing} {self.alignment} {self.payload} "
-            f"{self.merge}",
-            f"  steps {self.steps}, ms per step {[ns // MS for ns in self.step_ns]}, "
-            f"frames: {self.delay_ns // MS} ms +- {self.jitter_ns // MS}, "
-            f"loss {self.loss:.2f}, duplicates {self.duplicate:.2f}",
-        ]
-        for fault in self.faults:
-            to = f" -> {fault.b}" if fault.b >= 0 else ""
-            span = f"{fault.begin_ns / SECOND:.2f}..{fault.end_ns / SECOND:.2f} s"
-            lines.append(f"  {span} {fault.kind} {fault.a}{to}")
-        return "\n".join(lines)
+    def __post_init__(self) -> None:
+        for name in ("steps", "step_ns"):
+            count = len(getattr(self, name))
+            if count != self.racks:
+                text = f"{count} values for {self.racks} racks"
+                raise ConfigError(name, getattr(self, name), text, "Give one per rack.")
 
+    @property
+    def length_ns(self) -> int:
+        """How long the slowest rack trains if nothing holds it up."""
+        return max(n * ns for n, ns in zip(self.steps, self.step_ns, strict=True))
 
-WITNESS_TARGET = 99
+    def end_of(self, fault: Fault) -> int:
+        """When a fault ends at the latest: faults of a duration end at the quiet time."""
+        return min(fault.end_ns, self.quiet_ns) if self.quiet_ns else fault.end_ns
 
-RDA_SHARE = 0.3
-
-ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
+    def without(self, *, faults: tuple[Fault, ...]) -> Scenario:
+        return dataclasses.replace(self, faults=faults)
 
 
-def draw(seed: int) -> Scenario:
-    """The scenario of a seed.
-
-    Small rosters and short runs: what goes wrong goes wrong with two racks.
-    """
-    rng = random.Random(seed)
-    racks = rng.choice((2, 2, 2, 3, 3, 4))
-    ranks = rng.choice((1, 1, 1, 2))
-    witness = rng.random() < 0.6
-    period = rng.choice((4, 6, 8))
-    lockstep = rng.random() < 0.25
-    base_ns = rng.choice((20, 50, 100)) * MS
-    equal = lockstep or rng.random() < 0.5
-    steps = rng.randint(2 * period, 3 * period)
-    uneven = not lockstep and rng.random() < 0.3
-    scenario = Scenario(
-        seed=seed,
-        racks=racks,
-        ranks=ranks,
-        witness=witness,
-        fragments=rng.choice((1, 2, 3)),
-        numel=rng.choice((3, 8, 17)),
-        period_steps=period,
-        overlap_steps=rng.choice((0, 1, period // 2, period - 1)),
-        steps=tuple(steps + (rng.randint(0, period) if uneven else 0) for _ in range(racks)),
-        step_ns=tuple(
-            base_ns if equal else base_ns * rng.choice((1, 1, 2, 3)) for _ in range(racks)
-        ),
-        k=rng.randint(1, racks),
-        grace_ns=rng.choice((-1, -1, 0, 50 * MS, 400 * MS)),
-        lockstep=lockstep,
-        overlapped=rng.random() < 0.8,
-        alignment=rng.choice(ALIGNMENTS),
-        payload=rng.choice(("float32", "float32", "bfloat16")),
-        momentum=rng.choice((0.0, 0.0, 0.5)),
-        max_age=rng.choice((0, 1, 2, 2)),
-        delay_ns=rng.choice((1, 5, 40)) * MS,
-        jitter_ns=rng.choice((0, 2, 60)) * MS,
-        loss=rng.choice((0.0, 0.0, 0.02, 0.2)),
-        duplicate=rng.choice((0.0, 0.0, 0.1)),
-        byte_ns=rng.choice((0, 10_000, 300_000)),
-        # A draw of its own: the other fields of a seed stay what they were.
-        merge="rda" if random.Random(f"merge {seed}").random() < RDA_SHARE else "mean",
-    )
-    return _with_faults(scenario, rng)
+def calm(**changes: Any) -> Scenario:
+    """A job in which nothing is broken; one number for `steps` or `step_ns` is for all racks."""
+    racks = changes.get("racks", 2)
+    for name, usual in (("steps", 24), ("step_ns", 50 * MS)):
+        given = changes.get(name, usual)
+        changes[name] = (given,) * racks if isinstance(given, int) else tuple(given)
+    return Scenario(**changes)
 
 
-def _with_faults(scenario: Scenario, rng: random.Random) -> Scenario:
-    length_ns = max(n * ns for n, ns in zip(scenario.steps, scenario.step_ns, strict=True))
-    faults: list[Fault] = []
-    kinds = rng.sample(("cut", "freeze", "crash", "slow_link"), rng.choice((0, 1, 1, 2)))
-    for kind in kinds:
-        begin_ns = rng.randint(0, length_ns)
-        end_ns = begin_ns + rng.randint(50 * MS, max(3 * SECOND, length_ns // 2))
-        targets = [*range(scenario.racks), *([WITNESS_TARGET] if scenario.witness else [])]
-        a = rng.choice(targets)
-        if kind == "crash":
-            if scenario.lockstep:
-                continue
-            end_ns = 1 << 62
-        elif kind == "freeze" and a == WITNESS_TARGET:
-            a = 0
-        b = rng.choice([t for t in targets if t != a]) if kind in ("cut", "slow_link") else -1
-        faults.append(Fault(kind, begin_ns, end_ns, a, b))
-    non_finite: tuple[tuple[int, int], ...] = ()
-    if not scenario.lockstep and rng.random() < 0.1:
-        non_finite = ((rng.randrange(scenario.racks), rng.randint(2, min(scenario.steps))),)
-    return dataclasses.replace(scenario, faults=tuple(faults), non_finite=non_finite)
+def python_of(scenario: Scenario) -> str:
+    """The expression that makes this scenario; what is as in the default is left out."""
+    usual = Scenario()
+    parts = []
+    for each in dataclasses.fields(Scenario):
+        value = getattr(scenario, each.name)
+        if value != getattr(usual, each.name):
+            text = _fault_tuple(value) if each.name == "faults" else repr(value)
+            parts.append(f"{each.name}={text}")
+    return f"Scenario({', '.join(parts)})"
+
+
+def _fault_tuple(faults: tuple[Fault, ...]) -> str:
+    inner = [
+        "Fault("
+        + ", ".join(
+            f"{each.name}={getattr(fault, each.name)!r}"
+            for each in dataclasses.fields(Fault)
+            if each.default is dataclasses.MISSING or getattr(fault, each.name) != each.default
+        )
+        + ")"
+        for fault in faults
+    ]
+    return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"

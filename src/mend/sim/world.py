@@ -1,11 +1,19 @@
-"""sim.world: builds a job from a scenario, runs it to its end, checks the invariants on the way."""
+"""sim.world: builds a job from a scenario, runs it to its end, checks the invariants on the way.
+
+World(7).run()                                         what seed 7 draws
+World(seed=7, racks=4).cut(0, 1, at=1.0, until=3.0).crash(2, at=5.0).heal(at=6.0).run()
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +24,24 @@ from mend.fragment.shards import replicated
 from mend.fragment.view import FragmentView
 from mend.merge import MERGES
 from mend.outer import OUTERS
-from mend.protocol.coordinator import Coordinator, CoordinatorOptions
-from mend.protocol.leader import Leader, LeaderOptions
-from mend.protocol.learner import Learner
+from mend.protocol.coordinator import CoordinatorOptions
+from mend.protocol.leader import LeaderOptions
+from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
 from mend.protocol.messages import Hello, Policy, Seat
 from mend.protocol.schedule import Schedule
 from mend.protocol.shelf import LearnerOptions
-from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.steps import StepOptions, Track, Trainer
-from mend.runtime.witness import Witness
+from mend.runtime.witness import build_witness
 from mend.sim.checkers import Checkers
+from mend.sim.draw import draw
+from mend.sim.faults import Broken, Hands, target
 from mend.sim.loop import Loop
 from mend.sim.network import Network
-from mend.sim.process import Collective, Process, Training
-from mend.sim.scenario import WITNESS_TARGET, Fault, Scenario, draw
+from mend.sim.process import Collective, MemoryTape, Process, Training, WatchedBoard
+from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm
+from mend.sim.write import Writer
 from mend.terms import MS, SECOND, WITNESS, Member, Peer
 
 HEARTBEAT_MS = 250
@@ -41,7 +51,7 @@ DETECT_NS = 2 * SECOND
 START_NS = 30 * SECOND
 STALL_NS = 1 * SECOND
 GIVE_UP_NS = 60 * SECOND
-SHUTDOWN_NS = 4 * SECOND
+EVICT_NS = 8 * SECOND
 UPDATES = 64
 """Different update vectors per rack; the steps go round them."""
 
@@ -62,39 +72,64 @@ class Report:
     virtual_ns: int = 0
     events: int = 0
     trace: str = ""
+    felt: Counter[str] = field(default_factory=Counter)
+    """kind of fault -> how often it made a difference."""
 
 
-class World:
-    """One job. `run()` returns the report; nothing outside the seed decides anything."""
+class World(Writer):
+    """One job. `run()` returns the report; nothing outside the scenario decides anything.
 
-    def __init__(self, scenario: Scenario | int) -> None:
-        self.scenario = draw(scenario) if isinstance(scenario, int) else scenario
+    What: a seed, of which the scenario is drawn, or a scenario. Without it, and with fields of
+    Scenario instead, a calm job to which faults are added by the calls of `Writer`.
+    """
+
+    def __init__(
+        self, what: Scenario | int | None = None, *, record: bool = False, **fields: Any
+    ) -> None:
+        """`record`: every process keeps a tape of its machines."""
+        self.record = record
+        if isinstance(what, int):
+            self.scenario = draw(what)
+        else:
+            self.scenario = what if what is not None else calm(**fields)
+        assert what is None or not fields, "a seed or a scenario, or the fields of one"
         self.loop = Loop()
         self.rng = random.Random(self.scenario.seed ^ 0x5EED)
-        self.network = Network(self.loop, self.scenario, self.rng)
+        self.broken = Broken(self.loop, self.rng)
+        self.network = Network(self.loop, self.scenario, self.rng, self.broken)
         self.checkers = Checkers(self.scenario, STALL_NS)
         self.trainings: dict[Peer, Training] = {}
+        """Of every rack in its newest life."""
+        self.past: list[Process] = []
         self.witness: Process | None = None
         self._build()
 
     def run(self) -> Report:
-        """To the end of every live training loop, then a liveness verdict.
-
-        Faults have ended by then or never end.
-        """
+        """To the end of every live training loop, then the verdict."""
         scenario = self.scenario
-        for fault in scenario.faults:
-            self.loop.at(fault.begin_ns, partial(self._break, fault))
-        length_ns = max(n * ns for n, ns in zip(scenario.steps, scenario.step_ns, strict=True))
-        longest_fault_ns = max((f.end_ns for f in scenario.faults if f.kind != "crash"), default=0)
-        limit_ns = 20 * length_ns + longest_fault_ns + 2 * GIVE_UP_NS + 10 * SHUTDOWN_NS
-        finished = self.loop.run(self._over, limit_ns)
+        self.checkers.scenario = scenario
+        self.broken.plan(
+            scenario, Hands(self._crash, self._restart, self._freeze, self._change_clock)
+        )
+        longest_fault_ns = max(
+            (scenario.end_of(f) for f in scenario.faults if f.end_ns < FOR_EVER), default=0
+        )
+        limit_ns = 20 * scenario.length_ns + longest_fault_ns + 2 * GIVE_UP_NS
+        limit_ns += 10 * max(SHUTDOWN_NS, scenario.shutdown_ns)
+        collecting = gc.isenabled()
+        gc.disable()  # nothing is freed in cycles during a run: looking for them costs a fifth
+        try:
+            finished = self.loop.run(self._over, limit_ns)
+        finally:
+            if collecting:
+                gc.enable()
         report = Report(
             scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken
         )
         report.commits = len(self.checkers.commits)
         report.trace = self.checkers.trace()
-        report.problems = self.checkers.verdict(self.trainings, finished)
+        report.felt = self.broken.felt
+        report.problems = self.checkers.verdict(self, finished)
         return report
 
     def _over(self) -> bool:
@@ -107,12 +142,18 @@ class World:
         coordinator = Peer(WITNESS, 0) if scenario.witness else Peer(0, 0)
         options = CoordinatorOptions(scenario.racks, HEARTBEAT_MS * MS, DETECT_NS)
         if scenario.witness:
-            member = Member(WITNESS, self.rng.getrandbits(62))
-            self.witness = Process(coordinator, member, self.network, self.loop, self.rng)
-            machine = Coordinator(coordinator, "sim", options)
-            self.witness.start(Witness(machine, self.witness, lambda line: None))
+            self._build_witness(coordinator, options)
         for rack in range(scenario.racks):
             self._build_rack(rack, coordinator, options)
+
+    def _build_witness(self, coordinator: Peer, options: CoordinatorOptions) -> None:
+        member = Member(WITNESS, self.rng.getrandbits(62))
+        self.witness = Process(coordinator, member, self.network, self.loop, self.rng)
+        made_of = Parts(coordinator, member, coordinator=CoordinatorParts("sim", options))
+        tape = self._tape(self.witness, made_of)
+        self.witness.watch = self.checkers.noted
+        self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
+        self.checkers.enter_process(self.witness)
 
     def _build_rack(self, rack: int, coordinator: Peer, options: CoordinatorOptions) -> None:
         scenario = self.scenario
@@ -128,17 +169,19 @@ class World:
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
-            roles = Roles(Learner(process.me, member, self._learner_options(), own), None, None)
+            learner = LearnerParts(self._learner_options(), own)
+            made_of = Parts(process.me, member, learner)
             if rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
                 hello = Hello(seat, self._policy(len(tracks)), (("model", "sim"),), digests)
-                detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS)
-                roles.leader = Leader(hello, coordinator, detect, process.now_ns())
-                if coordinator == process.me:
-                    roles.coordinator = Coordinator(process.me, "sim", options)
+                detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
+                leader = LeaderParts(hello, coordinator, detect, process.now_ns())
+                mine = dataclasses.replace(options, first=coordinator == process.me)
+                coordinates = CoordinatorParts("sim", mine)
+                made_of = Parts(process.me, member, learner, leader, coordinates)
             self._start(
-                process, processes, coordinator, roles, parameters, tracks, schedule, collective
+                process, processes, coordinator, made_of, parameters, tracks, schedule, collective
             )
 
     def _start(
@@ -146,14 +189,14 @@ class World:
         process: Process,
         rack: Sequence[Process],
         coordinator: Peer,
-        roles: Roles,
+        made_of: Parts,
         parameters: list[nn.Parameter],
         tracks: list[Track],
         schedule: Schedule,
         collective: Collective,
     ) -> None:
         scenario, number = self.scenario, process.me.rack
-        board = Board(len(tracks))
+        board = WatchedBoard(len(tracks), partial(self.checkers.agreement.told, process))
         held: list[Training] = []
         numerics = self._numerics()
         trainer = Trainer(
@@ -168,17 +211,17 @@ class World:
             note=process.note,
             numerics=numerics,
         )
-        owned = [track.owned for track in tracks]
         rank = Rank(
             process.me,
             process.member,
-            roles,
-            owned,
+            Roles.of_parts(made_of),
+            [track.owned for track in tracks],
             [t.anchor for t in tracks],
             numerics,
             board,
             process,
             plain_fragments(scenario),
+            self._tape(process, made_of),
         )
         updates = self._updates(number)
         training = Training(
@@ -201,12 +244,21 @@ class World:
         process.watch = self.checkers.noted
         self._connect(process, rack, coordinator)
         process.start(rank)
+        self.checkers.enter_process(process)
+
+    def _tape(self, process: Process, made_of: Parts) -> MemoryTape | None:
+        process.tape = MemoryTape(made_of) if self.record else None
+        return process.tape
 
     def _connect(self, process: Process, rack: Sequence[Process], coordinator: Peer) -> None:
         for other in rack:
             process.connect(other.me, other.address)
         if process.me.rank == 0:
-            process.connect(coordinator, f"tcp://sim:{coordinator.rack}-0")
+            for peer in {coordinator, *self._leaders(process.me.rack)}:
+                process.connect(peer, f"tcp://sim:{peer.rack}-0")
+
+    def _leaders(self, but: int) -> tuple[Peer, ...]:
+        return tuple(Peer(rack, 0) for rack in range(self.scenario.racks) if rack != but)
 
     def _rank_parts(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[Track]]:
         scenario = self.scenario
@@ -264,28 +316,66 @@ class World:
             s.period_steps,
             s.overlap_steps,
             STALL_NS,
+            EVICT_NS,
         )
 
     def _step_options(self) -> StepOptions:
         s = self.scenario
         return StepOptions(
-            s.ranks, s.overlapped, s.lockstep, s.alignment, 0.5, STALL_NS, GIVE_UP_NS, SHUTDOWN_NS
+            s.ranks, s.overlapped, s.lockstep, s.alignment, 0.5, STALL_NS, GIVE_UP_NS, s.shutdown_ns
         )
 
     # -------------------------------------------------------------- breaking
 
-    def _break(self, fault: Fault) -> None:
-        victims = [
-            p
-            for p in self.processes()
-            if (WITNESS_TARGET if p.me.rack == WITNESS else p.me.rack) == fault.a
-        ]
-        for process in victims:
-            if fault.kind == "crash":
-                process.crash()
-            elif fault.kind == "freeze":
-                process.frozen_until_ns = fault.end_ns
+    def _processes_of(self, rack: int) -> list[Process]:
+        return [p for p in self.processes() if target(p.me.rack) == rack]
+
+    def _crash(self, fault: Fault) -> None:
+        """A whole rack, or one rank; whoever started the rack then ends the others."""
+        for process in self._processes_of(fault.a):
+            alone = fault.kind == "crash" and fault.b >= 0
+            if not alone or process.me.rank == fault.b:
+                self._kill(process, fault.kind)
+            else:
+                self.loop.at(
+                    self.loop.now_ns + fault.amount, partial(self._kill, process, fault.kind)
+                )
+
+    def _kill(self, process: Process, kind: str) -> None:
+        if not process.dead and not process.stopped:
+            process.crash()
+            self.broken.felt[kind] += 1
+            self.checkers.died(process)
+
+    def _restart(self, fault: Fault) -> None:
+        """A new process with a new incarnation and no memory. One that ended stays so."""
+        former = self._processes_of(fault.a)
+        if not all(process.dead for process in former):
+            return
+        self.past += former
+        scenario = self.scenario
+        coordinator = Peer(WITNESS, 0) if scenario.witness else Peer(0, 0)
+        options = CoordinatorOptions(scenario.racks, HEARTBEAT_MS * MS, DETECT_NS)
+        if fault.a == target(WITNESS):
+            self._build_witness(coordinator, options)
+        else:
+            self._build_rack(fault.a, coordinator, options)
+        for process in self._processes_of(fault.a):
+            process.tell = former[0].tell
+
+    def _freeze(self, fault: Fault, until_ns: int) -> None:
+        for process in self._processes_of(fault.a):
+            process.frozen_until_ns = max(process.frozen_until_ns, until_ns)
+
+    def _change_clock(self, fault: Fault, begins: bool) -> None:
+        for process in self._processes_of(fault.a):
+            self.broken.felt[fault.kind] += 1
+            if fault.kind == "clock_jump":
+                process.jump(fault.amount)
+            else:
+                process.drift(fault.amount if begins else 0)
 
     def processes(self) -> list[Process]:
+        """Of every rack and the witness in their newest lives."""
         found = [training.process for training in self.trainings.values()]
         return found + ([self.witness] if self.witness else [])

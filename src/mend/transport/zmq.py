@@ -130,13 +130,20 @@ class ZmqSideband:
         """Open the way to `peer`, or keep it; another address than before replaces the connection.
 
         Raises ConfigError when `address` is not `tcp://host:port` (IPv6 literals in brackets; names
-        are looked up by libzmq, again at each reconnect, as IPv4).
+        are looked up by libzmq, again at each reconnect, as IPv4), TransportError when this process
+        can open no more sockets.
         """
         known = self._outgoing.get(peer)
         if known is not None and known.address == address:
             return
         assert not self._closed, "connect after close"
-        outbox = self._socket(zmq.DEALER, ipv6="[" in address)
+        try:
+            outbox = self._socket(zmq.DEALER, ipv6="[" in address)
+        except zmq.ZMQError as error:
+            raise TransportError(
+                f"sideband: no socket for {peer} at {address!r} besides {len(self._outgoing)} others "
+                f"({error}). Raise the limit of open files (ulimit -n), or find out who they are."
+            ) from error
         outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
         outbox.setsockopt(zmq.IMMEDIATE, 1)
         outbox.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS_MIN)

@@ -6,13 +6,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mend.protocol.coordinator import VISITOR, Coordinator, CoordinatorOptions
+from mend.protocol.admission import VISITOR
+from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.events import Effect, Heard, Tick
-from mend.protocol.messages import Held, Hello, Offer, Orders, Record, Refusal, Report
+from mend.protocol.messages import Held, Hello, Offer, Orders, Record, Refusal, Report, Vote
+from mend.protocol.voter import Voter
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.nouns import (
     DETECT_NS,
     HEARTBEAT_NS,
+    ballot,
     digest,
     hello,
     member,
@@ -31,7 +34,9 @@ class Job:
         self.racks, self.fragments, self.policy = racks, fragments, policy
         me = Peer(WITNESS, 0) if witness else Peer(0, 0)
         options = CoordinatorOptions(racks, HEARTBEAT_NS, DETECT_NS)
-        self.machine = Coordinator(me, "job", options)
+        self.voter = Voter()
+        self.machine = Coordinator(me, member(me.rack), "job", options, self.voter)
+        self.votes = 0
         self.now_ns = 100 * SECOND
         self.reports = {rack: report(0, fragments) for rack in range(racks)}
         self.orders: dict[int, Orders] = {}
@@ -45,7 +50,14 @@ class Job:
         return self._give(Heard(Peer(rack, 0), member(rack, life).incarnation, body))
 
     def say(self, rack: int, **changes: Any) -> list[Effect]:
-        """Everything else of the rack's report stays as it was."""
+        """Everything else of the rack's report stays as it was. `accepted`, `decided`: how far its
+        log goes in the coordinator's epoch, and how far it is decided there."""
+        before = self.reports[rack].ballot
+        changes["ballot"] = ballot(
+            changes.pop("accepted", before.last),
+            changes.pop("decided", before.decided),
+            self.machine.proposer.epoch,
+        )
         self.reports[rack] = replace(
             self.reports[rack], **changes, serial=self.reports[rack].serial + 1
         )
@@ -57,11 +69,24 @@ class Job:
 
     def _give(self, event: Heard | Tick) -> list[Effect]:
         effects = self.machine.handle(event, self.now_ns)
+        if self.machine.me.rack == WITNESS:
+            effects += self._own_vote()
         for rack in range(self.racks):
             for body in sent(effects, Peer(rack, 0)):
                 assert isinstance(body, Orders)
                 self.orders[rack] = body
         return effects
+
+    def _own_vote(self) -> list[Effect]:
+        """The witness's own vote takes what is appended at once."""
+        log = self.machine.log
+        if self.voter.log.last == log.last and self.voter.log.decided == log.decided:
+            return []
+        self.votes += 1
+        epoch = self.machine.proposer.epoch
+        self.voter.append(epoch, 0, "", log.after(0), log.last, log.decided)
+        vote = Vote(self.votes, log.lineage, self.voter.ballot())
+        return self._give(Heard(Peer(WITNESS, 0), member(WITNESS).incarnation, vote))
 
     # -------------------------------------------------------------- what racks usually do
 

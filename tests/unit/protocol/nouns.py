@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mend.protocol.border import plan_hash
+from mend.protocol.epochs import epoch_of
 from mend.protocol.events import Effect, Note, Send
+from mend.protocol.log import Log
 from mend.protocol.messages import (
+    Ballot,
     Commit,
     Ended,
     Genesis,
@@ -24,10 +28,12 @@ from mend.protocol.messages import (
     Seat,
     Share,
 )
-from mend.terms import SECOND, Address, Member, Peer
+from mend.terms import SECOND, WITNESS, Address, Member, Peer
 
 HEARTBEAT_NS = SECOND // 10
 DETECT_NS = SECOND
+FIRST = epoch_of(1, 0)
+"""The epoch of rack 0, which founds a job without a witness."""
 
 
 def member(rack: int, life: int = 0) -> Member:
@@ -47,7 +53,7 @@ def policy(racks: int = 2, ranks: int = 1, fragments: int = 1, **changes: Any) -
     """K = 1, a long grace, H = 8, tau = 2."""
     fields: dict[str, Any] = {
         "quorum_min_learners": 1, "grace_ns": 10 * SECOND, "lockstep": False, "max_age": 2,
-        "period_steps": 8, "overlap_steps": 2, "stall_max_ns": SECOND,
+        "period_steps": 8, "overlap_steps": 2, "stall_max_ns": SECOND, "evict_ns": 0,
     }  # fmt: skip
     return Policy(racks=racks, ranks=ranks, fragments=fragments, **{**fields, **changes})
 
@@ -101,7 +107,9 @@ def share(of: Offer) -> Share:
 def genesis(racks: int = 2, ranks: int = 1, fragments: int = 1, witness: bool = False) -> Genesis:
     """With rack 0's version 0."""
     seats = tuple(seat(rack, ranks) for rack in range(racks))
-    return Genesis(seats, witness, "ab", hello(0, ranks=ranks, fragments=fragments).digests)
+    first = hello(0, racks=racks, ranks=ranks, fragments=fragments)
+    third = member(WITNESS) if witness else None
+    return Genesis(seats, third, first.policy, plan_hash(first), first.digests)
 
 
 def commit(
@@ -121,23 +129,33 @@ def commit(
 
 
 def roster(number: int, racks: Iterable[int], ranks: int = 1) -> Roster:
-    return Roster(number, tuple(seat(rack, ranks) for rack in racks), "a test")
+    return Roster(number, tuple(seat(rack, ranks) for rack in racks), (), None, "a test")
+
+
+def ballot(last: int = 0, decided: int = 0, epoch: int = FIRST) -> Ballot:
+    """Of a voter that follows the coordinator of `epoch`."""
+    return Ballot(epoch, epoch, last, decided, last, "", ())
 
 
 def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
     """A rack that has just begun: it holds version 0 and nothing else happened."""
     fields: dict[str, Any] = {
-        "fresh": True, "step": 0, "step_ns": 0, "accepted": 0, "decided": 0,
+        "ballot": ballot(epoch=0), "fresh": True, "step": 0, "step_ns": 0,
         "versions": (0,) * fragments, "offers": (), "declined": (), "got": (), "held": (),
         "leaving": False, "hurry": False, "idle": False, "gone": False,
     }  # fmt: skip
     return Report(serial=serial, **{**fields, **changes})
 
 
-def orders(serial: int, records: Sequence[Record] = (), **changes: Any) -> Orders:
-    """All `records` from the start of the log, all of them decided."""
+def orders(serial: int, records: Sequence[Record] = (), /, **changes: Any) -> Orders:
+    """Of rack 0 to rack 1: a whole log of `records`, all of them decided."""
+    log = Log()
+    for record in records:
+        log.append(record)
     fields: dict[str, Any] = {
-        "epoch": 1, "prev": 0, "chain": "", "records": tuple(records), "decided": len(records),
+        "to": member(1).incarnation, "epoch": FIRST, "lineage": log.lineage,
+        "prev": 0, "chain": "", "records": tuple(records),
+        "last": len(records), "decided": len(records),
         "offers": (), "gathers": (), "settled": (), "live": (), "missing": (), "why": (),
     }  # fmt: skip
     return Orders(serial=serial, **{**fields, **changes})

@@ -17,12 +17,15 @@ from mend.protocol.border import (
     rank_report_misfit,
     report_misfit,
 )
-from mend.protocol.messages import Declined, Drop, Gather, Held, Offer, Part, Record
+from mend.protocol.epochs import attempt_of
+from mend.protocol.messages import Declined, Drop, Gather, Held, Offer, Orders, Part, Record
 from tests.unit.protocol.nouns import (
+    FIRST,
     commit,
     digest,
     genesis,
     hello,
+    member,
     offer,
     orders,
     rank_orders,
@@ -48,7 +51,7 @@ def test_a_hello_that_cannot_be_seated() -> None:
 
 
 def whole_report(**changes: Any) -> str:
-    return report_misfit(report(1, FRAGMENTS, **changes), MINE)
+    return report_misfit(report(1, FRAGMENTS, **changes), member(1), MINE.policy)
 
 
 def test_reports_of_another_plan() -> None:
@@ -75,15 +78,20 @@ def test_reports_of_a_rank_of_another_plan() -> None:
         assert said in rank_report_misfit(rank_report(1, **{"fragments": 3, **changes}), FRAGMENTS)
 
 
-def test_a_log_that_this_rack_is_no_part_of() -> None:
+def unrooted(*records: Record) -> Orders:
+    """From the start of the log, which need not begin as a log does."""
+    return orders(1, records=records, last=len(records), decided=len(records))
+
+
+def test_a_log_begins_with_genesis_also_one_that_this_rack_joins_later() -> None:
     begin = genesis(ranks=RANKS, fragments=FRAGMENTS)
-    assert orders_misfit(orders(1, [begin]), MINE, begun=False) == ""
-    assert "begin with Genesis" in orders_misfit(orders(1, [roster(1, [0])]), MINE, begun=False)
+    assert orders_misfit(unrooted(begin), MINE, begun=False) == ""
+    headless = unrooted(roster(1, [0], RANKS))
+    assert "begin with Genesis" in orders_misfit(headless, MINE, begun=False)
+    assert orders_misfit(headless, MINE, begun=True) == "", "the chain hash says no to it"
+    assert orders_misfit(replace(headless, prev=4), MINE, begun=False) == "", "a later piece"
     reborn = hello(1, ranks=RANKS, fragments=FRAGMENTS, life=1)
-    assert "no member of (an earlier run?)" in orders_misfit(
-        orders(1, [begin]), reborn, begun=False
-    )
-    assert orders_misfit(orders(1, [begin]), reborn, begun=True) == "", "it is not read any more"
+    assert orders_misfit(unrooted(begin), reborn, begun=False) == "", "a newcomer reads it all"
 
 
 def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> Gather:
@@ -100,9 +108,14 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
         {"records": (replace(genesis(ranks=RANKS, fragments=FRAGMENTS), roster=genesis().roster),)},
         "a Genesis with other numbers of ranks",
     ),
+    ({"records": (roster(1, [0], 1),)}, "a Roster with other numbers of ranks"),
     ({"offers": (offer(0, fragment=3, ranks=RANKS),)}, "an offer of fragment 3"),
     ({"offers": (offer(0),)}, "with 1 checksums"),
     ({"gathers": (gather(offer(0, ranks=RANKS), attempt=0),)}, "a Gather of fragment 0, attempt 0"),
+    (
+        {"gathers": (gather(offer(0, ranks=RANKS), attempt=attempt_of(FIRST, 0)),)},
+        f"a Gather of fragment 0, attempt {FIRST << 8}",
+    ),
     ({"gathers": (gather(),)}, "a Gather of fragment 0"),
     ({"gathers": (gather(offer(0, ranks=RANKS), fragment=3),)}, "a Gather of fragment 3"),
     ({"gathers": (gather(offer(0)),)}, "with 1 checksums"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from mend.protocol.coordinator import EPOCH, FAREWELL_NS, VISITOR
+from mend.protocol.admission import VISITOR
+from mend.protocol.coordinator import FAREWELL_NS
 from mend.protocol.events import Connect, Finished
 from mend.protocol.messages import TEXT_MAX, Commit, Declined, Drop, Genesis, Roster, Seat
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.job import Job, held_of
 from tests.unit.protocol.nouns import (
     DETECT_NS,
+    FIRST,
     HEARTBEAT_NS,
     digest,
     hello,
@@ -130,7 +132,7 @@ def test_two_live_processes_with_one_number_the_second_is_refused() -> None:
     job.tick(1)
     said = "another live process says it is rack 1 of job 'job'"
     assert job.refusals(job.hello(1, life=1), 1) == [("taken", said)]
-    assert job.machine.views[1].hello.seat.member == member(1)
+    assert job.machine.views[1].member == member(1)
 
 
 def test_a_rack_that_was_started_again_takes_over_from_its_dead_life() -> None:
@@ -417,7 +419,7 @@ def test_records_are_repeated_until_they_are_accepted() -> None:
     job.say(1, accepted=2)
     assert (job.orders[1].prev, job.orders[1].records) == (2, ())
     assert job.orders[0].prev == 1
-    assert job.orders[0].epoch == EPOCH
+    assert job.orders[0].epoch == FIRST
 
 
 def test_orders_are_sent_at_once_when_they_change_else_each_heartbeat() -> None:

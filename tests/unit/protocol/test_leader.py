@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from mend.protocol.epochs import epoch_of
 from mend.protocol.events import Effect, Fail, Heard, Send, Sum, Summed, Tick
 from mend.protocol.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.protocol.log import Log
@@ -48,6 +49,7 @@ RACK = 1
 COORDINATOR = Peer(WITNESS, 0)
 START_NS = 30 * SECOND
 COORDINATOR_LIFE = 77
+EPOCH = epoch_of(1, WITNESS)
 
 
 class Rack:
@@ -83,8 +85,10 @@ class Rack:
             self.log.append(record)
         self.orders_serial += 1
         last = self.log.last if decided is None else decided
-        body = orders(self.orders_serial, self.log.after(0), **{"decided": last, **fields})
-        return self.hear(COORDINATOR, COORDINATOR_LIFE, body)
+        given = {"epoch": EPOCH, "decided": last, **fields}
+        return self.hear(
+            COORDINATOR, COORDINATOR_LIFE, orders(self.orders_serial, self.log.after(0), **given)
+        )
 
     def tick(self, after_ns: int = 0) -> list[Effect]:
         self.now_ns += after_ns
@@ -97,7 +101,9 @@ class Rack:
     def _give(self, event: Heard | Tick | Summed) -> list[Effect]:
         effects = self.machine.handle(event, self.now_ns)
         self.last |= {
-            e.to: e.body for e in effects if isinstance(e, Send) and not isinstance(e.body, Hello)
+            e.to: e.body
+            for e in effects
+            if isinstance(e, Send) and isinstance(e.body, Report | RankOrders)
         }
         return effects
 
@@ -370,10 +376,11 @@ def test_one_rank_without_a_token_is_no_reason() -> None:
 def test_records_are_accepted_as_written_and_passed_on_as_decided() -> None:
     rack = Rack().begun()
     rack.told(commit(1, [offer(0)]), decided=1)
-    assert (rack.report.accepted, rack.report.decided) == (2, 1)
+    assert (rack.report.ballot.accepted, rack.report.ballot.promised) == (EPOCH, EPOCH)
+    assert (rack.report.ballot.last, rack.report.ballot.decided) == (2, 1)
     assert rack.to_rank(0).records == (genesis(),)
     rack.told()
-    assert rack.report.decided == 2
+    assert rack.report.ballot.decided == 2
     assert rack.to_rank(0).records == (genesis(), commit(1, [offer(0)]))
 
 
@@ -400,44 +407,56 @@ def test_orders_are_passed_on_to_every_rank() -> None:
 
 def test_replayed_and_reordered_orders_change_nothing() -> None:
     rack = Rack().begun()
-    first = orders(rack.orders_serial, rack.log.after(0), live=(0,))
+    first = orders(rack.orders_serial, rack.log.after(0), epoch=EPOCH, live=(0,))
     rack.told(commit(1, [offer(0)]), live=(0, 1))
     before = rack.report
     for body in (first, first):
         rack.hear(COORDINATOR, COORDINATOR_LIFE, body)
-    assert (rack.report.accepted, rack.report.decided) == (before.accepted, before.decided)
+    assert rack.report.ballot == before.ballot
     assert rack.to_rank(0).live == (0, 1)
     rack.told()
     rack.told()
-    assert rack.report.accepted == 2, "each record is taken once"
+    assert rack.report.ballot.last == 2, "each record is taken once"
 
 
-def test_only_this_jobs_coordinator_is_obeyed() -> None:
+def test_only_the_owner_of_an_epoch_that_is_not_over_is_obeyed_about_this_jobs_log() -> None:
     rack = Rack().begun()
-    more = orders(99, [genesis(), commit(1, [offer(0)])])
-    for peer, life in ((Peer(0, 0), COORDINATOR_LIFE), (COORDINATOR, COORDINATOR_LIFE + 1)):
-        rack.hear(peer, life, more)
-    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(99, [commit(1, [], fragment=5)], prev=1))
-    assert rack.report.accepted == 1
+    more = orders(99, [genesis(), commit(1, [offer(0)])], epoch=EPOCH)
+    chain = rack.log.chain(1)
+    nonsense = replace(more, prev=1, chain=chain, records=(commit(1, [], fragment=5),), last=2)
+    for peer, body in (
+        (Peer(0, 0), more),
+        (Peer(WITNESS, 1), more),
+        (Peer(0, 0), replace(more, epoch=epoch_of(1, 0))),
+        (COORDINATOR, replace(more, epoch=epoch_of(0, WITNESS))),
+        (COORDINATOR, replace(more, lineage=digest(5))),
+        (COORDINATOR, replace(more, to=member(RACK, life=1).incarnation)),
+        (COORDINATOR, nonsense),
+    ):
+        rack.hear(peer, COORDINATOR_LIFE, body)
+        assert rack.report.ballot.last == 1, (peer, body)
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, more)
+    assert rack.report.ballot.last == 2
 
 
 def test_a_coordinator_that_was_started_again_counts_from_one_again() -> None:
     """Before the log has begun; serials of its former life must not silence it."""
     rack = Rack()
     rack.say(0)
-    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(500, missing=(0,)))
-    rack.hear(COORDINATOR, COORDINATOR_LIFE + 1, orders(1, [genesis()]))
-    assert rack.report.decided == 1
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(500, epoch=EPOCH, missing=(0,)))
+    rack.hear(COORDINATOR, COORDINATOR_LIFE + 1, orders(1, [genesis()], epoch=EPOCH))
+    assert rack.report.ballot.decided == 1
 
 
-def test_a_log_of_an_earlier_run_is_not_taken() -> None:
+def test_what_was_meant_for_the_racks_former_life_is_not_taken() -> None:
+    """A frame that was under way when the rack was started again, of this run or an earlier one."""
     rack = Rack()
     rack.say(0)
-    stranger = replace(genesis(), roster=genesis().roster[:1])
-    rack.hear(COORDINATOR, 5, orders(9, [stranger]))
-    assert rack.report.accepted == 0
+    before = member(RACK, life=1).incarnation
+    rack.hear(COORDINATOR, 5, orders(9, [genesis()], epoch=EPOCH, to=before))
+    assert rack.report.ballot.last == 0
     rack.told(genesis())
-    assert rack.report.accepted == 1
+    assert rack.report.ballot.last == 1
 
 
 def test_a_rack_that_the_log_has_let_go_finishes() -> None:
@@ -469,7 +488,7 @@ def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return() -> None:
 
 def test_an_old_frame_of_the_coordinator_is_a_sign_of_life() -> None:
     rack = Rack().begun()
-    again = orders(rack.orders_serial, rack.log.after(0))
+    again = orders(rack.orders_serial, rack.log.after(0), epoch=EPOCH)
     for _ in range(4):
         rack.now_ns += DETECT_NS // 2
         effects = rack.hear(COORDINATOR, COORDINATOR_LIFE, again)
@@ -503,9 +522,9 @@ def test_the_last_word_is_the_newest() -> None:
 def test_orders_must_be_orders() -> None:
     """A leader is not a coordinator: reports and hellos of others are none of its business."""
     rack = Rack().begun()
-    accepted = rack.report.accepted
+    before = rack.report.ballot
     for body in (hello(0), rank_report(1)):
         rack.hear(COORDINATOR, COORDINATOR_LIFE, body)
     assert isinstance(rack.machine.orders, Orders)
     assert all(isinstance(each, RankReport) for each in rack.machine.ranks.values())
-    assert rack.report.accepted == accepted
+    assert rack.report.ballot == before

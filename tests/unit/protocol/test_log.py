@@ -37,7 +37,7 @@ def test_a_log_begins_with_genesis_and_ends_with_an_empty_roster() -> None:
     assert not Folded().over
     begun = folded(genesis(witness=True))
     assert begun.begun
-    assert begun.voters == {0, 1, WITNESS}
+    assert begun.voters == {member(0), member(1), member(WITNESS)}
     assert begun.versions == [0]
     over = folded(genesis(), roster(1, []))
     assert over.over
@@ -117,19 +117,19 @@ def test_equal_chain_equal_history() -> None:
 def test_a_replica_takes_what_is_new_and_nothing_twice() -> None:
     source, replica = log_of(*commits(4)), Log()
     for prev, stop in [(0, 2), (0, 2), (1, 4), (0, 1), (3, 5), (4, 5), (0, 5)]:
-        replica.accept(prev, source.chain(prev), source.after(prev, stop))
+        assert replica.put(prev, source.after(prev, stop))
     assert replica.last == 5
     assert replica.chain(5) == source.chain(5)
     assert replica.written.versions == [4]
 
 
-def test_a_replica_takes_nothing_across_a_gap_or_behind_another_history() -> None:
+def test_what_is_behind_a_gap_or_another_history_does_not_match() -> None:
     source, replica = log_of(*commits(4)), Log()
-    replica.accept(2, source.chain(2), source.after(2))
-    assert replica.last == 0
-    replica.accept(0, "", source.after(0, 2))
-    replica.accept(2, digest(9), source.after(2))
-    assert replica.last == 2
+    assert not replica.matches(2, source.chain(2)), "record 1 and 2 are not here"
+    replica.put(0, source.after(0, 2))
+    assert replica.matches(2, source.chain(2))
+    assert not replica.matches(2, digest(9))
+    assert not replica.matches(2, source.chain(1))
 
 
 def test_written_runs_ahead_of_told() -> None:
@@ -162,6 +162,5 @@ def test_old_records_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log.reaches(4)
     assert log.after(3) == ()
     assert len(log.after(4)) == 6
-    log.accept(3, "", commits(1))  # a replay of what is gone changes nothing
-    assert log.last == 10
+    assert not log.matches(3, log_of(*commits(2)).chain(3)), "nobody can say any more"
     assert log.chain(4) == log_of(*commits(3)).chain(4)

@@ -8,10 +8,13 @@ import torch
 
 from mend.errors import GaveUp, PlanMismatch, StartTimeout
 from mend.protocol.events import Captured, Idle, Leaving, StillOpen
-from mend.protocol.messages import Genesis
+from mend.protocol.messages import Genesis, Seat
 from mend.runtime.steps import LEAVE_NS, POLL_NS, SAY_NS
 from mend.terms import SECOND
-from tests.unit.runtime.hand import SHUTDOWN_NS, Hand
+from tests.unit.protocol.nouns import policy
+from tests.unit.runtime.hand import MINE, SHUTDOWN_NS, THEIRS, Hand
+
+SEATS = tuple(Seat(member, f"tcp://rack{member.rack}:1", ()) for member in (MINE, THEIRS))
 
 
 def begin(hand: Hand, values: float = 0.0) -> None:
@@ -21,7 +24,7 @@ def begin(hand: Hand, values: float = 0.0) -> None:
         anchor = hand.numerics.genesis(torch.full((track.owned.numel,), values))
         digests.append((anchor.digest,))
         hand.board.publish(fragment, anchor)
-    hand.board.told(Genesis((), False, "", tuple(digests)))
+    hand.board.told(Genesis(SEATS, None, policy(), "", tuple(digests)))
     hand.board.heard((0, 1), (), (0,) * len(digests))
 
 

@@ -1,0 +1,109 @@
+"""protocol: who gets in. Hellos before the first record, and of racks that join a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from mend.protocol.border import first_difference, hello_misfit, plan_hash
+from mend.protocol.events import Connect, Effect, Note, Send
+from mend.protocol.log import Folded
+from mend.protocol.messages import TEXT_MAX, Hello, Refusal
+from mend.protocol.view import View
+from mend.terms import Member, Peer
+
+VISITOR = 0xFFFF
+"""Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
+
+
+@dataclass
+class Admission:
+    """Keeps the hellos of the start and of racks that wait for a seat, and why others were
+    refused."""
+
+    racks: int
+    job: str
+    detect_ns: int
+    hellos: dict[int, Hello] = field(default_factory=dict)
+    joining: dict[int, Hello] = field(default_factory=dict)
+    """Of racks that said hello to the running job."""
+    refused: dict[int, str] = field(default_factory=dict)
+    contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def hear(
+        self,
+        peer: Peer,
+        hello: Hello,
+        views: Mapping[int, View],
+        log: Folded,
+        now_ns: int,
+        effects: list[Effect],
+    ) -> bool:
+        """Whether the rack may be seated (again). Refuses what cannot."""
+        rack, member = peer.rack, hello.seat.member
+        misfit = hello_misfit(hello, self.racks)
+        if member.rack != rack or rack >= self.racks:
+            misfit = f"rack {member.rack} of a job with {self.racks} racks"
+        if misfit:
+            self.refuse(hello, "racks", misfit, effects)
+            return False
+        known = views.get(rack)
+        if known is not None and known.member == member:
+            return not log.begun
+        if member in log.former:
+            return False  # a late frame of a rack that has left
+        if known is not None and known.live(now_ns, self.detect_ns):
+            # A rack that was just started again meets its own former life; wait until that is over.
+            since_ns = self.contended_ns.setdefault((rack, member.incarnation), now_ns)
+            if now_ns - since_ns > 2 * self.detect_ns:
+                detail = f"another live process says it is rack {rack} of job {self.job!r}"
+                self.refuse(hello, "taken", detail, effects)
+            return False
+        if log.begun and (difference := self._differs(hello, log)):
+            self.refuse(hello, "plan", difference, effects)
+            return False
+        waiting = self.joining if log.begun else self.hellos
+        if waiting.get(rack) != hello:
+            effects.append(Connect(peer, hello.seat.address))
+            effects.append(Note("hello", {"rack": rack, "address": hello.seat.address}))
+        waiting[rack] = hello
+        return True
+
+    def seated(self, members: Collection[Member]) -> None:
+        """These wait no longer."""
+        self.joining = {r: h for r, h in self.joining.items() if h.seat.member not in members}
+
+    def _differs(self, hello: Hello, log: Folded) -> str:
+        """What keeps a rack out of a job that has begun, or empty."""
+        if log.policy is not None and log.policy.lockstep:
+            return "the job runs in lockstep, where racks begin together; restart all racks"
+        if hello.policy != log.policy:
+            return f"its settings are {hello.policy}, those of the job {log.policy}"
+        if plan_hash(hello) == log.plan:
+            return ""
+        for other in self.hellos.values():
+            if plan_hash(other) == log.plan:
+                return first_difference(other, hello)
+        return f"its plan is {plan_hash(hello)[:12]}, that of the job {log.plan[:12]}"
+
+    def first_misfit(self, effects: list[Effect]) -> int | None:
+        """Before the start: the rack whose plan differs from the lowest's is refused."""
+        lowest = self.hellos[min(self.hellos)]
+        for rack in sorted(self.hellos):
+            difference = first_difference(lowest, self.hellos[rack])
+            if difference:
+                mine = lowest.seat.member.rack
+                detail = f"rack {rack} differs from rack {mine}: {difference}"
+                self.refuse(self.hellos.pop(rack), "plan", detail, effects)
+                return rack
+        return None
+
+    def refuse(self, hello: Hello, kind: str, detail: str, effects: list[Effect]) -> None:
+        rack = hello.seat.member.rack
+        visitor = Peer(rack, VISITOR)
+        effects.append(Connect(visitor, hello.seat.address))
+        refusal = Refusal(hello.seat.member.incarnation, kind, detail[:TEXT_MAX])
+        effects.append(Send(visitor, refusal))
+        if self.refused.get(rack) != detail:
+            self.refused[rack] = detail
+            effects.append(Note("refused", {"rack": rack, "cause": kind, "detail": detail}))

@@ -1,0 +1,100 @@
+"""protocol: a voter's ears and mouth. Knows whom it follows, and answers candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend.protocol.epochs import NUMBER_MAX, number_of, owner_of
+from mend.protocol.events import Effect, Event, Heard, Note, Send
+from mend.protocol.messages import Orders, Prepare, Vote
+from mend.protocol.voter import Voter
+from mend.terms import Member, Peer
+
+
+@dataclass
+class Booth:
+    """The vote of one member. `coordinator`: whom it follows; at first the job's fixed one."""
+
+    member: Member
+    voter: Voter
+    coordinator: Peer
+    detect_ns: int
+    orders_ns: int | None = None
+    life: int | None = None
+    """Incarnation of the coordinator; before the first record it may be started again."""
+    heard: tuple[int, int] = (0, 0)
+    """(epoch, serial) of the newest orders."""
+
+    def addressed(self, peer: Peer, orders: Orders) -> bool:
+        """Whether they are meant for this member, in this job, by the owner of their epoch."""
+        begun = self.voter.log.written.begun
+        mine = orders.to == self.member.incarnation
+        lineage = not begun or orders.lineage == self.voter.log.lineage
+        return mine and lineage and peer == Peer(owner_of(orders.epoch), 0)
+
+    def follow(
+        self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
+    ) -> bool:
+        """Take the log as far as it is new; whether these are the newest orders. A coordinator
+        whose epoch is over is told so."""
+        if orders.epoch < self.voter.promised:
+            effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
+            return False
+        if incarnation != self.life and not self.voter.log.written.begun:
+            self.heard = (0, 0)
+        if orders.epoch > self.heard[0]:
+            self.heard = (orders.epoch, 0)
+        self.life, self.orders_ns, self.coordinator = incarnation, now_ns, peer
+        if orders.serial <= self.heard[1]:
+            return False
+        self.heard = (orders.epoch, orders.serial)
+        if not self.voter.append(
+            orders.epoch, orders.prev, orders.chain, orders.records, orders.last, orders.decided
+        ):
+            detail = f"{peer} contradicts what is decided, behind record {orders.prev}"
+            effects.append(Note("fault", {"detail": detail}))
+        return True
+
+    def asked(self, peer: Peer, prepare: Prepare, now_ns: int) -> Vote | None:
+        """The answer to a candidate. None: it is of another job, or talks nonsense.
+
+        Who hears its coordinator promises nothing to others: a rack that is cut off must not
+        depose, when it comes back, the one that all others follow. To stand again is that one's
+        own right.
+        """
+        number = number_of(prepare.epoch)
+        if prepare.lineage != self.voter.log.lineage or not 0 < number < NUMBER_MAX:
+            return None
+        if peer != Peer(owner_of(prepare.epoch), 0):
+            return None
+        hears = self.orders_ns is not None and now_ns - self.orders_ns < self.detect_ns
+        if not hears or peer == self.coordinator:
+            self.voter.prepare(prepare.epoch)
+        return self.vote(prepare.serial, prepare.after)
+
+    def vote(self, serial: int, after: int | None = None) -> Vote:
+        """`serial` is that of the message it answers: all that orders answers."""
+        return Vote(serial, self.voter.log.lineage, self.voter.ballot(after))
+
+
+@dataclass
+class WitnessBooth:
+    """Machine of a voter that leads no rack."""
+
+    booth: Booth
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case Heard(peer, incarnation, Orders() as orders) if self.booth.addressed(peer, orders):
+                if self.booth.follow(peer, incarnation, orders, now_ns, effects):
+                    effects.append(Send(peer, self.booth.vote(orders.serial)))
+            case Heard(peer, _, Prepare() as prepare):
+                vote = self.booth.asked(peer, prepare, now_ns)
+                if vote is not None:
+                    effects.append(Send(peer, vote))
+        return effects
+
+    def deadline_ns(self) -> int | None:
+        """It only answers."""
+        return None

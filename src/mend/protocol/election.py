@@ -1,0 +1,125 @@
+"""protocol: when a voter tries to take over. Clocks decide only when to try, never who wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of
+from mend.protocol.events import Connect, Effect, Note, Send
+from mend.protocol.messages import Orders, Prepare
+from mend.protocol.proposer import Proposer
+from mend.protocol.voter import Voter
+from mend.terms import WITNESS, Member, Peer
+
+STAGGER_HEARTBEATS = 4
+"""Between the voters' attempts, so that one alone usually stands: a round trip and some."""
+
+
+@dataclass
+class Election:
+    """Of one member. `heard_ns`: when the coordinator last gave orders, or a rival won promises."""
+
+    me: Peer
+    member: Member
+    voter: Voter
+    proposer: Proposer
+    heartbeat_ns: int
+    detect_ns: int
+    heard_ns: int | None = None
+    seen: int = 0
+    """Highest number of an epoch that was heard of."""
+    followed: int = 0
+    """Epoch whose orders were heard last."""
+    serial: int = 0
+    sent: dict[Member, Prepare] = field(default_factory=dict)
+    asked_ns: int = 0
+
+    def heard(self, orders: Orders, now_ns: int) -> bool:
+        """Somebody coordinates; whether this member must stop to stand or to lead for it."""
+        number = number_of(orders.epoch)
+        if orders.lineage != self.voter.log.lineage or number >= NUMBER_MAX:
+            return False
+        self.see(number)
+        if orders.epoch < self.voter.promised:
+            return False
+        if orders.epoch != self.proposer.epoch:
+            self.heard_ns, self.followed = now_ns, orders.epoch
+        # Standing for a higher epoch ends as well: not even my own vote is promised to it yet.
+        return self.proposer.epoch not in (0, orders.epoch)
+
+    def see(self, number: int) -> None:
+        if number < NUMBER_MAX:
+            self.seen = max(self.seen, number)
+
+    def lost(self, now_ns: int, *, at_once: bool) -> None:
+        """A higher epoch is promised; to stand again is sensible soon only for who led."""
+        self.heard_ns = now_ns - self.detect_ns if at_once else now_ns
+        self.sent.clear()
+
+    def may_stand(self) -> bool:
+        log = self.voter.log
+        voting = log.written.begun and self.member in log.written.voters
+        return voting and not log.told.over and not self.proposer.leading
+
+    def due_ns(self) -> int | None:
+        """When to stand, or to repeat the question."""
+        if not self.may_stand() or self.heard_ns is None:
+            return None
+        if self.proposer.standing:
+            return self.asked_ns + self.heartbeat_ns
+        stagger_ns = STAGGER_HEARTBEATS * self.heartbeat_ns
+        return self.heard_ns + self.detect_ns + self._place() * stagger_ns
+
+    def _place(self) -> int:
+        """How many voters go first: the witness, then racks ascending; not the one that fell
+        silent."""
+        owner = self.followed & 0xFFFF if self.followed else None
+        voters = self.voter.log.written.voters
+        order = sorted(voters, key=lambda member: (member.rack != WITNESS, member))
+        return [m for m in order if m.rack != owner or m == self.member].index(self.member)
+
+    def move(self, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if not self.may_stand():
+            if self.proposer.standing:
+                self.proposer.step_down()
+            return effects
+        if self.heard_ns is None:
+            self.heard_ns = now_ns
+        due_ns = self.due_ns()
+        if not self.proposer.standing and due_ns is not None and now_ns >= due_ns:
+            number = max(self.seen, number_of(self.voter.promised)) + 1
+            self.proposer.stand(epoch_of(number, self.me.rack), self.voter.log)
+            self.sent.clear()
+            silent_ms = (now_ns - self.heard_ns) // 1_000_000
+            effects.append(Note("stands", {"epoch": number, "silent_ms": silent_ms}))
+            effects += self._connects()
+        if self.proposer.standing:
+            self._ask(now_ns, effects)
+        return effects
+
+    def _connects(self) -> list[Effect]:
+        seats = self.voter.log.written.seats
+        return [
+            Connect(Peer(rack, 0), seats[rack].address)
+            for rack in sorted(seats)
+            if rack != self.me.rack
+        ]
+
+    def _ask(self, now_ns: int, effects: list[Effect]) -> None:
+        """Everybody whose promise is needed; myself when that is the last one."""
+        log = self.proposer.log
+        prepare = Prepare(0, self.proposer.epoch, log.lineage, log.decided)
+        again = now_ns >= self.asked_ns + self.heartbeat_ns
+        if again:
+            self.asked_ns = now_ns
+        for member in sorted(self.proposer.asked()):
+            if member == self.member and not self.proposer.would_win(self.member):
+                continue
+            if self.sent.get(member) == prepare and not again:
+                continue
+            self.sent[member] = prepare
+            self.serial += 1
+            effects.append(Send(Peer(member.rack, 0), replace(prepare, serial=self.serial)))

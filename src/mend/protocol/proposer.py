@@ -1,0 +1,148 @@
+"""protocol: the right to append. Wins an epoch, carries the log over into it, counts accepts.
+
+Without time and without addresses, like `voter`, its counterpart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mend.protocol.log import UNDECIDED_MAX, Log
+from mend.protocol.messages import Ballot, Epoch, Record, Roster
+from mend.protocol.quorum import quorum
+from mend.terms import Member
+
+
+@dataclass
+class Proposer:
+    """epoch 0: neither stands nor leads. Rounds may open once record `opening` is decided."""
+
+    log: Log = field(default_factory=Log)
+    epoch: int = 0
+    leading: bool = False
+    opening: int = 0
+    ballots: dict[Member, Ballot] = field(default_factory=dict)
+
+    @property
+    def standing(self) -> bool:
+        return self.epoch > 0 and not self.leading
+
+    @property
+    def open(self) -> bool:
+        """Whether this epoch's first record is decided: nothing older can come back then."""
+        return self.leading and 0 < self.opening <= self.log.decided
+
+    def found(self, epoch: int) -> None:
+        """The first epoch of a job, over an empty log; its first record will be Genesis."""
+        self.epoch, self.leading, self.opening = epoch, True, 1
+
+    def stand(self, epoch: int, log: Log) -> None:
+        """Ask for promises, beginning from a copy of the own voter's log."""
+        self.log, self.epoch, self.leading, self.opening = log.copy(), epoch, False, 0
+        self.ballots = {}
+
+    def step_down(self) -> None:
+        self.epoch, self.leading, self.opening, self.ballots = 0, False, 0, {}
+
+    def hear(self, member: Member, ballot: Ballot) -> bool:
+        """A voter's newest ballot; False when it shows that this epoch is over."""
+        if ballot.promised > self.epoch:
+            return False
+        self.ballots[member] = ballot
+        return True
+
+    # -------------------------------------------------------------- winning
+
+    def asked(self) -> frozenset[Member]:
+        """Whom to ask for a promise: the voters of every roster that may be in force."""
+        return frozenset().union(*self._rosters(self.log))
+
+    def would_win(self, me: Member) -> bool:
+        """Whether my own promise is all that is missing. It is given last: a candidate that nobody
+        hears must not bar itself from the coordinator that the others follow."""
+        promised = {member for member in self.ballots if self._has_promised(member)}
+        return self.standing and all(quorum(promised | {me}, v) for v in self._rosters(self.log))
+
+    def try_lead(self) -> bool:
+        """Take over if the promises suffice: adopt the log that was accepted last, close it with
+        an Epoch record.
+
+        Needs a quorum of promises of every roster that may be in force: that of the decided end,
+        and every undecided Roster in the log that would be adopted.
+        """
+        if not self.standing:
+            return False
+        self._learn()
+        promises = {
+            member: ballot
+            for member, ballot in self.ballots.items()
+            if self._has_promised(member) and self._complete(ballot)
+        }
+        if not promises:
+            return False
+        best = max(promises.values(), key=lambda ballot: (ballot.accepted, ballot.last))
+        if not self.log.matches(best.prev, best.chain) or best.prev != self.log.decided:
+            return False
+        adopted = self.log.copy()
+        adopted.put(best.prev, best.records)
+        adopted.cut(best.prev + len(best.records))
+        if not all(quorum(promises.keys(), voters) for voters in self._rosters(adopted)):
+            # A longer log names more voters to ask; what it holds undecided may still be cut.
+            self.log = adopted
+            return False
+        self.log = adopted
+        self.log.append(Epoch(self.epoch))
+        self.leading, self.opening = True, self.log.last
+        return True
+
+    def _has_promised(self, member: Member) -> bool:
+        return self.ballots[member].promised == self.epoch
+
+    def _complete(self, ballot: Ballot) -> bool:
+        """Whether it shows all that its voter has behind what is decided here."""
+        decided = self.log.decided
+        behind = ballot.last <= decided
+        return behind or (
+            ballot.prev == decided and ballot.prev + len(ballot.records) == ballot.last
+        )
+
+    def _learn(self) -> None:
+        """What a voter knows to be decided is decided; the others are asked again from there."""
+        for ballot in self.ballots.values():
+            fits = self.log.matches(ballot.prev, ballot.chain)
+            if ballot.decided > self.log.decided == ballot.prev and fits:
+                known = ballot.records[: ballot.decided - ballot.prev]
+                self.log.put(ballot.prev, known)
+                self.log.decide(ballot.prev + len(known))
+
+    @staticmethod
+    def _rosters(log: Log) -> list[frozenset[Member]]:
+        """The voters of the roster that is decided, and of every one that is not yet."""
+        changes = [
+            index
+            for index in range(log.decided + 1, log.last + 1)
+            if isinstance(log.record(index), Roster)
+        ]
+        return [log.voters_at(log.decided + 1)] + [log.voters_at(index + 1) for index in changes]
+
+    # -------------------------------------------------------------- leading
+
+    def may_append(self) -> bool:
+        """Nothing goes behind an undecided Roster; the undecided end stays short."""
+        undecided = list(self.log.undecided())
+        return len(undecided) < UNDECIDED_MAX and not any(isinstance(r, Roster) for r in undecided)
+
+    def append(self, record: Record) -> None:
+        assert self.leading, "only a coordinator appends"
+        self.log.append(record)
+
+    def decide(self) -> list[Record]:
+        """Index i is decided when a quorum of the roster in force at i accepted it in this epoch;
+        returns what is newly so."""
+        log, index = self.log, self.log.decided
+        reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}
+        while index < log.last and quorum(
+            {member for member, last in reached.items() if last > index}, log.voters_at(index + 1)
+        ):
+            index += 1
+        return log.decide(index) if self.leading else []

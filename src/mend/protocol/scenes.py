@@ -1,0 +1,74 @@
+"""protocol: what a round sees of the world, put together from the log and the newest reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mend.protocol.log import Folded
+from mend.protocol.messages import Offer
+from mend.protocol.quorum import hold
+from mend.protocol.round import Scene
+from mend.protocol.view import View
+
+Offers = Mapping[tuple[int, int], Offer]
+"""(rack, fragment) -> the rack's open offer."""
+
+
+def surroundings(
+    log: Folded, views: Mapping[int, View], offers: Offers, live: frozenset[int]
+) -> Scene:
+    """What all rounds see alike; `scene_of` adds what is special to one."""
+    assert log.policy is not None, "rounds begin behind the first record"
+    seated = {rack: views[rack] for rack in sorted(log.seats)}
+    reports = {rack: view.report for rack, view in seated.items() if view.report}
+    live &= seated.keys()
+    # Who still copies what is decided has nothing to offer, and is not waited for.
+    newcomers = log.learners - {rack for rack, _ in offers}
+    leaving = {rack for rack, report in reports.items() if report.leaving and report.idle}
+    return Scene(
+        version=0,
+        voters=frozenset(member.rack for member in log.voters),
+        policy=log.policy,
+        offers=(),
+        arrived=(),
+        declined=frozenset(),
+        contributors=frozenset(seated) - newcomers - leaving,
+        live=live,
+        held={},
+        step_ns=max((reports[rack].step_ns for rack in reports if rack in live), default=0),
+    )
+
+
+def scene_of(
+    fragment: int, around: Scene, log: Folded, views: Mapping[int, View], offers: Offers
+) -> Scene:
+    """Of one round: which offers are there and held, who declined, whose results are there."""
+    version, racks = log.versions[fragment], sorted(log.seats)
+    mine = tuple(offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers)
+    arrived = []
+    for offer in mine:
+        key = (offer.member.rack, fragment, offer.seq)
+        holders = {
+            rack for rack in around.live if key in views[rack].got or rack == offer.member.rack
+        }
+        if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:
+            arrived.append(offer)
+    declined, held = set(), {}
+    for rack in racks:
+        report = views[rack].report
+        if report is None:
+            continue
+        if any(d.fragment == fragment and d.applied == version for d in report.declined):
+            declined.add(rack)
+        for result in report.held:
+            if (result.fragment, result.version) == (fragment, version + 1):
+                held[rack] = (result.attempt, result.digests)
+    return replace(
+        around,
+        version=version,
+        offers=mine,
+        arrived=tuple(arrived),
+        declined=frozenset(declined),
+        held=held,
+    )

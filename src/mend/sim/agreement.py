@@ -1,0 +1,290 @@
+"""sim.agreement: does the log hold what it promises? Looked at after every event, from outside.
+
+Nothing here asks a machine what it believes. Replicas are read where they lie, votes are counted
+again over them, and bytes are looked for in the memory of the ranks; the rules of quorum and hold
+are written out once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mend.protocol.log import Log
+from mend.protocol.messages import Commit, Genesis, Record, Roster, Share
+from mend.terms import WITNESS, Member
+
+if TYPE_CHECKING:
+    from mend.sim.process import Process
+
+UNDECIDED_MAX = 128
+"""Records behind the last decided one, in any replica."""
+
+Problem = Callable[[str, str], None]
+
+
+@dataclass
+class Replica:
+    """A log in a process. `owner.log` may become another object; `decided` is as last seen."""
+
+    owner: Any
+    votes: bool
+    decided: int = 0
+
+
+@dataclass
+class Seating:
+    """Who is a member, from the decided records alone."""
+
+    racks: dict[int, Member] = field(default_factory=dict)
+    learners: frozenset[int] = frozenset()
+    witness: Member | bool | None = None
+    """True: whichever process is the witness."""
+
+    @property
+    def voters(self) -> frozenset[int]:
+        seated = frozenset(self.racks) - self.learners
+        return seated | {WITNESS} if self.witness else seated
+
+
+def is_quorum(votes: Set[int], voters: Set[int]) -> bool:
+    """docs/protocol.md: more than half, or half with the lowest; the witness sorts last."""
+    inside = sorted(votes & voters)
+    double = 2 * len(inside)
+    return double > len(voters) or (
+        double == len(voters) > 0 and inside[0] == min(voters)
+    )
+
+
+def is_held(holders: Set[int], voters: Set[int]) -> bool:
+    """Whether every quorum that could decide without the holders is impossible."""
+    return not is_quorum(voters - holders, voters)
+
+
+def replicas_of(machines: Iterable[Any]) -> list[Replica]:
+    """Every object of a process that keeps a log: the machines, or what they are made of.
+
+    A vote is what `promised` guards; where there is no such thing, a leader's or witness's log.
+    """
+    owners: list[Any] = []
+    for machine in machines:
+        parts = [machine, *vars(machine).values()]
+        owners += [p for p in parts if isinstance(getattr(p, "log", None), Log)]
+    found = {id(owner): owner for owner in owners}
+    voting = [owner for owner in found.values() if hasattr(owner, "promised")]
+    first = voting[:1] or list(found.values())[:1]
+    return [Replica(owner, owner in first) for owner in found.values()]
+
+
+class Agreement:
+    """One list of decisions: the same for everybody, never undone, and its bytes survive."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.chains: list[str] = [""]
+        """chains[i]: hash over records 1..i, as decided first."""
+        self.records: list[Record | None] = [None]
+        self.rosters: list[Seating] = [Seating()]
+        """rosters[i]: in force behind record i."""
+        self.newest: dict[int, Commit] = {}
+        self.replicas: dict[int, tuple[Process, list[Replica]]] = {}
+        self.merged: dict[tuple[Member, int, int], Share] = {}
+        """(member, fragment, version) -> what of it was merged there."""
+        self.ended: dict[tuple[Member, int, int], int] = {}
+        """(member, fragment, seq) -> the version that merged or dropped it."""
+        self.read: dict[int, int] = {}
+        self.lost: set[tuple[int, int]] = set()
+
+    # -------------------------------------------------------------- hooks
+
+    def enter(self, process: Process, machines: Iterable[Any]) -> None:
+        self.replicas[id(process)] = (process, replicas_of(machines))
+
+    def looked(self, process: Process) -> None:
+        """After an event of this process."""
+        for replica in self.replicas[id(process)][1]:
+            log = replica.owner.log
+            if log.decided != replica.decided:
+                self._advanced(process, replica, log)
+
+    def died(self) -> None:
+        """Somebody is gone: is what was decided still there?"""
+        for commit in self.newest.values():
+            self._survives(commit)
+
+    def told(self, process: Process, record: Record) -> None:
+        """A rank acts on a record: it must be the one behind the last it was told."""
+        if id(process) in self.replicas:
+            self.looked(process)  # it may have decided it in this very event
+        last = self.read.get(id(process))
+        if last is None:  # its first; it may have joined in the middle
+            found = next((i for i, known in enumerate(self.records) if known == record), 0)
+        else:
+            found = last + 1 if self.records[last + 1 : last + 2] == [record] else 0
+        if not found:
+            where = f"behind record {last}" if last else "in the decided log"
+            self._problem("I1", f"{process.me} acts on {record}, which is not {where}")
+            found = last or 0
+        self.read[id(process)] = found
+
+    def end(self) -> None:
+        """All replicas once more, from their beginning."""
+        for process, replicas in self.replicas.values():
+            for replica in replicas:
+                self._compare(process, replica.owner.log, 1, replica.owner.log.decided)
+        self.died()
+
+    # -------------------------------------------------------------- one list
+
+    def _advanced(self, process: Process, replica: Replica, log: Log) -> None:
+        if log.decided < replica.decided and replica.votes:
+            self._problem(
+                "I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}"
+            )
+        known, replica.decided = replica.decided, log.decided
+        undecided = log.last - log.decided
+        if undecided > UNDECIDED_MAX:
+            self._problem("I6", f"{process.me} has {undecided} undecided records")
+        first = len(self.records)
+        for index in range(first, log.decided + 1):
+            self._decided(process, index, log)
+        self._compare(process, log, max(1, min(known, log.decided)), log.decided)
+
+    def _compare(self, process: Process, log: Log, first: int, last: int) -> None:
+        for index in range(first, min(last + 1, len(self.chains))):
+            if log.reaches(index) and log.chain(index) != self.chains[index]:
+                self._problem(
+                    "I1", f"{process.me} has another decided record {index}: {_record(log, index)}"
+                )
+                return
+
+    def _decided(self, process: Process, index: int, log: Log) -> None:
+        """Decided for the first time, by this process: has it the votes, are the bytes held?"""
+        record = log.after(index - 1, index)[0]
+        before = self.rosters[-1]
+        after = _fold(before, record)
+        self.chains.append(log.chain(index))
+        self.records.append(record)
+        self.rosters.append(after)
+        voters = after if isinstance(record, Genesis) else before
+        votes = self._votes(index, voters)
+        if not is_quorum(votes, voters.voters):
+            self._problem(
+                "I1",
+                f"{process.me} decided record {index} ({type(record).__name__}) with the votes "
+                f"{sorted(votes)} of {sorted(voters.voters)}",
+            )
+        if isinstance(record, Commit):
+            self.newest[record.fragment] = record
+            self._ends(record)
+            holders = self._holders(record, voters)
+            if not is_held(holders, voters.voters):
+                self._problem(
+                    "I4",
+                    f"version {record.version} of fragment {record.fragment} was decided, held by "
+                    f"{sorted(holders)} of {sorted(voters.voters)} only",
+                )
+        elif isinstance(record, Roster):
+            self.died()
+
+    def _ends(self, commit: Commit) -> None:
+        """I3: no offer is merged twice, or merged and dropped."""
+        fragment, version = commit.fragment, commit.version
+        for share in commit.members:
+            self.merged[(share.member, fragment, version)] = share
+        for each in (*commit.members, *commit.dropped):
+            name = (each.member, fragment, each.seq)
+            if name in self.ended:
+                self._problem(
+                    "I3",
+                    f"offer {each.seq} of fragment {fragment} of rack {each.member.rack} ends in "
+                    f"versions {self.ended[name]} and {version}",
+                )
+            self.ended[name] = version
+
+    def _votes(self, index: int, roster: Seating) -> set[int]:
+        """Whose replica has this very record, the dead included: they had it when they were asked,
+        and nobody who lives can have decided without them."""
+        votes = set()
+        for process, replicas in self.replicas.values():
+            for replica in replicas:
+                log = replica.owner.log
+                if (
+                    replica.votes
+                    and process.me.rank == 0
+                    and is_seated(process, roster)
+                    and log.last >= index
+                    and log.reaches(index)
+                    and log.chain(index) == self.chains[index]
+                ):
+                    votes.add(process.me.rack)
+        return votes
+
+    # -------------------------------------------------------------- the bytes
+
+    def _holders(self, commit: Commit, roster: Seating, *, live: bool = False) -> set[int]:
+        """Racks all of whose ranks have the version in memory, decided or tentative."""
+        counts: dict[int, int] = {}
+        for process, _ in self.replicas.values():
+            if process.trainer is None or not is_seated(process, roster):
+                continue
+            if live and (process.dead or process.stopped):
+                continue
+            if _has(process, commit):
+                counts[process.me.rack] = counts.get(process.me.rack, 0) + 1
+        ranks = len(commit.digests)
+        return {rack for rack, count in counts.items() if count == ranks}
+
+    def _survives(self, commit: Commit) -> None:
+        """A quorum lives: then one of the living has the newest version."""
+        roster = self.rosters[-1]
+        seated = [process for process, _ in self.replicas.values() if is_seated(process, roster)]
+        alive = {p.me.rack for p in seated} - {p.me.rack for p in seated if p.dead}
+        key = (commit.fragment, commit.version)
+        if not is_quorum(alive, roster.voters) or key in self.lost or not roster.racks:
+            return
+        left = any(process.stopped for process in seated)
+        if not left and not self._holders(commit, roster, live=True):
+            self.lost.add(key)
+            self._problem(
+                "I4",
+                f"version {commit.version} of fragment {commit.fragment} is lost: "
+                f"{sorted(alive)} live and are a quorum, and no rack of them holds it",
+            )
+
+
+def is_seated(process: Process, roster: Seating) -> bool:
+    if process.me.rack == WITNESS:
+        return roster.witness in (True, process.member)
+    return roster.racks.get(process.me.rack) == process.member
+
+
+def _has(process: Process, commit: Commit) -> bool:
+    assert process.trainer is not None
+    rank, digest = process.trainer.rank, commit.digests[process.me.rank]
+    found = [rank.anchors.get((commit.fragment, commit.version))]
+    found += [
+        anchor
+        for (fragment, version, _), anchor in rank.tentative.items()
+        if (fragment, version) == (commit.fragment, commit.version)
+    ]
+    return any(anchor is not None and anchor.digest == digest for anchor in found)
+
+
+def _fold(roster: Seating, record: Record) -> Seating:
+    """`learners` and the witness's incarnation are read where the records have them."""
+    if isinstance(record, Genesis):
+        seats, witness = record.roster, record.witness
+    elif isinstance(record, Roster):
+        seats, witness = record.members, getattr(record, "witness", roster.witness)
+    else:
+        return roster
+    racks = {seat.member.rack: seat.member for seat in seats}
+    learners = frozenset(getattr(record, "learners", ()))
+    return Seating(racks, learners, witness)
+
+
+def _record(log: Log, index: int) -> object:
+    found = log.after(index - 1, index)
+    return found[0] if found else "compacted"

@@ -1,0 +1,96 @@
+"""sim.liveness: I4, how a job must end: nobody hangs, and where a quorum can go on, it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mend.errors import GaveUp, Refused, StartTimeout
+from mend.sim.agreement import is_quorum, is_seated
+from mend.sim.scenario import SHUTDOWN_NS
+from mend.terms import SECOND, WITNESS, Peer
+
+if TYPE_CHECKING:
+    from mend.sim.process import Training
+    from mend.sim.world import World
+
+CONVERGED_NS = 15 * SECOND
+"""From the moment when nothing is broken any more and all have trained, to the end of the job."""
+
+
+def verdict(world: World, finished: bool) -> list[str]:
+    """What is wrong with the way this job ended, in sentences."""
+    problems = []
+    if not finished:
+        stuck = [p for p, t in world.trainings.items() if not t.ended and not t.process.dead]
+        problems.append(f"{_names(stuck)} did not end")
+    for peer, training in world.trainings.items():
+        if training.failure is None or training.process.dead or _excused(world, peer, training):
+            continue
+        problems.append(f"{_names([peer])} failed: {training.failure!r}")
+    if finished and not problems and _must_converge(world):
+        problems += _not_converged(world)
+    return problems
+
+
+def _excused(world: World, peer: Peer, training: Training) -> bool:
+    """Failures that are no fault of the job: it could not begin, or not end, as things were."""
+    if any(process.me == peer for process in world.past) and isinstance(training.failure, Refused):
+        return True  # a restarted rack cannot join yet
+    broken = bool(world.scenario.faults) or world.scenario.loss > 0
+    return broken and isinstance(training.failure, GaveUp | StartTimeout)
+
+
+def _must_converge(world: World) -> bool:
+    """Whether the racks that are left can decide, and were given the time to.
+
+    They are a quorum of the newest roster, and enough of them for K.
+    """
+    scenario, rosters = world.scenario, world.checkers.agreement.rosters
+    broken = bool(scenario.faults) or scenario.loss > 0
+    patient = scenario.shutdown_ns > SHUTDOWN_NS
+    if len(rosters) == 1 or (broken and not patient) or (scenario.faults and not scenario.quiet_ns):
+        return False
+    seating = next(each for each in reversed(rosters) if each.racks)
+    everybody = [*world.processes(), *world.past]
+    seated = [process for process in everybody if is_seated(process, seating)]
+    alive = {p.me.rack for p in seated} - {p.me.rack for p in seated if p.dead}
+    racks = alive - {WITNESS}
+    return is_quorum(alive, seating.voters) and len(racks) >= min(scenario.k, len(seating.racks))
+
+
+def _not_converged(world: World) -> list[str]:
+    problems, versions = [], {}
+    patient = world.scenario.shutdown_ns > SHUTDOWN_NS
+    seating = next(each for each in reversed(world.checkers.agreement.rosters) if each.racks)
+    live = {
+        peer: training
+        for peer, training in world.trainings.items()
+        if is_seated(training.process, seating) and not training.process.dead
+    }
+    for peer, training in live.items():
+        versions[peer] = tuple(track.anchor.version for track in training.trainer.tracks)
+        left = [fields for kind, fields in training.process.notes if kind == "left-alone"]
+        if left and (patient or _even(world)):
+            problems.append(f"{_names([peer])} left alone though a quorum was there: {left[-1]}")
+        open_ = [p for p, track in enumerate(training.trainer.tracks) if track.offer is not None]
+        if open_ and patient:
+            problems.append(f"{_names([peer])} ended with open offers of fragments {open_}")
+    if len(set(versions.values())) > 1 and (patient or _even(world)):
+        told = "; ".join(f"{_names([peer])} at {v}" for peer, v in versions.items())
+        problems.append(f"the racks ended at different versions: {told}")
+    trained_ns = max((training.trained_ns for training in live.values()), default=0)
+    ended_ns = max((training.ended_ns for training in live.values()), default=0)
+    took_ns = ended_ns - max(trained_ns, world.scenario.quiet_ns)
+    if took_ns > CONVERGED_NS:
+        problems.append(f"the end took {took_ns / SECOND:.1f} s")
+    return problems
+
+
+def _even(world: World) -> bool:
+    """All racks train equally long: then nobody runs out of patience with the others."""
+    scenario = world.scenario
+    return len(set(scenario.steps)) == 1 and len(set(scenario.step_ns)) == 1
+
+
+def _names(peers: list[Peer]) -> str:
+    return ", ".join(f"rack {peer.rack} rank {peer.rank}" for peer in peers)

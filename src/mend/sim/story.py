@@ -1,0 +1,122 @@
+"""sim.story: a run in sentences: what was set up, what happened when, what broke."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mend.sim.faults import name_of, sentence, target
+from mend.sim.scenario import Scenario, python_of
+from mend.terms import MS, SECOND, Peer
+
+if TYPE_CHECKING:
+    from mend.sim.world import Report, World
+
+LINES_MAX = 60
+"""Of what happened; more is cut in the middle."""
+
+
+def setup(scenario: Scenario) -> str:
+    """The job in a few sentences, and below it what is to break."""
+    s = scenario
+    ranks = "one rank each" if s.ranks == 1 else f"{s.ranks} ranks each"
+    witness = "with a witness" if s.witness else "without a witness"
+    grace = "adaptive grace" if s.grace_ns < 0 else f"{s.grace_ns // MS} ms of grace"
+    closing = "in lockstep" if s.lockstep else f"K = {s.k}, {grace}"
+    overlap = "" if s.overlapped else ", blocking"
+    lines = [
+        f"Seed {s.seed}. {s.racks} racks, {ranks}, {witness}; P = {s.fragments} fragments, "
+        f"H = {s.period_steps} steps, tau = {s.overlap_steps}, {closing}, max_age = {s.max_age}; "
+        f"{s.alignment}, {s.merge}, {s.payload}{overlap}.",
+        f"The racks train {_each(s.steps)} steps of {_each([ns // MS for ns in s.step_ns])} ms. "
+        f"A frame takes {s.delay_ns // MS} to {(s.delay_ns + s.jitter_ns) // MS} ms; "
+        f"{100 * s.loss:.0f} % are lost, {100 * s.duplicate:.0f} % doubled.",
+    ]
+    lines += [f"Rack {rack} computes a NaN in step {step}." for rack, step in s.non_finite]
+    lines += [_capital(sentence(fault, s)) + "." for fault in s.faults]
+    if s.quiet_ns:
+        lines.append(f"From {s.quiet_ns / SECOND:.2f} s on nothing is broken any more.")
+    return "\n".join(lines)
+
+
+def happened(world: World) -> list[str]:
+    """What befell the job, in order of time; equal events of several ranks or fragments as one."""
+    events = [(when_ns, text) for when_ns, text in world.broken.told]
+    read: dict[str, int] = {}
+    processes = [*world.past, *world.processes()]
+    for process in processes:
+        for when_ns, (kind, fields) in zip(process.noted_ns, process.notes, strict=True):
+            if kind == "commit":  # every rank reads it; the first one counts
+                text = _commit(fields)
+                read[text] = min(read.get(text, when_ns), when_ns)
+            elif text := _event(process.me, kind, fields):
+                events.append((when_ns, text))
+    events += [(when_ns, text) for text, when_ns in read.items()]
+    lines = [f"{when_ns / SECOND:8.3f} s  {text}" for when_ns, text in sorted(set(events))]
+    if len(lines) > LINES_MAX:
+        half = LINES_MAX // 2
+        left_out = len(lines) - 2 * half
+        lines[half:-half] = [f"            ... {left_out} lines left out; --trace has them all ..."]
+    return lines
+
+
+def _event(me: Peer, kind: str, fields: dict[str, Any]) -> str:
+    """A note as a sentence; empty for what would only be noise."""
+    who = name_of(target(me.rack))
+    leads = me.rank == 0
+    match kind:
+        case "genesis":
+            return f"{who} has heard hello from racks {_list(fields['racks'])}: the job begins"
+        case "applied" | "captured" | "decided" | "hello" | "still-open" | "copied" | "start":
+            return ""
+        case "rack-silent" | "rack-back":
+            about = "no more" if kind == "rack-silent" else "again"
+            return f"{who} knows that rack {fields['peer']} is heard {about}" if leads else ""
+        case "left-alone":
+            return f"{who} leaves alone: {'; '.join(fields['why']) or 'no reason known'}"
+        case _:
+            told = ", ".join(f"{key} {_value(value)}" for key, value in fields.items())
+            return f"{who}: {kind.replace('-', ' ')}" + (f" ({told})" if told else "")
+
+
+def _commit(fields: dict[str, Any]) -> str:
+    members = _list([member["rack"] for member in fields["members"]])
+    ended = [each["rack"] for each in fields["dropped"]]
+    dropped = f", offers of racks {_list(ended)} are dropped" if ended else ""
+    fragment, version = fields["fragment"], fields["version"]
+    return (
+        f"fragment {fragment} version {version} is decided: offers of racks {members} "
+        f"({fields['reason']}){dropped}"
+    )
+
+
+def tell(world: World, report: Report) -> str:
+    """The whole story of a run, its end and how to have it again."""
+    seconds = report.virtual_ns / SECOND
+    end = [f"After {seconds:.2f} virtual seconds and {report.commits} commits:"]
+    end += [f"  broken: {problem}" for problem in dict.fromkeys(report.problems)]
+    if not report.problems:
+        end.append("  every invariant held.")
+    again = [
+        "To have it again:",
+        "  from mend.sim import Fault, Scenario, World",
+        f"  World({python_of(report.scenario)}).run()",
+    ]
+    return "\n".join([setup(report.scenario), "", *happened(world), "", *end, "", *again])
+
+
+def _each(values: tuple[int, ...] | list[int]) -> str:
+    """One number where all are equal."""
+    return str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
+
+
+def _list(values: list[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _value(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

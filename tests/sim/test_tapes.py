@@ -1,0 +1,29 @@
+"""Tapes of simulated jobs with faults: every machine of every process decides the same again."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend.protocol.replay import replay
+from mend.sim import World
+
+SEEDS = range(40)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_process_of_a_seed_replays_with_equal_effects(seed: int) -> None:
+    world = World(seed, record=True)
+    world.run()
+    rounds = 0
+    for process in world.processes():
+        assert process.tape is not None
+        found = replay(process.tape.parts, process.tape.entries())
+        assert found.difference is None, (process.me, found.difference)
+        assert found.events == len(process.tape.records) > 0
+        rounds = max(rounds, found.rounds)
+    assert rounds == len(world.checkers.commits)
+
+
+def test_nothing_is_recorded_that_nobody_asked_for() -> None:
+    world = World(0)
+    assert all(process.tape is None for process in world.processes())

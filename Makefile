@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 BENCHMARKS := $(filter-out _% h200% qwen torchft%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench mutants clean
+.PHONY: help demo test check format bench mutants fuzz clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -33,6 +33,9 @@ format: $(STAMP) ## put the code into its one format
 
 mutants: $(STAMP) ## plant bugs one at a time and show that the tests catch each
 	$(BIN)/python -m tests.mutants
+
+fuzz: $(STAMP) ## feed a million damaged frames, and files, blobs and settings, to what reads them (15 minutes); ARGS="--minutes 5"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks, each in a process of its own
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done

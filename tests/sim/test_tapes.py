@@ -21,7 +21,8 @@ def test_every_process_of_a_seed_replays_with_equal_effects(seed: int) -> None:
         assert found.difference is None, (process.me, found.difference)
         assert found.events == len(process.tape.records) > 0
         rounds = max(rounds, found.rounds)
-    assert rounds == len(world.checkers.commits)
+    assert rounds <= len(world.checkers.commits)
+    assert rounds or not world.checkers.commits
 
 
 def test_nothing_is_recorded_that_nobody_asked_for() -> None:

@@ -27,6 +27,7 @@ TINY = {
         *("--numel", "20000", "--fragments", "2", "--gap", "3", "--overlap", "2"),
         *("--rounds", "2", "--step-ms", "10"),
     ],
+    "tape": ["--events", "500", "--repeats", "2"],
 }
 
 OF_GPUS = {

@@ -246,16 +246,21 @@ def simulate_command(
         bool, typer.Option("--trace", help="With --seed: print everything the racks noted.")
     ] = False,
     shrink: Annotated[
-        bool, typer.Option(help="Make a scenario that breaks as small as it goes before it is told.")
+        bool,
+        typer.Option(help="Make a scenario that breaks as small as it goes before it is told."),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: only the sums.")] = False,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Take racks, H, P, tau, K, grace, ... from this mend.toml."),
+        typer.Option(
+            metavar="FILE", help="Take racks, H, P, tau, K, grace, ... from this mend.toml."
+        ),
     ] = None,
     regressions: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Append what breaks here, as Python that makes it again."),
+        typer.Option(
+            metavar="FILE", help="Append what breaks here, as Python that makes it again."
+        ),
     ] = None,
 ) -> None:
     """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.

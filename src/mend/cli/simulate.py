@@ -201,9 +201,7 @@ def _tasks(wanted: Wanted, ends_ns: int | None) -> Iterator[range]:
 # ------------------------------------------------------------------ telling
 
 
-def _failed(
-    outcome: Outcome, wanted: Wanted, fixed: Fixed, tally: Tally, console: Console
-) -> None:
+def _failed(outcome: Outcome, wanted: Wanted, fixed: Fixed, tally: Tally, console: Console) -> None:
     """A seed that broke something: shrunk, told, and kept."""
     if len(tally.failed) > FAILURES_SHOWN:
         return
@@ -215,17 +213,12 @@ def _failed(
         return
     shrunk = ", shrunk as far as it still breaks" if smallest != scenario else ""
     _say(console, f"\nseed {outcome.seed} broke an invariant{shrunk}:\n")
-    _say(console, story_of(smallest, outcome.problems))
+    _say(console, story_of(smallest))
 
 
-def story_of(scenario: Scenario, problems: tuple[str, ...]) -> str:
-    """The story of the run; where the code itself fell over, what is known of it."""
-    try:
-        world = World(scenario)
-        return tell(world, world.run())
-    except Exception:
-        broken = "\n".join(f"  broken: {problem}" for problem in problems)
-        return f"{setup(scenario)}\n\n{broken}\n\n  World({python_of(scenario)}).run()"
+def story_of(scenario: Scenario) -> str:
+    world = World(scenario)
+    return tell(world, world.run())
 
 
 def keep(path: Path, outcome: Outcome, scenario: Scenario) -> None:

@@ -32,7 +32,7 @@ class Admission:
 
     def hear(
         self,
-        peer: Peer,
+        sender: Member,
         hello: Hello,
         views: Mapping[int, View],
         log: Folded,
@@ -40,7 +40,9 @@ class Admission:
         effects: list[Effect],
     ) -> bool:
         """Whether the rack may be seated (again). Refuses what cannot."""
-        rack, member = peer.rack, hello.seat.member
+        rack, member = sender.rack, hello.seat.member
+        if member.incarnation != sender.incarnation:
+            return False  # no rack speaks so
         misfit = hello_misfit(hello, self.racks)
         if member.rack != rack or rack >= self.racks:
             misfit = f"rack {member.rack} of a job with {self.racks} racks"
@@ -64,7 +66,7 @@ class Admission:
             return False
         waiting = self.joining if log.begun else self.hellos
         if waiting.get(rack) != hello:
-            effects.append(Connect(peer, hello.seat.address))
+            effects.append(Connect(Peer(rack, 0), hello.seat.address))
             effects.append(Note("hello", {"rack": rack, "address": hello.seat.address}))
         waiting[rack] = hello
         return True

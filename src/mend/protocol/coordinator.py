@@ -32,7 +32,7 @@ from mend.protocol.messages import (
 from mend.protocol.proposer import Proposer
 from mend.protocol.rosters import Hall, next_roster
 from mend.protocol.round import Round
-from mend.protocol.scenes import scene_of, surroundings
+from mend.protocol.scenes import scene_of, settled_versions, surroundings
 from mend.protocol.view import View
 from mend.protocol.voter import Voter
 from mend.terms import SECOND, WITNESS, Member, Peer
@@ -125,7 +125,7 @@ class Coordinator:
         member = Member(event.peer.rack, event.incarnation)
         match event.body:
             case Hello() as hello if self.proposer.leading:
-                self._on_hello(event.peer, hello, now_ns, effects)
+                self._on_hello(member, hello, now_ns, effects)
             case Report() as report if self.proposer.leading:
                 self._on_report(member, report, now_ns, effects)
             case Vote() as vote if vote.lineage == self.log.lineage and self.proposer.epoch:
@@ -135,9 +135,9 @@ class Coordinator:
             case Prepare() as prepare if prepare.lineage == self.voter.log.lineage:
                 self.election.see(number_of(prepare.epoch))
 
-    def _on_hello(self, peer: Peer, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
-        rack, begun = peer.rack, self.log.written.begun
-        fits = self.admission.hear(peer, hello, self.views, self.log.written, now_ns, effects)
+    def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
+        rack, begun = sender.rack, self.log.written.begun
+        fits = self.admission.hear(sender, hello, self.views, self.log.written, now_ns, effects)
         if not fits or begun:
             return
         if rack not in self.views or self.views[rack].member != hello.seat.member:
@@ -356,13 +356,8 @@ class Coordinator:
         gathers = tuple(
             g for r in self.rounds if versions and (g := r.gather(versions[r.fragment]))
         )
-        racks = [rack for rack in sorted(self.views) if rack != WITNESS]
-        live = tuple(rack for rack in racks if self._live(rack, now_ns))
-        reports = [self.views[rack].report for rack in live]
-        settled = tuple(
-            min((r.versions[p] if r and p < len(r.versions) else -1 for r in reports), default=-1)
-            for p in range(len(versions))
-        )
+        live = tuple(r for r in sorted(self.views) if r != WITNESS and self._live(r, now_ns))
+        settled = settled_versions([self.views[rack].report for rack in live], len(versions))
         offers = tuple(self.offers[key] for key in sorted(self.offers))
         missing = (
             ()
@@ -372,7 +367,7 @@ class Coordinator:
         for rack, view in self.views.items():
             if view.gone:
                 continue
-            prev = self._common(view.member)
+            prev = self.proposer.common(view.member)
             orders = Orders(
                 serial=0,
                 to=view.member.incarnation,
@@ -393,14 +388,6 @@ class Coordinator:
             if orders != view.sent or now_ns >= view.sent_ns + self.options.heartbeat_ns:
                 view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
                 effects.append(Send(Peer(rack, 0), orders.numbered(view.serial)))
-
-    def _common(self, member: Member) -> int:
-        """Up to where a voter's log is surely the same as this one."""
-        ballot = self.proposer.ballots.get(member)
-        if ballot is None:
-            return self.log.decided
-        same = ballot.last if ballot.accepted == self.proposer.epoch else ballot.decided
-        return min(same, self.log.last)
 
     def _why(self, starting: bool) -> tuple[str, ...]:
         if starting:

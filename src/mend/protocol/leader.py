@@ -281,7 +281,9 @@ class Leader:
 
     def _offers(self, ranks: list[RankReport]) -> tuple[Offer, ...]:
         versions = self.log.told.versions
-        for fragment in [p for p, d in self.declined.items() if versions[p] > d.applied]:
+        for fragment in [
+            p for p, d in self.declined.items() if versions and versions[p] > d.applied
+        ]:
             del self.declined[fragment]
         offers = []
         for parts in self._assembled(ranks):

@@ -18,7 +18,6 @@ from mend.protocol.log import Folded
 from mend.protocol.messages import (
     Commit,
     Drop,
-    Epoch,
     Gather,
     Genesis,
     Offer,
@@ -67,17 +66,21 @@ class Learner:
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
         self._on(event, now_ns, effects)
-        if self.folded.member(self.me.rack) == self.member:
+        if self._seated():
             for fragment in range(len(self.shelves)):
                 self._settle(fragment, now_ns, effects)
         self._pull(now_ns, effects)
         self._flush(now_ns, effects)
         return effects
 
+    def _seated(self) -> bool:
+        return self.folded.member(self.me.rack) == self.member
+
     def deadline_ns(self) -> int | None:
         waits = [self.sent_ns + self.options.heartbeat_ns]
         waits += self.pulls.dues_ns()
-        waits += [shelf.retry_ns for shelf in self.shelves if shelf.retry_ns]
+        if self._seated():  # only then `handle` looks at them; else they would be due for ever
+            waits += [shelf.retry_ns for shelf in self.shelves if shelf.retry_ns]
         return min(waits)
 
     # -------------------------------------------------------------- events
@@ -167,8 +170,6 @@ class Learner:
                 self._on_drop(record, effects)
             case Roster():
                 self._on_roster(effects)
-            case Epoch():
-                pass  # who coordinates is no concern of the tensors
 
     def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
         for fragment, digests in enumerate(record.digests):
@@ -294,12 +295,8 @@ class Learner:
                 effects.append(ev.Publish(fragment, newest, attempt))
                 return
             effects.append(ev.Forget(fragment, newest, attempt))
-            effects.append(
-                ev.Note(
-                    "differs",
-                    {"fragment": fragment, "version": newest, "mine": mine, "log": digest},
-                )
-            )
+            about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
+            effects.append(ev.Note("differs", about))
             shelf.gather = None
         if shelf.merging is not None or shelf.copying is not None or shelf.retry_ns:
             return
@@ -358,8 +355,9 @@ class Learner:
         keep = {v for v in shelf.held if v > newest - HELD_BEHIND} | {shelf.applied}
         for version in sorted(shelf.held - keep):
             shelf.held.remove(version)
-            shelf.digests.pop(version, None)
             effects.append(ev.Forget(fragment, version))
+        recent = newest - HELD_BEHIND
+        shelf.digests = {v: d for v, d in shelf.digests.items() if v > recent or v in shelf.held}
 
     def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
         self.shelves[fragment].linger.pop((member, seq), None)

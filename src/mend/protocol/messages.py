@@ -25,7 +25,7 @@ from mend.terms import Address, Member
 
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
-Hex = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]*$")]
+Hex = Annotated[str, Meta(max_length=64, pattern=r"^([0-9a-f]{2})*\Z")]
 TEXT_MAX = 4096
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]

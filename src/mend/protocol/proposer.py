@@ -136,6 +136,14 @@ class Proposer:
         assert self.leading, "only a coordinator appends"
         self.log.append(record)
 
+    def common(self, member: Member) -> int:
+        """Up to where a voter's log is surely the same as this one."""
+        ballot = self.ballots.get(member)
+        if ballot is None:
+            return self.log.decided
+        same = ballot.last if ballot.accepted == self.epoch else ballot.decided
+        return min(same, self.log.last)
+
     def decide(self) -> list[Record]:
         """Index i is decided when a quorum of the roster in force at i accepted it in this epoch;
         returns what is newly so."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mend.protocol.log import Folded
-from mend.protocol.messages import Offer
+from mend.protocol.messages import Offer, Report
 from mend.protocol.quorum import hold
 from mend.protocol.round import Scene
 from mend.protocol.view import View
@@ -71,4 +71,12 @@ def scene_of(
         arrived=tuple(arrived),
         declined=frozenset(declined),
         held=held,
+    )
+
+
+def settled_versions(reports: Sequence[Report | None], fragments: int) -> tuple[int, ...]:
+    """Per fragment what every live rack holds; -1 before all of them have said so."""
+    return tuple(
+        min((r.versions[p] if r and p < len(r.versions) else -1 for r in reports), default=-1)
+        for p in range(fragments)
     )

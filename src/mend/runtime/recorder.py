@@ -48,7 +48,10 @@ USUAL = frozenset({"captured", "applied", "commit", "decided"})
 
 
 class Recorder:
-    """Writes `events-rack{r}-rank{k}.jsonl` in its own thread; without a directory only the log."""
+    """Writes `events-rack{r}-rank{k}.jsonl` in its own thread; without a directory only the log.
+
+    A rack that is started again goes on in the file of its former life, behind its own `start`.
+    """
 
     def __init__(self, who: dict[str, int], directory: Path | None) -> None:
         self._who = " ".join(f"{key}={value}" for key, value in who.items())
@@ -94,7 +97,7 @@ class Recorder:
     def _write(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 while (event := self._queue.get()) is not None:
                     file.write(json.dumps(event, separators=(",", ":")) + "\n")
                     if self._queue.empty():

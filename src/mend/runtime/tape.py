@@ -10,6 +10,7 @@ most SEGMENT_BYTES and readable by itself. A process that finds a tape of an ear
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import platform
 import sys
@@ -17,10 +18,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import torch
 from msgspec.structs import replace
 
 from mend.protocol import tape as form
@@ -83,7 +84,7 @@ def header_of(job: str, parts: Parts, **more: Any) -> Header:
         argv=tuple(sys.orig_argv),
         versions={
             "mend": VERSION,
-            "torch": metadata.version("torch"),
+            "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
         wall_ns=time.time_ns(),
@@ -151,7 +152,8 @@ class TapeWriter:
         except Exception as error:  # whatever it is, training goes on without a tape
             self._stop(error)
         finally:
-            self._files.close()
+            with contextlib.suppress(OSError):  # it would write again what does not fit
+                self._files.close()
 
     def _flush(self) -> None:
         records: list[bytes] = []

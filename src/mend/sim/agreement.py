@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mend.protocol.log import Log
-from mend.protocol.messages import Commit, Genesis, Record, Roster, Share
+from mend.protocol.messages import Commit, Ended, Genesis, Record, Roster, Share
 from mend.terms import WITNESS, Member
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Seating:
 
     racks: dict[int, Member] = field(default_factory=dict)
     learners: frozenset[int] = frozenset()
-    witness: Member | bool | None = None
-    """True: whichever process is the witness."""
+    witness: Member | None = None
 
     @property
     def voters(self) -> frozenset[int]:
@@ -52,9 +51,7 @@ def is_quorum(votes: Set[int], voters: Set[int]) -> bool:
     """docs/protocol.md: more than half, or half with the lowest; the witness sorts last."""
     inside = sorted(votes & voters)
     double = 2 * len(inside)
-    return double > len(voters) or (
-        double == len(voters) > 0 and inside[0] == min(voters)
-    )
+    return double > len(voters) or (double == len(voters) > 0 and inside[0] == min(voters))
 
 
 def is_held(holders: Set[int], voters: Set[int]) -> bool:
@@ -89,6 +86,8 @@ class Agreement:
         """rosters[i]: in force behind record i."""
         self.newest: dict[int, Commit] = {}
         self.replicas: dict[int, tuple[Process, list[Replica]]] = {}
+        self.beyond = False
+        """Nobody who knew the job was left, and another began: no promise reaches that far."""
         self.merged: dict[tuple[Member, int, int], Share] = {}
         """(member, fragment, version) -> what of it was merged there."""
         self.ended: dict[tuple[Member, int, int], int] = {}
@@ -103,6 +102,8 @@ class Agreement:
 
     def looked(self, process: Process) -> None:
         """After an event of this process."""
+        if self.beyond:
+            return
         for replica in self.replicas[id(process)][1]:
             log = replica.owner.log
             if log.decided != replica.decided:
@@ -110,13 +111,22 @@ class Agreement:
 
     def died(self) -> None:
         """Somebody is gone: is what was decided still there?"""
-        for commit in self.newest.values():
+        for commit in () if self.beyond else self.newest.values():
             self._survives(commit)
+
+    def _gone(self) -> bool:
+        """Whether the job as it was can decide nothing any more."""
+        roster = self.rosters[-1]
+        seated = [process for process, _ in self.replicas.values() if is_seated(process, roster)]
+        dead = {process.me.rack for process in seated if process.dead}
+        return bool(roster.racks) and not is_quorum(roster.voters - dead, roster.voters)
 
     def told(self, process: Process, record: Record) -> None:
         """A rank acts on a record: it must be the one behind the last it was told."""
         if id(process) in self.replicas:
             self.looked(process)  # it may have decided it in this very event
+        if self.beyond:
+            return
         last = self.read.get(id(process))
         if last is None:  # its first; it may have joined in the middle
             found = next((i for i, known in enumerate(self.records) if known == record), 0)
@@ -132,17 +142,19 @@ class Agreement:
         """All replicas once more, from their beginning."""
         for process, replicas in self.replicas.values():
             for replica in replicas:
-                self._compare(process, replica.owner.log, 1, replica.owner.log.decided)
+                if not self.beyond:
+                    self._compare(process, replica.owner.log, 1, replica.owner.log.decided)
         self.died()
 
     # -------------------------------------------------------------- one list
 
     def _advanced(self, process: Process, replica: Replica, log: Log) -> None:
         if log.decided < replica.decided and replica.votes:
-            self._problem(
-                "I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}"
-            )
+            self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
+        self._compare(process, log, 1, 1)
+        if self.beyond:
+            return
         undecided = log.last - log.decided
         if undecided > UNDECIDED_MAX:
             self._problem("I6", f"{process.me} has {undecided} undecided records")
@@ -154,6 +166,9 @@ class Agreement:
     def _compare(self, process: Process, log: Log, first: int, last: int) -> None:
         for index in range(first, min(last + 1, len(self.chains))):
             if log.reaches(index) and log.chain(index) != self.chains[index]:
+                if index == 1 and self._gone():
+                    self.beyond = True
+                    return
                 self._problem(
                     "I1", f"{process.me} has another decided record {index}: {_record(log, index)}"
                 )
@@ -193,7 +208,8 @@ class Agreement:
         fragment, version = commit.fragment, commit.version
         for share in commit.members:
             self.merged[(share.member, fragment, version)] = share
-        for each in (*commit.members, *commit.dropped):
+        ends: list[Share | Ended] = [*commit.members, *commit.dropped]
+        for each in ends:
             name = (each.member, fragment, each.seq)
             if name in self.ended:
                 self._problem(
@@ -256,7 +272,7 @@ class Agreement:
 
 def is_seated(process: Process, roster: Seating) -> bool:
     if process.me.rack == WITNESS:
-        return roster.witness in (True, process.member)
+        return roster.witness == process.member
     return roster.racks.get(process.me.rack) == process.member
 
 
@@ -273,15 +289,15 @@ def _has(process: Process, commit: Commit) -> bool:
 
 
 def _fold(roster: Seating, record: Record) -> Seating:
-    """`learners` and the witness's incarnation are read where the records have them."""
     if isinstance(record, Genesis):
         seats, witness = record.roster, record.witness
+        learners = frozenset[int]()
     elif isinstance(record, Roster):
-        seats, witness = record.members, getattr(record, "witness", roster.witness)
+        seats, witness = record.members, record.witness
+        learners = frozenset(record.learners)
     else:
         return roster
     racks = {seat.member.rack: seat.member for seat in seats}
-    learners = frozenset(getattr(record, "learners", ()))
     return Seating(racks, learners, witness)
 
 

@@ -105,7 +105,7 @@ class Checkers:
     def noted(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
         """Every event of every process, as it happens."""
         watched = self.ranks.get(process.me)
-        if watched is None or watched.process is not process:
+        if watched is None or watched.process is not process or self.agreement.beyond:
             return
         if kind == "commit":
             self._commit(fields)
@@ -177,12 +177,14 @@ class Checkers:
     # -------------------------------------------------------------- at the end
 
     def verdict(self, world: World, finished: bool) -> list[str]:
+        self.agreement.end()
+        if self.agreement.beyond:
+            return self.problems
         for watched in self.ranks.values():
             if not watched.process.dead:
                 self._tokens(watched)
                 self._vectors(watched)
                 self._stalls(watched)
-        self.agreement.end()
         for text in world.network.missed:
             self.problem("I1", text)
         for detail in liveness.verdict(world, finished):

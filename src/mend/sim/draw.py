@@ -29,6 +29,26 @@ SWARM = (
 )  # fmt: skip
 """Kinds, as often as they are to be drawn."""
 
+AMOUNTS: dict[str, tuple[int, ...]] = {
+    "lossy": (30, 60, 90),
+    "shuffle": (50 * MS, 500 * MS),
+    "slow_link": (100 * MS, 300 * MS, 800 * MS),
+    "slow_rack": (2, 4),
+    "slow_worker": (20 * MS, 200 * MS),
+    "flip_bytes": (5, 50),
+    "flip_frames": (5, 50),
+    "clock_jump": (100 * MS, SECOND, 4 * SECOND),
+    "clock_drift": (100, 10_000),
+}
+"""Intensities of a kind."""
+
+BETWEEN = ("cut", "slow_link", "lossy", "shuffle")
+"""Kinds that take place between two targets; ANYWHERE: or everywhere."""
+
+ANYWHERE = ("lossy", "shuffle")
+AT_RACKS = ("slow_rack", "slow_worker", "flip_bytes")
+"""The witness does not train, work or serve."""
+
 LOCKSTEP_SURVIVES_NOT = ("crash", "restart")
 """In lockstep every rack waits for every other: a rack that is gone ends the job, as promised."""
 
@@ -128,38 +148,23 @@ def _fault(kind: str, scenario: Scenario, rng: random.Random) -> Fault:
     length_ns, targets = scenario.length_ns, _targets(scenario)
     begin_ns = rng.randint(0, length_ns)
     end_ns = begin_ns + rng.randint(50 * MS, max(3 * SECOND, length_ns // 2))
-    a = rng.choice(targets)
-    b = rng.choice([each for each in targets if each != a])
-    racks: tuple[int, ...] = ()
-    amount = 0
+    amount = rng.choice(AMOUNTS.get(kind, (0,)))
+    a, b = rng.sample(targets, 2)
     if kind == "partition":
         racks = tuple(sorted(rng.sample(targets, rng.randint(1, max(1, len(targets) // 2)))))
-        a = b = -1
-    elif kind in ("lossy", "shuffle"):
-        a, b = rng.choice(((-1, -1), (a, b)))
-        amount = rng.choice((30, 60, 90)) if kind == "lossy" else rng.choice((50, 500)) * MS
-    elif kind == "slow_link":
-        amount = rng.choice((100, 300, 800)) * MS
-    elif kind not in ("cut",):
+        return Fault(kind, begin_ns, end_ns, racks=racks)
+    if kind in ANYWHERE and rng.random() < 0.5:
+        return Fault(kind, begin_ns, end_ns, amount=amount)
+    if kind not in BETWEEN:
         b = -1
-    if kind in ("freeze", "slow_rack", "slow_worker", "flip_bytes") and a == WITNESS_TARGET:
+    if kind in AT_RACKS and a == WITNESS_TARGET:
         a = rng.randrange(scenario.racks)
-    if kind == "slow_rack":
-        amount = rng.choice((2, 4))
-    elif kind == "slow_worker":
-        amount = rng.choice((20, 200)) * MS
-    elif kind in ("flip_bytes", "flip_frames"):
-        amount = rng.choice((5, 50))
-    elif kind == "clock_jump":
-        amount = rng.choice((100, 1_000, 4_000)) * MS
-    elif kind == "clock_drift":
-        amount = rng.choice((100, 10_000))
-    elif kind == "crash":
+    if kind == "crash":
         end_ns = FOR_EVER
         if scenario.ranks > 1 and a != WITNESS_TARGET and rng.random() < 0.5:
             b, amount = rng.randrange(scenario.ranks), rng.choice((10, 500, 3_000)) * MS
-    fault = Fault(kind, begin_ns, end_ns, a, b, racks, amount)
-    return _behind_a_message(fault, rng) if a >= 0 and rng.random() < 0.3 else fault
+    fault = Fault(kind, begin_ns, end_ns, a, b, amount=amount)
+    return _behind_a_message(fault, rng) if rng.random() < 0.3 else fault
 
 
 def _behind_a_message(fault: Fault, rng: random.Random) -> Fault:

@@ -82,7 +82,6 @@ class Process:
         self.stopped = False
         self.frozen_until_ns = 0
         self.notes: list[tuple[str, dict[str, object]]] = []
-        self.tape: MemoryTape | None = None
         self.noted_ns: list[int] = []
         """When, in the world's time; `notes` itself is compared between runs."""
         self.tape: MemoryTape | None = None
@@ -133,18 +132,20 @@ class Process:
 
     def later(self, delay_ns: int, job: Callable[[], None]) -> None:
         """Run in this process; a frozen one runs it when it thaws, a dead one never."""
-
         self.loop.at(self.loop.now_ns + delay_ns, partial(self._run, job))
 
+    def _ended(self) -> bool:
+        return self.dead or self.stopped
+
     def _run(self, job: Callable[[], None]) -> None:
-        if self.dead or self.stopped:
+        if self._ended():
             return
         if self.loop.now_ns < self.frozen_until_ns:
             self.broken.felt["freeze"] += 1
             self.loop.at(self.frozen_until_ns, partial(self._run, job))
             return
         job()
-        if self.dead:
+        if self._ended():
             return
         self._arm()
         if self.trainer is not None:

@@ -138,5 +138,5 @@ def _shorter_faults(scenario: Scenario) -> Iterator[Scenario]:
         if fault.nth > 1:
             options.append(dataclasses.replace(fault, nth=fault.nth // 2))
         for option in options:
-            faults = scenario.faults[:i] + (option,) + scenario.faults[i + 1 :]
+            faults = (*scenario.faults[:i], option, *scenario.faults[i + 1 :])
             yield scenario.without(faults=faults)

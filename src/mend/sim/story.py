@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 LINES_MAX = 60
 """Of what happened; more is cut in the middle."""
 
+PROBLEMS_MAX = 6
+
 
 def setup(scenario: Scenario) -> str:
     """The job in a few sentences, and below it what is to break."""
@@ -93,7 +95,10 @@ def tell(world: World, report: Report) -> str:
     """The whole story of a run, its end and how to have it again."""
     seconds = report.virtual_ns / SECOND
     end = [f"After {seconds:.2f} virtual seconds and {report.commits} commits:"]
-    end += [f"  broken: {problem}" for problem in dict.fromkeys(report.problems)]
+    problems = list(dict.fromkeys(report.problems))
+    end += [f"  broken: {_value(problem, 400)}" for problem in problems[:PROBLEMS_MAX]]
+    if len(problems) > PROBLEMS_MAX:
+        end.append(f"  and {len(problems) - PROBLEMS_MAX} more, which may follow from these.")
     if not report.problems:
         end.append("  every invariant held.")
     again = [
@@ -113,9 +118,9 @@ def _list(values: list[int]) -> str:
     return ", ".join(map(str, values))
 
 
-def _value(value: object) -> str:
+def _value(value: object, length_max: int = 120) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= length_max else text[: length_max - 3] + "..."
 
 
 def _capital(text: str) -> str:

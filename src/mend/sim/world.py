@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import random
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -116,21 +117,29 @@ class World(Writer):
         )
         limit_ns = 20 * scenario.length_ns + longest_fault_ns + 2 * GIVE_UP_NS
         limit_ns += 10 * max(SHUTDOWN_NS, scenario.shutdown_ns)
-        collecting = gc.isenabled()
-        gc.disable()  # nothing is freed in cycles during a run: looking for them costs a fifth
-        try:
-            finished = self.loop.run(self._over, limit_ns)
-        finally:
-            if collecting:
-                gc.enable()
+        finished, fell = self._run_loop(limit_ns)
         report = Report(
             scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken
         )
         report.commits = len(self.checkers.commits)
         report.trace = self.checkers.trace()
         report.felt = self.broken.felt
-        report.problems = self.checkers.verdict(self, finished)
+        report.problems = [fell] if fell else self.checkers.verdict(self, finished)
         return report
+
+    def _run_loop(self, limit_ns: int) -> tuple[bool, str]:
+        """Whether all ended; and how the simulated code fell over, if it did."""
+        collecting = gc.isenabled()
+        gc.disable()  # nothing is freed in cycles during a run: looking for them costs a fifth
+        try:
+            return self.loop.run(self._over, limit_ns), ""
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            name = where.filename.rpartition("/")[2]
+            return False, f"{type(error).__name__}: {error} ({name}:{where.lineno})"
+        finally:
+            if collecting:
+                gc.enable()
 
     def _over(self) -> bool:
         return all(training.ended or training.process.dead for training in self.trainings.values())

@@ -55,9 +55,7 @@ class Writer:
         """Nothing gets from a to b; what b says still reaches a."""
         return self._add("cut", a, at, until, b, after=after)
 
-    def partition(
-        self, *racks: int, at: float = 0.0, until: float | None = None
-    ) -> Self:
+    def partition(self, *racks: int, at: float = 0.0, until: float | None = None) -> Self:
         """These on one side, all others on the other."""
         return self._add("partition", -1, at, until, racks=racks)
 

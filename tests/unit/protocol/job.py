@@ -39,6 +39,7 @@ class Job:
         self.votes = 0
         self.now_ns = 100 * SECOND
         self.reports = {rack: report(0, fragments) for rack in range(racks)}
+        self.lives = dict.fromkeys(range(racks), 0)
         self.orders: dict[int, Orders] = {}
         """The newest that every rack was sent."""
 
@@ -61,7 +62,7 @@ class Job:
         self.reports[rack] = replace(
             self.reports[rack], **changes, serial=self.reports[rack].serial + 1
         )
-        return self.hear(rack, self.reports[rack])
+        return self.hear(rack, self.reports[rack], self.lives[rack])
 
     def tick(self, after_ns: int = 0) -> list[Effect]:
         self.now_ns += after_ns
@@ -97,6 +98,12 @@ class Job:
         self.follow()
         assert self.machine.log.decided == 1
         return self
+
+    def come_back(self, rack: int) -> list[Effect]:
+        """As a new member that holds nothing; its former life must be silent by now."""
+        self.lives[rack] += 1
+        self.reports[rack] = report(0, self.fragments, versions=(-1,) * self.fragments)
+        return self.hello(rack, life=self.lives[rack])
 
     def follow(self, *racks: int) -> list[Effect]:
         """These racks (all, if none is named) accept the log as it is."""

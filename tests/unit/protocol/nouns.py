@@ -128,8 +128,24 @@ def commit(
     )  # fmt: skip
 
 
-def roster(number: int, racks: Iterable[int], ranks: int = 1) -> Roster:
-    return Roster(number, tuple(seat(rack, ranks) for rack in racks), (), None, "a test")
+def roster(
+    number: int,
+    racks: Iterable[int],
+    ranks: int = 1,
+    *,
+    learners: Sequence[int] = (),
+    witness: bool = False,
+) -> Roster:
+    seats = tuple(seat(rack, ranks) for rack in racks)
+    third = member(WITNESS) if witness else None
+    return Roster(number, seats, tuple(learners), third, "a test")
+
+
+def log_of(*records: Record) -> Log:
+    log = Log()
+    for record in records:
+        log.append(record)
+    return log
 
 
 def ballot(last: int = 0, decided: int = 0, epoch: int = FIRST) -> Ballot:
@@ -149,9 +165,7 @@ def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
 
 def orders(serial: int, records: Sequence[Record] = (), /, **changes: Any) -> Orders:
     """Of rack 0 to rack 1: a whole log of `records`, all of them decided."""
-    log = Log()
-    for record in records:
-        log.append(record)
+    log = log_of(*records)
     fields: dict[str, Any] = {
         "to": member(1).incarnation, "epoch": FIRST, "lineage": log.lineage,
         "prev": 0, "chain": "", "records": tuple(records),

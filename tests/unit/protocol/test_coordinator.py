@@ -4,16 +4,17 @@ repeated."""
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from mend.protocol.admission import VISITOR
 from mend.protocol.coordinator import FAREWELL_NS
+from mend.protocol.epochs import count_of, epoch_of
 from mend.protocol.events import Connect, Finished
 from mend.protocol.messages import TEXT_MAX, Commit, Declined, Drop, Genesis, Roster, Seat
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.job import Job, held_of
 from tests.unit.protocol.nouns import (
     DETECT_NS,
-    FIRST,
     HEARTBEAT_NS,
     digest,
     hello,
@@ -157,14 +158,43 @@ def test_a_rack_that_gives_up_before_the_start_leaves_no_seat_behind() -> None:
     assert len(job.records) == 1
 
 
-def test_once_begun_nobody_gets_in() -> None:
-    job = Job().begun()
-    ((kind, detail),) = job.refusals(job.hello(1, life=1), 1)
-    assert kind == "started"
-    assert "Restart all racks" in detail
+def test_a_rack_that_comes_later_is_seated_as_a_learner() -> None:
+    job = Job(racks=3).begun()
     before = job.records
-    assert job.hello(1) == [], "a hello that was under way is no second rack"
+    assert job.hello(2) == [], "a hello that was under way is no second rack"
     assert job.records == before
+    job.hello(2, life=1)
+    assert job.records == before, "its former life may just be dying"
+    for _ in range(4):
+        job.tick(DETECT_NS // 2)
+        job.follow(0, 1)
+    effects = job.hello(2, life=1)
+    assert notes(effects, "roster") == [{"racks": [0, 1, 2], "reason": "rack 2 is back"}]
+    record = job.records[-1]
+    assert isinstance(record, Roster)
+    assert (racks_of(record.members), record.learners) == ([0, 1, 2], (2,))
+    assert record.members[2].member == member(2, life=1)
+    assert job.orders[2].to == member(2, life=1).incarnation
+    job.hear(2, report(1, versions=(-1,)), life=1)
+    assert (job.orders[2].prev, job.orders[2].records[0]) == (0, job.records[0])
+
+
+def test_late_frames_of_a_former_life_are_not_heard() -> None:
+    job = Job(racks=3).begun()
+    for _ in range(4):
+        job.tick(DETECT_NS // 2)
+        job.follow(0, 1)
+    job.come_back(2)
+    job.follow(0, 1)
+    for _ in range(4):
+        job.tick(DETECT_NS // 2)
+        job.follow(0, 1)
+    before, view = job.records, job.machine.views[2]
+    assert not view.live(job.now_ns, DETECT_NS), "so that its seat looks free"
+    late = replace(job.reports[0], serial=10**6, gone=True)
+    for effects in (job.hello(2), job.hear(2, late)):
+        assert effects == []
+    assert (job.records, job.machine.views[2], view.report) == (before, view, None)
 
 
 # -------------------------------------------------------------- deciding
@@ -293,7 +323,7 @@ def test_racks_that_differ_are_reported_and_asked_again() -> None:
     ((fault,),) = [[each["detail"] for each in notes(effects, "fault")]]
     assert "2 different results" in str(fault)
     assert job.records[1:] == []
-    assert job.orders[0].gathers[0].attempt == 2
+    assert count_of(job.orders[0].gathers[0].attempt) == 2
     job.held(0, 1, result=1)
     assert isinstance(job.records[1], Commit)
 
@@ -302,11 +332,12 @@ def test_fragments_do_not_wait_for_each_other() -> None:
     job = Job(fragments=2, grace_ns=0).begun()
     job.say(0, offers=(offer(0, fragment=0), offer(0, fragment=1)))
     assert [gather.fragment for gather in job.orders[1].gathers] == [0, 1]
-    job.say(0, held=(held_of(1, 1, 1),))
+    first, second = job.orders[0].gathers
+    job.say(0, held=(held_of(1, 1, second.attempt),))
     (record,) = job.records[1:]
     assert isinstance(record, Commit)
     assert record.fragment == 1
-    job.say(0, held=(held_of(0, 1, 1),))
+    job.say(0, held=(held_of(0, 1, first.attempt),))
     assert len(job.records) == 3
 
 
@@ -419,7 +450,7 @@ def test_records_are_repeated_until_they_are_accepted() -> None:
     job.say(1, accepted=2)
     assert (job.orders[1].prev, job.orders[1].records) == (2, ())
     assert job.orders[0].prev == 1
-    assert job.orders[0].epoch == FIRST
+    assert job.orders[0].epoch == epoch_of(1, WITNESS)
 
 
 def test_orders_are_sent_at_once_when_they_change_else_each_heartbeat() -> None:
@@ -542,7 +573,7 @@ def test_a_rack_in_a_hurry_leaves_alone_and_quorums_are_counted_anew() -> None:
     assert racks_of(record.members) == [1, 2]
     assert record.reason == "rack 0 left"
     job.follow()
-    assert job.machine.log.told.voters == {1, 2}
+    assert job.machine.log.told.voters == {member(1), member(2)}
     assert job.orders[1].offers == (), "what it offered is not merged any more"
     job.offered(offer(1))
     job.held(1)
@@ -594,7 +625,7 @@ def test_a_rack_that_said_its_last_word_is_removed() -> None:
     record = job.records[-1]
     assert isinstance(record, Roster)
     assert racks_of(record.members) == [0, 2]
-    assert job.machine.log.written.voters == {0, 2, WITNESS}
+    assert job.machine.log.written.voters == {member(0), member(2), member(WITNESS)}
 
 
 def test_the_last_rack_does_not_leave_alone() -> None:

@@ -8,7 +8,7 @@ from mend.protocol import log as log_module
 from mend.protocol.log import SENT_AT_ONCE, Folded, Log
 from mend.protocol.messages import Drop, Ended, Record
 from mend.terms import WITNESS, Peer
-from tests.unit.protocol.nouns import commit, digest, genesis, member, offer, roster, seat
+from tests.unit.protocol.nouns import commit, digest, genesis, log_of, member, offer, roster, seat
 
 
 def folded(*records: Record) -> Folded:
@@ -16,13 +16,6 @@ def folded(*records: Record) -> Folded:
     for record in records:
         found.take(record)
     return found
-
-
-def log_of(*records: Record) -> Log:
-    log = Log()
-    for record in records:
-        log.append(record)
-    return log
 
 
 def commits(count: int) -> list[Record]:

@@ -57,6 +57,8 @@ HEAD = MAGIC + bytes([VERSION])
 MESSAGES = typing.get_args(Message)
 RECORDS = typing.get_args(Record)
 
+HEX_PATTERN = r"^([0-9a-f]{2})*\Z"
+
 
 def values_of(annotation: Any, meta: msgspec.Meta | None = None) -> st.SearchStrategy[Any]:
     """Values that the annotation of a field allows, within its limits."""
@@ -86,8 +88,8 @@ def values_of(annotation: Any, meta: msgspec.Meta | None = None) -> st.SearchStr
 
 def texts(meta: msgspec.Meta | None) -> st.SearchStrategy[str]:
     pattern = meta.pattern if meta else None
-    if pattern == "^[0-9a-f]*$":
-        return st.text("0123456789abcdef", max_size=64)
+    if pattern == HEX_PATTERN:
+        return st.binary(max_size=32).map(bytes.hex)
     if pattern == "^tcp://":
         return st.text(max_size=20).map("tcp://".__add__)
     assert pattern is None, f"say here what a text of {pattern!r} looks like"

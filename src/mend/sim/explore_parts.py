@@ -1,0 +1,207 @@
+"""sim: the real Voter and Proposer as steps between snapshots, each step computed once.
+
+A snapshot is a small number that stands for everything its object holds. A step makes the object
+again from its snapshot, calls it, and takes a snapshot of what it has become; the same step of the
+same snapshot is answered from memory. Millions of global states share a few thousand of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import cache
+from typing import Generic, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from mend.protocol.log import Folded, Log
+from mend.protocol.messages import Ballot, Commit, Genesis, Record, Roster
+from mend.protocol.proposer import Proposer
+from mend.protocol.voter import Voter
+from mend.terms import Member
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+class Table(Generic[Value]):
+    """Values <-> numbers from 0, in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Value, int] = {}
+        self.values: list[Value] = []
+
+    def number(self, value: Value) -> int:
+        found = self.numbers.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+    def __getitem__(self, number: int) -> Value:
+        return self.values[number]
+
+
+class LogShot(NamedTuple):
+    """`records`: numbers of the records 1, 2, ..."""
+
+    records: tuple[int, ...]
+    decided: int
+
+
+class VoterShot(NamedTuple):
+    log: int
+    promised: int
+    accepted: int
+
+
+class ProposerShot(NamedTuple):
+    log: int
+    epoch: int
+    leading: bool
+    opening: int
+    ballots: tuple[tuple[Member, int], ...]
+
+
+class Told(NamedTuple):
+    """What a decided log says. `result`: digest of the newest version, empty for version 0."""
+
+    voters: frozenset[Member]
+    seats: frozenset[Member]
+    version: int
+    result: str
+
+
+class Parts:
+    """All snapshots of one exploration. Numbers of different tables are never mixed."""
+
+    def __init__(self) -> None:
+        self.records: Table[Record] = Table()
+        self.logs: Table[LogShot] = Table()
+        self.voters: Table[VoterShot] = Table()
+        self.proposers: Table[ProposerShot] = Table()
+        self.ballots: Table[Ballot] = Table()
+        self.log: Callable[[int], Log] = cache(self._log)
+        self.told: Callable[[tuple[int, ...]], Told] = cache(self._told)
+        self.decided: Callable[[int], tuple[int, ...]] = cache(self._decided)
+        self.addressed: Callable[[int], frozenset[Member]] = cache(self._addressed)
+        self.prepare: Callable[[int, int], int] = cache(self._prepare)
+        self.append: Callable[[int, int, int], tuple[int, bool]] = cache(self._append)
+        self.ballot: Callable[[int, int], int] = cache(self._ballot)
+        self.stand: Callable[[int, int], int] = cache(self._stand)
+        self.hear: Callable[[int, Member, int], int] = cache(self._hear)
+        self.propose: Callable[[int, int], int] = cache(self._propose)
+        self.proposer: Callable[[int], Proposer] = cache(self.new_proposer)
+
+    # -------------------------------------------------------------- logs
+
+    def keep_log(self, log: Log) -> int:
+        records = tuple(self.records.number(record) for record in log.after(0))
+        assert len(records) == log.last, "an explored log is short enough to be seen as a whole"
+        return self.logs.number(LogShot(records, log.decided))
+
+    def _log(self, number: int) -> Log:
+        """To be read, or copied."""
+        shot = self.logs[number]
+        log = Log()
+        log.put(0, (self.records[record] for record in shot.records))
+        log.decide(shot.decided)
+        return log
+
+    def _decided(self, number: int) -> tuple[int, ...]:
+        shot = self.logs[number]
+        return shot.records[: shot.decided]
+
+    def _told(self, decided: tuple[int, ...]) -> Told:
+        folded, result = Folded(), ""
+        for number in decided:
+            record = self.records[number]
+            folded.take(record)
+            result = record.digests[0] if isinstance(record, Commit) else result
+        seats = frozenset(seat.member for seat in folded.seats.values())
+        version = folded.versions[0] if folded.begun else -1
+        return Told(folded.voters, seats, version, result)
+
+    def _addressed(self, number: int) -> frozenset[Member]:
+        """To whom the owner of this log may have sent it: everybody who ever had a seat in it."""
+        members: set[Member] = set()
+        for record in (self.records[each] for each in self.logs[number].records):
+            if isinstance(record, Genesis | Roster):
+                seats = record.roster if isinstance(record, Genesis) else record.members
+                members.update(seat.member for seat in seats)
+                members.update({record.witness} if record.witness else ())
+        return frozenset(members)
+
+    # -------------------------------------------------------------- a vote
+
+    def _voter(self, number: int) -> Voter:
+        shot = self.voters[number]
+        return Voter(self.log(shot.log).copy(), shot.promised, shot.accepted)
+
+    def keep_voter(self, voter: Voter) -> int:
+        log = self.keep_log(voter.log)
+        return self.voters.number(VoterShot(log, voter.promised, voter.accepted))
+
+    def _prepare(self, number: int, epoch: int) -> int:
+        voter = self._voter(number)
+        voter.prepare(epoch)
+        return self.keep_voter(voter)
+
+    def _append(self, number: int, epoch: int, orders: int) -> tuple[int, bool]:
+        """The log of the coordinator of `epoch`, behind what the voter is sure of. False: the
+        voter refused, or found a decision contradicted."""
+        voter, log = self._voter(number), self.log(orders)
+        prev = min(voter.log.decided, log.last)
+        taken = voter.append(epoch, prev, log.chain(prev), log.after(prev), log.last, log.decided)
+        return self.keep_voter(voter), taken
+
+    def _ballot(self, number: int, after: int) -> int:
+        return self.ballots.number(self._voter(number).ballot(after))
+
+    # -------------------------------------------------------------- the right to append
+
+    def new_proposer(self, number: int) -> Proposer:
+        shot = self.proposers[number]
+        ballots = {member: self.ballots[ballot] for member, ballot in shot.ballots}
+        log = self.log(shot.log).copy()
+        return Proposer(log, shot.epoch, shot.leading, shot.opening, ballots)
+
+    def keep_proposer(self, proposer: Proposer) -> int:
+        heard: Iterable[tuple[Member, Ballot]] = sorted(proposer.ballots.items())
+        if proposer.leading:
+            heard = self.counted(proposer.epoch, heard)
+        ballots = tuple((member, self.ballots.number(ballot)) for member, ballot in heard)
+        log = self.keep_log(proposer.log)
+        return self.proposers.number(
+            ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening, ballots)
+        )
+
+    @staticmethod
+    def counted(
+        epoch: int, heard: Iterable[tuple[Member, Ballot]]
+    ) -> Iterable[tuple[Member, Ballot]]:
+        """What whoever leads still reads of the ballots: how far each has accepted in its epoch.
+        States that differ in the rest are one."""
+        for member, ballot in heard:
+            if ballot.accepted == epoch:
+                yield member, replace(
+                    ballot, promised=epoch, decided=0, prev=0, chain="", records=()
+                )
+
+    def _stand(self, voter: int, epoch: int) -> int:
+        proposer = Proposer()
+        proposer.stand(epoch, self.log(self.voters[voter].log))
+        return self.keep_proposer(proposer)
+
+    def _hear(self, number: int, member: Member, ballot: int) -> int:
+        """As the coordinator does: hear, win if that suffices, count. The same number where it
+        steps down, as who does nothing any more is the same as who is gone."""
+        proposer = self.new_proposer(number)
+        if not proposer.hear(member, self.ballots[ballot]):
+            return number
+        proposer.try_lead()
+        proposer.decide()
+        return self.keep_proposer(proposer)
+
+    def _propose(self, number: int, record: int) -> int:
+        proposer = self.new_proposer(number)
+        proposer.append(self.records[record])
+        proposer.decide()
+        return self.keep_proposer(proposer)

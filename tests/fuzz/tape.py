@@ -1,0 +1,85 @@
+"""Tape files with bytes changed: they are read, or cut at the end and told, or a TapeError."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import zlib
+from pathlib import Path
+
+from mend.errors import TapeError
+from mend.protocol import tape as form
+from mend.protocol.machines import Parts
+from mend.protocol.tape import Entry, Packer
+from mend.runtime.tape import TapeWriter, header_of
+from mend.runtime.tape_reader import read_tape
+from mend.terms import Member, Peer
+from tests.fuzz.jobs import handled
+from tests.fuzz.mutate import damaged, mutated
+
+EVENTS = 60
+"""On a tape; small, so that an input is read in less than a millisecond."""
+
+
+class Tape:
+    """Damage to whole files, and records that are damaged inside of chunks that are whole."""
+
+    name, inputs = "tape", 50_000
+
+    def __init__(self, seed: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._path = Path(self._folder.name) / "tape-rack0-rank0.mend"
+        parts = Parts(Peer(0, 0), Member(0, 7))
+        header = header_of("fuzz", parts, config={"racks": 2})
+        self._bound = form.record_of_header(header)
+        self._records = [form.record_of_entry(*each) for each in handled()[:EVENTS]]
+        writer = TapeWriter(Path(self._folder.name), header, 1 << 20, lambda kind, fields: None)
+        for each in handled()[:EVENTS]:
+            writer.put(*each)
+        writer.close()
+        self._whole = self._path.read_bytes()
+        assert self.take(self._whole) == "accepted", "a tape as it was written is not read"
+
+    def example(self, rng: random.Random) -> bytes:
+        draw = rng.random()
+        if draw < 0.3:
+            return mutated(rng, self._whole, self._whole)
+        if draw < 0.5:
+            return damaged(rng, self._whole)
+        if draw < 0.6:
+            return self._whole[: rng.randrange(len(self._whole) + 1)]
+        return self._resealed(rng)
+
+    def _resealed(self, rng: random.Random) -> bytes:
+        """Every checksum is right, and what is inside is wrong."""
+        records = [self._bound, *rng.choices(self._records, k=rng.choice((1, 2, 8)))]
+        at = rng.randrange(len(records)) if rng.random() < 0.3 else len(records) - 1
+        other = rng.choice(self._records)
+        records[at] = rng.choice((damaged(rng, records[at]), mutated(rng, records[at], other)))
+        if rng.random() < 0.1:
+            records = rng.sample(records, len(records))
+        packer, cut = Packer(), rng.choice((1, 1, len(records)))
+        chunks = [packer.chunk(part) for part in (records[:cut], records[cut:]) if part]
+        end = (
+            packer.end()
+            if rng.random() < 0.8
+            else rng.choice((b"", b"\0" * 100, zlib.compress(b"x")))
+        )
+        return form.file_begin() + b"".join(chunks) + end
+
+    def take(self, data: bytes) -> str:
+        self._path.write_bytes(data)
+        try:
+            tape = read_tape(self._path)
+            found = [each for each in tape.entries() if isinstance(each, Entry)]
+            for each in found:
+                assert isinstance(each.effects, tuple)
+        except TapeError:
+            return "damaged"
+        if tape.lost:
+            return "the tail is cut, and told"
+        assert tape.whole or data != self._whole
+        return "accepted" if tape.whole else "not closed in order, and told"
+
+    def close(self) -> None:
+        self._folder.cleanup()

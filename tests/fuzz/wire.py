@@ -1,0 +1,112 @@
+"""Frames: whatever the bytes are, `decode` gives a message or a WireError, in little room."""
+
+from __future__ import annotations
+
+import random
+import re
+import tracemalloc
+
+from mend.errors import WireError
+from mend.protocol import wire
+from mend.protocol.messages import Envelope
+from tests.fuzz.jobs import frames_heard
+from tests.fuzz.mutate import TOKENS, mutated
+from tests.fuzz.shapes import MESSAGES, frame_of, tree_of
+
+OF_EACH = 40
+"""Frames of every type in the corpus."""
+
+HEAD_BYTES = len(wire.framed(b""))
+
+MEASURED_ONE_IN = 997
+"""So often the peak of memory is looked at."""
+
+PEAK_BYTES_MAX, PEAK_PER_BYTE_MAX = 1 << 20, 64
+"""What decoding may take at its peak: this, and so much for every byte of the frame."""
+
+_CLASSES = (
+    ("wire version", "another version"),
+    ("do not begin", "not a frame"),
+    ("bits changed", "damaged on the way"),
+    ("the limit is", "longer than a frame"),
+    ("length", "a length beyond its limit"),
+    ("truncated", "ends too early"),
+    ("trailing", "goes on behind its end"),
+    ("utf-8", "a text that is no UTF-8"),
+    ("codec can't decode", "a text that is no UTF-8"),
+    ("recursion", "nested too deep"),
+    ("matching regex", "a text of another form"),
+    (r"`(int|float)` [<>]", "a number beyond its limit"),
+    ("out of range", "a number beyond its limit"),
+    ("Invalid value", "an unknown kind of message"),
+    ("Expected", "another type"),
+    ("", "malformed"),
+)
+
+
+def class_of(error: WireError) -> str:
+    text = str(error)
+    return next(name for sign, name in _CLASSES if re.search(sign, text, re.IGNORECASE))
+
+
+class Wire:
+    """Whole messages at their limits, wild ones, damaged ones, and bytes that never were one."""
+
+    name, inputs = "wire", 1_000_000
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(f"corpus {seed}")
+        made = [frame_of(tree_of(rng, kind)) for kind in MESSAGES for _ in range(OF_EACH)]
+        self.corpus = made + frames_heard()
+        self._seen = 0
+
+    def example(self, rng: random.Random) -> bytes:
+        draw = rng.random()
+        if draw < 0.25:
+            return frame_of(tree_of(rng))
+        if draw < 0.5:
+            return frame_of(tree_of(rng, wild=rng.choice((0.01, 0.1))))
+        if draw < 0.98:
+            one, other = rng.choice(self.corpus), rng.choice(self.corpus)
+            if rng.random() < 0.9:  # a damaged message in a frame that is whole
+                return wire.framed(mutated(rng, one[HEAD_BYTES:], other[HEAD_BYTES:], 0))
+            return mutated(rng, one, other, 0)
+        return rng.choice(
+            (
+                rng.randbytes(rng.randrange(200)),
+                wire.framed(rng.randbytes(rng.randrange(200))),
+                wire.framed(rng.choice(TOKENS) * rng.choice((1, 3, 1000))),
+                wire.framed(
+                    rng.choice((b"\x91", b"\x81\xa1a", b"\x95")) * rng.choice((10, 1000, 100_000))
+                ),
+                b"",
+            )
+        )
+
+    def take(self, data: bytes) -> str:
+        self._seen += 1
+        measured = self._seen % MEASURED_ONE_IN == 0
+        if measured:
+            tracemalloc.start()
+        try:
+            return self._decoded(data)
+        finally:
+            if measured:
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+                most = PEAK_BYTES_MAX + PEAK_PER_BYTE_MAX * len(data)
+                assert peak <= most, f"{peak} bytes for a frame of {len(data)}"
+
+    @staticmethod
+    def _decoded(data: bytes) -> str:
+        try:
+            envelope = wire.decode(data)
+        except WireError as error:
+            return class_of(error)
+        assert type(envelope) is Envelope, envelope
+        assert type(envelope.body) in MESSAGES, envelope.body
+        assert wire.decode(wire.encode(envelope)) == envelope, "it does not come back as it was"
+        return "accepted"
+
+    def close(self) -> None:
+        pass

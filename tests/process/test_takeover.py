@@ -1,0 +1,105 @@
+"""The coordinator is killed: another takes over, nothing is lost. A killed rack comes back."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, Result, until
+
+CONFIG: dict[str, Any] = {
+    "fragments": 2,
+    "sync_period_steps": 8,
+    "overlap_steps": 2,
+    "stall_max_s": 0.2,
+    "shutdown_timeout_s": 20,
+}
+
+
+def first_commits(job: Job, racks: int) -> None:
+    for rack in range(racks):
+        job.event(rack, "commit", fragment=1)
+
+
+def merged_everything(results: list[Result]) -> None:
+    """The racks left together, on one model, and every token of every rack is in it."""
+    assert len({result.digest for result in results}) == 1
+    assert all(result.weights == results[0].weights for result in results)
+    assert all(result.commits == results[0].commits for result in results)
+    for result in results:
+        assert result.status["ledger"]["open"] == 0
+        assert not result.kinds("left-alone", "kept-local", "discarded", "differs", "fault")
+        assert result.threads == []
+
+
+def test_without_its_witness_a_job_goes_on_under_a_rack(jobs: Jobs) -> None:
+    job = jobs(witness=True)
+    gate = job.gate()
+    for rack in range(2):
+        job.start(rack, steps=48, config=CONFIG, pace_ms=2, at={"12": [["gate", gate]]})
+    first_commits(job, 2)
+    assert job.witness is not None
+    job.witness.kill()
+    stands = job.event(0, "stands")
+    assert stands["silent_ms"] >= 1900, "a coordinator that only pauses stays the coordinator"
+    assert job.event(0, "takes-over")["epoch"] == 2
+    Path(gate).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(2)]
+    merged_everything(results)
+    assert results[0].status["step"] == 48
+    assert {c["version"] for c in results[0].commits} >= {5, 6}, "rounds went on after it"
+
+
+def test_two_of_three_racks_go_on_without_the_rack_that_coordinated(jobs: Jobs) -> None:
+    """And without the dead rack, which loses its seat after a while."""
+    job = jobs(racks=3)
+    gate = job.gate()
+    config = {**CONFIG, "evict_s": 3}
+    for rack in range(3):
+        job.start(rack, steps=48, config=config, pace_ms=2, at={"12": [["gate", gate]]})
+    first_commits(job, 3)
+    job.processes[0].signal(signal.SIGKILL)
+    job.event(1, "takes-over", epoch=2)
+    put_out = job.event(1, "roster", racks=[1, 2])
+    assert put_out["reason"] == "rack 0 was not there for too long"
+    Path(gate).touch()
+    for rack in (1, 2):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in (1, 2)]
+    merged_everything(results)
+    last = results[0].commits[-1]
+    assert [member["rack"] for member in last["members"]] == [1, 2]
+
+
+def test_a_killed_rack_is_started_again_and_takes_part(jobs: Jobs) -> None:
+    """It begins on the newest merged model, and what it trains from there on is merged."""
+    job = jobs(witness=True)
+    gates = [job.gate("one"), job.gate("two")]
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(0, **options, at={"12": [["gate", gates[0]]]})
+    job.start(1, **options, at={"12": [["gate", job.gate("never")]]})
+    first_commits(job, 2)
+    job.processes[1].signal(signal.SIGKILL)
+    assert job.ended(1) == -signal.SIGKILL
+    former = len(job.events(1))
+    job.start(1, **options)
+    until(lambda: bool(joined(job)), f"rack 1 joins\n{job.logs()}")
+    Path(gates[0]).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(2)]
+    assert results[0].digest == results[1].digest
+    assert results[0].weights == results[1].weights
+    assert min(joined(job)[0]["versions"]) >= 1
+    again = [m for c in results[0].commits for m in c["members"] if m["rack"] == 1]
+    assert len([m for m in again if m["seq"] == 1]) >= 3, "its offers count from one again"
+    assert all(result.status["ledger"]["open"] == 0 for result in results)
+    assert former, "the first life left its events"
+
+
+def joined(job: Job) -> list[dict[str, Any]]:
+    return [event for event in job.events(1) if event["kind"] == "joined"]

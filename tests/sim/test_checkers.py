@@ -1,0 +1,198 @@
+"""A checker that never speaks proves nothing: each is shown a history that is false."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from mend.protocol.messages import Commit, Drop
+from mend.sim import World
+from mend.sim.agreement import Agreement, is_held, is_quorum
+from mend.terms import MS, SECOND, WITNESS, Peer
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def problems(world: World) -> str:
+    return "\n".join(world.run().problems)
+
+
+def at(world: World, seconds: float, job: Callable[[], None]) -> None:
+    world.loop.at(int(seconds * SECOND), job)
+
+
+def voter_log(world: World, rack: int) -> object:
+    process = world.trainings[Peer(rack, 0)].process
+    replicas = world.checkers.agreement.replicas[id(process)][1]
+    return next(replica.owner for replica in replicas if replica.votes).log
+
+
+def test_the_rules_are_those_of_the_protocol() -> None:
+    assert is_quorum({0, 1}, {0, 1, 2})
+    assert is_quorum({0}, {0, 1})
+    assert not is_quorum({1}, {0, 1})
+    assert is_quorum({1, WITNESS}, {0, 1, WITNESS})
+    assert not is_quorum(set(), set())
+    assert is_held({0, 1}, {0, 1, WITNESS})
+    assert not is_held({0}, {0, 1, WITNESS}), "1 and the witness are a quorum without it"
+
+
+def test_a_replica_with_another_decided_record_is_seen() -> None:
+    world = World()
+
+    def forge() -> None:
+        log = voter_log(world, 1)
+        index = log.decided  # type: ignore[attr-defined]
+        log._chains[index] = "0" * 64  # type: ignore[attr-defined]
+
+    at(world, 0.9, forge)
+    assert "I1: Peer(rack=1, rank=0) has another decided record" in problems(world)
+
+
+def test_a_decision_that_is_undone_is_seen() -> None:
+    world = World()
+    process = world.trainings[Peer(1, 0)].process
+
+    def undo() -> None:
+        voter_log(world, 1).decided -= 1  # type: ignore[attr-defined]
+        world.checkers.agreement.looked(process)
+
+    at(world, 0.9, undo)
+    assert "undid decisions" in problems(world)
+
+
+def test_a_decision_without_the_votes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agreement, "_votes", lambda *_: {1})
+    assert "with the votes [1] of [0, 1, 65535]" in problems(World())
+
+
+def test_a_version_that_too_few_hold_is_seen() -> None:
+    """Rack 0 forgets its tentative result behind the coordinator's back."""
+    world = World()
+    rank = world.trainings[Peer(0, 0)].rank
+    rank.edge.work = lambda job, done: None  # type: ignore[method-assign]
+    world.checkers.agreement._holders = lambda *_, **__: {1}  # type: ignore[method-assign]
+    world.loop.at(0, lambda: None)
+    assert "held by [1] of [0, 1, 65535] only" in problems(World_with(world))
+
+
+def World_with(world: World) -> World:  # noqa: N802 - it only passes the world on
+    del world.trainings[Peer(0, 0)].rank.edge.work
+    return world
+
+
+def test_the_loss_of_all_copies_is_seen() -> None:
+    world = World()
+
+    def lose() -> None:
+        for training in world.trainings.values():
+            training.rank.anchors.clear()
+            training.rank.tentative.clear()
+        world.checkers.agreement.died()
+
+    at(world, 0.9, lose)
+    text = problems(world)
+    assert "I4: version" in text
+    assert "is lost: [0, 1, 65535] live and are a quorum" in text
+
+
+def test_an_offer_that_ends_twice_is_seen() -> None:
+    world = World()
+    assert not world.run().problems
+    agreement = world.checkers.agreement
+    commit = next(record for record in agreement.records if isinstance(record, Commit))
+    agreement._ends(replace(commit, version=99))
+    assert "ends in versions 1 and 99" in world.checkers.problems[0]
+    assert world.checkers.problems[0].startswith("I3")
+
+
+def test_a_rank_that_acts_on_what_nobody_decided_is_seen() -> None:
+    world = World()
+    process = world.trainings[Peer(0, 0)].process
+    at(world, 0.9, lambda: world.checkers.agreement.told(process, Drop(0, (), "invented")))
+    assert "I1: Peer(rack=0, rank=0) acts on Drop" in problems(world)
+
+
+def test_bits_that_differ_are_seen() -> None:
+    world = World()
+
+    def spoil() -> None:
+        world.trainings[Peer(1, 0)].trainer.tracks[0].anchor.data[0] += 1.0
+
+    at(world, 1.2, spoil)
+    assert "I1" in problems(world)
+
+
+def test_an_update_that_is_lost_is_seen() -> None:
+    world = World()
+
+    def lose() -> None:
+        with torch.no_grad():
+            world.trainings[Peer(0, 0)].parameters[0].add_(0.01)
+
+    at(world, 1.01, lose)
+    assert "I2: Peer(rack=0, rank=0): the ledger of fragment" in problems(world)
+
+
+def test_tokens_that_are_lost_are_seen() -> None:
+    world = World()
+
+    def lose() -> None:
+        world.trainings[Peer(0, 0)].trainer.ledger.merged += 1
+
+    at(world, 1.01, lose)
+    assert "I2: Peer(rack=0, rank=0): Ledger(merged=" in problems(world)
+
+
+def test_a_training_thread_that_waits_too_long_is_seen() -> None:
+    world = World()
+    stalls = world.trainings[Peer(0, 0)].stalls
+    at(world, 1.01, lambda: stalls.append((3 * SECOND, SECOND)))
+    assert "I5: Peer(rack=0, rank=0) waited 3.00 s in one outage" in problems(world)
+
+
+def test_a_queue_without_end_is_seen() -> None:
+    world = World()
+    rank = world.trainings[Peer(0, 0)].rank
+
+    def fill() -> None:
+        for seq in range(1000, 1100):
+            rank.payloads[(rank.member, 0, seq)] = torch.empty(0)
+
+    at(world, 1.01, fill)
+    assert "I6: Peer(rack=0, rank=0) keeps" in problems(world)
+
+
+def test_a_wrong_bit_that_is_read_as_a_message_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mend.protocol import wire
+
+    monkeypatch.setattr(wire.zlib, "crc32", lambda body: 0)  # type: ignore[attr-defined]
+    text = problems(World(shutdown_ns=30 * SECOND).flip(0, 90, frames=True, until=1.0))
+    assert "with bit" in text
+    assert "flipped was read" in text
+
+
+def test_a_rack_that_does_not_end_is_seen() -> None:
+    world = World()
+    training = world.trainings[Peer(1, 0)]
+    at(world, 0.9, lambda: setattr(training, "_advance", lambda answer: None))
+    text = problems(world)
+    assert "I4: " in text
+    assert "rack 1 rank 0" in text
+    assert "did not end" in text
+
+
+def test_a_quorum_that_does_not_converge_is_seen() -> None:
+    """Nothing is broken any more, but the offers of rack 0 do not get out."""
+    world = World(shutdown_ns=10 * SECOND, step_ns=50 * MS, k=2).cut(0, 1, until=0.01).heal(at=0.1)
+    leader = world.trainings[Peer(0, 0)].rank.roles.leader
+    assert leader is not None
+    leader._offers = lambda ranks: ()  # type: ignore[method-assign]
+    text = problems(world)
+    assert "left alone though a quorum was there" in text or "ended with open offers" in text

@@ -85,21 +85,47 @@ def test_a_killed_rack_is_started_again_and_takes_part(jobs: Jobs) -> None:
     first_commits(job, 2)
     job.processes[1].signal(signal.SIGKILL)
     assert job.ended(1) == -signal.SIGKILL
-    former = len(job.events(1))
+    former = job.events(1)
     job.start(1, **options)
-    until(lambda: bool(joined(job)), f"rack 1 joins\n{job.logs()}")
+    until(lambda: bool(joined(job, 1)), f"rack 1 joins\n{job.logs()}")
     Path(gates[0]).touch()
     for rack in range(2):
         job.ended(rack, code=0)
     results = [job.result(rack) for rack in range(2)]
     assert results[0].digest == results[1].digest
     assert results[0].weights == results[1].weights
-    assert min(joined(job)[0]["versions"]) >= 1
+    assert min(joined(job, 1)[0]["versions"]) >= 1
     again = [m for c in results[0].commits for m in c["members"] if m["rack"] == 1]
     assert len([m for m in again if m["seq"] == 1]) >= 3, "its offers count from one again"
     assert all(result.status["ledger"]["open"] == 0 for result in results)
-    assert former, "the first life left its events"
+    assert job.events(1)[: len(former)] == former, "the first life's events are still there"
 
 
-def joined(job: Job) -> list[dict[str, Any]]:
-    return [event for event in job.events(1) if event["kind"] == "joined"]
+def test_a_rack_that_lost_its_quorum_goes_on_when_the_dead_one_is_started_again(jobs: Jobs) -> None:
+    """Two racks without a witness: rack 1 alone may decide nothing. That rack 0 is started again
+    proves that its former life is over: rack 1 begins a new lineage, and rack 0 joins it."""
+    job = jobs()
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(0, **options, at={"12": [["gate", job.gate("never")]]})
+    job.start(1, **options, at={"12": [["gate", gate]]})
+    first_commits(job, 2)
+    job.processes[0].signal(signal.SIGKILL)
+    assert job.ended(0) == -signal.SIGKILL
+    job.event(1, "stands")
+    job.start(0, **options)
+    anew = job.event(1, "lineage")
+    assert anew["without"] == [0]
+    until(lambda: bool(joined(job, 0)), f"rack 0 joins\n{job.logs()}")
+    Path(gate).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(2)]
+    assert results[0].digest == results[1].digest
+    assert results[0].weights == results[1].weights
+    assert all(result.status["ledger"]["open"] == 0 for result in results)
+    assert not any(result.kinds("left-alone", "differs", "fault") for result in results)
+
+
+def joined(job: Job, rack: int) -> list[dict[str, Any]]:
+    return [event for event in job.events(rack) if event["kind"] == "joined"]

@@ -72,19 +72,9 @@ def test_a_decision_without_the_votes_is_seen(monkeypatch: pytest.MonkeyPatch) -
     assert "with the votes [1] of [0, 1, 65535]" in problems(World())
 
 
-def test_a_version_that_too_few_hold_is_seen() -> None:
-    """Rack 0 forgets its tentative result behind the coordinator's back."""
-    world = World()
-    rank = world.trainings[Peer(0, 0)].rank
-    rank.edge.work = lambda job, done: None  # type: ignore[method-assign]
-    world.checkers.agreement._holders = lambda *_, **__: {1}  # type: ignore[method-assign]
-    world.loop.at(0, lambda: None)
-    assert "held by [1] of [0, 1, 65535] only" in problems(World_with(world))
-
-
-def World_with(world: World) -> World:  # noqa: N802 - it only passes the world on
-    del world.trainings[Peer(0, 0)].rank.edge.work
-    return world
+def test_a_version_that_too_few_hold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agreement, "_holders", lambda *_, **__: {1})
+    assert "held by [1] of [0, 1, 65535] only" in problems(World())
 
 
 def test_the_loss_of_all_copies_is_seen() -> None:
@@ -121,12 +111,8 @@ def test_a_rank_that_acts_on_what_nobody_decided_is_seen() -> None:
 
 def test_bits_that_differ_are_seen() -> None:
     world = World()
-
-    def spoil() -> None:
-        world.trainings[Peer(1, 0)].trainer.tracks[0].anchor.data[0] += 1.0
-
-    at(world, 1.2, spoil)
-    assert "I1" in problems(world)
+    world.checkers.bits[(0, 1, 1)] = "the digest of another rack"
+    assert "I1: Peer(rack=0, rank=0) has other bits of fragment 1 version 1" in problems(world)
 
 
 def test_an_update_that_is_lost_is_seen() -> None:

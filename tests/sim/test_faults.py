@@ -80,7 +80,7 @@ def test_what_is_healed_is_felt_no_more() -> None:
 
 def test_a_wrong_bit_in_a_payload_is_found_and_it_is_fetched_again() -> None:
     """Every second transfer from rack 0 is wrong; the others still merge what it trained."""
-    world = job().flip(0, 50, at=0.1, until=1.5).heal(at=1.6)
+    world = World(seed=3, **LONG).flip(0, 50, at=0.1, until=1.5).heal(at=1.6)
     report = run(world)
     notes = [note for training in world.trainings.values() for note in training.process.notes]
     found = [fields["error"] for kind, fields in notes if kind in ("fetch-failed", "copy-failed")]

@@ -16,6 +16,7 @@ from mend.runtime.tape_reader import read_tape, tapes_in
 from mend.terms import MS, SECOND, WITNESS
 
 INDENT = "    "
+NOTES_SHOWN = 30
 
 
 def explain(
@@ -49,7 +50,7 @@ def chosen(
     everything: bool = False,
 ) -> list[RoundFacts]:
     """The rounds that are asked for; of several, and of none, the newest. Raises ConfigError."""
-    rounds = story.decided()
+    rounds = story.decided
     if number is not None:
         if not 1 <= number <= len(rounds):
             rule = f"the tapes have {len(rounds)} decided rounds, counted from 1"
@@ -71,7 +72,7 @@ def chosen(
 
 def overview(story: Story) -> list[str]:
     """How many rounds there were, why they closed, what they took, and what else happened."""
-    rounds = story.decided()
+    rounds = story.decided
     lines = [f"{_count(len(rounds), 'decided round')} on these tapes"]
     reasons = Counter(each.commit.reason for each in rounds if each.commit)
     lines += [f"{INDENT}{count} x {reason}" for reason, count in reasons.most_common()]
@@ -85,7 +86,9 @@ def overview(story: Story) -> list[str]:
             f"{INDENT}open to decided: median {_ms(int(median(times)))}, most {_ms(max(times))} "
             f"(round {rounds.index(slowest) + 1})"
         )
-    for at_ns, kind, fields in story.notes:
+    if len(story.notes) > NOTES_SHOWN:
+        lines.append(f"{INDENT}... {_count(len(story.notes) - NOTES_SHOWN, 'earlier note')}")
+    for at_ns, kind, fields in story.notes[-NOTES_SHOWN:]:
         said = " ".join(f"{key}={value}" for key, value in fields.items())
         lines.append(f"{INDENT}{_clock(at_ns)} {kind} {said}")
     if not story.coordinated:
@@ -98,7 +101,7 @@ def overview(story: Story) -> list[str]:
 
 def sentences(story: Story, made: RoundFacts) -> list[str]:
     """One round: who was in, who was left out and why, when what happened, what it cost."""
-    rounds, commit = story.decided(), made.commit
+    rounds, commit = story.decided, made.commit
     zero_ns = made.opened[0] if made.opened else made.written_ns or made.decided_ns or 0
     what = f"fragment {made.fragment}, version {made.version - 1} -> {made.version}"
     if commit is None:
@@ -142,19 +145,30 @@ def left_out(story: Story, made: RoundFacts, rack: int) -> str:
             f"its offer {facts.offer.seq} was announced {_ms(closed_ns - facts.announced_ns)} "
             f"before, but only {_racks(holders)} held it; it stays open for the next round"
         )
-    heard = story.heard(closed_ns)
-    silent = heard is not None and rack not in heard
+    silent = _silence(story, made, rack, closed_ns)
     if facts is not None:
-        was = "it was silent, and " if silent else ""
-        late_ns = facts.announced_ns - closed_ns
+        was, late_ns = f"{silent}, and " if silent else "", facts.announced_ns - closed_ns
         return f"{was}its offer {facts.offer.seq} came {_ms(late_ns)} too late; it stays open"
-    return "it was silent" if silent else "it had nothing to offer"
+    last_ns = story.last_heard_ns(rack, closed_ns)
+    when = f", last heard {_ms(closed_ns - last_ns)} before" if last_ns is not None else ""
+    return (silent or "it had nothing to offer") + when
+
+
+def _silence(story: Story, made: RoundFacts, rack: int, closed_ns: int) -> str:
+    """Whether the rack was not heard, at least at first; empty: it was."""
+    heard = story.heard(closed_ns)
+    if heard is not None and rack not in heard:
+        return "it was silent"
+    heard = story.heard(made.opened[0]) if made.opened else None
+    if heard is not None and rack not in heard:
+        return "it was silent when the round opened"
+    return ""
 
 
 def _open_offer(story: Story, made: RoundFacts, rack: int) -> OfferFacts | None:
     """The first offer of the rack that no record up to this round has ended."""
     ended = 0
-    for each in story.decided():
+    for each in story.decided:
         if each.fragment == made.fragment and each.commit and each.index <= made.index:
             seqs = [one.seq for one in each.commit.members if one.member.rack == rack]
             seqs += [one.seq for one in each.commit.dropped if one.member.rack == rack]
@@ -179,17 +193,18 @@ def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
         if facts is not None:
             found.append((facts.announced_ns, f"rack {rack}'s offer is announced"))
             found += [
-                (since_ns, f"rack {holder} has pulled rack {rack}'s offer")
+                (since_ns, f"rack {holder} says it has rack {rack}'s offer")
                 for holder, since_ns in facts.holders.items()
                 if holder != rack
             ]
+    for count, (at_ns, _, racks) in enumerate(made.gathers, start=1):
+        again = f" (attempt {count})" if count > 1 else ""
+        found.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
+    found += [(at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()]
+    lockstep = made.commit is not None and made.commit.reason == "lockstep"
     for at_ns, why in made.whys:
-        grace = "; the grace window runs" if why.startswith("waiting for") else ""
+        grace = "; the grace window runs" if why.startswith("waiting for") and not lockstep else ""
         found.append((at_ns, why + grace))
-    for at_ns, attempt, racks in made.gathers:
-        again = f", attempt {attempt}" if attempt > 1 else ""
-        found.append((at_ns, f"closes, merge {_racks(racks)}{again}"))
-    found += [(at_ns, f"rack {rack} holds the result") for rack, at_ns in made.held.items()]
     if made.written_ns is not None and story.coordinated:
         found.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
     if made.decided_ns is not None:

@@ -7,6 +7,7 @@ what the header of each tape says of its clock.
 from __future__ import annotations
 
 import bisect
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class RankFacts:
     in_mend_ns: int | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class RoundFacts:
     fragment: int
     version: int
@@ -79,7 +80,7 @@ class RoundFacts:
         return self.gathers[-1][0] if self.gathers else self.written_ns
 
 
-@dataclass
+@dataclass(eq=False)
 class Story:
     rounds: dict[Made, RoundFacts] = field(default_factory=dict)
     offers: dict[tuple[int, int, int], OfferFacts] = field(default_factory=dict)
@@ -87,17 +88,17 @@ class Story:
     rosters: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """Index in the log, and who is a member from there on."""
     live: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """Who was heard, whenever that changed."""
+    """Who counted as live, whenever that changed."""
+    reports_ns: dict[int, array[int]] = field(default_factory=lambda: defaultdict(_times))
+    """When each rack was heard."""
     notes: list[tuple[int, str, dict[str, object]]] = field(default_factory=list)
     """What coordinators noted besides decisions."""
     payload_bytes: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     coordinated: bool = False
     """Whether the tape of a process that coordinated is among them."""
 
-    def decided(self) -> list[RoundFacts]:
-        """In the order of the log."""
-        found = [each for each in self.rounds.values() if each.commit is not None]
-        return sorted(found, key=lambda each: each.index)
+    decided: list[RoundFacts] = field(default_factory=list)
+    """In the order of the log."""
 
     def round(self, fragment: int, version: int) -> RoundFacts:
         return self.rounds.setdefault((fragment, version), RoundFacts(fragment, version))
@@ -109,10 +110,20 @@ class Story:
             return self.rosters[place - 1][1]
         return tuple(sorted({rack for rack, _, _ in self.offers}))
 
+    def last_heard_ns(self, rack: int, at_ns: int) -> int | None:
+        """When a rack was heard for the last time before; None: it is not known."""
+        times = self.reports_ns[rack]
+        place = bisect.bisect_right(times, at_ns)
+        return times[place - 1] if place else None
+
     def heard(self, at_ns: int) -> tuple[int, ...] | None:
-        """Who was heard then; None: it is not known."""
+        """Who counted as live then; None: it is not known."""
         place = bisect.bisect_right(self.live, (at_ns, (1 << 20,)))
         return self.live[place - 1][1] if place else None
+
+
+def _times() -> array[int]:
+    return array("q")
 
 
 def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:
@@ -129,8 +140,11 @@ def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:
                 coordinator.take(entry, entry.now_ns + offset_ns)
             elif entry.machine == LEARNER:
                 learner.take(entry, entry.now_ns + offset_ns)
+    done = [made for made in story.rounds.values() if made.commit is not None]
+    story.decided = sorted(done, key=lambda made: made.index)
     story.rosters = sorted(set(story.rosters))
     story.live.sort()
+    story.reports_ns.update({rack: array("q", sorted(t)) for rack, t in story.reports_ns.items()})
     story.notes.sort(key=lambda note: note[0])
     return story
 
@@ -179,6 +193,7 @@ class _OfCoordinator:
 
     def _report(self, rack: int, report: Report, at_ns: int) -> None:
         story = self._story
+        story.reports_ns[rack].append(at_ns)
         for offer in report.offers:
             key = (rack, offer.fragment, offer.seq)
             facts = story.offers.setdefault(key, OfferFacts(offer, at_ns))

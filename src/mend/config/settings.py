@@ -175,6 +175,11 @@ class MendConfig:
         k.seconds(),
         "after so long a silence a rack loses its seat and must join anew; 0: never",
     )
+    restart_attests_death: bool = _knob(
+        True,
+        k.YES_NO,
+        "a rack that is started again proves its former life dead, so that others may go on",
+    )
     stall_max_s: float = _knob(
         1.0, k.seconds(), "longest time that an outage elsewhere may hold up training here"
     )

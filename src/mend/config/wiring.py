@@ -50,6 +50,7 @@ def settings_of(
         heartbeat_ms=config.sideband_heartbeat_ms,
         start_timeout_ns=int(config.start_timeout_s * SECOND),
         evict_ns=int(config.evict_s * SECOND),
+        restart_attests=config.restart_attests_death,
         fragments=config.fragments,
         period_steps=config.sync_period_steps,
         overlap_steps=config.tau,

@@ -74,7 +74,7 @@ class Booth:
 
     def vote(self, serial: int, after: int | None = None) -> Vote:
         """`serial` is that of the message it answers: all that orders answers."""
-        return Vote(serial, self.voter.log.lineage, self.voter.ballot(after))
+        return Vote(serial, self.voter.log.lineage, self.voter.ballot(after), ())
 
 
 @dataclass

@@ -16,6 +16,7 @@ from mend.protocol.messages import (
     Gather,
     Genesis,
     Hello,
+    Lineage,
     Offer,
     Orders,
     Policy,
@@ -100,11 +101,15 @@ def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
         case Commit(fragment=fragment, digests=digests):
             if fragment >= fragments or len(digests) != ranks:
                 return f"a Commit of fragment {fragment} with {len(digests)} digests"
+        case Lineage(versions=versions, digests=digests):
+            fits = len(versions) == len(digests) == fragments
+            if not fits or any(len(each) != ranks for each in digests):
+                return "a Lineage of another plan"
         case Drop(fragment=fragment):
             if fragment >= fragments:
                 return f"a Drop of fragment {fragment}"
     seats = record.roster if isinstance(record, Genesis) else ()
-    seats = record.members if isinstance(record, Roster) else seats
+    seats = record.members if isinstance(record, Roster | Lineage) else seats
     if any(len(seat.lanes) != ranks for seat in seats):
         return f"a {type(record).__name__} with other numbers of ranks"
     return ""

@@ -22,6 +22,7 @@ from mend.protocol.messages import (
     Drop,
     Genesis,
     Hello,
+    Lineage,
     Offer,
     Orders,
     Policy,
@@ -123,9 +124,13 @@ class Coordinator:
 
     def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         member = Member(event.peer.rack, event.incarnation)
+        self.proposer.dead.discard(member)
         match event.body:
-            case Hello() as hello if self.proposer.leading:
-                self._on_hello(member, hello, now_ns, effects)
+            case Hello() as hello:
+                if self.proposer.leading:
+                    self._on_hello(member, hello, now_ns, effects)
+                else:
+                    self.election.attest(member, hello)
             case Report() as report if self.proposer.leading:
                 self._on_report(member, report, now_ns, effects)
             case Vote() as vote if vote.lineage == self.log.lineage and self.proposer.epoch:
@@ -179,6 +184,7 @@ class Coordinator:
         self.votes[member] = vote.serial
         if view is not None:
             view.heard_ns = now_ns
+        self.proposer.held[member] = vote.held
         self._on_ballot(member, vote.ballot, now_ns, effects)
 
     def _on_ballot(
@@ -214,6 +220,10 @@ class Coordinator:
         self._new_rounds(log.policy.fragments)
         number = number_of(self.proposer.epoch)
         effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
+        opening = self.log.record(self.log.last)
+        if isinstance(opening, Lineage):
+            dead = [member.rack for member in opening.dead]
+            effects.append(Note("lineage", {"without": dead, "versions": list(opening.versions)}))
 
     def _new_rounds(self, fragments: int) -> None:
         quorum_time, sync_time = Mean(), Mean()
@@ -372,7 +382,7 @@ class Coordinator:
                 serial=0,
                 to=view.member.incarnation,
                 epoch=self.proposer.epoch,
-                lineage=log.lineage,
+                lineage=log.lineage_at(prev),
                 prev=prev,
                 chain=log.chain(prev) if log.reaches(prev) else "",
                 records=log.after(prev),

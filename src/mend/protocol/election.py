@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of
 from mend.protocol.events import Connect, Effect, Note, Send
-from mend.protocol.messages import Orders, Prepare
+from mend.protocol.messages import Hello, Orders, Prepare
 from mend.protocol.proposer import Proposer
 from mend.protocol.voter import Voter
 from mend.terms import WITNESS, Member, Peer
@@ -48,6 +48,17 @@ class Election:
             self.heard_ns, self.followed = now_ns, orders.epoch
         # Standing for a higher epoch ends as well: not even my own vote is promised to it yet.
         return self.proposer.epoch not in (0, orders.epoch)
+
+    def attest(self, sender: Member, hello: Hello) -> None:
+        """Whoever starts a rack again has seen its former life end; that is what a launcher does.
+        Two lives of a rack at once would become two jobs, which refuse each other."""
+        log = self.voter.log.written
+        former, policy = log.member(sender.rack), log.policy
+        if former is None or policy is None or not policy.restart_attests:
+            return
+        fits = hello.seat.member == sender and hello.policy == policy
+        if fits and sender not in log.former and former not in (sender, self.member):
+            self.proposer.dead.add(former)
 
     def see(self, number: int) -> None:
         if number < NUMBER_MAX:

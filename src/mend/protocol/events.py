@@ -101,6 +101,9 @@ class Merged:
     attempt: int
     digest: str
     error: str = ""
+    tensors: bytes = b""
+    """xxh3_64 of this rank's part of every tensor of it, where a tape is kept: which one differs,
+    should a replay find another digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class Applied:
     fragment: int
     version: int
     ended: int
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class Discarded:
 
     fragment: int
     seq: int
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
 
+from msgspec.structs import replace
+
 from mend.protocol.booth import Booth
 from mend.protocol.border import orders_misfit, rank_report_misfit
 from mend.protocol.events import Connect, Effect, Event, Fail, Heard, Note, Send, Summed
@@ -123,7 +125,7 @@ class Leader:
         elif isinstance(body, Prepare):
             vote = self.booth.asked(event.peer, body, now_ns)
             if vote is not None:
-                effects.append(Send(event.peer, vote))
+                effects.append(Send(event.peer, replace(vote, held=self._versions())))
         elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
             mine = body.incarnation == self.member.incarnation
             if mine and not self.failure[0]:
@@ -246,7 +248,6 @@ class Leader:
     def _report(self, now_ns: int | None, gone: bool = False) -> Report:
         ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
         complete = len(ranks) == self.ranks_configured
-        fragments = self.hello.policy.fragments
         fresh = complete and (
             now_ns is None
             or all(now_ns - heard < self.options.detect_ns for heard in self.heard_ns.values())
@@ -257,10 +258,7 @@ class Leader:
             fresh=fresh or not self.log.told.begun,
             step=ranks[0].step if ranks else 0,
             step_ns=max((rank.step_ns for rank in ranks), default=0),
-            versions=tuple(
-                min(rank.versions[p] for rank in ranks) if complete else -1
-                for p in range(fragments)
-            ),
+            versions=self._versions(),
             offers=self._offers(ranks) if complete else (),
             declined=tuple(self.declined[fragment] for fragment in sorted(self.declined)),
             got=_in_all([rank.got for rank in ranks]) if complete else (),
@@ -269,6 +267,15 @@ class Leader:
             hurry=complete and any(rank.hurry for rank in ranks),
             idle=complete and all(rank.idle for rank in ranks),
             gone=gone,
+        )
+
+    def _versions(self) -> tuple[int, ...]:
+        """Per fragment what all ranks of the rack hold; -1 = nothing yet."""
+        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
+        complete = len(ranks) == self.ranks_configured
+        return tuple(
+            min(rank.versions[p] for rank in ranks) if complete else -1
+            for p in range(self.hello.policy.fragments)
         )
 
     def _assembled(self, ranks: list[RankReport]) -> list[list[Part]]:

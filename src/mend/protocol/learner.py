@@ -20,6 +20,7 @@ from mend.protocol.messages import (
     Drop,
     Gather,
     Genesis,
+    Lineage,
     Offer,
     OfferId,
     Part,
@@ -170,6 +171,9 @@ class Learner:
                 self._on_drop(record, effects)
             case Roster():
                 self._on_roster(effects)
+            case Lineage():
+                self._on_roster(effects)
+                self._on_lineage(record, effects)
 
     def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
         for fragment, digests in enumerate(record.digests):
@@ -202,6 +206,13 @@ class Learner:
             removed = self.folded.member(member.rack) != member
             if removed and (member, seq) not in self.shelves[fragment].linger:
                 self._free(member, fragment, seq, effects)
+
+    def _on_lineage(self, record: Lineage, effects: list[ev.Effect]) -> None:
+        """An own offer that only an undone commit named counts as dropped."""
+        for p, shelf in enumerate(self.shelves):
+            named = shelf.begin_anew(record.versions[p], record.digests[p][self.me.rank])
+            if p in self.parts and (self.member, self.parts[p].seq) in named:
+                effects.append(ev.Discard(p, self.parts[p].seq))
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)

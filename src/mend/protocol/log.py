@@ -16,6 +16,7 @@ from mend.protocol.messages import (
     Drop,
     Ended,
     Genesis,
+    Lineage,
     Policy,
     Record,
     Roster,
@@ -119,8 +120,19 @@ class Folded:
             self.seats = {seat.member.rack: seat for seat in record.members}
             self.learners, self.witness = frozenset(record.learners), record.witness
             self.roster_number = record.number
+        elif isinstance(record, Lineage):
+            self._begin_anew(record)
         else:
             self.epoch = record.epoch
+
+    def _begin_anew(self, record: Lineage) -> None:
+        stay = {seat.member for seat in record.members}
+        self.former |= {seat.member for seat in self.seats.values()} - stay
+        self.seats = {seat.member.rack: seat for seat in record.members}
+        self.learners, self.witness = frozenset(), record.witness
+        self.roster_number, self.epoch = record.number, record.epoch
+        # Offers stay ended that only an undone commit named: they count as dropped.
+        self.versions, self.digests = list(record.versions), list(record.digests)
 
     def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
         for ended in offers:
@@ -140,13 +152,22 @@ class Log:
     def __init__(self) -> None:
         self.last = 0
         self.decided = 0
-        self.lineage = ""
-        """Hash of the first record, which names all members: what tells this job from any other."""
+        self._lineages: list[tuple[int, str]] = [(0, "")]
         self.written = Folded()
         self.told = Folded()
         self._records: dict[int, Record] = {}
         self._chains: dict[int, str] = {0: ""}
         self._first = 1
+
+    @property
+    def lineage(self) -> str:
+        """Hash up to the record that named the members of this job, or that began it anew without
+        those who were lost: what tells it from any other."""
+        return self._lineages[-1][1]
+
+    def lineage_at(self, index: int) -> str:
+        """What it was when record `index` was the last one."""
+        return next(name for begun, name in reversed(self._lineages) if begun <= index)
 
     def chain(self, index: int) -> str:
         """Hash over records 1..index: equal hash, equal history."""
@@ -161,6 +182,7 @@ class Log:
         other = copy(self)
         other.written, other.told = self.written.copy(), self.told.copy()
         other._records, other._chains = dict(self._records), dict(self._chains)
+        other._lineages = list(self._lineages)
         return other
 
     def record(self, index: int) -> Record:
@@ -177,8 +199,8 @@ class Log:
         self._records[self.last] = record
         digest = hashlib.sha256(bytes.fromhex(before) + encode_record(record))
         self._chains[self.last] = digest.hexdigest()
-        if self.last == 1:
-            self.lineage = self._chains[1]
+        if isinstance(record, Genesis | Lineage):
+            self._lineages.append((self.last, self._chains[self.last]))
 
     def cut(self, index: int) -> None:
         """Forget what is behind `index`, which nobody decided."""
@@ -188,6 +210,7 @@ class Log:
         kept = [self._records[i] for i in range(self.decided + 1, index + 1)]
         for i in range(index + 1, self.last + 1):
             del self._records[i], self._chains[i]
+        self._lineages = [each for each in self._lineages if each[0] <= index]
         self.last, self.written = index, self.told.copy()
         for record in kept:
             self.written.take(record)
@@ -207,14 +230,29 @@ class Log:
 
     def voters_at(self, index: int) -> frozenset[Member]:
         """Who decides record `index` (not decided yet): the newest roster before it; the first
-        record brings its own."""
-        roster = self.told
-        if not roster.begun:
-            return self.written.voters if index == 1 else self._roster_of(1).voters
-        for i in range(self.decided + 1, index):
-            if isinstance(self._records[i], Roster):
-                roster = self._roster_of(i)
-        return roster.voters
+        record of a lineage brings its own."""
+        changes = [
+            i
+            for i in range(self.decided + 1, min(index, self.last) + 1)
+            if isinstance(self._records[i], Genesis | Lineage)
+            or (isinstance(self._records[i], Roster) and i < index)
+        ]
+        return (self._roster_of(changes[-1]) if changes else self.told).voters
+
+    def digests_of(self, fragment: int, version: int) -> tuple[str, ...] | None:
+        """Of any version that the written log made; None where that is compacted."""
+        for index in range(self.last, self._first - 1, -1):
+            record = self._records[index]
+            if isinstance(record, Commit) and (record.fragment, record.version) == (
+                fragment,
+                version,
+            ):
+                return record.digests
+            if isinstance(record, Lineage) and record.versions[fragment] == version:
+                return record.digests[fragment]
+            if isinstance(record, Genesis) and version == 0:
+                return record.digests[fragment]
+        return None
 
     def _roster_of(self, index: int) -> Folded:
         folded = self.told.copy()

@@ -118,6 +118,8 @@ class Policy(Word, frozen=True):
     stall_max_ns: Count
     evict_ns: Count
     """Silence that costs a rack its seat; 0 = never."""
+    restart_attests: bool
+    """Whether a rack that is started again proves that its former life is over."""
 
 
 # ------------------------------------------------------------------ records of the log
@@ -170,7 +172,21 @@ class Epoch(Word, frozen=True, tag=5):
     epoch: Count
 
 
-Record = Genesis | Commit | Roster | Drop | Epoch
+class Lineage(Word, frozen=True, tag=6):
+    """The voters of the old roster that are missing were attested dead: those that are left go on
+    from the newest versions that any of them holds. What only the dead had is undone."""
+
+    epoch: Count
+    number: Count
+    members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    witness: Member | None
+    dead: Annotated[tuple[Member, ...], Meta(max_length=64)]
+    versions: Versions
+    digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    reason: Text
+
+
+Record = Genesis | Commit | Roster | Drop | Epoch | Lineage
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 
@@ -223,6 +239,8 @@ class Vote(State, frozen=True, tag=17):
 
     lineage: Hex
     ballot: Ballot
+    held: Versions
+    """What the voter's rack holds on all ranks; empty for the witness."""
 
 
 class OfferId(Word, frozen=True):

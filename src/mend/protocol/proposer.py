@@ -5,10 +5,11 @@ Without time and without addresses, like `voter`, its counterpart.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from mend.protocol.log import UNDECIDED_MAX, Log
-from mend.protocol.messages import Ballot, Epoch, Record, Roster
+from mend.protocol.messages import Ballot, Epoch, Lineage, Record, Roster
 from mend.protocol.quorum import quorum
 from mend.terms import Member
 
@@ -22,6 +23,10 @@ class Proposer:
     leading: bool = False
     opening: int = 0
     ballots: dict[Member, Ballot] = field(default_factory=dict)
+    held: dict[Member, tuple[int, ...]] = field(default_factory=dict)
+    """Versions that the racks of voters hold; needed for a new lineage only."""
+    dead: set[Member] = field(default_factory=set)
+    """Voters whose process is over: attested, never guessed."""
 
     @property
     def standing(self) -> bool:
@@ -39,7 +44,7 @@ class Proposer:
     def stand(self, epoch: int, log: Log) -> None:
         """Ask for promises, beginning from a copy of the own voter's log."""
         self.log, self.epoch, self.leading, self.opening = log.copy(), epoch, False, 0
-        self.ballots = {}
+        self.ballots, self.held = {}, {}
 
     def step_down(self) -> None:
         self.epoch, self.leading, self.opening, self.ballots = 0, False, 0, {}
@@ -61,14 +66,17 @@ class Proposer:
         """Whether my own promise is all that is missing. It is given last: a candidate that nobody
         hears must not bar itself from the coordinator that the others follow."""
         promised = {member for member in self.ballots if self._has_promised(member)}
-        return self.standing and all(quorum(promised | {me}, v) for v in self._rosters(self.log))
+        return self.standing and all(
+            self._enough(promised | {me}, voters) for voters in self._rosters(self.log)
+        )
 
     def try_lead(self) -> bool:
         """Take over if the promises suffice: adopt the log that was accepted last, close it with
         an Epoch record.
 
         Needs a quorum of promises of every roster that may be in force: that of the decided end,
-        and every undecided Roster in the log that would be adopted.
+        and every undecided Roster in the log that would be adopted. Where no quorum can come any
+        more, as all that are missing are dead, those that are left begin a new lineage.
         """
         if not self.standing:
             return False
@@ -81,19 +89,51 @@ class Proposer:
         if not promises:
             return False
         best = max(promises.values(), key=lambda ballot: (ballot.accepted, ballot.last))
-        if not self.log.matches(best.prev, best.chain) or best.prev != self.log.decided:
-            return False
         adopted = self.log.copy()
-        adopted.put(best.prev, best.records)
-        adopted.cut(best.prev + len(best.records))
-        if not all(quorum(promises.keys(), voters) for voters in self._rosters(adopted)):
-            # A longer log names more voters to ask; what it holds undecided may still be cut.
-            self.log = adopted
+        adopted.cut(adopted.decided)
+        if best.prev == adopted.decided and adopted.matches(best.prev, best.chain):
+            adopted.put(best.prev, best.records)  # else it ends before what is decided
+        self.log = adopted  # it may name more voters to ask; what is undecided may still be cut
+        rosters = self._rosters(adopted)
+        if not all(self._enough(promises.keys(), voters) for voters in rosters):
             return False
-        self.log = adopted
-        self.log.append(Epoch(self.epoch))
+        opening: Record | None = Epoch(self.epoch)
+        if not all(quorum(promises.keys(), voters) for voters in rosters):
+            opening = self._lineage(promises.keys())
+        if opening is None:
+            return False
+        self.log.append(opening)
         self.leading, self.opening = True, self.log.last
         return True
+
+    def _enough(self, promised: Set[Member], voters: frozenset[Member]) -> bool:
+        """A quorum, or everybody who is left."""
+        left = voters - self.dead
+        return quorum(promised, voters) or bool(left < voters and left and left <= promised)
+
+    def _lineage(self, left: Set[Member]) -> Lineage | None:
+        """How the job goes on with these alone; None while it is not known what they hold, or
+        where there is no rack among them."""
+        log = self.log.written
+        seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in left)
+        held = [self.held.get(seat.member, ()) for seat in seats]
+        if not seats or any(len(versions) != len(log.versions) for versions in held):
+            return None
+        best = [max(of) for of in zip(*held, strict=True)]
+        versions = tuple(map(min, best, log.versions))
+        digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
+        if any(found is None for found in digests):
+            return None
+        return Lineage(
+            epoch=self.epoch,
+            number=log.roster_number + 1,
+            members=seats,
+            witness=log.witness if log.witness in left else None,
+            dead=tuple(sorted(self.dead)),
+            versions=versions,
+            digests=tuple(found for found in digests if found is not None),
+            reason="the voters that are missing are dead",
+        )
 
     def _has_promised(self, member: Member) -> bool:
         return self.ballots[member].promised == self.epoch
@@ -121,7 +161,7 @@ class Proposer:
         changes = [
             index
             for index in range(log.decided + 1, log.last + 1)
-            if isinstance(log.record(index), Roster)
+            if isinstance(log.record(index), Roster | Lineage)
         ]
         return [log.voters_at(log.decided + 1)] + [log.voters_at(index + 1) for index in changes]
 
@@ -130,7 +170,9 @@ class Proposer:
     def may_append(self) -> bool:
         """Nothing goes behind an undecided Roster; the undecided end stays short."""
         undecided = list(self.log.undecided())
-        return len(undecided) < UNDECIDED_MAX and not any(isinstance(r, Roster) for r in undecided)
+        return len(undecided) < UNDECIDED_MAX and not any(
+            isinstance(record, Roster | Lineage) for record in undecided
+        )
 
     def append(self, record: Record) -> None:
         assert self.leading, "only a coordinator appends"
@@ -153,4 +195,10 @@ class Proposer:
             {member for member, last in reached.items() if last > index}, log.voters_at(index + 1)
         ):
             index += 1
+        for anew in range(index + 1, log.last + 1):
+            # A new lineage decides with its own voters, and with itself all that it took over.
+            if isinstance(log.record(anew), Lineage) and quorum(
+                {member for member, last in reached.items() if last >= anew}, log.voters_at(anew)
+            ):
+                index = anew
         return log.decide(index) if self.leading else []

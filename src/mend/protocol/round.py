@@ -84,6 +84,7 @@ class Round:
                 tuple(Ended(offer.member, offer.seq) for offer in old),
                 "older than max_age",
             )
+        self._without_removed(scene, now_ns)
         if self.phase is Phase.IDLE and self._opens(scene):
             self.phase, self.opened_ns, self.enough_ns = Phase.OPEN, now_ns, None
         if self.phase is Phase.OPEN:
@@ -173,6 +174,19 @@ class Round:
             return
         self._start_attempt(arrived)
         self.gathered_ns = now_ns
+
+    def _without_removed(self, scene: Scene, now_ns: int) -> None:
+        """A rack that was put out or came back as another member takes its offers with it, also
+        from a round that gathers: a commit may not name them any more."""
+        open_ = {_id(offer) for offer in scene.offers}
+        if self.phase is not Phase.GATHER or all(_id(offer) in open_ for offer in self.members):
+            return
+        still = tuple(offer for offer in self.members if _id(offer) in open_)
+        self.gathered_ns = now_ns
+        if still:
+            self._start_attempt(still)
+        else:
+            self.phase, self.members = Phase.IDLE, ()
 
     def _start_attempt(self, members: tuple[Offer, ...]) -> None:
         if self.count == ATTEMPT_LAST:

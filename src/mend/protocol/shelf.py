@@ -51,6 +51,12 @@ class Shelf:
         """The newest version held; -1 = none."""
         return max(self.held, default=-1)
 
+    def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
+        """A new lineage goes on from here; returns the offers that undone commits had named."""
+        undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
+        self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
+        return {(share.member, share.seq) for commit in undone for share in commit.members}
+
     def result(self, fragment: int) -> Held | None:
         """The tentative result as it is reported."""
         if self.tentative is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import xxhash
@@ -77,6 +79,14 @@ class StateDigest:
         return hashlib.sha256(
             self._header + self._values.finish() + self._state.finish()
         ).hexdigest()
+
+
+def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
+    """xxh3_64 of the values in [cuts[i], cuts[i + 1]), one behind the other: which tensor differs
+    where the digest of the whole does."""
+    data = bytes_of(values_N)
+    spans = pairwise(4 * cut for cut in cuts)
+    return b"".join(xxhash.xxh3_64_digest(data[begin:end]) for begin, end in spans)
 
 
 def digest_of(data: Tensor, numel: int, version: int) -> str:

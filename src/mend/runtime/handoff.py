@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mend.errors import MendError
-from mend.protocol.messages import Commit, Genesis, Record, Roster
+from mend.protocol.messages import Commit, Genesis, Lineage, Record, Roster
 from mend.runtime.numerics import Anchor
 from mend.terms import Member
 
@@ -82,12 +82,24 @@ class Board:
                     panel.digests[0] = digests
                 self.founders = frozenset(seat.member for seat in record.roster)
                 self._seat(self.founders)
+            elif isinstance(record, Lineage):
+                self._begin_anew(record)
             elif isinstance(record, Roster):
                 self._seat(frozenset(seat.member for seat in record.members))
             self.changed.notify_all()
 
     def _seat(self, members: frozenset[Member]) -> None:
         self.members, self.seats = members, tuple(sorted(member.rack for member in members))
+
+    def _begin_anew(self, record: Lineage) -> None:
+        """Commits whose bytes only dead racks had are undone; nobody here trains on them."""
+        self._seat(frozenset(seat.member for seat in record.members))
+        for panel, version, digests in zip(
+            self.panels, record.versions, record.digests, strict=True
+        ):
+            panel.decided, panel.digests[version] = version, digests
+            for undone in [v for v in panel.commits if v > version]:
+                del panel.commits[undone], panel.digests[undone]
 
     def heard(self, live: tuple[int, ...], why: tuple[str, ...], settled: tuple[int, ...]) -> None:
         """What the coordinator said last: who is live, why rounds wait, what all of them hold."""

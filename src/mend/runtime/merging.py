@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mend.errors import MendError
 from mend.protocol import events as ev
-from mend.runtime.digest import digest_of
+from mend.runtime.digest import digest_of, digests_of_tensors
 from mend.runtime.numerics import Anchor
 from mend.runtime.sums import Tensors, factors_in
 from mend.transport.pull_wire import checksum_of
@@ -60,16 +60,19 @@ class Merging:
         anchor = self._rank.anchors[(effect.fragment, effect.version - 1)]
         tensors = self._tensors[effect.fragment]
 
-        def job(payloads: list[Tensor]) -> Anchor:
+        def job(payloads: list[Tensor]) -> tuple[Anchor, bytes]:
             runs = None
             if effect.total:
                 factors = factors_in(effect.total, effect.weights, tensors)
                 runs = tensors.runs(effect.weights, factors)
-            return self._numerics.merge(payloads, effect.weights, anchor, effect.version, runs=runs)
+            made = self._numerics.merge(payloads, effect.weights, anchor, effect.version, runs=runs)
+            taped = self._rank.tape is not None
+            return made, digests_of_tensors(made.values, tensors.cuts) if taped else b""
 
-        def done(result: Anchor) -> None:
-            self._rank.tentative[key] = result
-            self._rank.tell(ev.Merged(*key, result.digest))
+        def done(result: tuple[Anchor, bytes]) -> None:
+            made, each = result
+            self._rank.tentative[key] = made
+            self._rank.tell(ev.Merged(*key, made.digest, tensors=each))
 
         self._work(
             effect, job, done, lambda error: self._rank.tell(ev.Merged(*key, "", error=error))

@@ -31,9 +31,11 @@ from mend.runtime.sums import Tensors, Weights, partial_of, total_of
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 # Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
-# whatever its settings; where that thread is serial anyway, 256 Ki spend less time on calls.
+# whatever its settings; where that thread is serial anyway, calls are larger. Every call lets go of
+# the interpreter's lock and takes it again, and each time a training thread that has kernels to
+# launch waits in between: with 256 Ki, as fast alone, merges held up FSDP2 on a GPU (docs/LOG.md).
 _SERIAL_NUMEL = 1 << 15
-_SINGLE_NUMEL = 1 << 18
+_SINGLE_NUMEL = 1 << 20
 
 PORTION_NUMEL = 1 << 20
 """Elements of a job of the crew's."""

@@ -99,7 +99,7 @@ class Rank:
         """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
         empty: none. `tape`: where the machines' events are recorded."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
-        self._tape = tape
+        self.tape = tape
         self.numerics, self.board, self.edge = numerics, board, edge
         self.anchors: dict[tuple[int, int], Anchor] = {
             (p, 0): anchor for p, anchor in enumerate(genesis)
@@ -180,7 +180,7 @@ class Rank:
             while self._inbox:
                 machine, event = self._inbox.popleft()
                 name, now_ns = self.roles.name(machine), self.edge.now_ns()
-                for effect in handled(self._tape, name, machine, event, now_ns):
+                for effect in handled(self.tape, name, machine, event, now_ns):
                     self._perform(effect, machine)
         finally:
             self._busy = False

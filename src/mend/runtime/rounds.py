@@ -273,7 +273,7 @@ class Rounds:
             version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
             track = self.tracks[fragment]
             if discarded_everywhere and track.offer is not None:
-                self._post(Discarded(fragment, track.offer.seq))
+                self._post(Discarded(fragment, track.offer.seq, self.step))
                 self._note(
                     "discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
                 )
@@ -299,7 +299,7 @@ class Rounds:
                 self.ledger.miss("offer dropped: too old")
         track.anchor = anchor
         self.board.applied(fragment, anchor.version)
-        self._post(Applied(fragment, anchor.version, ended))
+        self._post(Applied(fragment, anchor.version, ended, self.step))
         self._note(
             "applied",
             {

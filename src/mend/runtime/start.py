@@ -65,6 +65,7 @@ class Settings:
     heartbeat_ms: int
     start_timeout_ns: int
     evict_ns: int
+    restart_attests: bool
     fragments: int
     period_steps: int
     overlap_steps: int
@@ -305,6 +306,7 @@ class LiveRank:
             overlap_steps=settings.overlap_steps,
             stall_max_ns=settings.step.stall_max_ns,
             evict_ns=settings.evict_ns,
+            restart_attests=settings.restart_attests,
         )
 
     def _advertised(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mend.protocol.log import Log
-from mend.protocol.messages import Commit, Ended, Genesis, Record, Roster, Share
+from mend.protocol.messages import Commit, Ended, Genesis, Lineage, Record, Roster, Share
 from mend.terms import WITNESS, Member
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ UNDECIDED_MAX = 128
 """Records behind the last decided one, in any replica."""
 
 Problem = Callable[[str, str], None]
+Undo = Callable[[tuple[int, ...]], None]
+"""A new lineage goes on from these versions; what was above them never was."""
 
 
 @dataclass
@@ -77,8 +79,8 @@ def replicas_of(machines: Iterable[Any]) -> list[Replica]:
 class Agreement:
     """One list of decisions: the same for everybody, never undone, and its bytes survive."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, undo: Undo) -> None:
+        self._problem, self._undo = problem, undo
         self.chains: list[str] = [""]
         """chains[i]: hash over records 1..i, as decided first."""
         self.records: list[Record | None] = [None]
@@ -152,6 +154,9 @@ class Agreement:
         if log.decided < replica.decided and replica.votes:
             self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
+        for index in range(known + 1, log.decided + 1):
+            if log.reaches(index - 1) and isinstance(log.record(index), Lineage):
+                self._begins_anew(process, log, index)
         self._compare(process, log, 1, 1)
         if self.beyond:
             return
@@ -182,7 +187,9 @@ class Agreement:
         self.chains.append(log.chain(index))
         self.records.append(record)
         self.rosters.append(after)
-        voters = after if isinstance(record, Genesis) else before
+        own = isinstance(record, Genesis)
+        anew = _next_lineage(log, index)  # decides with its own voters, and all before itself
+        voters = after if own else before if anew is None else _fold(before, anew)
         votes = self._votes(index, voters)
         if not is_quorum(votes, voters.voters):
             self._problem(
@@ -194,7 +201,7 @@ class Agreement:
             self.newest[record.fragment] = record
             self._ends(record)
             holders = self._holders(record, voters)
-            if not is_held(holders, voters.voters):
+            if anew is None and not is_held(holders, voters.voters):
                 self._problem(
                     "I4",
                     f"version {record.version} of fragment {record.fragment} was decided, held by "
@@ -202,6 +209,27 @@ class Agreement:
                 )
         elif isinstance(record, Roster):
             self.died()
+
+    def _begins_anew(self, process: Process, log: Log, index: int) -> None:
+        """Once per lineage: what only the dead knew is forgotten; and they must be dead."""
+        if index < len(self.chains) and self.chains[index] == log.chain(index):
+            return
+        record = log.record(index)
+        assert isinstance(record, Lineage)
+        same = [i for i in range(min(len(self.chains), index)) if self.chains[i] == log.chain(i)]
+        before, stay = self.rosters[same[-1]], _fold(Seating(), record)
+        for other, _ in self.replicas.values():
+            votes = is_seated(other, before) and other.me.rack in before.voters
+            if votes and not other.dead and not is_seated(other, stay):
+                self._problem("I1", f"{process.me} begins anew without {other.me}, which lives")
+        del self.chains[same[-1] + 1 :], self.records[same[-1] + 1 :], self.rosters[same[-1] + 1 :]
+        self.newest, self.merged, self.ended = {}, {}, {}
+        for known in self.records:
+            if isinstance(known, Commit):
+                self._ends(known)
+                if known.version <= record.versions[known.fragment]:
+                    self.newest[known.fragment] = known
+        self._undo(record.versions)
 
     def _ends(self, commit: Commit) -> None:
         """I3: no offer is merged twice, or merged and dropped."""
@@ -295,10 +323,18 @@ def _fold(roster: Seating, record: Record) -> Seating:
     elif isinstance(record, Roster):
         seats, witness = record.members, record.witness
         learners = frozenset(record.learners)
+    elif isinstance(record, Lineage):
+        seats, witness, learners = record.members, record.witness, frozenset[int]()
     else:
         return roster
     racks = {seat.member.rack: seat.member for seat in seats}
     return Seating(racks, learners, witness)
+
+
+def _next_lineage(log: Log, index: int) -> Lineage | None:
+    """The first at or behind `index` that is decided."""
+    found = (log.record(i) for i in range(index, log.decided + 1))
+    return next((record for record in found if isinstance(record, Lineage)), None)
 
 
 def _record(log: Log, index: int) -> object:

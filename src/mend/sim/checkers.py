@@ -56,7 +56,11 @@ class Checkers:
         self.bits: dict[tuple[int, int, int], str] = {}
         self.problems: list[str] = []
         self.former: list[Watched] = []
-        self.agreement = Agreement(self.problem)
+        self.agreement = Agreement(self.problem, self._undo)
+
+    def _undo(self, versions: tuple[int, ...]) -> None:
+        self.commits = {key: c for key, c in self.commits.items() if key[1] <= versions[key[0]]}
+        self.bits = {key: d for key, d in self.bits.items() if key[2] <= versions[key[1]]}
 
     def enter_process(self, process: Process) -> None:
         """A process that keeps a log, or speaks to one that does."""

@@ -89,6 +89,7 @@ class Parts:
         self.hear: Callable[[int, Member, int], int] = cache(self._hear)
         self.propose: Callable[[int, int], int] = cache(self._propose)
         self.proposer: Callable[[int], Proposer] = cache(self.new_proposer)
+        self.asked: Callable[[int], frozenset[int]] = cache(self._asked)
 
     # -------------------------------------------------------------- logs
 
@@ -165,13 +166,20 @@ class Parts:
 
     def keep_proposer(self, proposer: Proposer) -> int:
         heard: Iterable[tuple[Member, Ballot]] = sorted(proposer.ballots.items())
-        if proposer.leading:
-            heard = self.counted(proposer.epoch, heard)
+        counted = self.counted if proposer.leading else self.promises
+        heard = counted(proposer.epoch, heard)
         ballots = tuple((member, self.ballots.number(ballot)) for member, ballot in heard)
         log = self.keep_log(proposer.log)
         return self.proposers.number(
             ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening, ballots)
         )
+
+    @staticmethod
+    def promises(
+        epoch: int, heard: Iterable[tuple[Member, Ballot]]
+    ) -> Iterable[tuple[Member, Ballot]]:
+        """What a candidate still reads of the ballots. What the others taught it, it has learned."""
+        return (each for each in heard if each[1].promised == epoch)
 
     @staticmethod
     def counted(
@@ -181,9 +189,14 @@ class Parts:
         States that differ in the rest are one."""
         for member, ballot in heard:
             if ballot.accepted == epoch:
-                yield member, replace(
-                    ballot, promised=epoch, decided=0, prev=0, chain="", records=()
+                yield (
+                    member,
+                    replace(ballot, promised=epoch, decided=0, prev=0, chain="", records=()),
                 )
+
+    def _asked(self, number: int) -> frozenset[int]:
+        """Racks: a question goes to an address, whoever lives there now."""
+        return frozenset(member.rack for member in self.proposer(number).asked())
 
     def _stand(self, voter: int, epoch: int) -> int:
         proposer = Proposer()

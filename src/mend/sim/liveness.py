@@ -65,7 +65,9 @@ def _not_converged(world: World) -> list[str]:
     live = {
         peer: training
         for peer, training in world.trainings.items()
-        if is_seated(training.process, seating) and not training.process.dead
+        if is_seated(training.process, seating)
+        and not training.process.dead
+        and not _expelled(training)
     }
     for peer, training in live.items():
         versions[peer] = tuple(track.anchor.version for track in training.trainer.tracks)
@@ -84,6 +86,12 @@ def _not_converged(world: World) -> list[str]:
     if took_ns > CONVERGED_NS:
         problems.append(f"the end took {took_ns / SECOND:.1f} s")
     return problems
+
+
+def _expelled(training: Training) -> bool:
+    """The others ended the job while it was silent, as they may once they miss it; it keeps its
+    work in its own weights."""
+    return any(kind == "expelled" for kind, _ in training.process.notes)
 
 
 def _even(world: World) -> bool:

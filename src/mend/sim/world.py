@@ -124,7 +124,9 @@ class World(Writer):
         report.commits = len(self.checkers.commits)
         report.trace = self.checkers.trace()
         report.felt = self.broken.felt
-        report.problems = [fell] if fell else self.checkers.verdict(self, finished)
+        report.problems = (
+            [*self.checkers.problems, fell] if fell else self.checkers.verdict(self, finished)
+        )
         return report
 
     def _run_loop(self, limit_ns: int) -> tuple[bool, str]:
@@ -326,6 +328,7 @@ class World(Writer):
             s.overlap_steps,
             STALL_NS,
             EVICT_NS,
+            restart_attests=True,
         )
 
     def _step_options(self) -> StepOptions:

@@ -141,8 +141,9 @@ class ZmqSideband:
             outbox = self._socket(zmq.DEALER, ipv6="[" in address)
         except zmq.ZMQError as error:
             raise TransportError(
-                f"sideband: no socket for {peer} at {address!r} besides {len(self._outgoing)} others "
-                f"({error}). Raise the limit of open files (ulimit -n), or find out who they are."
+                f"sideband: no socket for {peer} at {address!r} besides {len(self._outgoing)} "
+                f"others ({error}). Raise the limit of open files (ulimit -n), or find out who "
+                "they are."
             ) from error
         outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
         outbox.setsockopt(zmq.IMMEDIATE, 1)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from mend.protocol import log as log_module
 from mend.protocol.log import SENT_AT_ONCE, Folded, Log
-from mend.protocol.messages import Drop, Ended, Record
+from mend.protocol.messages import Drop, Ended, Epoch, Record
 from mend.terms import WITNESS, Peer
-from tests.unit.protocol.nouns import commit, digest, genesis, log_of, member, offer, roster, seat
+from tests.unit.protocol.nouns import (
+    FIRST,
+    commit,
+    digest,
+    genesis,
+    log_of,
+    member,
+    offer,
+    roster,
+    seat,
+)
 
 
 def folded(*records: Record) -> Folded:
@@ -35,6 +46,30 @@ def test_a_log_begins_with_genesis_and_ends_with_an_empty_roster() -> None:
     over = folded(genesis(), roster(1, []))
     assert over.over
     assert over.voters == set()
+
+
+def test_a_learner_has_a_seat_and_no_vote() -> None:
+    found = folded(genesis(racks=3, witness=True), roster(1, [0, 1, 2], learners=[2], witness=True))
+    assert sorted(found.seats) == [0, 1, 2]
+    assert found.voters == {member(0), member(1), member(WITNESS)}
+    found.take(roster(2, [0, 1, 2]))
+    assert found.voters == {member(0), member(1), member(2)}
+
+
+def test_who_lost_its_seat_is_remembered_and_who_came_back_is_another() -> None:
+    found = folded(genesis(racks=3), roster(1, [0, 1]))
+    assert found.former == {member(2)}
+    found.take(replace(roster(2, [0, 1]), members=(seat(0), seat(1, life=1))))
+    assert found.former == {member(1), member(2)}
+    assert found.member(1) == member(1, life=1)
+    assert not found.is_open(member(1), 0, 1)
+    assert found.is_open(member(1, life=1), 0, 1)
+
+
+def test_an_epoch_record_says_who_decides_from_here_on() -> None:
+    found = folded(genesis(), Epoch(FIRST))
+    assert found.epoch == FIRST
+    assert found.versions == [0]
 
 
 def test_a_commit_moves_one_fragment_to_the_next_version() -> None:
@@ -157,3 +192,65 @@ def test_old_records_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(log.after(4)) == 6
     assert not log.matches(3, log_of(*commits(2)).chain(3)), "nobody can say any more"
     assert log.chain(4) == log_of(*commits(3)).chain(4)
+
+
+# -------------------------------------------------------------- what nobody decided
+
+
+def test_what_is_cut_leaves_no_trace() -> None:
+    """A later reading must be as if it had never been written."""
+    log = log_of(*commits(2), roster(1, [0]))
+    log.decide(2)
+    log.cut(3)
+    log.cut(3)
+    same = log_of(*commits(2))
+    assert (log.last, log.chain(3)) == (3, same.chain(3))
+    assert log.written == same.written
+    log.cut(2)
+    log.append(commit(2, [offer(1)]))
+    assert log.written.versions == [2]
+    assert log.written.is_open(member(0), 0, 2), "the commit that named it was cut"
+    assert not log.reaches(4)
+
+
+def test_what_is_decided_is_never_cut() -> None:
+    log = log_of(*commits(3))
+    log.decide(3)
+    with pytest.raises(AssertionError, match="record 3 is decided"):
+        log.cut(2)
+    log.cut(3)
+    assert log.last == 3
+
+
+def test_what_differs_is_replaced_and_what_follows_it_goes() -> None:
+    log = log_of(*commits(4))
+    log.decide(2)
+    other = [commit(2, [offer(1)]), commit(3, [offer(1, 2)])]
+    assert log.put(1, [commits(1)[1], *other])
+    assert log.after(0) == (*commits(1), *other)
+    assert not log.put(1, [commit(1, [offer(1)])]), "record 2 is decided"
+    assert log.after(0) == (*commits(1), *other)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    log = log_of(*commits(2))
+    log.decide(2)
+    other = log.copy()
+    other.append(commit(3, [offer(0, 3)]))
+    other.decide(4)
+    assert (log.last, log.decided) == (3, 2)
+    assert (log.written.versions, log.told.versions) == ([2], [1])
+    assert log.told.is_open(member(0), 0, 2)
+    log.cut(2)
+    assert other.last == 4
+
+
+def test_a_roster_decides_from_the_record_behind_it() -> None:
+    """A record is decided by the newest roster before it; the first record brings its own."""
+    log = log_of(genesis(racks=3), commit(1, [offer(0)]), roster(1, [1, 2]), Epoch(FIRST))
+    all_three, two = {member(0), member(1), member(2)}, {member(1), member(2)}
+    expected = [all_three, all_three, all_three, two, two]
+    for decided in range(5):
+        log.decide(decided)
+        found = [log.voters_at(index) for index in range(decided + 1, 6)]
+        assert found == expected[decided:], f"{decided=}"

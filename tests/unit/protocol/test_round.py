@@ -333,3 +333,32 @@ def test_after_the_decision_the_next_round_may_open() -> None:
     assert round_.quorum_time.value_ns == 0
     assert round_.advance(scene(offer(0, 2, base=1), version=1, k=2), SECOND) is None
     assert round_.phase is Phase.OPEN
+
+
+def test_a_member_that_is_removed_takes_its_offer_out_of_a_round_that_gathers() -> None:
+    """Found by the simulator: a rack was started again while a round gathered; the commit named an
+    offer of its former life, which the Roster record had ended."""
+    mine, gone = offer(0), offer(1)
+    round_, both = gathering(mine, gone)
+    without = replace(both, offers=(mine,), arrived=(mine,))
+    said = held(0, 1, 2, attempt=round_.attempt)
+    assert round_.advance(replace(without, held=said), MS) is None
+    again = round_.gather(0)
+    assert again is not None
+    assert again.members == (mine,)
+    commit = round_.advance(replace(without, held=held(0, 1, 2, attempt=again.attempt)), 2 * MS)
+    assert isinstance(commit, Commit)
+    assert [each.member for each in commit.members] == [mine.member]
+
+
+def test_a_round_whose_members_are_all_removed_begins_anew() -> None:
+    gone, later = offer(1), offer(0)
+    round_, _ = gathering(gone)
+    attempt = round_.attempt
+    assert round_.advance(scene(), MS) is None
+    assert round_.phase is Phase.IDLE
+    assert round_.gather(0) is None
+    round_.advance(scene(later), 2 * MS)
+    round_.advance(replace(scene(later), live=frozenset({0})), 3 * MS)
+    assert round_.phase is Phase.GATHER
+    assert round_.attempt > attempt, "an attempt names one set of members"

@@ -1,0 +1,172 @@
+"""sim: visits every state of a small job, nearest first, until an invariant breaks or none is left."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mend.protocol.epochs import number_of, owner_of
+from mend.protocol.messages import Commit, Epoch, Record, Roster
+from mend.sim.explore_parts import Table
+from mend.sim.explore_world import Action, Bounds, Node, State, Term, World
+from mend.terms import WITNESS
+
+REPORT_STATES = 20_000
+"""New states between two reports of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`frontier`: states of this depth that are not looked at yet, and those found behind them."""
+
+    states: int
+    steps: int
+    depth: int
+    frontier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`complete`: everything within the bounds was visited. `trace`: the shortest way to the
+    broken invariant, empty when none is broken."""
+
+    progress: Progress
+    complete: bool
+    broken: str
+    trace: tuple[str, ...]
+
+
+class Explorer:
+    """A state is remembered as a tuple of small numbers, and as the step that first led to it."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.world = World(bounds)
+        self.nodes: Table[Node] = Table()
+        self.terms: Table[tuple[Term, ...]] = Table()
+        self.rest: Table[tuple[object, ...]] = Table()
+        self.seen: set[tuple[int, ...]] = set()
+        self.parents = array("L")
+        self.choices = array("H")
+        """Of each state: from which one it was found, by which of that one's steps."""
+
+    def run(
+        self,
+        tell: Callable[[Progress], None] = lambda _: None,
+        limit: int | None = None,
+    ) -> Found:
+        """Breadth first. Stops behind `limit` states, if there is one."""
+        start = self.world.start()
+        self._new(start, 0, 0)
+        here, first, depth, steps = [start], 0, 0, 0
+        while here:
+            behind: list[State] = []
+            for offset, state in enumerate(here):
+                for choice, (_, after) in enumerate(self.world.steps(state)):
+                    steps += 1
+                    if isinstance(after, str):
+                        progress = Progress(len(self.seen), steps, depth + 1, 0)
+                        trace = tuple(self._trace(first + offset, choice))
+                        return Found(progress, False, after, trace)
+                    if self._new(after, first + offset, choice):
+                        behind.append(after)
+                        if len(self.seen) % REPORT_STATES == 0:
+                            left = len(here) - offset + len(behind)
+                            tell(Progress(len(self.seen), steps, depth, left))
+                if limit is not None and len(self.seen) >= limit:
+                    left = len(here) - offset - 1 + len(behind)
+                    return Found(Progress(len(self.seen), steps, depth, left), False, "", ())
+            first, here, depth = first + len(here), behind, depth + 1
+        return Found(Progress(len(self.seen), steps, depth - 1, 0), True, "", ())
+
+    def _new(self, state: State, parent: int, choice: int) -> bool:
+        packed = (
+            *map(self.nodes.number, state.nodes),
+            self.terms.number(state.terms),
+            self.rest.number((state.decided, state.used)),
+        )
+        known = len(self.seen)
+        self.seen.add(packed)
+        if len(self.seen) == known:
+            return False
+        self.parents.append(parent)
+        self.choices.append(choice)
+        return True
+
+    # -------------------------------------------------------------- telling
+
+    def _trace(self, place: int, last: int) -> list[str]:
+        """A sentence per step from the start."""
+        choices = [last]
+        while place:
+            choices.append(self.choices[place])
+            place = self.parents[place]
+        lines, state = [], self.world.start()
+        for number, choice in enumerate(reversed(choices), start=1):
+            action, after = list(self.world.steps(state))[choice]
+            lines.append(f"{number:3} {self._sentence(state, action, after)}")
+            if isinstance(after, State):
+                state = after
+        return lines
+
+    def _sentence(self, state: State, action: Action, after: State | str) -> str:
+        world, who = self.world, self.world.name(action.who)
+        if action.what == "stand":
+            return f"{who} stands for {_epoch(action.at)}"
+        if action.what in ("merge", "copy", "crash"):
+            what = {"merge": "has its result", "copy": "copies what is decided", "crash": "dies"}
+            return f"{who} {what[action.what]}"
+        term = state.terms[action.at]
+        epoch, owner = _epoch(term.epoch), world.name(term.owner)
+        text = {
+            "promise": f"{who} promises {epoch} to {owner}",
+            "append": f"{who} gets the orders of {epoch} from {owner}",
+            "hear": f"{owner} hears {who} in {epoch}",
+            "gather": f"{owner} asks in {epoch} for a merge",
+            "commit": f"{owner} appends a commit in {epoch}",
+            "roster": f"{owner} appends a roster in {epoch}: {action.change}",
+        }[action.what]
+        if isinstance(after, str):
+            return f"{text}: {after}"
+        return text + self._outcome(state, after, action, term)
+
+    def _outcome(self, state: State, after: State, action: Action, term: Term) -> str:
+        """What the step changed in the replica or the log that it was about."""
+        world, said = self.world, ""
+        if action.what == "append":
+            vote = world.parts.voters[after.nodes[action.who].voter]
+            shot = world.parts.logs[vote.log]
+            said += f": has {self._records(shot.records)}, {shot.decided} decided"
+        elif action.what in ("hear", "commit", "roster"):
+            before = world.parts.proposers[state.nodes[term.owner].proposer]
+            now = world.parts.proposers[after.nodes[term.owner].proposer]
+            if now.leading and not before.leading:
+                said += ", and leads"
+            if now.log != before.log:
+                shot = world.parts.logs[now.log]
+                said += f": has {self._records(shot.records)}, {shot.decided} decided"
+        return said
+
+    def _records(self, numbers: tuple[int, ...]) -> str:
+        return "[" + " ".join(_word(self.world.parts.records[n]) for n in numbers) + "]"
+
+
+def _epoch(epoch: int) -> str:
+    rack = "w" if owner_of(epoch) == WITNESS else str(owner_of(epoch))
+    return f"epoch {number_of(epoch)}.{rack}"
+
+
+def _word(record: Record) -> str:
+    match record:
+        case Commit(version=version, digests=digests):
+            return f"commit({version}, {digests[0][-6:]})"
+        case Epoch(epoch=epoch):
+            return _epoch(epoch).replace("epoch ", "epoch(") + ")"
+        case Roster(members=members, learners=learners):
+            names = [
+                f"{s.member.rack}.{s.member.incarnation}"
+                + ("-learner" if s.member.rack in learners else "")
+                for s in members
+            ]
+            return "roster(" + " ".join(names) + ")"
+    return "genesis"

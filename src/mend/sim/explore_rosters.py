@@ -1,0 +1,83 @@
+"""sim: which changes of the roster a coordinator may make, by the real rules of protocol.rosters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from msgspec import Struct
+
+from mend.protocol import rosters
+from mend.protocol.log import Folded
+from mend.protocol.messages import Hello, Policy, Report, Roster, Seat
+from mend.protocol.rosters import Hall
+from mend.protocol.view import View
+from mend.sim.explore_parts import Parts
+from mend.terms import Member
+
+REMOVE, JOIN, VOTE = "remove", "join", "vote"
+NEVER = -1
+"""The number of a record that may not be appended."""
+
+
+def seat(member: Member) -> Seat:
+    return Seat(member, f"tcp://rack{member.rack}:1", ())
+
+
+def policy(racks: int) -> Policy:
+    """Of one fragment; nothing else of it is read where no clock runs."""
+    return Policy(**_nothing(Policy) | {"racks": racks, "ranks": 1, "fragments": 1})
+
+
+def _nothing(kind: type[Struct]) -> dict[str, Any]:
+    """All fields of a message, as if it said nothing."""
+    return dict.fromkeys(kind.__struct_fields__, 0)
+
+
+class Rosters:
+    """`held[node]`: the newest version its rack ever reported; what a dead one said stays said."""
+
+    def __init__(self, parts: Parts, members: tuple[Member, ...]) -> None:
+        self.parts, self.members = parts, members
+        self.record: Callable[[int, str, Member, tuple[int, ...]], int] = cache(self._record)
+
+    def _record(self, log: int, kind: str, member: Member, held: tuple[int, ...]) -> int:
+        """Number of the record that makes this change behind `log`; NEVER if bytes might be lost
+        by it."""
+        folded = self.parts.log(log).written
+        roster = self._proposal(folded, kind, member)
+        if roster is None or not rosters._keeps_bytes(self._hall(folded, held), roster):
+            return NEVER
+        return self.parts.records.number(roster)
+
+    def _proposal(self, folded: Folded, kind: str, member: Member) -> Roster | None:
+        rack = member.rack
+        if kind == JOIN:
+            hello = Hello(seat(member), policy(len(self.members)), (), ())
+            return rosters._with(folded, hello)
+        if kind == VOTE:
+            learners = folded.learners - {rack}
+            return rosters._changed(folded, folded.seats, learners, "")
+        return rosters._without(folded, rack, "")
+
+    def _hall(self, folded: Folded, held: tuple[int, ...]) -> Hall:
+        reported = dict(zip(self.members, held, strict=True))
+        views = {
+            rack: View(each.member, 0, report=_report(reported[each.member]))
+            for rack, each in folded.seats.items()
+        }
+        return Hall(
+            log=folded,
+            views=views,
+            live=frozenset(views),
+            offers=(),
+            joining={},
+            evict_ns=1,
+            now_ns=0,
+        )
+
+
+def _report(held: int) -> Report:
+    """Of a rack whose newest version is `held`."""
+    return Report(**_nothing(Report) | {"versions": (held,)})

@@ -1,0 +1,91 @@
+"""The API of scenarios: calls that chain, and Python that comes back as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mend.errors import ConfigError
+from mend.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
+from mend.sim.draw import PLOTS
+from mend.sim.faults import sentence
+from mend.terms import MS, SECOND
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_calls_chain_and_make_a_scenario() -> None:
+    world = World(seed=7, racks=4).cut(0, 1, at=1.0, until=3.0).crash(2, at=5.0).heal(at=6.0)
+    assert world.scenario.faults == (
+        Fault("cut", SECOND, 3 * SECOND, 0, 1),
+        Fault("crash", 5 * SECOND, 1 << 62, 2),
+    )
+    assert (world.scenario.seed, world.scenario.racks) == (7, 4)
+    assert world.scenario.quiet_ns == 6 * SECOND
+    report = world.run()
+    assert report.problems == []
+    assert report.scenario == world.scenario
+
+
+def test_a_world_is_made_of_a_seed_a_scenario_or_fields() -> None:
+    assert World(12).scenario == draw(12)
+    assert World(draw(12)).scenario == draw(12)
+    assert World(seed=12).scenario == Scenario(seed=12)
+    assert World(racks=3, steps=9, step_ns=20 * MS).scenario.steps == (9, 9, 9)
+    with pytest.raises(AssertionError, match="a seed or a scenario"):
+        World(12, racks=3)
+
+
+def test_one_value_per_rack() -> None:
+    with pytest.raises(ConfigError, match="2 values for 3 racks"):
+        Scenario(racks=3)
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 8))
+def test_the_python_of_a_scenario_makes_it_again(seed: int) -> None:
+    scenario = draw(seed)
+    assert eval(python_of(scenario), {"Scenario": Scenario, "Fault": Fault}) == scenario
+
+
+def test_what_is_fixed_is_not_drawn() -> None:
+    fixed = {"racks": 3, "period_steps": 20, "overlap_steps": 5, "k": 2, "fragments": 2}
+    for seed in range(50):
+        scenario = draw(seed, fixed)
+        assert {name: getattr(scenario, name) for name in fixed} == fixed
+        assert len(scenario.steps) == len(scenario.step_ns) == 3
+        assert min(scenario.steps) >= 40
+
+
+def test_every_plot_is_told_in_sentences() -> None:
+    import random
+
+    scenario = Scenario(racks=3, steps=(9, 9, 9), step_ns=(MS, MS, MS))
+    for plot in PLOTS:
+        for fault in plot(scenario, random.Random(1)):
+            text = sentence(fault, scenario)
+            assert "{" not in text
+            assert text.startswith(("at ", "right after "))
+
+
+def test_a_story_says_what_was_set_up_what_happened_and_how_it_ended() -> None:
+    world = World(seed=5, racks=3).cut(0, 1, at=0.3, until=0.6).crash(WITNESS, at=0.5)
+    story = tell(world, world.run())
+    assert story.startswith("Seed 5. 3 racks, one rank each, with a witness; P = 2 fragments")
+    assert "At 0.30 s nothing reaches rack 1 from rack 0, until 0.60 s." in story
+    assert "At 0.50 s the witness crashes." in story
+    assert "   0.500 s  the witness crashes" in story
+    assert "the witness has heard hello from racks 0, 1, 2: the job begins" in story
+    assert "fragment 0 version 1 is decided: offers of racks 0, 1, 2 (all-in)" in story
+    assert "every invariant held" in story
+    again = story.partition("To have it again:")[2]
+    assert "World(Scenario(seed=5, racks=3" in again
+
+
+def test_a_long_story_is_cut_in_the_middle() -> None:
+    world = World(racks=4, steps=100, fragments=3, period_steps=4, step_ns=20 * MS)
+    lines = tell(world, world.run()).splitlines()
+    assert any("lines left out; --trace has them all" in line for line in lines)
+    assert len(lines) < 90

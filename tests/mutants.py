@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "early-genesis: the log begins without all racks",
         "protocol/coordinator.py",
-        "if len(self.views) < self.options.racks:",
-        "if len(self.views) < 1:",
+        "if len(hellos) < self.options.racks:",
+        "if len(hellos) < 1:",
     ),
     Mutant(
         "endless-budget: each apply point has a stall budget of its own",
@@ -246,16 +246,16 @@ MUTANTS = (
     ),
     Mutant(
         "behind-roster: a commit is written behind a roster that is not decided",
-        "protocol/coordinator.py",
-        "if self.log.told.seats and not any(isinstance(r, Roster) for r in self.log.undecided()):",
-        "if self.log.told.seats:",
+        "protocol/proposer.py",
+        "and not any(isinstance(r, Roster) for r in undecided)",
+        "",
         ("tests/unit/protocol/test_coordinator.py",),
     ),
     Mutant(
         "last-copy: a rack leaves though those who stay could lose a version",
-        "protocol/coordinator.py",
-        "if rest and all(",
-        "if rest or all(",
+        "protocol/rosters.py",
+        "if _keeps_bytes(hall, proposal):",
+        "if proposal.members:",
         ("tests/unit/protocol/test_coordinator.py",),
     ),
     Mutant(
@@ -267,7 +267,7 @@ MUTANTS = (
     ),
     Mutant(
         "ageless: offers older than max_age are merged",
-        "protocol/coordinator.py",
+        "protocol/scenes.py",
         "if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:",
         "if hold(holders, around.voters):",
         ("tests/unit/protocol/test_coordinator.py",),

@@ -78,3 +78,7 @@ class WorkerFailed(MendError):
 
 class TapeError(MendError):
     """A tape cannot be read or replayed: no tape, damaged, of another format, or incomplete."""
+
+
+class ReplayDiffers(MendError):
+    """A replay came to something that is not as it was on the tape."""

@@ -130,7 +130,7 @@ def _place(error: BaseException) -> str:
     """Where it was raised: the last line of mend's on the way, or the last of all."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/mend/" in frame.filename] or frames
-    name = ours[-1].filename.rpartition("/mend/")[2]
+    name = ours[-1].filename.rpartition("/mend/" if ours is not frames else "/")[2]
     return f"{type(error).__name__} at {name}:{ours[-1].lineno} {ours[-1].name}"
 
 

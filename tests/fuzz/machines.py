@@ -41,6 +41,10 @@ CONTRADICTS = "stops: contradicts the log"
 writer hears is no record, and never stops it."""
 
 
+REPEATED = "repeats what its receivers refuse"
+"""Meant: the limits of fields are checked by the receiver, so who believes a lie is refused."""
+
+
 def log_of(machine: Any) -> Any:
     """None: a learner, which keeps no log."""
     if isinstance(machine, Learner):
@@ -141,8 +145,11 @@ def _trusted(snapshot: Snapshot, events: list[Heard]) -> str:
             if _contradicts(error) and not isinstance(machine, Coordinator):
                 return CONTRADICTS
             raise
-        _sendable(effects)
         _goes_on_from(machine, index, name)
+        try:
+            _sendable(effects)
+        except WireError:
+            return REPEATED
     return "accepted"
 
 

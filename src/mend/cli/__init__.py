@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from mend.cli.tape_commands import WithCommand, explain_command, replay_command
 from mend.errors import ConfigError, MendError
 
 app = typer.Typer(
@@ -310,69 +311,8 @@ def simulate_command(
     raise typer.Exit(1 if simulate.simulate(wanted, console) else 0)
 
 
-@app.command("replay")
-def replay_command(
-    tapes: Annotated[
-        list[Path],
-        typer.Argument(metavar="TAPE...", help="Tapes, or folders with all that is in them."),
-    ],
-) -> None:
-    """Run the machines of a job once more, from its tapes: do they decide the same again?
-
-    Every process with a diagnostics_dir writes a tape of what its machines were told, and what they
-    answered. Here new machines are told the same, and every answer is compared. Nothing is sent, no
-    tensor is touched, and it takes seconds.
-
-    Prints a line per tape, or the first difference: which event, when, which machine, what is on
-    the tape and what came now. Exit status 0: all equal; 1: something differs; 2: a tape cannot be
-    read. The tail that a killed process leaves is cut, and told.
-
-    [bold]Examples[/bold]
-
-      mend replay runs/demo/free/events
-
-      mend replay events/tape-rack0-rank0.mend events/tape-rack1-rank0.mend
-    """
-    from mend.cli.replay import replay_machines
-
-    raise typer.Exit(replay_machines(tapes))
-
-
-@app.command("explain")
-def explain_command(
-    tapes: Annotated[
-        list[Path],
-        typer.Argument(metavar="TAPE...", help="Tapes, or folders with all that is in them."),
-    ],
-    number: Annotated[
-        int | None, typer.Option("--round", metavar="N", help="The N-th decided round, from 1.")
-    ] = None,
-    fragment: Annotated[int | None, typer.Option(min=0, help="Only rounds of this one.")] = None,
-    version: Annotated[
-        int | None, typer.Option(min=1, help="Only rounds that made this version.")
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every round; without it the newest that fits.")
-    ] = False,
-) -> None:
-    """Tell what happened in a round: who was in, who was left out and why, when, and what it cost.
-
-    Give the tape of the process that coordinated (the witness, rack 65535, or rack 0); with those
-    of the ranks it also says when each of them captured, pulled, merged and went on training. A
-    round takes one fragment from a version to the next, as in the lines
-    `commit fragment=2 version=17` of the log.
-
-    [bold]Examples[/bold]
-
-      mend explain runs/demo/free/events
-
-      mend explain events --round 41
-
-      mend explain events --fragment 2 --version 17
-    """
-    from mend.cli.explain import explain
-
-    explain(tapes, number, fragment, version, everything)
+app.command("replay", cls=WithCommand)(replay_command)
+app.command("explain")(explain_command)
 
 
 def main() -> None:

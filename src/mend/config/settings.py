@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from mend.config import kinds as k
+from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
 from mend.errors import ConfigError
 
@@ -83,7 +84,9 @@ def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
     rules: dict[str, k.Kind] = {f.name: f.metadata["kind"] for f in fields(cls)}
     named = from_arguments(rules, given)
     if len(named) < len(rules):
-        named = {**from_toml(rules), **from_environment(rules), **named}
+        environment = from_environment(rules)
+        named = {**from_toml(rules), **environment, **named}
+        named |= from_replay(rules, environment, named)
     values: dict[str, Any] = {f.name: f.default for f in fields(cls)}
     for name, found in named.items():
         try:

@@ -23,7 +23,8 @@ from mend.errors import ConfigError
 
 PREFIX = "MEND_"
 FILE = "MEND_CONFIG"
-RESERVED = frozenset({FILE, RANKS_PER_RACK})
+REPLAY = "MEND_REPLAY"
+RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY})
 """Names in the environment that are not settings and still right."""
 
 

@@ -6,9 +6,10 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
+from mend.config.replaying import replay_path
 from mend.config.settings import MendConfig
 from mend.runtime.driver import DriverOptions
-from mend.runtime.start import Settings
+from mend.runtime.parts import Settings
 from mend.runtime.steps import StepOptions
 from mend.terms import MS, SECOND
 
@@ -73,6 +74,7 @@ def settings_of(
         ),
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
+        replay=replay_path(),
     )
 
 

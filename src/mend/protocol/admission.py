@@ -101,7 +101,9 @@ class Admission:
         return None
 
     def refuse(self, hello: Hello, kind: str, detail: str, effects: list[Effect]) -> None:
-        rack = hello.seat.member.rack
+        # All that are none of this job's racks are one visitor: numbers from the network must not
+        # become connections and notes without end.
+        rack = min(hello.seat.member.rack, self.racks)
         visitor = Peer(rack, VISITOR)
         effects.append(Connect(visitor, hello.seat.address))
         refusal = Refusal(hello.seat.member.incarnation, kind, detail[:TEXT_MAX])

@@ -97,7 +97,8 @@ class Coordinator:
         if isinstance(event, Heard):
             self._hear(event, now_ns, effects)
         if self.proposer.leading and self.voter.promised > self.proposer.epoch:
-            # Its own vote has gone to another: the job runs on under somebody else.
+            # Its own vote has gone to another, who must have the time to win the others'.
+            self.election.lost(now_ns, at_once=False)
             self._step_down(effects)
         if not self.proposer.leading:
             effects += self.election.move(now_ns)
@@ -113,11 +114,8 @@ class Coordinator:
     def deadline_ns(self) -> int | None:
         if not self.proposer.leading:
             return self.election.due_ns()
-        waits = [
-            view.sent_ns + self.options.heartbeat_ns
-            for view in self.views.values()
-            if not view.gone
-        ]
+        sent = [view.sent_ns for view in self.views.values() if not view.gone]
+        waits = [sent_ns + self.options.heartbeat_ns for sent_ns in sent]
         return min([*waits, *self.round_dues], default=None)
 
     # -------------------------------------------------------------- what is said
@@ -146,7 +144,7 @@ class Coordinator:
         if not fits or begun:
             return
         if rack not in self.views or self.views[rack].member != hello.seat.member:
-            self.views[rack] = View(hello.seat.member, now_ns)
+            self.views[rack] = View(hello.seat.member, now_ns, now_ns)
         self.views[rack].heard_ns = now_ns
         while (misfit := self.admission.first_misfit(effects)) is not None:
             del self.views[misfit]
@@ -202,9 +200,8 @@ class Coordinator:
 
     def _is_open(self, offer: Offer) -> bool:
         log = self.log.written
-        return offer.fragment < len(log.versions) and log.is_open(
-            offer.member, offer.fragment, offer.seq
-        )
+        known = offer.fragment < len(log.versions)
+        return known and log.is_open(offer.member, offer.fragment, offer.seq)
 
     # -------------------------------------------------------------- coming and going
 
@@ -220,23 +217,22 @@ class Coordinator:
         self._new_rounds(log.policy.fragments)
         number = number_of(self.proposer.epoch)
         effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
-        opening = self.log.record(self.log.last)
-        if isinstance(opening, Lineage):
-            dead = [member.rack for member in opening.dead]
-            effects.append(Note("lineage", {"without": dead, "versions": list(opening.versions)}))
+        if isinstance(opening := self.log.record(self.log.last), Lineage):
+            lost = [member.rack for member in opening.dead]
+            effects.append(Note("lineage", {"without": lost, "versions": opening.versions}))
 
     def _new_rounds(self, fragments: int) -> None:
-        quorum_time, sync_time = Mean(), Mean()
-        epoch = self.proposer.epoch
-        self.rounds = [Round(p, quorum_time, sync_time, epoch) for p in range(fragments)]
+        times = Mean(), Mean()
+        self.rounds = [Round(p, *times, self.proposer.epoch) for p in range(fragments)]
 
     def _step_down(self, effects: list[Effect]) -> None:
         """A higher epoch is promised somewhere: nothing that is said here counts any more."""
-        kind = "deposed" if self.proposer.leading else "stands-no-more"
-        effects.append(Note(kind, {"epoch": number_of(self.proposer.epoch)}))
+        about: dict[str, object] = {"epoch": number_of(self.proposer.epoch)}
+        led = self.proposer.leading
+        effects.append(Note("deposed", about) if led else Note("stands-no-more", about))
         self.proposer.step_down()
-        self.views, self.offers, self.rounds, self.round_dues = {}, {}, [], []
-        self.votes = {}
+        self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
+        self.round_dues = []
 
     def _is_done(self) -> bool:
         """Who does not lead may stop when the log is over, or its own rack is out."""
@@ -369,11 +365,8 @@ class Coordinator:
         live = tuple(r for r in sorted(self.views) if r != WITNESS and self._live(r, now_ns))
         settled = settled_versions([self.views[rack].report for rack in live], len(versions))
         offers = tuple(self.offers[key] for key in sorted(self.offers))
-        missing = (
-            ()
-            if log.written.begun
-            else tuple(r for r in range(self.options.racks) if r not in self.views)
-        )
+        expected = range(0 if log.written.begun else self.options.racks)
+        missing = tuple(rack for rack in expected if rack not in self.views)
         for rack, view in self.views.items():
             if view.gone:
                 continue

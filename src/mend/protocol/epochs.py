@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _RACK_BITS, _ATTEMPT_BITS = 16, 8
-ATTEMPT_LAST = (1 << _ATTEMPT_BITS) - 1
+ATTEMPT_LAST = 255
 NUMBER_MAX = 1 << 30
 """Of an epoch; a number from the network that is greater is nonsense."""
 

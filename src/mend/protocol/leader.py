@@ -261,6 +261,7 @@ class Leader:
             versions=self._versions(),
             offers=self._offers(ranks) if complete else (),
             declined=tuple(self.declined[fragment] for fragment in sorted(self.declined)),
+            coming=_coming(ranks),
             got=_in_all([rank.got for rank in ranks]) if complete else (),
             held=self._held(ranks) if complete else (),
             leaving=complete and all(rank.leaving for rank in ranks),
@@ -364,6 +365,12 @@ def _no_offer(parts: list[Part]) -> str:
     if declined:
         return declined[0]
     return "no tokens were trained" if sum(part.tokens for part in parts) == 0 else ""
+
+
+def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
+    """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
+    parts = [part for rank in ranks for part in rank.parts]
+    return tuple(sorted({p.fragment for p in parts if not p.checksum and not p.declined}))
 
 
 def _in_all(lists: list[tuple[OfferId, ...]]) -> tuple[OfferId, ...]:

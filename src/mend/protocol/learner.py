@@ -104,8 +104,8 @@ class Learner:
                 p in self.parts and self.parts[p].seq == seq
             ):
                 self.parts[p] = replace(self.parts[p], checksum=checksum, declined=declined)
-            case ev.Fetched(member, p, seq, error):
-                self._on_fetched(member, p, seq, error, now_ns, effects)
+            case ev.Fetched():
+                self._on_fetched(event, now_ns, effects)
             case ev.Measured(p):
                 effects += self.shelves[p].measured(event, now_ns)
             case ev.Merged(p):
@@ -177,19 +177,13 @@ class Learner:
 
     def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
         for fragment, digests in enumerate(record.digests):
-            shelf = self.shelves[fragment]
-            shelf.digests[0] = digests[self.me.rank]
-            if shelf.digests[0] == self.own_digests[fragment]:
-                shelf.held.add(0)
+            own = self.own_digests[fragment]
+            if self.shelves[fragment].founded(digests[self.me.rank], own):
                 effects.append(ev.Publish(fragment, 0, 0))
 
     def _on_commit(self, record: Commit, now_ns: int, effects: list[ev.Effect]) -> None:
         shelf = self.shelves[record.fragment]
-        shelf.commits[record.version] = record
-        shelf.digests[record.version] = record.digests[self.me.rank]
-        shelf.retry_ns = 0
-        for share in record.members:
-            shelf.linger[(share.member, share.seq)] = (record.version, now_ns)
+        shelf.committed(record, record.digests[self.me.rank], now_ns)
         for ended in record.dropped:
             self._free(ended.member, record.fragment, ended.seq, effects)
 
@@ -211,6 +205,7 @@ class Learner:
         """An own offer that only an undone commit named counts as dropped."""
         for p, shelf in enumerate(self.shelves):
             named = shelf.begin_anew(record.versions[p], record.digests[p][self.me.rank])
+            effects += [ev.Forget(p, version) for version in shelf.outgrown(record.versions[p])]
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.Discard(p, self.parts[p].seq))
 
@@ -231,19 +226,12 @@ class Learner:
             effects.append(ev.Forget(gather.fragment, shelf.tentative[0], shelf.tentative[1]))
             shelf.tentative = None
 
-    def _on_fetched(
-        self,
-        member: Member,
-        fragment: int,
-        seq: int,
-        error: str,
-        now_ns: int,
-        effects: list[ev.Effect],
-    ) -> None:
-        if not self.pulls.landed((member, fragment, seq), error, now_ns):
-            effects.append(ev.Free(member, fragment, seq))
+    def _on_fetched(self, event: ev.Fetched, now_ns: int, effects: list[ev.Effect]) -> None:
+        member, p, seq, error = event.member, event.fragment, event.seq, event.error
+        if not self.pulls.landed((member, p, seq), error, now_ns):
+            effects.append(ev.Free(member, p, seq))
         elif error:
-            about = {"rack": member.rack, "fragment": fragment, "seq": seq, "error": error}
+            about = {"rack": member.rack, "fragment": p, "seq": seq, "error": error}
             effects.append(ev.Note("fetch-failed", about))
 
     def _on_copied(
@@ -306,8 +294,9 @@ class Learner:
                 effects.append(ev.Publish(fragment, newest, attempt))
                 return
             effects.append(ev.Forget(fragment, newest, attempt))
-            about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
-            effects.append(ev.Note("differs", about))
+            if shelf.same_members(newest):  # else another attempt was decided, not other bits
+                about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
+                effects.append(ev.Note("differs", about))
             shelf.gather = None
         if shelf.merging is not None or shelf.copying is not None or shelf.retry_ns:
             return
@@ -363,12 +352,7 @@ class Learner:
             stale = newest - version >= HELD_BEHIND or now_ns - since_ns > LINGER_NS
             if settled >= version or stale:
                 self._free(member, fragment, seq, effects)
-        keep = {v for v in shelf.held if v > newest - HELD_BEHIND} | {shelf.applied}
-        for version in sorted(shelf.held - keep):
-            shelf.held.remove(version)
-            effects.append(ev.Forget(fragment, version))
-        recent = newest - HELD_BEHIND
-        shelf.digests = {v: d for v, d in shelf.digests.items() if v > recent or v in shelf.held}
+        effects += [ev.Forget(fragment, version) for version in shelf.outgrown(newest)]
 
     def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
         self.shelves[fragment].linger.pop((member, seq), None)

@@ -142,6 +142,11 @@ class Folded:
             self.ended[(ended.member, fragment)] = ended.seq
 
 
+def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
+    """All that it ends, by whom."""
+    return (*record.members, *record.dropped) if isinstance(record, Commit) else record.dropped
+
+
 class Log:
     """A replica: records, chain hash, how far it is decided, and both readings of it.
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from mend.protocol.booth import Booth, WitnessBooth
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions
+from mend.protocol.director import Director
 from mend.protocol.events import Machine
 from mend.protocol.leader import Leader, LeaderOptions
 from mend.protocol.learner import Learner
-from mend.protocol.messages import Hello
+from mend.protocol.messages import Hello, Record
 from mend.protocol.shelf import LearnerOptions
 from mend.protocol.voter import Voter
 from mend.terms import Member, Peer
@@ -39,8 +40,12 @@ class LeaderParts:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorParts:
+    """`scripted`: the records of `script` are decided again, and nothing else."""
+
     job: str
     options: CoordinatorOptions
+    script: tuple[Record, ...] = ()
+    scripted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,11 @@ def machines_of(parts: Parts) -> Machines:
         at = by.coordinator_address
         leader = Leader(by.hello, by.coordinator, by.options, by.started_ns, at, voter)
     if (it := parts.coordinator) is not None:
-        coordinator = Coordinator(me, member, it.job, it.options, voter)
+        coordinator = (
+            Director(me, member, it.job, it.options, voter, script=it.script)
+            if it.scripted
+            else Coordinator(me, member, it.job, it.options, voter)
+        )
         if leader is None:
             booth = WitnessBooth(Booth(member, voter, me, it.options.detect_ns))
     return Machines(learner, leader, coordinator, booth)

@@ -166,15 +166,13 @@ class Drop(Word, frozen=True, tag=4):
 
 
 class Epoch(Word, frozen=True, tag=5):
-    """A take-over: from here on `epoch` decides. Without it a later take-over could adopt a Commit
-    of an older epoch whose bytes were freed for a merge of this one."""
+    """A take-over: from here on `epoch` decides. See docs/protocol.md for why it is recorded."""
 
     epoch: Count
 
 
 class Lineage(Word, frozen=True, tag=6):
-    """The voters of the old roster that are missing were attested dead: those that are left go on
-    from the newest versions that any of them holds. What only the dead had is undone."""
+    """Those that are left, all others being dead, go on from the newest versions they hold."""
 
     epoch: Count
     number: Count
@@ -285,6 +283,8 @@ class Report(State, frozen=True, tag=12):
     versions: Versions
     offers: Annotated[tuple[Offer, ...], Meta(max_length=1024)]
     declined: Annotated[tuple[Declined, ...], Meta(max_length=1024)]
+    coming: Annotated[tuple[U16, ...], Meta(max_length=1024)]
+    """Fragments that are captured on some rank and are no offer yet."""
     got: Annotated[tuple[OfferId, ...], Meta(max_length=65536)]
     held: Annotated[tuple[Held, ...], Meta(max_length=1024)]
     leaving: bool
@@ -327,8 +327,8 @@ class Part(Word, frozen=True):
     seq: Count
     base: Count
     capture_step: Count
-    tokens: Count
-    steps: Count
+    tokens: Annotated[int, Meta(ge=0, le=2**50)]
+    steps: Annotated[int, Meta(ge=1, le=2**62)]
     checksum: Hex
     applied: Count
     declined: Text

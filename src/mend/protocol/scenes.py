@@ -67,11 +67,29 @@ def scene_of(
     return replace(
         around,
         version=version,
+        contributors=around.contributors - _done_with(fragment, around, views, offers),
         offers=mine,
         arrived=tuple(arrived),
         declined=frozenset(declined),
         held=held,
     )
+
+
+def _done_with(fragment: int, around: Scene, views: Mapping[int, View], offers: Offers) -> set[int]:
+    """Racks that are leaving and offer nothing more of the fragment. K could wait for them for
+    ever while each has an offer of another fragment that waits for the rest. In lockstep all
+    are waited for."""
+    if around.policy.lockstep:
+        return set()
+    reports = {rack: views[rack].report for rack in around.contributors}
+    return {
+        rack
+        for rack, report in reports.items()
+        if report is not None
+        and report.leaving
+        and (rack, fragment) not in offers
+        and fragment not in report.coming
+    }
 
 
 def settled_versions(reports: Sequence[Report | None], fragments: int) -> tuple[int, ...]:

@@ -51,11 +51,41 @@ class Shelf:
         """The newest version held; -1 = none."""
         return max(self.held, default=-1)
 
+    def founded(self, digest: str, own: str) -> bool:
+        """The first record is read; whether this rank has its version 0."""
+        self.digests[0] = digest
+        self.held |= {0} if digest == own else set()
+        return digest == own
+
+    def committed(self, record: Commit, digest: str, now_ns: int) -> None:
+        """The payloads that it names are served until everybody has the result."""
+        self.commits[record.version], self.digests[record.version] = record, digest
+        self.retry_ns = 0
+        for share in record.members:
+            self.linger[(share.member, share.seq)] = (record.version, now_ns)
+
+    def outgrown(self, newest: int) -> list[int]:
+        """Versions that nobody needs any more, or that never were: they are no longer held."""
+        recent = newest - HELD_BEHIND
+        keep = {v for v in self.held if recent < v <= newest} | {self.applied}
+        gone, self.held = sorted(self.held - keep), self.held & keep
+        self.digests = {v: d for v, d in self.digests.items() if v > recent or v in self.held}
+        return gone
+
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
-        """A new lineage goes on from here; returns the offers that undone commits had named."""
+        """A new lineage goes on from here; returns the offers that undone commits had named. A
+        rank may hold more than that if a rack-mate did not; then nobody trains on it."""
         undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
         return {(share.member, share.seq) for commit in undone for share in commit.members}
+
+    def same_members(self, version: int) -> bool:
+        """Whether the last gather asked for just what was decided as this version."""
+        commit, gather = self.commits.get(version), self.gather
+        if commit is None or gather is None or gather.version != version:
+            return False
+        asked = [(offer.member, offer.seq) for offer in gather.members]
+        return asked == [(share.member, share.seq) for share in commit.members]
 
     def result(self, fragment: int) -> Held | None:
         """The tentative result as it is reported."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -29,68 +28,23 @@ from mend.fragment.plan import (
 from mend.fragment.shards import InPlace, holding, mesh_ranks
 from mend.fragment.view import FragmentView
 from mend.protocol.border import plan_hash
-from mend.protocol.coordinator import CoordinatorOptions
 from mend.protocol.events import Event
-from mend.protocol.leader import LeaderOptions
-from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
-from mend.protocol.messages import Hello, Policy, Seat
+from mend.protocol.machines import Parts
 from mend.protocol.schedule import Schedule
-from mend.protocol.shelf import LearnerOptions
 from mend.runtime.driver import Driver, DriverOptions
+from mend.runtime.following import Again
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
+from mend.runtime.parts import Introduction, Settings, parts_of
 from mend.runtime.rack import RackGroup
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder
-from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, StepOptions, Track, Trainer, Wait
+from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Track, Trainer, Wait
 from mend.runtime.sums import check_room
 from mend.runtime.tape import TapeWriter, begin, header_of
-from mend.runtime.witness import detect_ns
-from mend.terms import MS, SECOND, VERSION, WITNESS, Address, Member, Peer
+from mend.terms import SECOND, WITNESS, Member, Peer
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What `api` takes from MendConfig. `facts`: (key, value) lines that all racks must share."""
-
-    rack: int
-    racks: int
-    job: str
-    facts: tuple[tuple[str, str], ...]
-    driver: DriverOptions
-    peers: dict[int, str]
-    witness: str
-    heartbeat_ms: int
-    start_timeout_ns: int
-    evict_ns: int
-    restart_attests: bool
-    fragments: int
-    period_steps: int
-    overlap_steps: int
-    quorum_min_learners: int
-    grace_ns: int
-    max_age: int
-    token_weighted: bool
-    step: StepOptions
-    diagnostics: Path | None
-    members: tuple[int, ...] | None = None
-    """Global ranks of this rack, where one torchrun spans several; None: all of them."""
-    merge_mean_names: tuple[str, ...] = ()
-    tape_mb_max: int = 0
-    """Of the tape in `diagnostics`; 0: none."""
-    config: dict[str, object] = field(default_factory=dict)
-    """The configuration as it was given, for the tape."""
-
-
-class Introduction(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks of a rack tell each other at start."""
-
-    incarnation: int
-    address: str
-    lane: Address
-    digests: tuple[str, ...]
 
 
 class LiveRank:
@@ -140,9 +94,10 @@ class LiveRank:
         tracks = self._tracks(model, inventories, numerics)
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
-        self.board = Board(len(self.plan))
+        again = Again(replay, self.me, self.plan) if (replay := self.settings.replay) else None
+        self.board = again.board if again else Board(len(self.plan))
         options = replace(self.settings.step, ranks=self.group.ranks)
-        self.trainer = Trainer(
+        self.trainer = (again.trainer if again else Trainer)(
             self.member,
             self.schedule,
             options,
@@ -164,7 +119,18 @@ class LiveRank:
         plain = self._plain(model)
         facts = (*plan_facts(self.plan, model), *self._plain_facts(plain), *rank_facts(inventories))
         owned = [track.owned for track in tracks]
-        parts = self._parts(facts, digests, found)
+        parts = parts_of(
+            self.settings,
+            self.me,
+            self.member,
+            found,
+            facts,
+            sums=numerics.measuring is not None,
+            started_ns=self.driver.now_ns(),
+            script=again.script if again else None,
+        )
+        if again and parts.leader:
+            again.check(parts.leader.hello.facts)
         self._record(parts, tuple(numerics.payload_bytes(mine.numel) for mine in owned))
         self.rank = Rank(
             self.me,
@@ -176,7 +142,7 @@ class LiveRank:
             self.board,
             self.driver,
             plain,
-            self.tape,
+            again.comparer if again else self.tape,
         )
         self.driver.call(lambda: self._connect([one.address for one in found]))
         self.driver.attach(self.rank)
@@ -256,59 +222,6 @@ class LiveRank:
         header = header_of(settings.job, parts, **about)
         self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
 
-    def _parts(
-        self,
-        model_facts: tuple[tuple[str, str], ...],
-        own: tuple[str, ...],
-        found: Sequence[Introduction],
-    ) -> Parts:
-        settings = self.settings
-        heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-        sums = self.numerics.measuring is not None
-        learner = LearnerParts(
-            LearnerOptions(heartbeat_ns, settings.token_weighted, self.group.ranks, sums), own
-        )
-        if self.me.rank != 0:
-            return Parts(self.me, self.member, learner)
-        hello = Hello(
-            seat=Seat(self.member, found[0].address, tuple(one.lane for one in found)),
-            policy=self._policy(),
-            facts=(
-                ("mend version", VERSION),
-                *settings.facts,
-                ("ranks per rack", str(len(found))),
-                *model_facts,
-            ),
-            digests=tuple(tuple(one.digests[p] for one in found) for p in range(len(self.plan))),
-        )
-        where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
-        peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != self.me.rack)
-        options = LeaderOptions(heartbeat_ns, silence_ns, settings.start_timeout_ns, peers)
-        address = settings.witness or settings.peers[0]
-        leader = LeaderParts(hello, where, options, self.driver.now_ns(), address)
-        options_c = CoordinatorOptions(
-            settings.racks, heartbeat_ns, silence_ns, first=where == self.me
-        )
-        coordinator = CoordinatorParts(settings.job, options_c)
-        return Parts(self.me, self.member, learner, leader, coordinator)
-
-    def _policy(self) -> Policy:
-        settings = self.settings
-        return Policy(
-            racks=settings.racks,
-            ranks=self.group.ranks,
-            fragments=len(self.plan),
-            quorum_min_learners=settings.quorum_min_learners,
-            grace_ns=settings.grace_ns,
-            lockstep=settings.step.lockstep,
-            max_age=settings.max_age,
-            period_steps=settings.period_steps,
-            overlap_steps=settings.overlap_steps,
-            stall_max_ns=settings.step.stall_max_ns,
-            evict_ns=settings.evict_ns,
-            restart_attests=settings.restart_attests,
-        )
-
     def _advertised(self) -> str:
         host, address = self.settings.driver.advertise_host, self.driver.address
         return f"tcp://{host}:{address.rsplit(':', 1)[1]}" if host else address
@@ -343,6 +256,9 @@ class LiveRank:
                 request = doing.send(answer)
             except StopIteration:
                 return
+            except SystemExit:  # a replay whose tape is at its end
+                self.close()
+                raise
             answer = self._answer(request)
 
     def _answer(self, request: Wait | AgreeMin | Share) -> object:

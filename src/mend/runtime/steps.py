@@ -88,10 +88,12 @@ class Trainer(Rounds):
         """
         limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
+        if not self.options.lockstep:
+            # At once, so that the racks' tails meet in one round; what is open now goes first.
+            self._capture_tails()
+            self._post(Leaving())
         yield from self._try_drain(limit_ns)
-        for fragment, track in enumerate(self.tracks):
-            if track.offer is None:
-                self._capture(fragment)
+        self._capture_tails()
         yield from self._try_drain(max(0, deadline_ns - self._now_ns()))
         self._post(Leaving())
         yield from self._leave(max(deadline_ns, self._now_ns()))
@@ -110,6 +112,12 @@ class Trainer(Rounds):
             self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
         elif not keep_local:
             yield from self.publish_anchor()
+
+    def _capture_tails(self) -> None:
+        """The steps since the last capture, of fragments without an open offer."""
+        for fragment, track in enumerate(self.tracks):
+            if track.offer is None:
+                self._capture(fragment)
 
     def _leave(self, deadline_ns: int) -> Doing:
         """Apply what is still decided, until the log says that this rack has left.

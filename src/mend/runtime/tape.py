@@ -86,6 +86,7 @@ def header_of(job: str, parts: Parts, **more: Any) -> Header:
             "mend": VERSION,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
+            "threads": str(torch.get_num_threads()),
         },
         wall_ns=time.time_ns(),
         mono_ns=time.monotonic_ns(),

@@ -86,13 +86,13 @@ def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
 
 
 def _workload(seed: int, rng: random.Random) -> Scenario:
-    racks = rng.choice((2, 2, 2, 3, 3, 3, 4))
+    racks = rng.choice((2, 2, 2, 2, 3, 3, 3, 4))
     ranks = rng.choice((1, 1, 1, 1, 2)) if racks < 4 else 1
     period = rng.choice((3, 4, 6))
     lockstep = rng.random() < 0.15
     base_ns = rng.choice((20, 50, 100)) * MS
     equal = lockstep or rng.random() < 0.5
-    steps = rng.randint(2 * period, 3 * period)
+    steps = rng.randint(2 * period, 5 * period // 2)
     uneven = not lockstep and rng.random() < 0.3
     calm_net = rng.random() < 0.4
     return Scenario(
@@ -100,7 +100,7 @@ def _workload(seed: int, rng: random.Random) -> Scenario:
         racks=racks,
         ranks=ranks,
         witness=rng.random() < 0.5,
-        fragments=rng.choice((1, 1, 2, 2, 3)),
+        fragments=rng.choice((1, 1, 1, 2, 2, 3)),
         numel=rng.choice((3, 8, 17)),
         period_steps=period,
         overlap_steps=rng.choice((0, 1, period // 2, period - 1)),

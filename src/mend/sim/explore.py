@@ -113,18 +113,24 @@ class Explorer:
         world, who = self.world, self.world.name(action.who)
         if action.what == "stand":
             return f"{who} stands for {_epoch(action.at)}"
-        if action.what in ("merge", "copy", "crash"):
+        if action.what == "takeover":
+            promised = " and ".join(world.name(node) for node in action.nodes)
+            return f"{promised} promise {_epoch(action.at)} to {who}, which leads"
+        if action.what in ("merge", "copy") or (action.what == "crash" and action.at < 0):
             what = {"merge": "has its result", "copy": "copies what is decided", "crash": "dies"}
             return f"{who} {what[action.what]}"
         term = state.terms[action.at]
         epoch, owner = _epoch(term.epoch), world.name(term.owner)
+        others = " and ".join(world.name(node) for node in action.nodes)
         text = {
-            "promise": f"{who} promises {epoch} to {owner}",
+            "crash": f"{who} promises {epoch} to {owner} and dies",
+            "learn": f"{owner}, candidate for {epoch}, learns from {others}",
+            "win": f"{others} promise {epoch} to {owner}, which leads",
             "append": f"{who} gets the orders of {epoch} from {owner}",
-            "hear": f"{owner} hears {who} in {epoch}",
+            "count": f"{owner} counts what was accepted in {epoch}",
             "gather": f"{owner} asks in {epoch} for a merge",
             "commit": f"{owner} appends a commit in {epoch}",
-            "roster": f"{owner} appends a roster in {epoch}: {action.change}",
+            "roster": f"{owner} appends a roster in {epoch}: {action.change} {others}",
         }[action.what]
         if isinstance(after, str):
             return f"{text}: {after}"
@@ -137,11 +143,9 @@ class Explorer:
             vote = world.parts.voters[after.nodes[action.who].voter]
             shot = world.parts.logs[vote.log]
             said += f": has {self._records(shot.records)}, {shot.decided} decided"
-        elif action.what in ("hear", "commit", "roster"):
+        elif action.what in ("win", "learn", "count", "commit", "roster"):
             before = world.parts.proposers[state.nodes[term.owner].proposer]
             now = world.parts.proposers[after.nodes[term.owner].proposer]
-            if now.leading and not before.leading:
-                said += ", and leads"
             if now.log != before.log:
                 shot = world.parts.logs[now.log]
                 said += f": has {self._records(shot.records)}, {shot.decided} decided"

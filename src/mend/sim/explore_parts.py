@@ -7,7 +7,7 @@ same snapshot is answered from memory. Millions of global states share a few tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -53,11 +53,16 @@ class VoterShot(NamedTuple):
 
 
 class ProposerShot(NamedTuple):
+    """Without its ballots: whoever sent them can send them again, or they are still under way."""
+
     log: int
     epoch: int
     leading: bool
     opening: int
-    ballots: tuple[tuple[Member, int], ...]
+
+
+Votes = tuple[tuple[Member, int], ...]
+"""Members with a snapshot each: of their voter, or of a ballot."""
 
 
 class Told(NamedTuple):
@@ -84,12 +89,13 @@ class Parts:
         self.addressed: Callable[[int], frozenset[Member]] = cache(self._addressed)
         self.prepare: Callable[[int, int], int] = cache(self._prepare)
         self.append: Callable[[int, int, int], tuple[int, bool]] = cache(self._append)
-        self.ballot: Callable[[int, int], int] = cache(self._ballot)
+        self.ballot: Callable[[int], int] = cache(self._ballot)
         self.stand: Callable[[int, int], int] = cache(self._stand)
-        self.hear: Callable[[int, Member, int], int] = cache(self._hear)
+        self.learn: Callable[[int, Member, int], int] = cache(self._learn)
+        self.win: Callable[[int, Votes], int] = cache(self._win)
+        self.count: Callable[[int, Votes], int] = cache(self._count)
         self.propose: Callable[[int, int], int] = cache(self._propose)
         self.proposer: Callable[[int], Proposer] = cache(self.new_proposer)
-        self.asked: Callable[[int], frozenset[int]] = cache(self._asked)
 
     # -------------------------------------------------------------- logs
 
@@ -153,63 +159,56 @@ class Parts:
         taken = voter.append(epoch, prev, log.chain(prev), log.after(prev), log.last, log.decided)
         return self.keep_voter(voter), taken
 
-    def _ballot(self, number: int, after: int) -> int:
-        return self.ballots.number(self._voter(number).ballot(after))
+    def _ballot(self, number: int) -> int:
+        """As it reports to whom it follows. What a coordinator does not read is left out, so that
+        more states are one."""
+        ballot = self._voter(number).ballot()
+        return self.ballots.number(replace(ballot, decided=0, prev=0, chain="", records=()))
 
     # -------------------------------------------------------------- the right to append
 
     def new_proposer(self, number: int) -> Proposer:
         shot = self.proposers[number]
-        ballots = {member: self.ballots[ballot] for member, ballot in shot.ballots}
-        log = self.log(shot.log).copy()
-        return Proposer(log, shot.epoch, shot.leading, shot.opening, ballots)
+        return Proposer(self.log(shot.log).copy(), shot.epoch, shot.leading, shot.opening)
 
     def keep_proposer(self, proposer: Proposer) -> int:
-        heard: Iterable[tuple[Member, Ballot]] = sorted(proposer.ballots.items())
-        counted = self.counted if proposer.leading else self.promises
-        heard = counted(proposer.epoch, heard)
-        ballots = tuple((member, self.ballots.number(ballot)) for member, ballot in heard)
         log = self.keep_log(proposer.log)
-        return self.proposers.number(
-            ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening, ballots)
-        )
-
-    @staticmethod
-    def promises(
-        epoch: int, heard: Iterable[tuple[Member, Ballot]]
-    ) -> Iterable[tuple[Member, Ballot]]:
-        """What a candidate still reads of the ballots. What the others taught it, it has learned."""
-        return (each for each in heard if each[1].promised == epoch)
-
-    @staticmethod
-    def counted(
-        epoch: int, heard: Iterable[tuple[Member, Ballot]]
-    ) -> Iterable[tuple[Member, Ballot]]:
-        """What whoever leads still reads of the ballots: how far each has accepted in its epoch.
-        States that differ in the rest are one."""
-        for member, ballot in heard:
-            if ballot.accepted == epoch:
-                yield (
-                    member,
-                    replace(ballot, promised=epoch, decided=0, prev=0, chain="", records=()),
-                )
-
-    def _asked(self, number: int) -> frozenset[int]:
-        """Racks: a question goes to an address, whoever lives there now."""
-        return frozenset(member.rack for member in self.proposer(number).asked())
+        shot = ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening)
+        return self.proposers.number(shot)
 
     def _stand(self, voter: int, epoch: int) -> int:
         proposer = Proposer()
         proposer.stand(epoch, self.log(self.voters[voter].log))
         return self.keep_proposer(proposer)
 
-    def _hear(self, number: int, member: Member, ballot: int) -> int:
-        """As the coordinator does: hear, win if that suffices, count. The same number where it
-        steps down, as who does nothing any more is the same as who is gone."""
+    def _learn(self, number: int, member: Member, voter: int) -> int:
+        """A candidate hears somebody who does not promise, but knows of decisions."""
         proposer = self.new_proposer(number)
-        if not proposer.hear(member, self.ballots[ballot]):
+        if not proposer.hear(member, self._voter(voter).ballot(proposer.log.decided)):
             return number
-        proposer.try_lead()
+        assert not proposer.try_lead(), "nobody has promised"
+        return self.keep_proposer(proposer)
+
+    def _win(self, number: int, promises: Votes) -> int:
+        """A candidate hears these and no others; the same number if that does not suffice. It asks
+        again where what it learns leaves a gap."""
+        proposer, decided = self.new_proposer(number), -1
+        while decided < proposer.log.decided:
+            decided = proposer.log.decided
+            for member, voter in promises:
+                if not proposer.hear(member, self._voter(voter).ballot(decided)):
+                    return number
+            if proposer.try_lead():
+                proposer.decide()
+                return self.keep_proposer(proposer)
+        return number
+
+    def _count(self, number: int, ballots: Votes) -> int:
+        """A coordinator hears all these. One that would depose it does not arrive: who does nothing
+        any more is the same as who is gone."""
+        proposer = self.new_proposer(number)
+        for member, ballot in ballots:
+            proposer.hear(member, self.ballots[ballot])
         proposer.decide()
         return self.keep_proposer(proposer)
 

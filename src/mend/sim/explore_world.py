@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
+from operator import is_
 from typing import NamedTuple
 
 from mend.protocol.epochs import attempt_of, count_of, epoch_of, number_of
@@ -57,8 +59,8 @@ class Term(NamedTuple):
     """Somebody who stood for an epoch. Its newest orders may arrive at any time, or never.
 
     `orders`: the last log of an owner that is gone. `results`: whose result was complete and is
-    not any more; that it was may still be under way. `late`: (node, voter), ballots under way
-    of voters that have gone on to another epoch.
+    not any more; that it was may still be under way. `late`: votes under way of nodes that have
+    died or gone on to another epoch: (node, voter) of a promise, (node, ballot) for who leads.
     """
 
     epoch: int
@@ -86,11 +88,12 @@ class State(NamedTuple):
 
 
 class Action(NamedTuple):
-    """`at`: the place of a term; the node that is heard; the epoch that is stood for."""
+    """`at`: the place of a term, or the epoch that is stood for. `nodes`: who else takes part."""
 
     what: str
     who: int
     at: int = 0
+    nodes: tuple[int, ...] = ()
     change: str = ""
 
 
@@ -117,9 +120,11 @@ class World:
         self.empty = self.parts.keep_voter(Voter())
         self.acts = {
             "stand": self._stand,
-            "promise": self._promise,
+            "takeover": self._take_over,
+            "learn": self._learn,
+            "win": self._win,
             "append": self._append,
-            "hear": self._hear,
+            "count": self._count,
             "gather": self._gather,
             "merge": self._merge,
             "commit": self._commit,
@@ -176,22 +181,48 @@ class World:
         living = [node for node, its in enumerate(state.nodes) if its.voter >= 0]
         for node in living:
             for epoch in self._epochs(state, node):
-                yield Action("stand", node, epoch)
-            yield Action("merge", node)
+                if self.bounds.rosters > 0:
+                    yield Action("stand", node, epoch)
+                    continue
+                for nodes in _subsets(living):
+                    yield Action("takeover", node, epoch, nodes)
+            if state.nodes[node].gather != NONE:
+                yield Action("merge", node)
             yield Action("copy", node)
-            yield Action("crash", node)
+            if state.used.crashes < self.bounds.crashes:
+                yield Action("crash", node, -1)
         for place, term in enumerate(state.terms):
             for node in living:
-                yield Action("promise", node, place)
                 yield Action("append", node, place)
-            if self._active(state, term) is None:
+            shot = self._active(state, term)
+            if shot is not None and shot.leading:
+                yield from self._of_leader(state, place, term)
+            elif shot is not None:
+                yield from self._of_candidate(state, place, term, shot)
+
+    def _of_leader(self, state: State, place: int, term: Term) -> Iterator[Action]:
+        yield Action("count", term.owner, place)
+        yield Action("gather", term.owner, place)
+        yield Action("commit", term.owner, place)
+        for kind, node in self._changes(state, term):
+            yield Action("roster", term.owner, place, (node,), kind)
+
+    def _of_candidate(
+        self, state: State, place: int, term: Term, shot: ProposerShot
+    ) -> Iterator[Action]:
+        could = [node for node, _ in term.late]
+        for node, its in enumerate(state.nodes):
+            if its.voter < 0:
                 continue
-            for node, vote in self._votes(state, term):
-                yield Action("hear", node, place, str(vote))
-            yield Action("gather", term.owner, place)
-            yield Action("commit", term.owner, place)
-            for change in self._changes(state, term):
-                yield Action("roster", term.owner, place, change)
+            log = self.parts.logs[self._vote(state, node).log]
+            if log.records:
+                could.append(node)
+            if log.decided > self.parts.logs[shot.log].decided:
+                yield Action("learn", term.owner, place, (node,))
+            if state.used.crashes < self.bounds.crashes and node != term.owner:
+                yield Action("crash", node, place)
+        for nodes in _subsets(could):
+            yield Action("win", term.owner, place, nodes)
 
     def _active(self, state: State, term: Term) -> ProposerShot | None:
         """The proposer of a term that stands or leads."""
@@ -234,6 +265,13 @@ class World:
         after = state._replace(terms=tuple(sorted(terms)), used=used)
         return _put(after, node, state.nodes[node]._replace(proposer=proposer))
 
+    def _take_over(self, state: State, action: Action) -> State | None:
+        """To stand and to win at once. Without changes of the roster it is the same as any time
+        between: nothing that a candidate knows from before decides whom it must ask."""
+        after = self._stand(state, action)
+        place = next(i for i, t in enumerate(after.terms) if t[:2] == (action.at, action.who))
+        return self._win(after, Action("win", action.who, place, action.nodes))
+
     def _retired(self, state: State, node: int) -> list[Term]:
         """The terms when the one this node owns is over: what it has sent is all there will be."""
         terms = []
@@ -245,32 +283,46 @@ class World:
             terms.append(term)
         return terms
 
-    def _promise(self, state: State, action: Action) -> State | None:
-        node, term = action.who, state.terms[action.at]
-        vote, shot = self._vote(state, node), self._active(state, term)
-        if not self.parts.logs[vote.log].records:
+    def _win(self, state: State, action: Action) -> State | None:
+        """These promise, and the candidate hears of it. Votes whose promise is no use to anybody
+        are as if they were slow, so no promise is given but here, and by who dies of it."""
+        place, term = action.at, state.terms[action.at]
+        owner, late = state.nodes[term.owner], dict(term.late)
+        promises, after = [], state
+        for node in action.nodes:
+            voter = late.get(node)
+            if voter is None:
+                voter = self.parts.prepare(state.nodes[node].voter, term.epoch)
+                after = self._moved_on(after, node, voter)
+                after = _put(after, node, state.nodes[node]._replace(voter=voter))
+            promises.append((self.members[node], voter))
+        number = self.parts.win(owner.proposer, tuple(promises))
+        if number == owner.proposer:
             return None
-        if shot is not None and not shot.leading:
-            asked = self.parts.asked(state.nodes[term.owner].proposer)
-            if self.members[node].rack not in asked:
-                return None
-        number = self.parts.prepare(state.nodes[node].voter, term.epoch)
-        after = self._moved_on(state, node, number)
-        return _put(after, node, state.nodes[node]._replace(voter=number))
+        after = _with(after, place, after.terms[place]._replace(late=()))
+        after = _put(after, term.owner, after.nodes[term.owner]._replace(proposer=number))
+        return self._decided(after, self.parts.proposers[number].log)
+
+    def _learn(self, state: State, action: Action) -> State | None:
+        (node,) = action.nodes
+        owner, voter = state.nodes[action.who], state.nodes[node].voter
+        number = self.parts.learn(owner.proposer, self.members[node], voter)
+        return _put(state, action.who, owner._replace(proposer=number))
 
     def _moved_on(self, state: State, node: int, number: int) -> State:
-        """The vote becomes `number` (DEAD: it is lost): what it last said in the epoch it leaves
-        may still be under way."""
+        """The vote becomes `number` (DEAD: it is lost): what it has last accepted in the epoch that
+        it leaves may still be under way."""
         old = self._vote(state, node)
         if number >= 0 and self.parts.voters[number].promised == old.promised:
             return state
-        terms = []
-        for term in state.terms:
-            if term.epoch == old.promised and self._active(state, term) is not None:
-                late = {**dict(term.late), node: state.nodes[node].voter}
-                term = term._replace(late=tuple(sorted(late.items())))
-            terms.append(term)
-        return state._replace(terms=tuple(terms))
+        for place, term in enumerate(state.terms):
+            if term.epoch != old.accepted:
+                continue
+            shot = self._active(state, term)
+            if shot is not None and shot.leading:
+                late = {**dict(term.late), node: self.parts.ballot(state.nodes[node].voter)}
+                state = _with(state, place, term._replace(late=tuple(sorted(late.items()))))
+        return state
 
     # -------------------------------------------------------------- the log
 
@@ -292,6 +344,8 @@ class World:
             if old.promised <= term.epoch:
                 raise Broken(f"{self.name(node)} finds a decision of its own contradicted")
             return None
+        if number == its.voter and term.gather <= its.gather:
+            return None
         after = self._moved_on(state, node, number)
         log = self.parts.voters[number].log
         after = self._decided(after, log, self.parts.logs[old.log].decided)
@@ -309,33 +363,21 @@ class World:
             raise Broken(f"agreement: record {index + 1} is decided as {both[0]} and as {both[1]}")
         return state._replace(decided=mine) if len(mine) > len(all_) else state
 
-    def _votes(self, state: State, term: Term) -> list[tuple[int, int]]:
-        """(node, voter) whose ballots may reach the owner: as they are, and those under way."""
-        proposer = state.nodes[term.owner].proposer
-        shot = self.parts.proposers[proposer]
-        asked = self.parts.asked(proposer)
-        votes = list(term.late)
-        for node, its in enumerate(state.nodes):
+    def _count(self, state: State, action: Action) -> State | None:
+        """The coordinator hears of all that was accepted; later, if this does not happen now."""
+        term, owner = state.terms[action.at], state.nodes[action.who]
+        heard = [(self.members[node], ballot) for node, ballot in term.late]
+        for member, its in zip(self.members, state.nodes, strict=True):
             if its.voter >= 0:
-                votes.append((node, its.voter))
-        if shot.leading:
-            return votes
-        return [(node, voter) for node, voter in votes if self.members[node].rack in asked]
-
-    def _hear(self, state: State, action: Action) -> State | None:
-        node, term = action.who, state.terms[action.at]
-        owner = state.nodes[term.owner]
-        before = self.parts.proposers[owner.proposer]
-        ballot = self.parts.ballot(int(action.change), self.parts.logs[before.log].decided)
-        number = self.parts.hear(owner.proposer, self.members[node], ballot)
+                heard.append((member, self.parts.ballot(its.voter)))
+        number = self.parts.count(owner.proposer, tuple(heard))
         if number == owner.proposer:
             return None
-        shot = self.parts.proposers[number]
-        if shot.leading and not before.leading:
-            terms = [t._replace(late=()) if t == term else t for t in state.terms]
-            state = state._replace(terms=tuple(terms))
-        state = self._decided(state, shot.log)
-        return _put(state, term.owner, owner._replace(proposer=number))
+        log = self.parts.proposers[number].log
+        state = self._decided(state, log)
+        if self.parts.log(log).told.versions[0] >= term.gather[0] > 0:
+            state = _with(state, action.at, term._replace(gather=NONE, results=()))
+        return _put(state, action.who, owner._replace(proposer=number))
 
     def _propose(self, state: State, term: Term, record: int) -> State:
         owner = state.nodes[term.owner]
@@ -352,9 +394,7 @@ class World:
         told = self._told(its.voter)
         if its.gather != NONE and told.version >= its.gather[0]:
             mine = its.done and told.version == its.gather[0] and told.result == result(its.gather)
-            its = its._replace(
-                held=told.version if mine else its.held, gather=NONE, done=False
-            )
+            its = its._replace(held=told.version if mine else its.held, gather=NONE, done=False)
         if term.gather[0] == told.version + 1 and term.gather > its.gather:
             state = self._freed(state, node)
             its = its._replace(gather=term.gather, done=False)
@@ -400,7 +440,9 @@ class World:
         may = owner.open and owner.may_append() and owner.log.last == owner.log.decided
         if not may or term.gather[0] != told.versions[0] + 1:
             return None
-        complete = {n for n, its in enumerate(state.nodes) if its.done and its.gather == term.gather}
+        complete = {
+            n for n, its in enumerate(state.nodes) if its.done and its.gather == term.gather
+        }
         members = {self.members[node] for node in complete.union(term.results)}
         seated = {each.member for each in told.seats.values()}
         if not hold(members & seated, told.voters):
@@ -422,7 +464,9 @@ class World:
 
     def _keeps_bytes(self, state: State) -> None:
         told = self.parts.told(state.decided)
-        living = [(m, its) for m, its in zip(self.members, state.nodes, strict=True) if its.voter >= 0]
+        living = [
+            (m, its) for m, its in zip(self.members, state.nodes, strict=True) if its.voter >= 0
+        ]
         for member, its in living:
             tentative = its.done and its.gather[0] == told.version
             if member in told.seats and (
@@ -437,7 +481,7 @@ class World:
 
     # -------------------------------------------------------------- who is there
 
-    def _changes(self, state: State, term: Term) -> Iterator[str]:
+    def _changes(self, state: State, term: Term) -> Iterator[tuple[str, int]]:
         owner = self.parts.proposer(state.nodes[term.owner].proposer)
         if state.used.rosters >= self.bounds.rosters or not owner.open:
             return
@@ -449,16 +493,16 @@ class World:
                 continue
             its, former = state.nodes[node], Member(member.rack, 1)
             if log.member(member.rack) == member:
-                yield f"{REMOVE} {node}"
+                yield REMOVE, node
                 if member.rack in log.learners and its.voter >= 0 and its.held == log.versions[0]:
-                    yield f"{VOTE} {node}"
+                    yield VOTE, node
             elif member.incarnation > 1 and its.voter != DEAD and member not in log.former:
                 alone = state.nodes[self.members.index(former)].voter == DEAD
                 if alone or its.voter >= 0 or state.used.twins < self.bounds.twins:
-                    yield f"{JOIN} {node}"
+                    yield JOIN, node
 
     def _roster(self, state: State, action: Action) -> State | None:
-        kind, node = action.change.split()[0], int(action.change.split()[1])
+        kind, (node,) = action.change, action.nodes
         term = state.terms[action.at]
         log = self.parts.proposers[state.nodes[term.owner].proposer].log
         held = tuple(its.held for its in state.nodes)
@@ -474,13 +518,22 @@ class World:
         return self._propose(state._replace(used=used), term, record)
 
     def _crash(self, state: State, action: Action) -> State | None:
-        if state.used.crashes >= self.bounds.crashes:
-            return None
+        """At any moment; maybe right behind a promise to the candidate of term `at`."""
         node = action.who
         after = self._moved_on(self._freed(state, node), node, DEAD)
+        if action.at >= 0:
+            term, voter = after.terms[action.at], state.nodes[node].voter
+            promised = self.parts.prepare(voter, term.epoch)
+            if promised == voter or not self._begun(voter):
+                return None
+            late = tuple(sorted({**dict(term.late), node: promised}.items()))
+            after = _with(after, action.at, term._replace(late=late))
         after = after._replace(terms=tuple(self._retired(after, node)))
         used = state.used._replace(crashes=state.used.crashes + 1)
         return self.dead(after._replace(used=used), node)
+
+    def _begun(self, voter: int) -> bool:
+        return bool(self.parts.logs[self.parts.voters[voter].log].records)
 
     def dead(self, state: State, node: int) -> State:
         """A crash takes all memory. What its reports said of its bytes may still be read."""
@@ -491,34 +544,34 @@ class World:
 
     def _tidy(self, state: State) -> State:
         """Leave out messages that cannot do anything any more, so that more states are one."""
-        terms = []
+        terms: list[Term] = []
         for term in state.terms:
-            if self._active(state, term) is not None:
-                late = tuple(pair for pair in term.late if self._heeds(state, term, pair))
-                terms.append(term._replace(late=late) if late != term.late else term)
-            elif self._matters(state, term):
-                terms.append(term)
+            shot = self._active(state, term)
+            if shot is None:
+                if self._matters(state, term):
+                    terms.append(term)
+                continue
+            if shot.leading and term.late:
+                decided = self.parts.logs[shot.log].decided
+                late = tuple(p for p in term.late if self.parts.ballots[p[1]].last > decided)
+                if late != term.late:
+                    term = term._replace(late=late)
+            terms.append(term)
+        if len(terms) == len(state.terms) and all(map(is_, terms, state.terms)):
+            return state
         return state._replace(terms=tuple(terms))
 
-    def _heeds(self, state: State, term: Term, pair: tuple[int, int]) -> bool:
-        number = state.nodes[term.owner].proposer
-        shot = self.parts.proposers[number]
-        ballot = self.parts.ballot(pair[1], self.parts.logs[shot.log].decided)
-        return self.parts.hear(number, self.members[pair[0]], ballot) != number
-
     def _matters(self, state: State, term: Term) -> bool:
-        """Whether some voter would do anything about the messages of an owner that is gone."""
+        """Whether some voter would do anything about the orders of an owner that is gone."""
+        if term.orders < 0:
+            return False
         for node, its in enumerate(state.nodes):
-            if its.voter < 0:
+            if its.voter < 0 or self.members[node] not in self.parts.addressed(term.orders):
                 continue
-            if self.parts.logs[self._vote(state, node).log].records:
-                if self.parts.prepare(its.voter, term.epoch) != its.voter:
-                    return True
-            if term.orders >= 0 and self.members[node] in self.parts.addressed(term.orders):
-                if self.parts.append(its.voter, term.epoch, term.orders)[0] != its.voter:
-                    return True
-                if self._vote(state, node).promised == term.epoch and term.gather > its.gather:
-                    return True
+            if self.parts.append(its.voter, term.epoch, term.orders)[0] != its.voter:
+                return True
+            if self._vote(state, node).promised == term.epoch and term.gather > its.gather:
+                return True
         return False
 
     def name(self, node: int) -> str:
@@ -533,9 +586,15 @@ def result(gather: tuple[int, int]) -> str:
     return f"{gather[0]:08x}{gather[1]:024x}"
 
 
+def _subsets(nodes: list[int]) -> Iterator[tuple[int, ...]]:
+    """All but the empty one."""
+    for size in range(1, len(nodes) + 1):
+        yield from combinations(sorted(nodes), size)
+
+
 def _put(state: State, node: int, its: Node) -> State:
-    nodes = state.nodes
-    return state._replace(nodes=(*nodes[:node], its, *nodes[node + 1 :]))
+    nodes, terms, decided, used = state
+    return State((*nodes[:node], its, *nodes[node + 1 :]), terms, decided, used)
 
 
 def _with(state: State, place: int, term: Term) -> State:

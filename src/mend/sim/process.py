@@ -6,7 +6,7 @@ An edge for the machines, and a training loop under the virtual clock.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mend.fragment.shards import put_together, take
-from mend.protocol.events import Effect, Event
-from mend.protocol.machines import Parts
+from mend.protocol.events import Event
 from mend.protocol.messages import Envelope, Message, Record
-from mend.protocol.tape import Entry, Gap, read_record, record_of_entry
 from mend.runtime.edge import Host
 from mend.runtime.handoff import Board
 from mend.runtime.rank import Rank
@@ -25,6 +23,7 @@ from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
 from mend.sim.faults import target
 from mend.sim.loop import Loop
 from mend.sim.network import Network
+from mend.sim.tape import MemoryTape
 from mend.terms import MS, SECOND, Address, Member, Peer
 
 T = TypeVar("T")
@@ -33,30 +32,6 @@ THREAD_HOP_NS = MS // 20
 
 LINGER_NS = 5 * SECOND
 """How long a process that coordinates stays after its script, as `LiveRank.close` does."""
-
-
-class MemoryTape:
-    """What a process records, as bytes: what is read from it was written and parsed."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.records: list[bytes] = []
-
-    def put(
-        self,
-        machine: str,
-        now_ns: int,
-        event: Event,
-        effects: Sequence[Effect],
-        error: str = "",
-    ) -> None:
-        self.records.append(record_of_entry(machine, now_ns, event, effects, error))
-
-    def entries(self) -> Iterator[Entry | Gap]:
-        for number, record in enumerate(self.records, start=1):
-            found = read_record(record, number)
-            assert isinstance(found, Entry | Gap)
-            yield found
 
 
 class Process:

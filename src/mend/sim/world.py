@@ -40,8 +40,9 @@ from mend.sim.draw import draw
 from mend.sim.faults import Broken, Hands, target
 from mend.sim.loop import Loop
 from mend.sim.network import Network
-from mend.sim.process import Collective, MemoryTape, Process, Training, WatchedBoard
+from mend.sim.process import Collective, Process, Training, WatchedBoard
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm
+from mend.sim.tape import MemoryTape
 from mend.sim.write import Writer
 from mend.terms import MS, SECOND, WITNESS, Member, Peer
 
@@ -234,7 +235,6 @@ class World(Writer):
             plain_fragments(scenario),
             self._tape(process, made_of),
         )
-        updates = self._updates(number)
         training = Training(
             process,
             rank,
@@ -244,7 +244,7 @@ class World(Writer):
             steps=scenario.steps[number],
             step_ns=scenario.step_ns[number],
             start_ns=START_NS,
-            update=lambda step: self._update(number, step, updates),
+            update=partial(self._update, number, updates=self._updates(number)),
             tokens=lambda step: 1 + (step * 7 + number) % 5,
             watch=self.checkers.watch,
         )

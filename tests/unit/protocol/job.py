@@ -86,7 +86,7 @@ class Job:
         self.votes += 1
         epoch = self.machine.proposer.epoch
         self.voter.append(epoch, 0, "", log.after(0), log.last, log.decided)
-        vote = Vote(self.votes, log.lineage, self.voter.ballot())
+        vote = Vote(self.votes, log.lineage, self.voter.ballot(), ())
         return self._give(Heard(Peer(WITNESS, 0), member(WITNESS).incarnation, vote))
 
     # -------------------------------------------------------------- what racks usually do

@@ -158,7 +158,7 @@ def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
     """A rack that has just begun: it holds version 0 and nothing else happened."""
     fields: dict[str, Any] = {
         "ballot": ballot(epoch=0), "fresh": True, "step": 0, "step_ns": 0,
-        "versions": (0,) * fragments, "offers": (), "declined": (), "got": (), "held": (),
+        "versions": (0,) * fragments, "offers": (), "declined": (), "coming": (), "got": (), "held": (),
         "leaving": False, "hurry": False, "idle": False, "gone": False,
     }  # fmt: skip
     return Report(serial=serial, **{**fields, **changes})

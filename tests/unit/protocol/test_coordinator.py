@@ -115,7 +115,7 @@ def test_hellos_that_cannot_be_seated() -> None:
     job = Job(racks=2)
     ((kind, detail),) = job.refusals(job.hello(1, racks=3), 1)
     assert (kind, detail) == ("racks", "it is configured for racks=3, the coordinator for 2")
-    ((kind, detail),) = job.refusals(job.hello(5), 5)
+    ((kind, detail),) = job.refusals(job.hello(5), 2)
     assert (kind, detail) == ("racks", "rack 5 of a job with 2 racks")
     assert job.hear(0, hello(1)) == [], "in the name of another: no rack speaks so"
     assert job.machine.views == {}

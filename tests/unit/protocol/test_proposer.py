@@ -477,7 +477,7 @@ def test_from_where_on_a_voter_is_told() -> None:
     assert proposer.common(member(2)) == proposer.log.last, "not more than there is here"
 
 
-# -------------------------------------------------------------- a rack comes back under another life
+# -------------------------------------------------------------- other lives, other logs
 
 
 def test_a_seat_that_changed_hands_votes_with_its_new_member_only() -> None:

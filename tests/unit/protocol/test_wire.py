@@ -124,13 +124,13 @@ SAMPLES = [
     rank_orders(4, [genesis()], discarded=((0, 3),), failure=("Refused", "why")),
     orders(5, [genesis(witness=True), Epoch(FIRST), roster(1, [0])]),
     Prepare(6, epoch_of(2, 1), "c0ffee", 3),
-    Vote(7, "c0ffee", replace(ballot(2, 1), records=(Epoch(FIRST),))),
+    Vote(7, "c0ffee", replace(ballot(2, 1), records=(Epoch(FIRST),)), (3,)),
 ]
 
 
 def test_every_message_has_a_tag_of_its_own() -> None:
     tags = [kind.__struct_config__.tag for kind in (*MESSAGES, *RECORDS)]
-    assert len(set(tags)) == len(tags) == 13
+    assert len(set(tags)) == len(tags) == 14
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)

@@ -94,7 +94,7 @@ def test_what_was_learnt_since_the_capture_is_carried() -> None:
     hand.decide(0.75, names=True)
     hand.step(2)
     assert hand.theta() == 0.75 + 0.5
-    assert hand.posted(Applied) == [Applied(0, 1, 1)]
+    assert hand.posted(Applied) == [Applied(0, 1, 1, 6)]
     assert hand.track().offer is None
     assert hand.trainer.ledger.merged == 40
     assert hand.trainer.ledger.discarded == 0
@@ -154,7 +154,7 @@ def test_a_late_offer_stays_open_and_is_measured_in_the_new_frame() -> None:
     hand.decide(0.5)
     hand.step(2)
     assert hand.theta() == 2.0
-    assert hand.posted(Applied) == [Applied(0, 1, 0)]
+    assert hand.posted(Applied) == [Applied(0, 1, 0, 6)]
     assert hand.trainer.ledger.missed == {
         "offer was late": 1, "result not there at the apply point": 1
     }  # fmt: skip
@@ -164,7 +164,7 @@ def test_a_late_offer_stays_open_and_is_measured_in_the_new_frame() -> None:
     hand.decide(2.0, names=True)
     hand.step(2)
     assert hand.theta() == 2.0 + (3.0 - 1.5)
-    assert hand.posted(Applied)[1:] == [Applied(0, 2, 1)]
+    assert hand.posted(Applied)[1:] == [Applied(0, 2, 1, 10)]
     hand.step(2)
     assert [(c.tokens, c.steps, c.base) for c in hand.posted(Captured)] == [(40, 4, 0), (80, 8, 2)]
 
@@ -185,7 +185,7 @@ def test_a_dropped_offer_is_as_if_it_was_never_made() -> None:
     hand.decide(0.5, drops=True)
     hand.step(2)
     assert hand.theta() == 0.5 + 1.5
-    assert hand.posted(Applied) == [Applied(0, 1, 1)]
+    assert hand.posted(Applied) == [Applied(0, 1, 1, 6)]
     assert hand.track().offer is None
     assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (0, 0)
     assert hand.trainer.ledger.missed == {"offer dropped: too old": 1}
@@ -203,7 +203,7 @@ def test_the_fate_is_read_from_every_commit_on_the_way() -> None:
         hand.step(2)
         ((_, fields),) = hand.noted("applied")
         assert (fields["version"], fields["fate"]) == (2, fate)
-        assert hand.posted(Applied) == [Applied(0, 2, 1 if first else 0)]
+        assert hand.posted(Applied) == [Applied(0, 2, 1 if first else 0, 6)]
         assert hand.theta() == (0.75 + 0.5 if fate == "named" else 0.75 + 1.5)
 
 
@@ -271,7 +271,7 @@ def test_a_discarded_capture_is_forgotten_and_trained_on() -> None:
     hand.step(4)
     hand.board.discard(0, 1)
     hand.step(2)
-    assert hand.posted(Discarded) == [Discarded(0, 1)]
+    assert hand.posted(Discarded) == [Discarded(0, 1, 6)]
     assert hand.track().offer is None
     assert hand.theta() == 1.5
     assert hand.trainer.ledger.missed["declined or too old"] == 1
@@ -290,7 +290,7 @@ def test_it_is_discarded_only_when_all_ranks_of_the_rack_know() -> None:
     assert hand.track().offer is not None
     hand.agree = lambda values: values
     hand.step(4)
-    assert hand.posted(Discarded) == [Discarded(0, 1)]
+    assert hand.posted(Discarded) == [Discarded(0, 1, 10)]
 
 
 # -------------------------------------------------------------- the ranks of a rack

@@ -1,0 +1,251 @@
+"""runtime.following: the training thread of a replay: it captures and applies what its tape says,
+at the steps that the tape says, and waits for that as long as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from mend.errors import GaveUp, ReplayDiffers, TapeError
+from mend.protocol.events import Applied, Captured, Discarded, Event, Leaving
+from mend.protocol.script import APPLIED, CAPTURED, DISCARDED, Act, Script, decode_script
+from mend.runtime.beside import Beside
+from mend.runtime.comparing import START, TRAINING, Comparer, Finding, Report
+from mend.runtime.handoff import Board
+from mend.runtime.steps import Trainer
+from mend.runtime.track import Doing, Wait
+from mend.terms import SECOND, Layout, Peer
+
+_LABELS = ("base", "tokens", "steps")
+
+
+class KeptBoard(Board):
+    """Keeps the versions that are still to be applied: the log may run ahead of a slow rack."""
+
+    def __init__(self, fragments: int, needed: Collection[tuple[int, int]]) -> None:
+        super().__init__(fragments)
+        self._needed, self._late = set(needed), set[tuple[int, int]]()
+
+    def forget(self, fragment: int, version: int) -> None:
+        with self.changed:
+            if (fragment, version) in self._needed:
+                self._late.add((fragment, version))
+                return
+        super().forget(fragment, version)
+
+    def applied(self, fragment: int, version: int) -> None:
+        super().applied(fragment, version)
+        with self.changed:
+            self._needed = {k for k in self._needed if k[0] != fragment or k[1] > version}
+            done = {k for k in self._late if k[0] == fragment and k[1] < version}
+            self._late -= done
+        for each in done:
+            super().forget(*each)
+
+
+class Again:
+    """What a rank of a replay has in place of what it has else: board, trainer and tape.
+
+    `path`: the script, in the folder that takes the findings. Raises TapeError.
+    """
+
+    def __init__(self, path: Path, me: Peer, plan: Sequence[Layout]) -> None:
+        self.script, self._me = decode_script(path.read_bytes()), me
+        part = self.script.part(me.rack)
+        if part is None or me.rank >= len(part.acts):
+            raise TapeError(f"there is no rank {me.rank} of rack {me.rack} on the tapes")
+        self._report = Report(path.parent, me)
+        acts = part.acts[me.rank]
+        needed = {(act.fragment, act.number) for act in acts if act.kind == APPLIED}
+        self.board = KeptBoard(len(plan), needed)
+        names = [[slot.name for slot in layout.slots] for layout in plan]
+        self.comparer = Comparer(self.script, me, names, self._report, self.board.fail)
+
+    def trainer(self, *given: Any, **more: Any) -> Trainer:
+        """`given`, `more`: what a `Trainer` is made of."""
+        more |= {"rank": self._me.rank, "report": self._report, "comparer": self.comparer}
+        return Follower(*given, script=self.script, **more)
+
+    def check(self, facts: Sequence[tuple[str, str]]) -> None:
+        """Whether it is the same model, trained the same way. Raises ReplayDiffers."""
+        then, now = dict(self.script.facts), dict(facts)
+        for name in [*then, *now]:
+            if name != "mend version" and then.get(name) != now.get(name):
+                was, is_ = then.get(name, "absent"), now.get(name, "absent")
+                text = f"before the first step: {name} is {was} on the tape, {is_} now"
+                self.comparer.differs(text, START, (0, 0))
+                raise ReplayDiffers(text)
+
+
+class Follower(Trainer):
+    """A `Trainer` without a choice."""
+
+    def __init__(
+        self,
+        *given: Any,
+        script: Script,
+        rank: int,
+        report: Report,
+        comparer: Comparer,
+        **more: Any,
+    ) -> None:
+        super().__init__(*given, **more)
+        part = script.part(self.member.rack)
+        assert part is not None, f"rack {self.member.rack} is not on the tape"
+        self._acts, self._ends = part.acts[rank], part.ends
+        self._place, self._rank = 0, rank
+        self._report, self._comparer = report, comparer
+        self._rounds = len(script.commits)
+        self._last = [0] * len(self.tracks)
+        for fragment, version in script.commits:
+            self._last[fragment] = max(self._last[fragment], version)
+        post: Callable[[Event], None] = self._post
+
+        def checked(event: Event) -> None:
+            self._check(event)
+            post(event)
+
+        self._post = checked
+
+    @property
+    def _next(self) -> Act | None:
+        return self._acts[self._place] if self._place < len(self._acts) else None
+
+    # -------------------------------------------------------------- a step
+
+    def work(self) -> Doing:
+        due = self._next
+        if due is not None and due.step < self.step:
+            raise self._differs(f"it is at step {self.step} already", due)
+        yield from super().work()
+        yield from self._stop_if_over()
+
+    def _prefetch(self, beside: Beside) -> None:
+        """What is newest is not what will be applied."""
+        self.board.fresh = False
+
+    def _await_results(self, fragments: tuple[int, ...]) -> Doing:
+        yield from ()
+
+    def _apply_point(self, ends: tuple[int, ...]) -> Doing:
+        yield from self._follow()
+
+    def _follow(self) -> Doing:
+        """Apply and discard what the tape has next for this step."""
+        while (act := self._next) is not None and act.step == self.step:
+            if act.kind == APPLIED:
+                yield from self._follow_apply(act)
+            elif act.kind == DISCARDED:
+                yield from self._follow_discard(act)
+            else:
+                return
+
+    def _follow_apply(self, act: Act) -> Doing:
+        anchors = self.board.panels[act.fragment].anchors
+        yield from self._until(lambda: act.number in anchors, str(act))
+        with self.board.changed:
+            anchor = anchors[act.number]
+        yield from self._apply(act.fragment, anchor)
+
+    def _follow_discard(self, act: Act) -> Doing:
+        panel, track = self.board.panels[act.fragment], self.tracks[act.fragment]
+        yield from self._until(lambda: act.number in panel.discarded, str(act))
+        self._post(Discarded(act.fragment, act.number, self.step))
+        panel.discarded.clear()
+        track.offer = None
+
+    def _until(self, ready: Callable[[], bool], what: str) -> Doing:
+        """Wait; as long as rounds are decided elsewhere it may be long. Raises GaveUp."""
+        board, limit_ns = self.board, self.options.give_up_ns
+        while True:
+            commits = board.commits
+            waited: bool = yield Wait(
+                lambda commits=commits: ready() or board.commits != commits,  # type: ignore[misc]
+                limit_ns,
+            )
+            if board.failure is not None:
+                raise board.failure
+            if ready():
+                return
+            if not waited:
+                raise GaveUp(
+                    f"replay: rack {self.member.rack} waited {limit_ns / SECOND:g} s (give_up_s) "
+                    f"for: {what} ({self._why()})"
+                )
+
+    # -------------------------------------------------------------- the end
+
+    def drain(self, limit_ns: int) -> Doing:
+        yield from self._follow()
+        yield from self._stop_if_over()
+
+    def close(self, *, keep_local: bool = False) -> Doing:
+        yield from self._follow()
+        for fragment, track in enumerate(self.tracks):
+            yield from self._stop_if_over()
+            if track.offer is None:
+                self._capture(fragment)
+        yield from self._follow()
+        yield from self._stop_if_over()
+        if (act := self._next) is not None:
+            raise self._differs(f"the script leaves after step {self.step}", act)
+        yield from self._finish()
+        if not keep_local:
+            yield from self.publish_anchor()
+
+    def _stop_if_over(self) -> Doing:
+        """End the script of a rack whose tape ends here. Raises SystemExit."""
+        if self._next is None and not self._ends:
+            yield from self._finish()
+            raise SystemExit(0)
+
+    def _finish(self) -> Doing:
+        """Stay until every round is decided, as a holder of bytes, and leave with the others."""
+        panels = self.board.panels
+        yield from self._until(
+            lambda: all(p.decided >= v for p, v in zip(panels, self._last, strict=True)),
+            "the last round",
+        )
+        self._post(Leaving())
+        yield from self._until(lambda: self.board.finished, "the others to leave")
+        self._report.tell(Finding("done", self._rounds))
+
+    # -------------------------------------------------------------- comparing
+
+    def _check(self, event: Event) -> None:
+        """What is done must be what the tape has next. Raises ReplayDiffers."""
+        act = _act_of(event)
+        if act is None:
+            return
+        then = self._next
+        if then is None or act.key != then.key:
+            raise self._differs(str(act), then)
+        for label in _LABELS:
+            if getattr(act, label) != getattr(then, label):
+                what = f"{label}={getattr(act, label)}"
+                raise self._differs(
+                    f"{act} with {what}", then, f" with {label}={getattr(then, label)}"
+                )
+        self._place += 1
+
+    def _differs(self, now: str, act: Act | None, more: str = "") -> ReplayDiffers:
+        then = f"{act}{more}" if act is not None else "nothing more"
+        text = (
+            f"rack {self.member.rack} rank {self._rank}, step {self.step}: now {now}; on the tape "
+            f"came {then}"
+        )
+        place = self._comparer.place_of(act) if act is not None else (self._rounds + 1, 0)
+        self._comparer.differs(text, TRAINING, place)
+        return ReplayDiffers(text)
+
+
+def _act_of(event: Event) -> Act | None:
+    match event:
+        case Captured(fragment, seq, base, step, tokens, steps):
+            return Act(CAPTURED, step, fragment, seq, base, tokens, steps)
+        case Applied(fragment, version, _, step):
+            return Act(APPLIED, step, fragment, version)
+        case Discarded(fragment, seq, step):
+            return Act(DISCARDED, step, fragment, seq)
+    return None

@@ -1,0 +1,473 @@
+"""A voter becomes the coordinator and stops being it: nothing that was decided is lost, nothing new
+opens too early, and who is over says nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mend.protocol.booth import Booth
+from mend.protocol.coordinator import Coordinator, CoordinatorOptions
+from mend.protocol.epochs import count_of, epoch_of, number_of
+from mend.protocol.events import Effect, Finished, Heard, Send, Tick
+from mend.protocol.messages import (
+    Commit,
+    Epoch,
+    Gather,
+    Message,
+    Offer,
+    Orders,
+    Prepare,
+    Record,
+    Report,
+    Roster,
+    Vote,
+)
+from mend.protocol.voter import Voter
+from mend.terms import SECOND, WITNESS, Peer
+from tests.unit.protocol.job import held_of
+from tests.unit.protocol.nouns import (
+    DETECT_NS,
+    FIRST,
+    HEARTBEAT_NS,
+    ballot,
+    commit,
+    digest,
+    genesis,
+    hello,
+    log_of,
+    member,
+    notes,
+    offer,
+    offer_id,
+    orders,
+    report,
+    roster,
+    sent,
+)
+
+BEGIN = genesis(racks=3)
+MINE = epoch_of(2, 1)
+"""The epoch in which rack 1 takes over."""
+
+
+class Cabinet:
+    """The coordinator machine of one voter, and the votes of all that it can reach. Rack 0 began
+    the job in the first epoch, and is silent now."""
+
+    def __init__(
+        self,
+        rack: int = 1,
+        *,
+        records: Sequence[Record] = (BEGIN,),
+        decided: int | None = None,
+        reach: Sequence[int] = (1, 2),
+    ) -> None:
+        self.me, self.now_ns = Peer(rack, 0), 100 * SECOND
+        self.reach, self.accepting = set(reach), True
+        racks = [seat.member.rack for seat in BEGIN.roster] + [WITNESS]
+        self.booths = {r: Booth(member(r), Voter(), Peer(0, 0), DETECT_NS) for r in racks}
+        for booth in self.booths.values():
+            count = len(records)
+            booth.voter.append(FIRST, 0, "", records, count, count if decided is None else decided)
+        options = CoordinatorOptions(3, HEARTBEAT_NS, DETECT_NS, first=False)
+        self.voter = self.booths[rack].voter
+        self.machine = Coordinator(self.me, member(rack), "job", options, self.voter)
+        self.reports = {r: report(0, ballot=ballot(epoch=0)) for r in racks}
+        self.orders: dict[int, Orders] = {}
+
+    def hear(self, rack: int, body: Message, life: int = 0) -> list[Effect]:
+        return self.give(Heard(Peer(rack, 0), member(rack, life).incarnation, body))
+
+    def tick(self, after_ns: int = 0) -> list[Effect]:
+        self.now_ns += after_ns
+        return self.give(Tick())
+
+    def give(self, event: Heard | Tick) -> list[Effect]:
+        """And what follows from it, as far as voters can be reached."""
+        effects = self.machine.handle(event, self.now_ns)
+        for effect in list(effects):
+            if isinstance(effect, Send) and effect.to.rack in self.reach:
+                effects += self._arrives(effect.to.rack, effect.body)
+        return effects
+
+    def _arrives(self, rack: int, body: Message) -> list[Effect]:
+        booth = self.booths[rack]
+        if isinstance(body, Prepare):
+            vote = booth.asked(self.me, body, self.now_ns)
+            return self.hear(rack, vote) if vote else []
+        assert isinstance(body, Orders)
+        self.orders[rack] = body
+        if not self.accepting or not booth.addressed(self.me, body):
+            return []
+        if not booth.follow(self.me, self.machine.member.incarnation, body, self.now_ns, []):
+            return []
+        return self.hear(rack, booth.vote(body.serial)) if rack == WITNESS else self.say(rack)
+
+    def say(self, rack: int, **changes: Any) -> list[Effect]:
+        """The rack's report: what it said before, what changes, and its vote's newest ballot."""
+        before = self.reports[rack]
+        changes = {"ballot": self.booths[rack].voter.ballot(), **changes}
+        self.reports[rack] = replace(before, **changes, serial=before.serial + 1)
+        return self.hear(rack, self.reports[rack])
+
+    def takes_over(self) -> list[Effect]:
+        effects = self.tick()
+        for _ in range(100):
+            if self.machine.proposer.leading:
+                return effects
+            effects += self.tick(HEARTBEAT_NS)
+        raise AssertionError("nobody won")
+
+    def offered(self, *offers: Offer) -> None:
+        for each in offers:
+            self.say(each.member.rack, offers=(each,))
+        for rack in sorted(self.reach):
+            others = tuple(offer_id(each) for each in offers if each.member.rack != rack)
+            self.say(rack, got=others)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return self.machine.log.after(0)
+
+    @property
+    def gathers(self) -> tuple[Gather, ...]:
+        return self.orders[self.me.rack].gathers
+
+
+# -------------------------------------------------------------- becoming it
+
+
+def test_a_voter_takes_over_from_a_silent_coordinator() -> None:
+    cabinet = Cabinet()
+    effects = cabinet.takes_over()
+    assert [note["epoch"] for note in notes(effects, "stands")] == [2]
+    assert notes(effects, "takes-over") == [{"epoch": 2, "record": 2}]
+    assert cabinet.records == (BEGIN, Epoch(MINE))
+    assert cabinet.machine.log.decided == 2
+    assert cabinet.machine.proposer.open
+    body = cabinet.orders[2]
+    assert (body.epoch, body.to, body.decided) == (MINE, member(2).incarnation, 2)
+    cabinet.tick(DETECT_NS)
+    assert cabinet.orders[2].live == (), "everybody must report anew"
+
+
+def test_who_is_alone_stands_and_never_leads() -> None:
+    cabinet = Cabinet(reach=(1,))
+    for _ in range(50):
+        effects = cabinet.tick(HEARTBEAT_NS)
+    assert cabinet.machine.proposer.standing
+    assert cabinet.voter.promised == FIRST, "it still would follow rack 0"
+    assert not any(isinstance(body, Orders) for body in sent(effects))
+    assert cabinet.machine.deadline_ns() == cabinet.machine.election.asked_ns + HEARTBEAT_NS
+
+
+def test_it_waits_for_its_turn() -> None:
+    cabinet = Cabinet()
+    cabinet.hear(0, orders(1, [BEGIN]))
+    due_ns = cabinet.machine.deadline_ns()
+    assert due_ns == cabinet.now_ns + DETECT_NS, "the first behind the silent one"
+    assert cabinet.tick(DETECT_NS - 1) == []
+    assert notes(cabinet.tick(1), "stands")
+
+
+def test_what_was_written_and_not_decided_is_decided_in_the_new_epoch() -> None:
+    cabinet = Cabinet(records=[BEGIN, commit(1, [offer(0)])], decided=1)
+    effects = cabinet.takes_over()
+    assert cabinet.records == (BEGIN, commit(1, [offer(0)]), Epoch(MINE))
+    assert notes(effects, "decided") == [{"fragment": 0, "version": 1}]
+    assert cabinet.booths[2].voter.accepted == MINE
+
+
+def test_rounds_open_only_behind_the_decided_epoch_record() -> None:
+    """Before that a later take-over could bring back a Commit of the epoch before, and its bytes
+    would be gone if they had been freed for a merge of this one."""
+    cabinet = Cabinet()
+    cabinet.accepting = False
+    cabinet.takes_over()
+    cabinet.offered(offer(1), offer(2))
+    cabinet.tick(20 * SECOND)
+    cabinet.offered(offer(1), offer(2))
+    assert cabinet.gathers == ()
+    cabinet.say(2, leaving=True, idle=True, hurry=True)
+    assert cabinet.records == (BEGIN, Epoch(MINE)), "no roster either"
+    cabinet.accepting = True
+    cabinet.say(2, leaving=False)
+    cabinet.tick(HEARTBEAT_NS)
+    assert cabinet.machine.proposer.open
+    cabinet.offered(offer(1), offer(2))
+    cabinet.tick(20 * SECOND)
+    assert [gather.version for gather in cabinet.gathers] == [1]
+
+
+def test_a_round_begins_anew_under_numbers_of_its_own() -> None:
+    """A result of the same members in another epoch is not this one's."""
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    cabinet.offered(offer(0), offer(1), offer(2))
+    cabinet.tick(20 * SECOND)
+    cabinet.offered(offer(1), offer(2))
+    (gather,) = cabinet.gathers
+    assert (gather.attempt >> 8, count_of(gather.attempt)) == (MINE, 1)
+    old = held_of(0, 1, FIRST << 8 | 1)
+    for rack in (1, 2):
+        cabinet.say(rack, held=(old,))
+    assert cabinet.records == (BEGIN, Epoch(MINE))
+    for rack in (1, 2):
+        cabinet.say(rack, held=(held_of(0, 1, gather.attempt),))
+    assert isinstance(cabinet.records[-1], Commit)
+
+
+def test_a_witness_takes_over_and_a_rack_with_its_vote() -> None:
+    begin = genesis(racks=3, witness=True)
+    for rack, reach in ((WITNESS, (1, 2, WITNESS)), (1, (1, 2, WITNESS))):
+        cabinet = Cabinet(rack, records=[begin], reach=reach)
+        cabinet.takes_over()
+        assert cabinet.machine.log.decided == 2
+        assert sorted(cabinet.machine.views) == [0, 1, 2, WITNESS]
+        cabinet.tick(HEARTBEAT_NS)
+        assert cabinet.orders[1].live == (0, 1, 2), "the witness is no rack"
+    assert cabinet.machine.proposer.ballots[member(WITNESS)].accepted == epoch_of(2, 1)
+
+
+def test_rivals_are_outbid_not_repeated() -> None:
+    cabinet = Cabinet()
+    cabinet.hear(2, Prepare(1, epoch_of(7, 2), log_of(BEGIN).lineage, 1))
+    cabinet.hear(2, Prepare(2, epoch_of(9, 2), digest(5), 1))
+    cabinet.takes_over()
+    assert number_of(cabinet.machine.proposer.epoch) == 8, "a stranger's number is none"
+
+
+# -------------------------------------------------------------- whose votes count
+
+
+def standing(**fields: Any) -> Cabinet:
+    """Rack 1 stands and has been answered by nobody."""
+    cabinet = Cabinet(reach=(), **fields)
+    cabinet.tick()
+    while not cabinet.machine.proposer.standing:
+        cabinet.tick(HEARTBEAT_NS)
+    return cabinet
+
+
+def a_vote(cabinet: Cabinet, serial: int = 99, **changes: Any) -> Vote:
+    shown = {"promised": cabinet.machine.proposer.epoch, **changes}
+    lineage = shown.pop("lineage", log_of(BEGIN).lineage)
+    return Vote(serial, lineage, replace(ballot(1, 1), **shown), ())
+
+
+def test_promises_of_strangers_and_former_lives_do_not_count() -> None:
+    cabinet = standing()
+    promised = cabinet.machine.proposer.ballots
+    cabinet.hear(7, a_vote(cabinet))
+    cabinet.hear(2, a_vote(cabinet), life=1)
+    cabinet.hear(2, a_vote(cabinet, lineage=digest(5)))
+    assert promised == {}
+    cabinet.hear(7, a_vote(cabinet, promised=epoch_of(9, 7)))
+    assert cabinet.machine.proposer.standing, "nor do they depose"
+    cabinet.hear(2, a_vote(cabinet))
+    assert list(promised) == [member(2)]
+
+
+def test_a_promise_that_was_overtaken_does_not_come_back() -> None:
+    cabinet = standing()
+    cabinet.hear(2, a_vote(cabinet, serial=9, last=3))
+    cabinet.hear(2, a_vote(cabinet, serial=8, last=2))
+    cabinet.hear(2, a_vote(cabinet, serial=9, last=2))
+    assert cabinet.machine.proposer.ballots[member(2)].last == 3
+
+
+def test_a_vote_that_nobody_asked_for_is_not_heard() -> None:
+    cabinet = Cabinet()
+    assert cabinet.hear(2, a_vote(cabinet, promised=epoch_of(9, 2))) == []
+    assert cabinet.machine.proposer.ballots == {}
+
+
+def test_a_leader_hears_the_votes_of_seated_members_only() -> None:
+    begin = genesis(racks=3, witness=True)
+    cabinet = Cabinet(records=[begin], reach=(1, 2, WITNESS))
+    cabinet.takes_over()
+    lineage = log_of(begin).lineage
+    later = a_vote(cabinet, promised=epoch_of(9, 0), lineage=lineage)
+    assert cabinet.hear(WITNESS, later, life=1) == []
+    assert cabinet.hear(9, later) == []
+    assert cabinet.machine.proposer.leading
+    cabinet.hear(WITNESS, later)
+    assert not cabinet.machine.proposer.leading
+
+
+# -------------------------------------------------------------- being deposed
+
+
+def by_orders(cabinet: Cabinet, epoch: int) -> list[Effect]:
+    body = replace(orders(1, [BEGIN]), epoch=epoch, to=member(1).incarnation)
+    return cabinet.hear(2, body)
+
+
+def by_a_report(cabinet: Cabinet, epoch: int) -> list[Effect]:
+    return cabinet.say(2, ballot=replace(ballot(2, 2), promised=epoch))
+
+
+def by_a_late_vote(cabinet: Cabinet, epoch: int) -> list[Effect]:
+    return cabinet.hear(2, a_vote(cabinet, serial=0, promised=epoch))
+
+
+def by_ones_own_vote(cabinet: Cabinet, epoch: int) -> list[Effect]:
+    cabinet.voter.prepare(epoch)
+    return cabinet.tick()
+
+
+@pytest.mark.parametrize(
+    "said", [by_orders, by_a_report, by_a_late_vote, by_ones_own_vote], ids=lambda f: f.__name__
+)
+def test_any_higher_epoch_ends_a_coordinators_own(
+    said: Callable[[Cabinet, int], list[Effect]],
+) -> None:
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    effects = said(cabinet, epoch_of(9, 2))
+    assert {"epoch": 2} in notes(effects, "deposed")
+    assert not any(isinstance(body, Orders) for body in sent(effects))
+    machine = cabinet.machine
+    assert not machine.proposer.leading
+    assert (machine.views, machine.offers, machine.rounds) == ({}, {}, [])
+    cabinet.reach = set()
+    later = cabinet.tick(HEARTBEAT_NS)
+    assert not any(isinstance(body, Orders) for body in sent(later)), "it says nothing any more"
+
+
+def test_a_deposed_coordinator_does_not_count_its_accepts_any_more() -> None:
+    cabinet = Cabinet()
+    cabinet.accepting = False
+    cabinet.takes_over()
+    cabinet.reach = set()
+    by_orders(cabinet, epoch_of(9, 2))
+    cabinet.say(1, ballot=ballot(2, 1, MINE))
+    cabinet.say(2, ballot=ballot(2, 1, MINE))
+    assert cabinet.machine.log.decided == 1
+
+
+def test_a_candidate_that_meets_a_higher_promise_stands_no_more_for_a_while() -> None:
+    cabinet = standing()
+    effects = cabinet.hear(2, a_vote(cabinet, promised=epoch_of(9, 2)))
+    assert notes(effects, "stands-no-more") == [{"epoch": 2}]
+    assert cabinet.tick(DETECT_NS - 1) == []
+    while not cabinet.machine.proposer.standing:
+        cabinet.tick(HEARTBEAT_NS)
+    assert number_of(cabinet.machine.proposer.epoch) == 10
+
+
+def test_a_coordinator_that_meets_a_higher_promise_stands_again_soon() -> None:
+    """Some voter promised to who could not win; all others still follow this one."""
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    cabinet.reach = {1, 2}
+    effects = by_a_report(cabinet, epoch_of(9, 0))
+    assert notes(effects, "deposed")
+    before_ns = cabinet.now_ns
+    cabinet.takes_over()
+    assert cabinet.now_ns - before_ns < DETECT_NS
+    assert number_of(cabinet.machine.proposer.epoch) == 10
+
+
+def test_a_coordinator_whose_own_vote_went_to_a_rival_leaves_it_the_time_to_win() -> None:
+    """The others still follow the old one, so that standing at once would beat the rival again."""
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    cabinet.tick(100 * DETECT_NS)
+    effects = by_ones_own_vote(cabinet, epoch_of(9, 2))
+    effects += cabinet.tick(DETECT_NS - 1)
+    assert notes(effects, "deposed")
+    assert not notes(effects, "stands")
+
+
+def test_orders_of_another_job_depose_nobody() -> None:
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    cabinet.hear(2, replace(orders(1, [genesis(racks=2)]), epoch=epoch_of(9, 2)))
+    assert cabinet.machine.proposer.leading
+
+
+# -------------------------------------------------------------- not being it
+
+
+def test_who_does_not_coordinate_seats_nobody_and_hears_no_reports() -> None:
+    cabinet = Cabinet()
+    assert cabinet.hear(2, hello(2, racks=3, life=1), life=1) == []
+    assert cabinet.say(2, offers=(offer(2),)) == []
+    assert (cabinet.machine.views, cabinet.machine.offers) == ({}, {})
+
+
+def test_who_does_not_coordinate_is_done_when_its_rack_is_out() -> None:
+    cabinet = Cabinet()
+    assert Finished() not in cabinet.tick()
+    out = roster(1, [0, 2])
+    cabinet.voter.append(FIRST, 1, cabinet.voter.log.chain(1), [out], 2, 1)
+    assert Finished() not in cabinet.tick(), "not before it is decided"
+    cabinet.voter.append(FIRST, 2, cabinet.voter.log.chain(2), [], 2, 2)
+    assert Finished() in cabinet.tick()
+
+
+def test_a_rack_that_has_no_seat_yet_is_not_done() -> None:
+    cabinet = Cabinet(records=[BEGIN, roster(1, [0, 2])])
+    assert Finished() not in cabinet.tick()
+
+
+def test_a_witness_is_done_when_the_job_is() -> None:
+    begin = genesis(racks=3, witness=True)
+    assert Finished() not in Cabinet(WITNESS, records=[begin], reach=()).tick()
+    over = [begin, roster(1, [], witness=True)]
+    assert Finished() in Cabinet(WITNESS, records=over, reach=()).tick()
+
+
+# -------------------------------------------------------------- who is put out
+
+
+def evicting(**policy: Any) -> Cabinet:
+    begin = genesis(racks=3)
+    settings = replace(begin.policy, evict_ns=30 * SECOND, **policy)
+    cabinet = Cabinet(records=[replace(begin, policy=settings)])
+    cabinet.takes_over()
+    return cabinet
+
+
+def repeat(cabinet: Cabinet, duration_ns: int) -> None:
+    """Racks 1 and 2 report for that long."""
+    for _ in range(2 * duration_ns // DETECT_NS):
+        cabinet.now_ns += DETECT_NS // 2
+        for rack in (1, 2):
+            cabinet.say(rack, versions=(0,))
+
+
+def test_a_dead_rack_is_put_out_evict_ns_after_the_take_over() -> None:
+    """How long it was silent before is known to nobody."""
+    cabinet = evicting()
+    repeat(cabinet, 29 * SECOND)
+    assert not any(isinstance(record, Roster) for record in cabinet.records)
+    repeat(cabinet, 2 * SECOND)
+    record = cabinet.records[-1]
+    assert isinstance(record, Roster)
+    assert [seat.member.rack for seat in record.members] == [1, 2]
+    assert cabinet.machine.log.decided == cabinet.machine.log.last
+    assert cabinet.machine.log.told.former == {member(0)}
+
+
+def test_in_lockstep_nobody_is_put_out() -> None:
+    cabinet = evicting(lockstep=True)
+    repeat(cabinet, 100 * SECOND)
+    assert not any(isinstance(record, Roster) for record in cabinet.records)
+
+
+def test_a_rack_that_was_put_out_is_not_heard_any_more() -> None:
+    cabinet = evicting()
+    repeat(cabinet, 31 * SECOND)
+    late: Report = report(10**6, ballot=replace(ballot(9, 9), promised=epoch_of(9, 0)))
+    assert cabinet.machine.log.told.member(0) is None
+    before = cabinet.records
+    cabinet.say(1, offers=(offer(1),))
+    cabinet.hear(0, replace(late, ballot=ballot(1, 1), offers=(offer(0),)))
+    assert cabinet.records[: len(before)] == before
+    assert (0, 0) not in cabinet.machine.offers

@@ -292,7 +292,8 @@ class Bench:
 
     def _command(self) -> str:
         launch = f"mend launch --no-witness --racks {os.environ['MEND_RACKS']}"
-        return f"{launch} --nproc-per-rack {self.ranks} benchmarks/h200.py {' '.join(sys.argv[1:])}"
+        script = f"benchmarks/{Path(sys.argv[0]).name}"
+        return f"{launch} --nproc-per-rack {self.ranks} {script} {' '.join(sys.argv[1:])}"
 
     def _line(self, fields: dict[str, Any]) -> None:
         """Written at once, so that a run that is cut short has told what it knew."""

@@ -201,3 +201,35 @@ def test_racks_follow_a_launcher_that_was_killed(start: Start) -> None:
 
 def test_the_token_of_the_script_is_the_launchers() -> None:
     assert TOKEN in HANG
+
+
+KILLED_ONCE = """
+import os, signal, time, torch, mend
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+config = mend.MendConfig(sync_period_steps=16, fragments=2, overlap_steps=4)
+with mend.session(model, config, optimizer=optimizer) as runtime:
+    for step in range(150):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+        if os.environ["MEND_RACK"] == "1" and not again and step == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+status = runtime.status()
+print("digest", status.anchor_digest, "open", status.ledger.open, flush=True)
+"""
+
+
+def test_a_rack_that_is_killed_is_started_again_and_joins(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(KILLED_ONCE)
+    said: list[str] = []
+    job = Job(command=(str(script),), max_restarts=1)
+    assert launch(job, lambda _, line: said.append(line)).status == 0
+    told = "\n".join(said)
+    assert "joined versions=" in told
+    digests = re.findall(r"digest (\w+) open 0.0", told)
+    assert len(digests) == 2, told
+    assert len(set(digests)) == 1, "both end on the same bits, with everything merged"

@@ -93,19 +93,19 @@ def launch_command(
     env: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="For every rack; may be repeated.")
     ] = None,
+    max_restarts: Annotated[int, typer.Option(help="Times to start a failed rack again.")] = 0,
 ) -> None:
     """Start all racks of a job on this machine, each line of theirs behind \\[rack N].
 
     Every rack finds its number and everybody's address in MEND_* variables; the script only says
     [bold]mend.mend_init(model, mend.MendConfig(), optimizer=optimizer)[/bold].
 
-    A rack that dies does not stop the others; it is reported.
-    Ctrl-C asks all racks to stop, a second one kills them.
-    The exit status is that of the first rack that failed.
+    A rack that dies does not stop the others; it is reported, and may be started again.
+    Ctrl-C asks all to stop, a second one kills them. The exit status is the first failure's.
 
     [bold]Examples[/bold]
 
-      mend launch train.py --lr 3e-4
+      mend launch --max-restarts 3 train.py --lr 3e-4
 
       mend launch --racks 2 --nproc-per-rack 4 train.py          [dim]# 8 GPUs: 0-3 and 4-7[/dim]
 
@@ -125,6 +125,7 @@ def launch_command(
         base_port=base_port,
         log_dir=log_dir,
         env=dict(_pair(text) for text in env or []),
+        max_restarts=max_restarts,
     )
     raise typer.Exit(launch(job, lines_to(sys.stdout)).status)
 
@@ -232,53 +233,51 @@ def doctor_command(
     raise typer.Exit(doctor(topology, as_json))
 
 
+_Seeds = Annotated[str, typer.Option(metavar="N|A:B", help="Seeds 0 to N-1, or A to B-1.")]
+_Minutes = Annotated[
+    float | None, typer.Option(min=0.0, help="Go on from the first seed until the time is over.")
+]
+_Trace = Annotated[
+    bool, typer.Option("--trace", help="With --seed: print everything the racks noted.")
+]
+_Shrink = Annotated[
+    bool, typer.Option(help="Make a scenario that breaks as small as it goes before it is told.")
+]
+_Settings = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Take racks, H, P, tau, K, grace, ... from this mend.toml."),
+]
+_Regressions = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append what breaks here, as Python that makes it again."),
+]
+
+
 @app.command("simulate")
 def simulate_command(
-    seeds: Annotated[
-        str, typer.Option(metavar="N|A:B", help="Seeds 0 to N-1, or A to B-1.")
-    ] = "300",
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Go on from the first seed until the time is over."),
-    ] = None,
+    seeds: _Seeds = "300",
+    minutes: _Minutes = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = 2,
     seed: Annotated[int | None, typer.Option(min=0, help="Just this one.")] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="With --seed: print everything the racks noted.")
-    ] = False,
-    shrink: Annotated[
-        bool,
-        typer.Option(help="Make a scenario that breaks as small as it goes before it is told."),
-    ] = True,
+    trace: _Trace = False,
+    shrink: _Shrink = True,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: only the sums.")] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Take racks, H, P, tau, K, grace, ... from this mend.toml."
-        ),
-    ] = None,
-    regressions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Append what breaks here, as Python that makes it again."
-        ),
-    ] = None,
+    config: _Settings = None,
+    regressions: _Regressions = None,
 ) -> None:
     """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.
 
     The code that runs is the code that trains; only sockets, threads and the clock are simulated.
     Each seed draws a job (racks, ranks, H, P, tau, K, speeds), its network and its faults: frames
     lost, doubled, late, with wrong bits; links cut, racks partitioned, frozen, slow, crashed at a
-    time or right behind a message, started again; clocks that jump or drift. A seed is one run:
-    the same on every machine, whenever you run it.
+    time or right behind a message, started again; clocks that jump or drift. A seed is one run.
 
     After every event is looked at: is there one list of decisions, by a quorum, never undone; are
     the bits equal everywhere; does the token ledger close; does somebody hold what was decided.
     Where a quorum lives when the faults are over, the job must end with everything merged.
 
     A seed that breaks something is shrunk to the smallest scenario that still does, and told as a
-    story, with the Python that runs it again. The exit status is then 1. Ctrl-C ends with the sums
-    so far.
+    story, with the Python that runs it again; the exit status is 1. Ctrl-C ends with the sums.
 
     [bold]Examples[/bold]
 
@@ -298,21 +297,58 @@ def simulate_command(
     if trace:
         raise ConfigError("trace", trace, "needs one seed", "Give --seed N.")
     first, stop = simulate.span_of(seeds) if seed is None else (seed, seed + 1)
-    wanted = simulate.Wanted(
-        first=first,
-        stop=None if minutes is not None else stop,
-        minutes=minutes,
-        jobs=jobs if seed is None else 1,
-        shrink=shrink,
-        as_json=as_json,
-        config=config,
-        regressions=regressions,
-    )
+    last = None if minutes is not None else stop
+    jobs = jobs if seed is None else 1
+    wanted = simulate.Wanted(first, last, minutes, jobs, shrink, as_json, config, regressions)
     raise typer.Exit(1 if simulate.simulate(wanted, console) else 0)
 
 
 app.command("replay", cls=WithCommand)(replay_command)
 app.command("explain")(explain_command)
+
+
+@app.command("explore")
+def explore_command(
+    members: Annotated[
+        str, typer.Option(help="Racks from 0 on, and the witness if there is one.")
+    ] = "0,1,witness",
+    rounds: Annotated[int, typer.Option(help="Versions that may be committed.")] = 1,
+    epochs: Annotated[int, typer.Option(help="How often somebody tries to take over.")] = 1,
+    crashes: Annotated[int, typer.Option(help="How many members die.")] = 1,
+    rosters: Annotated[int, typer.Option(help="How often the roster is changed.")] = 0,
+    attempts: Annotated[int, typer.Option(help="Merges asked for per version and epoch.")] = 1,
+    twins: Annotated[
+        int, typer.Option(help="Racks started again while their former life still runs.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="States after which to stop.")] = None,
+) -> None:
+    """Try every order in which votes, messages and deaths of a small job can meet.
+
+    The votes and take-overs are those that run live; there is no clock, and any message may be
+    lost, late, doubled or overtaken, without a bound. At every state: nobody decides anything else
+    at an index than anybody else did, and what is decided is held by somebody alive whenever a
+    quorum lives. The shortest way to a state that breaks this is told step by step.
+
+    Exit status 0: all states within the bounds were visited; 1: something is broken; 2: stopped.
+
+    [bold]Examples[/bold]
+
+      mend explore --members 0,1 --rounds 2 --epochs 2
+
+      mend explore --members 0,1,witness --epochs 1 --rosters 2 --rounds 0
+    """
+    from mend.cli.explore import bounds_of, explore
+
+    bounds = bounds_of(
+        members,
+        rounds=rounds,
+        epochs=epochs,
+        crashes=crashes,
+        rosters=rosters,
+        attempts=attempts,
+        twins=twins,
+    )
+    raise typer.Exit(explore(bounds, limit, Console()))
 
 
 def main() -> None:

@@ -38,18 +38,20 @@ class Job:
     base_port: int = 0
     log_dir: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 0
+    """How often a rack that fails is started again; it then joins the running job."""
 
     def __post_init__(self) -> None:
         if not self.command or self.command == ("-m",):
             raise ConfigError(
                 "command", self.command, "no script to start", "Try: mend launch --racks 2 train.py"
             )
-        for name in ("racks", "nproc_per_rack"):
-            if getattr(self, name) < 1:
+        for name, least in (("racks", 1), ("nproc_per_rack", 1), ("max_restarts", 0)):
+            if getattr(self, name) < least:
                 raise ConfigError(
                     name,
                     getattr(self, name),
-                    "must be at least 1",
+                    f"must be at least {least}",
                     "Use 2 racks of 1 process to try.",
                 )
         if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
@@ -152,6 +154,7 @@ def torchrun_command(job: Job, rack: int) -> list[str]:
     """One rack: a torchrun with a rendezvous of its own on a port that it picks."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
+        f"--max-restarts={job.max_restarts}",
         *("--nnodes", "1", "--nproc-per-node", str(job.nproc_per_rack)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LOOPBACK}:0"),
         *("--rdzv-id", f"{job.job_id}-rack{rack}"),

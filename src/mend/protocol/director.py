@@ -27,12 +27,15 @@ class ScriptedRound(Round):
     """One fragment: its Commits and Drops, oldest first."""
 
     script: deque[Commit | Drop] = field(default_factory=deque)
+    settled: int = -1
+    """The version that every rack holds: a Gather of the next would make the others forget what
+    they have merged and not heard to be decided."""
     differs: str = ""
     """What is not as it was, as a sentence. Nothing is decided any more then."""
 
     def advance(self, scene: Scene, now_ns: int) -> Commit | Drop | None:
         self.why = ""
-        if not self.script or self.differs:
+        if not self.script or self.differs or self.settled < scene.version:
             return None
         record, offers = self.script[0], {offer.member.rack: offer for offer in scene.offers}
         named = record.members if isinstance(record, Commit) else ()
@@ -114,7 +117,10 @@ class Director(Coordinator):
             )
 
     def _advance_rounds(self, now_ns: int, effects: list[Effect]) -> None:
-        known = self._differences()
+        known, reports = self._differences(), [view.report for view in self.views.values()]
+        for round_ in self.rounds:
+            assert isinstance(round_, ScriptedRound)
+            round_.settled = min(r.versions[round_.fragment] if r else -1 for r in reports)
         super()._advance_rounds(now_ns, effects)
         effects += [Fail(DIFFERS, each) for each in self._differences() if each not in known]
 

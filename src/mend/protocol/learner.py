@@ -238,11 +238,13 @@ class Learner:
         self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]
     ) -> None:
         shelf = self.shelves[fragment]
-        shelf.copying = None
+        undone, shelf.undone, shelf.copying = shelf.undone, False, None
         about: dict[str, object] = {"fragment": fragment, "version": version}
         if error:
             shelf.back_off(now_ns)
             effects.append(ev.Note("copy-failed", about | {"error": error}))
+        elif undone:
+            effects.append(ev.Forget(fragment, version))
         else:
             shelf.wait_ns = RETRY_NS_MIN
             shelf.held.add(version)

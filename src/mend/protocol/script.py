@@ -42,7 +42,7 @@ class Act(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         what = "version" if self.kind == APPLIED else "seq"
-        return f"fragment {self.fragment} {self.kind} ({what} {self.number}) at step {self.step}"
+        return f"{self.kind} fragment {self.fragment} ({what} {self.number}) at step {self.step}"
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):

@@ -41,6 +41,8 @@ class Shelf:
     sums: Sums = field(default_factory=Sums)
     tentative: tuple[int, int, str] | None = None
     copying: int | None = None
+    undone: bool = False
+    """Whether the version that is being copied counts no more: its number is given anew."""
     retry_ns: int = 0
     wait_ns: int = RETRY_NS_MIN
     linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Shelf:
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
         """A new lineage goes on from here; returns the offers that undone commits had named. A
         rank may hold more than that if a rack-mate did not; then nobody trains on it."""
+        self.undone |= self.copying is not None and self.copying > version
         undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
         return {(share.member, share.seq) for commit in undone for share in commit.members}

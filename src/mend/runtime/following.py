@@ -117,7 +117,7 @@ class Follower(Trainer):
     def work(self) -> Doing:
         due = self._next
         if due is not None and due.step < self.step:
-            raise self._differs(f"it is at step {self.step} already", due)
+            raise self._differs("it has gone on", due)
         yield from super().work()
         yield from self._stop_if_over()
 
@@ -181,15 +181,15 @@ class Follower(Trainer):
         yield from self._stop_if_over()
 
     def close(self, *, keep_local: bool = False) -> Doing:
-        yield from self._follow()
-        for fragment, track in enumerate(self.tracks):
-            yield from self._stop_if_over()
-            if track.offer is None:
-                self._capture(fragment)
-        yield from self._follow()
+        while (act := self._next) is not None:
+            place = self._place
+            yield from self._follow()
+            tail = self._next
+            if tail is not None and tail.kind == CAPTURED and tail.step == self.step:
+                self._capture(tail.fragment)
+            if self._place == place:
+                raise self._differs("it leaves the job", act)
         yield from self._stop_if_over()
-        if (act := self._next) is not None:
-            raise self._differs(f"the script leaves after step {self.step}", act)
         yield from self._finish()
         if not keep_local:
             yield from self.publish_anchor()
@@ -220,20 +220,19 @@ class Follower(Trainer):
             return
         then = self._next
         if then is None or act.key != then.key:
-            raise self._differs(str(act), then)
+            raise self._differs(f"it has {act}", then)
         for label in _LABELS:
             if getattr(act, label) != getattr(then, label):
-                what = f"{label}={getattr(act, label)}"
-                raise self._differs(
-                    f"{act} with {what}", then, f" with {label}={getattr(then, label)}"
-                )
+                was = f" with {label}={getattr(then, label)}"
+                now = f"it has {act} with {label}={getattr(act, label)}"
+                raise self._differs(now, then, was)
         self._place += 1
 
     def _differs(self, now: str, act: Act | None, more: str = "") -> ReplayDiffers:
         then = f"{act}{more}" if act is not None else "nothing more"
         text = (
-            f"rack {self.member.rack} rank {self._rank}, step {self.step}: now {now}; on the tape "
-            f"came {then}"
+            f"rack {self.member.rack} rank {self._rank}, after step {self.step}: {now}; next on "
+            f"its tape is: {then}"
         )
         place = self._comparer.place_of(act) if act is not None else (self._rounds + 1, 0)
         self._comparer.differs(text, TRAINING, place)

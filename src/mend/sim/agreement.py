@@ -87,6 +87,8 @@ class Agreement:
         self.rosters: list[Seating] = [Seating()]
         """rosters[i]: in force behind record i."""
         self.newest: dict[int, Commit] = {}
+        self.in_force: dict[tuple[int, int], Commit] = {}
+        """(fragment, version) -> what made it; without what a new lineage has undone."""
         self.replicas: dict[int, tuple[Process, list[Replica]]] = {}
         self.beyond = False
         """Nobody who knew the job was left, and another began: no promise reaches that far."""
@@ -144,7 +146,8 @@ class Agreement:
         """All replicas once more, from their beginning."""
         for process, replicas in self.replicas.values():
             for replica in replicas:
-                if not self.beyond:
+                # What only the dead knew may have been undone since; they were looked at in time.
+                if not self.beyond and not process.dead:
                     self._compare(process, replica.owner.log, 1, replica.owner.log.decided)
         self.died()
 
@@ -199,6 +202,7 @@ class Agreement:
             )
         if isinstance(record, Commit):
             self.newest[record.fragment] = record
+            self.in_force[(record.fragment, record.version)] = record
             self._ends(record)
             holders = self._holders(record, voters)
             if anew is None and not is_held(holders, voters.voters):
@@ -229,6 +233,9 @@ class Agreement:
                 self._ends(known)
                 if known.version <= record.versions[known.fragment]:
                     self.newest[known.fragment] = known
+        self.in_force = {
+            key: made for key, made in self.in_force.items() if key[1] <= record.versions[key[0]]
+        }
         self._undo(record.versions)
 
     def _ends(self, commit: Commit) -> None:

@@ -112,6 +112,7 @@ class Checkers:
         if watched is None or watched.process is not process or self.agreement.beyond:
             return
         if kind == "commit":
+            self.agreement.looked(process)  # a new lineage may have begun in this very event
             self._commit(fields)
         elif kind == "captured":
             offer = watched.training.trainer.tracks[fields["fragment"]].offer
@@ -125,14 +126,14 @@ class Checkers:
             self.problem("I1", f"{process.me}: {kind} {fields}")
 
     def _commit(self, fields: dict[str, Any]) -> None:
+        """Whether it is the one that was decided is told by `agreement`. A rack that joins reads
+        also what a new lineage has undone since."""
         key = (fields["fragment"], fields["version"])
-        known = self.commits.setdefault(key, fields)
-        if known is not fields:
-            if known != fields:
-                self.problem("I1", f"two commits {key}: {known} and {fields}")
-            return
+        commit = self.agreement.in_force.get(key)
+        if commit is not None and list(commit.digests) == fields["digests"]:
+            self.commits.setdefault(key, fields)
         racks = [member["rack"] for member in fields["members"]]
-        if racks != sorted(racks) or not racks:
+        if racks != sorted(set(racks)) or not racks:
             self.problem("I1", f"members of {key} do not ascend: {racks}")
 
     def _applied(self, watched: Watched, fields: dict[str, Any]) -> None:

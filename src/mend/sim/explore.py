@@ -1,7 +1,8 @@
-"""sim: visits every state of a small job, nearest first, until an invariant breaks or none is left."""
+"""sim: visits every state of a small job, nearest first, until none is left or one is broken."""
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from mend.protocol.epochs import number_of, owner_of
 from mend.protocol.messages import Commit, Epoch, Record, Roster
 from mend.sim.explore_parts import Table
-from mend.sim.explore_world import Action, Bounds, Node, State, Term, World
+from mend.sim.explore_state import Action, Bounds, Node, State, Term
+from mend.sim.explore_world import World
 from mend.terms import WITNESS
 
 REPORT_STATES = 20_000
@@ -46,6 +48,7 @@ class Explorer:
         self.terms: Table[tuple[Term, ...]] = Table()
         self.rest: Table[tuple[object, ...]] = Table()
         self.seen: set[tuple[int, ...]] = set()
+        self.start = self.world.start()
         self.parents = array("L")
         self.choices = array("H")
         """Of each state: from which one it was found, by which of that one's steps."""
@@ -54,9 +57,18 @@ class Explorer:
         self,
         tell: Callable[[Progress], None] = lambda _: None,
         limit: int | None = None,
+        start: State | None = None,
     ) -> Found:
-        """Breadth first. Stops behind `limit` states, if there is one."""
-        start = self.world.start()
+        """Breadth first, from `start` or the beginning of a job. Stops behind `limit` states, if
+        there is one."""
+        gc.disable()  # millions of tuples without a cycle: it would only walk over them
+        try:
+            return self._run(tell, limit, start or self.world.start())
+        finally:
+            gc.enable()
+
+    def _run(self, tell: Callable[[Progress], None], limit: int | None, start: State) -> Found:
+        self.start = start
         self._new(start, 0, 0)
         here, first, depth, steps = [start], 0, 0, 0
         while here:
@@ -101,15 +113,16 @@ class Explorer:
         while place:
             choices.append(self.choices[place])
             place = self.parents[place]
-        lines, state = [], self.world.start()
+        lines, state = [], self.start
         for number, choice in enumerate(reversed(choices), start=1):
             action, after = list(self.world.steps(state))[choice]
-            lines.append(f"{number:3} {self._sentence(state, action, after)}")
+            lines.append(f"{number:3} {self.sentence(state, action, after)}")
             if isinstance(after, State):
                 state = after
         return lines
 
-    def _sentence(self, state: State, action: Action, after: State | str) -> str:
+    def sentence(self, state: State, action: Action, after: State | str) -> str:
+        """What happened, and what came of it."""
         world, who = self.world, self.world.name(action.who)
         if action.what == "stand":
             return f"{who} stands for {_epoch(action.at)}"

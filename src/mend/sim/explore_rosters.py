@@ -1,4 +1,4 @@
-"""sim: which changes of the roster a coordinator may make, by the real rules of protocol.rosters."""
+"""sim: which changes of the roster a coordinator may make, by the rules of protocol.rosters."""
 
 from __future__ import annotations
 

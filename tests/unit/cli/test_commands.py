@@ -50,7 +50,7 @@ def test_an_env_without_a_value_is_refused(asked: list[Job]) -> None:
 def test_help_shows_examples() -> None:
     answer = CliRunner().invoke(app, ["launch", "--help"])
     assert answer.exit_code == 0
-    assert "mend launch train.py --lr 3e-4" in answer.output
+    assert "mend launch --max-restarts 3 train.py --lr 3e-4" in answer.output
 
 
 def test_version_names_mend_and_torch() -> None:

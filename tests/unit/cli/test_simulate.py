@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +38,9 @@ def broken(seed: int, fixed: object = None) -> Outcome:
 
 
 @pytest.fixture
-def odd_seeds_break(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def odd_seeds_break(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulate_module, "run_seed", broken)
     monkeypatch.setattr(simulate_module, "shrink", lambda scenario, problems: scenario)
-    yield
 
 
 def test_a_seed_runs_to_its_verdict() -> None:
@@ -175,7 +173,9 @@ def test_the_exit_status_says_whether_all_held(
 
 
 def test_a_trace_shows_what_broke_and_what_the_racks_noted() -> None:
-    seed = next(s for s in range(99) if any(f.kind == "cut" and not f.after for f in draw(s).faults))
+    seed = next(
+        s for s in range(99) if any(f.kind == "cut" and not f.after for f in draw(s).faults)
+    )
     answer = CliRunner().invoke(app, ["simulate", "--seed", str(seed), "--trace"])
     assert answer.exit_code == 0, answer.output
     assert setup(draw(seed)).splitlines()[0] in answer.output

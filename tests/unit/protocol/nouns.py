@@ -15,6 +15,7 @@ from mend.protocol.messages import (
     Ended,
     Genesis,
     Hello,
+    Lineage,
     Message,
     Offer,
     OfferId,
@@ -142,6 +143,23 @@ def roster(
     return Roster(number, seats, tuple(learners), third, "a test")
 
 
+def lineage(
+    epoch: int,
+    racks: Sequence[int],
+    dead: Sequence[int] = (),
+    versions: Sequence[int] = (0,),
+    *,
+    number: int = 1,
+    witness: bool = False,
+) -> Lineage:
+    """Its result of version v has the digest 1000 v, as that of `commit`, also at version 0."""
+    return Lineage(
+        epoch, number, tuple(seat(rack) for rack in racks), member(WITNESS) if witness else None,
+        tuple(member(rack) for rack in dead), tuple(versions),
+        tuple((digest(1000 * version),) for version in versions), "a test",
+    )  # fmt: skip
+
+
 def log_of(*records: Record) -> Log:
     log = Log()
     for record in records:
@@ -158,8 +176,8 @@ def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
     """A rack that has just begun: it holds version 0 and nothing else happened."""
     fields: dict[str, Any] = {
         "ballot": ballot(epoch=0), "fresh": True, "step": 0, "step_ns": 0,
-        "versions": (0,) * fragments, "offers": (), "declined": (), "coming": (), "got": (), "held": (),
-        "leaving": False, "hurry": False, "idle": False, "gone": False,
+        "versions": (0,) * fragments, "offers": (), "declined": (), "coming": (), "got": (),
+        "held": (), "leaving": False, "hurry": False, "idle": False, "gone": False,
     }  # fmt: skip
     return Report(serial=serial, **{**fields, **changes})
 

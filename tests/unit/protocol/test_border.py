@@ -25,6 +25,7 @@ from tests.unit.protocol.nouns import (
     digest,
     genesis,
     hello,
+    lineage,
     member,
     offer,
     orders,
@@ -98,6 +99,10 @@ def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> Gather:
     return Gather(fragment, 1, attempt, members)
 
 
+ANEW = replace(
+    lineage(FIRST, [], versions=[0] * FRAGMENTS),
+    digests=((digest(1), digest(2)),) * FRAGMENTS,
+)
 MISFITS: list[tuple[dict[str, Any], str]] = [
     ({"records": (commit(1, [], fragment=3, ranks=RANKS),)}, "a Commit of fragment 3"),
     ({"records": (commit(1, [], ranks=3),)}, "with 3 digests"),
@@ -107,6 +112,12 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
     (
         {"records": (replace(genesis(ranks=RANKS, fragments=FRAGMENTS), roster=genesis().roster),)},
         "a Genesis with other numbers of ranks",
+    ),
+    ({"records": (lineage(FIRST, [0]),)}, "a Lineage of another plan"),
+    ({"records": (lineage(FIRST, [0], versions=[0] * FRAGMENTS),)}, "a Lineage of another plan"),
+    (
+        {"records": (replace(ANEW, members=genesis().roster),)},
+        "a Lineage with other numbers of ranks",
     ),
     ({"records": (roster(1, [0], 1),)}, "a Roster with other numbers of ranks"),
     ({"offers": (offer(0, fragment=3, ranks=RANKS),)}, "an offer of fragment 3"),
@@ -140,6 +151,7 @@ GOOD: list[Record] = [
     commit(1, [offer(0), offer(1)], fragment=2, ranks=RANKS),
     Drop(2, (), "why"),
     roster(1, [0], RANKS),
+    ANEW,
 ]
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mend.protocol.election import STAGGER_HEARTBEATS, Election
 from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of
 from mend.protocol.events import Connect, Effect, Send
-from mend.protocol.messages import Orders, Prepare, Record
+from mend.protocol.messages import Hello, Orders, Prepare, Record, Seat
 from mend.protocol.proposer import Proposer
 from mend.protocol.voter import Voter
 from mend.terms import SECOND, WITNESS, Member, Peer
@@ -22,6 +22,7 @@ from tests.unit.protocol.nouns import (
     commit,
     digest,
     genesis,
+    hello,
     log_of,
     member,
     notes,
@@ -308,3 +309,50 @@ def test_strangers_are_not_asked() -> None:
     effects = candidate.stands()
     assert Peer(7, 0) not in {e.to for e in effects if isinstance(e, Send)}
     assert Member(2, 1) not in candidate.proposer.asked()
+
+
+# -------------------------------------------------------------- who is dead
+
+
+def attesting(**changes: Any) -> Candidate:
+    begin = genesis(racks=3, witness=True)
+    settings = replace(begin.policy, **{"restart_attests": True, **changes})
+    return Candidate(1, [replace(begin, policy=settings)])
+
+
+def of(rack: int, life: int, **changes: Any) -> Hello:
+    return hello(rack, racks=3, life=life, restart_attests=True, **changes)
+
+
+def test_a_rack_that_is_started_again_attests_the_end_of_its_former_life() -> None:
+    candidate = attesting()
+    candidate.election.attest(member(0, life=1), of(0, 1))
+    assert candidate.proposer.dead == {member(0)}
+
+
+def test_nothing_else_attests_a_death() -> None:
+    """A life that is declared dead and is not would go on as a job of its own."""
+    for reason, candidate, sender, body in (
+        ("not configured", attesting(restart_attests=False), member(0, life=1), of(0, 1)),
+        ("not begun", Candidate(1, []), member(0, life=1), of(0, 1)),
+        ("still the same life", attesting(), member(0), of(0, 0)),
+        ("in another's name", attesting(), member(0, life=1), of(0, 2)),
+        ("of another job's settings", attesting(), member(0, life=1), of(0, 1, max_age=9)),
+        ("my own rack's", attesting(), member(1, life=1), of(1, 1)),
+        ("no rack of this job", attesting(), member(5, life=1), of(5, 1)),
+    ):
+        candidate.election.attest(sender, body)
+        assert candidate.proposer.dead == set(), reason
+
+
+def test_a_late_hello_of_a_former_member_attests_nothing() -> None:
+    candidate = attesting()
+    back = replace(roster(1, [0, 1, 2], witness=True), members=(replace_life(0), *BEGIN.roster[1:]))
+    log = candidate.voter.log
+    candidate.voter.append(FIRST, 1, log.chain(1), [back], 2, 2)
+    candidate.election.attest(member(0), of(0, 0))
+    assert candidate.proposer.dead == set()
+
+
+def replace_life(rack: int) -> Seat:
+    return replace(BEGIN.roster[rack], member=member(rack, life=1))

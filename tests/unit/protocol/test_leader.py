@@ -3,16 +3,18 @@ hear."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from mend.protocol.epochs import epoch_of
-from mend.protocol.events import Effect, Fail, Heard, Send, Sum, Summed, Tick
+from mend.protocol.events import Connect, Effect, Fail, Heard, Send, Sum, Summed, Tick
 from mend.protocol.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.protocol.log import Log
 from mend.protocol.messages import (
+    Epoch,
     Gather,
     Held,
     Hello,
@@ -20,12 +22,14 @@ from mend.protocol.messages import (
     Orders,
     Part,
     Partial,
+    Prepare,
     RankOrders,
     RankReport,
     Record,
     Refusal,
     Report,
     Total,
+    Vote,
 )
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.nouns import (
@@ -457,6 +461,79 @@ def test_what_was_meant_for_the_racks_former_life_is_not_taken() -> None:
     assert rack.report.ballot.last == 0
     rack.told(genesis())
     assert rack.report.ballot.last == 1
+
+
+def test_a_rack_follows_whoever_took_over() -> None:
+    """Its reports go there, and it keeps the others reachable, any of which may be the next."""
+    rack = Rack().begun()
+    successor, epoch = Peer(0, 0), epoch_of(2, 0)
+    rack.log.append(Epoch(epoch))
+    body = orders(1, rack.log.after(0), epoch=epoch)
+    rack.hear(successor, member(0).incarnation, body)
+    told = rack.last[successor]
+    assert isinstance(told, Report)
+    assert (told.ballot.accepted, told.ballot.last) == (epoch, 2)
+    effects = rack.tick(HEARTBEAT_NS)
+    assert len(sent(effects, successor)) == 1
+    assert sent(effects, COORDINATOR) == []
+    assert rack.machine.farewell().to == successor
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(99, rack.log.after(0), epoch=EPOCH))
+    assert rack.machine.booth.coordinator == successor, "the old one is told that it is over"
+    assert notes(rack.tick(DETECT_NS + 1), "coordinator-silent") == [
+        {"peer": "rack 0 at tcp://rack0:1"}
+    ]
+
+
+def test_racks_that_may_coordinate_one_day_are_made_reachable_when_the_roster_changes() -> None:
+    rack = Rack()
+    rack.say(0)
+    assert Connect(Peer(0, 0), "tcp://rack0:1") in rack.told(genesis())
+    assert not any(isinstance(e, Connect) for e in rack.told(commit(1, [offer(0)])))
+    effects = rack.told(roster(1, [0, 1, 2]))
+    assert [e.peer.rack for e in effects if isinstance(e, Connect)] == [0, 2]
+
+
+def test_a_candidate_is_answered_with_what_the_rack_holds() -> None:
+    """Those who are left need to know it before they begin anew."""
+    rack = Rack(fragments=2).begun()
+    rack.say(0, versions=(3, 2))
+    rack.tick(DETECT_NS)
+    question = Prepare(7, epoch_of(2, 0), rack.log.lineage, 1)
+    (vote,) = sent(rack.hear(Peer(0, 0), member(0).incarnation, question), Peer(0, 0))
+    assert isinstance(vote, Vote)
+    assert (vote.serial, vote.held) == (7, (3, 2))
+    assert vote.ballot.promised == epoch_of(2, 0)
+    stranger = replace(question, lineage=digest(5))
+    assert sent(rack.hear(Peer(0, 0), member(0).incarnation, stranger), Peer(0, 0)) == []
+
+
+def test_a_rack_that_has_not_heard_all_its_ranks_holds_nothing() -> None:
+    rack = Rack(ranks=2)
+    rack.say(0, versions=(3,))
+    rack.told(genesis(ranks=2))
+    rack.tick(DETECT_NS)
+    question = Prepare(7, epoch_of(2, 0), rack.log.lineage, 1)
+    (vote,) = sent(rack.hear(Peer(0, 0), member(0).incarnation, question), Peer(0, 0))
+    assert isinstance(vote, Vote)
+    assert vote.held == (-1,)
+
+
+def test_a_newcomer_that_is_not_answered_asks_everybody_who_may_coordinate() -> None:
+    """The founder may be gone, or started again and waiting in vain."""
+    rack = Rack()
+    rack.machine.options = replace_options(rack, peers=(Peer(0, 0), COORDINATOR, Peer(2, 0)))
+    assert asked(rack.tick(DETECT_NS)) == [COORDINATOR], "the founder first"
+    assert asked(rack.tick(HEARTBEAT_NS)) == [COORDINATOR, Peer(0, 0), Peer(2, 0)]
+    no = Refusal(member(RACK).incarnation, "plan", "steps is 9 there and 8 here")
+    assert Fail("PlanMismatch", no.detail) in rack.hear(Peer(2, 0), 5, no)
+
+
+def asked(effects: list[Effect]) -> list[Peer]:
+    return [e.to for e in effects if isinstance(e, Send) and isinstance(e.body, Hello)]
+
+
+def replace_options(rack: Rack, **changes: Any) -> LeaderOptions:
+    return dataclasses.replace(rack.machine.options, **changes)
 
 
 def test_a_rack_that_the_log_has_let_go_finishes() -> None:

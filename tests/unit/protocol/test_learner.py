@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from mend.protocol import events as ev
+from mend.protocol.epochs import epoch_of
 from mend.protocol.events import Effect, Event
 from mend.protocol.learner import Learner
 from mend.protocol.messages import (
     Drop,
     Ended,
+    Epoch,
     Gather,
     Held,
     Message,
@@ -25,11 +28,13 @@ from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.protocol.shelf import LINGER_NS, LearnerOptions
 from mend.terms import SECOND, Peer
 from tests.unit.protocol.nouns import (
+    FIRST,
     HEARTBEAT_NS,
     commit,
     digest,
     genesis,
     hello,
+    lineage,
     member,
     notes,
     offer,
@@ -178,6 +183,17 @@ def test_a_copy_that_fails_is_tried_again_each_time_twice_as_late() -> None:
     assert rack.report.versions == (0,)
 
 
+def test_a_rack_without_a_seat_waits_for_nothing_that_it_could_not_do() -> None:
+    """Else a retry that is due would be due for ever."""
+    rack = Rack(rack=OTHER, own_digests=(digest(5),)).begun()
+    rack(ev.Copied(0, 0, error="the donor is gone"))
+    rack.told(roster(1, [0, 2]))
+    rack.tick(RETRY_NS_MAX)
+    due_ns = rack.machine.deadline_ns()
+    assert due_ns is not None
+    assert due_ns > rack.now_ns
+
+
 # -------------------------------------------------------------- orders that come again
 
 
@@ -202,6 +218,17 @@ def test_a_decided_record_is_applied_once_however_often_it_comes() -> None:
     assert of(ev.Told, rack.hear(overlap)) == []
     assert rack.report.decided == 2
     assert rack.report.versions == (1,)
+
+
+def test_who_decides_is_nothing_to_a_rank() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    before = rack.report
+    effects = rack.told(Epoch(epoch_of(2, OTHER)))
+    assert [type(effect) for effect in effects if not isinstance(effect, ev.Send)] == [ev.Told]
+    after = rack.report
+    assert (after.versions, after.parts) == (before.versions, before.parts)
+    assert after.decided == before.decided + 1
 
 
 def test_records_behind_a_gap_wait_for_what_is_missing() -> None:
@@ -387,6 +414,32 @@ def test_another_result_than_the_logs_is_never_published() -> None:
     (copy,) = of(ev.Copy, effects)
     assert (copy.version, copy.digest) == (1, digest(1000))
     assert rack.report.versions == (0,)
+
+
+def test_another_attempt_than_the_decided_one_is_no_fault() -> None:
+    """Its members were others, so that its bits must be."""
+    rack = Rack().begun()
+    theirs, third = offer(OTHER), offer(THIRD)
+    rack.told(offers=(theirs, third))
+    rack.fetched(theirs, third)
+    rack.gather(1, theirs, third)
+    rack.merged(1, 666)
+    effects = rack.told(commit(1, [theirs]))
+    assert of(ev.Publish, effects) == []
+    assert notes(effects, "differs") == []
+
+
+def test_what_it_was_asked_to_merge_is_not_guessed_once_the_next_round_gathers() -> None:
+    rack = Rack().begun()
+    theirs, later = offer(OTHER), offer(OTHER, 2, base=1)
+    rack.told(offers=(theirs,))
+    rack.fetched(theirs)
+    rack.gather(1, theirs)
+    rack.merged(1, 666)
+    effects = rack.told(commit(1, [theirs]), gathers=(Gather(0, 2, 1, (later,)),))
+    assert of(ev.Publish, effects) == []
+    assert of(ev.Forget, effects) == [ev.Forget(0, 1, 1)]
+    assert notes(effects, "differs") == []
 
 
 def test_decided_before_it_was_merged_here_it_is_merged_still() -> None:
@@ -707,3 +760,69 @@ def test_totals_of_fragments_that_are_not_there_are_not_read() -> None:
     rack = Rack(sums=True).begun()
     theirs = offer(OTHER)
     assert of(ev.Fetch, rack.told(totals=(Total(77, 1, 1, b"all"),), offers=(theirs,))) == []
+
+
+# -------------------------------------------------------------- those who are left begin anew
+
+
+def anew(version: int, *racks: int) -> Record:
+    return lineage(FIRST, racks, dead=[THIRD], versions=[version])
+
+
+def test_what_a_new_lineage_undoes_is_forgotten_and_what_it_named_is_dropped() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    mine, theirs = rack.captured(2, 1), offer(OTHER, 2, base=1)
+    rack.told(commit(2, [mine, theirs]))
+    effects = rack.told(anew(1, MINE, OTHER))
+    assert of(ev.Discard, effects) == [ev.Discard(0, 2)]
+    assert of(ev.Told, effects)[-1].record == anew(1, MINE, OTHER)
+    assert rack.report.versions == (1,)
+    rack(ev.Copied(0, 2, error="nobody has it"))
+    effects = rack.told(commit(2, [offer(OTHER, 3, base=1)]))
+    assert [copy.version for copy in of(ev.Copy, effects)] == [2], "counted on from there"
+
+
+def test_a_held_version_that_a_new_lineage_undoes_is_not_served_any_more() -> None:
+    """Its rack-mates or those who are left did not hold it: nobody goes on from there."""
+    rack = Rack().begun()
+    rack.version(1)
+    rack.version(2)
+    effects = rack.told(anew(1, MINE, OTHER))
+    assert ev.Forget(0, 2) in effects
+    assert rack.report.versions == (1,)
+
+
+def test_a_copy_of_an_undone_version_that_lands_later_is_not_the_new_one_of_its_number() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    (copy,) = of(ev.Copy, rack.told(commit(2, [offer(OTHER, 2, base=1)])))
+    rack.told(anew(1, MINE, OTHER))
+    other = replace(commit(2, [offer(OTHER, 3, base=1)]), digests=(digest(77),))
+    rack.told(other)
+    effects = rack(ev.Copied(0, copy.version))
+    assert of(ev.Publish, effects) == []
+    assert of(ev.Forget, effects) == [ev.Forget(0, 2)]
+    assert [again.digest for again in of(ev.Copy, effects)] == [digest(77)], "now the right one"
+    assert rack.report.versions == (1,)
+    rack(ev.Copied(0, 2))
+    assert rack.report.versions == (2,)
+
+
+def test_a_new_lineage_leaves_alone_what_it_takes_over() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    open_ = rack.captured(2, 1)
+    effects = rack.told(anew(1, MINE, OTHER))
+    assert of(ev.Forget, effects) == of(ev.Discard, effects) == []
+    assert rack.report.versions == (1,)
+    assert [part.seq for part in rack.report.parts if part.seq == open_.seq] == [2]
+
+
+def test_payloads_of_the_dead_are_freed_with_them() -> None:
+    rack = Rack().begun()
+    theirs = offer(THIRD)
+    rack.told(offers=(theirs,))
+    rack.fetched(theirs)
+    effects = rack.told(anew(0, MINE, OTHER), offers=())
+    assert of(ev.Free, effects) == [ev.Free(member(THIRD), 0, 1)]

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from mend.protocol import log as log_module
-from mend.protocol.log import SENT_AT_ONCE, Folded, Log
+from mend.protocol.epochs import epoch_of
+from mend.protocol.log import SENT_AT_ONCE, Folded, Log, offers_of
 from mend.protocol.messages import Drop, Ended, Epoch, Record
 from mend.terms import WITNESS, Peer
 from tests.unit.protocol.nouns import (
@@ -14,6 +15,7 @@ from tests.unit.protocol.nouns import (
     commit,
     digest,
     genesis,
+    lineage,
     log_of,
     member,
     offer,
@@ -107,6 +109,12 @@ def test_a_drop_ends_offers_without_a_version() -> None:
     found = folded(genesis(), Drop(0, (Ended(member(1), 3),), "older than max_age"))
     assert found.versions == [0]
     assert not found.is_open(member(1), 0, 3)
+
+
+def test_a_record_names_and_drops_the_offers_that_it_ends() -> None:
+    both = commit(1, [offer(0)], dropped=[offer(1, 2)])
+    assert [each.member for each in offers_of(both)] == [member(0), member(1)]
+    assert offers_of(Drop(0, both.dropped, "too old")) == both.dropped
 
 
 def test_offers_of_another_life_or_of_a_removed_rack_are_not_open() -> None:
@@ -254,3 +262,64 @@ def test_a_roster_decides_from_the_record_behind_it() -> None:
         log.decide(decided)
         found = [log.voters_at(index) for index in range(decided + 1, 6)]
         assert found == expected[decided:], f"{decided=}"
+
+
+# -------------------------------------------------------------- those who are left
+
+
+SECOND_ = epoch_of(2, 2)
+
+
+def test_a_lineage_begins_anew_with_those_who_are_left_and_what_they_hold() -> None:
+    """The newest version was known to the dead only; what it named counts as dropped."""
+    before = [*commits(2), roster(1, [0, 1], learners=[1], witness=True)]
+    found = folded(*before, lineage(SECOND_, [1], dead=[0], versions=[1], number=2))
+    assert (found.voters, sorted(found.seats)) == ({member(1)}, [1])
+    assert (found.former, found.witness) == ({member(0)}, None)
+    assert (found.roster_number, found.epoch) == (2, SECOND_)
+    assert (found.versions, found.digests) == ([1], [(digest(1000),)])
+    assert not found.is_open(member(0), 0, 2)
+    found.take(commit(2, [offer(1, 7)]))
+    assert found.versions == [2]
+
+
+def test_a_lineage_has_a_name_of_its_own_and_one_that_is_cut_has_none() -> None:
+    """So that frames of the job as it was, or of what a zombie makes of it, are another job's."""
+    log = log_of(*commits(1))
+    first = log.lineage
+    assert first == log.chain(1)
+    log.append(lineage(SECOND_, [1], dead=[0]))
+    second = log.lineage
+    assert second == log.chain(3) != first
+    assert [log.lineage_at(index) for index in range(4)] == ["", first, first, second]
+    copied = log.copy()
+    log.cut(2)
+    assert (log.lineage, copied.lineage) == (first, second)
+
+
+def test_a_lineage_is_decided_by_those_who_are_left() -> None:
+    log = log_of(genesis(racks=3), commit(1, [offer(0)]), lineage(SECOND_, [2], dead=[0, 1]))
+    all_three = {member(0), member(1), member(2)}
+    for decided in range(4):
+        log.decide(decided)
+        found = [log.voters_at(index) for index in range(max(1, decided + 1), 5)]
+        assert found == [all_three, all_three, {member(2)}, {member(2)}][-len(found) :]
+
+
+def test_the_digests_of_any_version_that_was_made_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    second = lineage(SECOND_, [0, 1], versions=[1], number=1)
+    log = log_of(*commits(2), second, commit(2, [offer(1, 5)]))
+    assert log.digests_of(0, 0) == genesis().digests[0]
+    assert log.digests_of(0, 1) == (digest(1000),)
+    assert log.digests_of(0, 2) == (digest(2000),)
+    assert log.digests_of(0, 3) is None
+    two = log_of(genesis(fragments=2), commit(1, [offer(0, fragment=1)], fragment=1))
+    assert (two.digests_of(0, 1), two.digests_of(1, 1)) == (None, (digest(1000),))
+    anew = log_of(*commits(1), replace(second, digests=((digest(7),),)))
+    assert anew.digests_of(0, 1) == (digest(7),), "the newest that says so"
+    monkeypatch.setattr(log_module, "RECORDS_KEPT", 2)
+    log.decide(5)
+    assert log.digests_of(0, 0) is None, "compacted"
+    assert log.digests_of(0, 2) == (digest(2000),)

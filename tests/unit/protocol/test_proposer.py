@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mend.protocol.epochs import epoch_of
 from mend.protocol.log import SENT_AT_ONCE, UNDECIDED_MAX, Log
-from mend.protocol.messages import Epoch, Record, Roster
+from mend.protocol.messages import Epoch, Lineage, Record, Roster
 from mend.protocol.proposer import Proposer
 from mend.protocol.voter import Voter
 from mend.terms import WITNESS, Member
@@ -18,7 +18,9 @@ from tests.unit.protocol.nouns import (
     FIRST,
     ballot,
     commit,
+    digest,
     genesis,
+    lineage,
     log_of,
     member,
     offer,
@@ -500,3 +502,146 @@ def test_a_candidate_stands_with_a_copy() -> None:
     proposer.stand(FOURTH, voter.log)
     voter.append(FIRST, 1, voter.log.chain(1), of_rack(0, 1)[1:], 2, 2)
     assert (proposer.log.last, voter.log.last) == (1, 2)
+
+
+# -------------------------------------------------------------- those who are left
+
+
+def bereft(records: Sequence[Record] = (BEGIN,), *, decided: int | None = None) -> Cast:
+    """Of three racks, 0 and 2 are attested dead, and rack 1 stands."""
+    cast = Cast(0, 1, 2, me=1)
+    cast.accepts(FIRST, records, len(records) if decided is None else decided, 0, 1, 2)
+    cast.stand()
+    cast.proposer.dead = {member(0), member(2)}
+    return cast
+
+
+def test_who_is_left_goes_on_alone_when_all_others_are_attested_dead() -> None:
+    cast = bereft(of_rack(0, 2))
+    proposer = cast.proposer
+    assert proposer.would_win(cast.me)
+    proposer.held[cast.me] = (2,)
+    assert cast.promise(1)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member for seat in record.members] == [member(1)]
+    assert (record.epoch, record.number, record.dead) == (FOURTH, 1, (member(0), member(2)))
+    assert (record.versions, record.digests) == ((2,), ((digest(2000),),))
+    assert not proposer.open
+    assert cast.follow(1)[-1] == record
+    assert proposer.open
+    assert proposer.log.told.voters == {member(1)}
+
+
+def test_silence_attests_nobody() -> None:
+    cast = bereft()
+    cast.proposer.dead = {member(2)}
+    cast.proposer.held[cast.me] = (0,)
+    assert not cast.proposer.would_win(cast.me)
+    assert not cast.promise(1)
+
+
+def test_everybody_who_is_left_must_promise() -> None:
+    cast = cast_of(0, 1, 2, 3, 4, records=[genesis(racks=5)])
+    proposer = cast.stand()
+    proposer.dead = {member(0), member(2), member(3)}
+    for rack in (1, 4):
+        proposer.held[member(rack)] = (0,)
+    assert not cast.promise(1)
+    assert cast.promise(4)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member.rack for seat in record.members] == [1, 4]
+
+
+def test_a_quorum_needs_no_new_lineage_whoever_is_dead() -> None:
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand()
+    proposer.dead = {member(0)}
+    assert cast.promise(1, 2)
+    assert proposer.log.record(2) == Epoch(FOURTH)
+
+
+def test_a_lineage_begins_with_the_newest_that_any_of_them_holds() -> None:
+    begin = genesis(racks=5, fragments=2)
+    made = [commit(v, [offer(0, v, fragment=p)], fragment=p) for v in (1, 2) for p in (0, 1)]
+    cast = cast_of(0, 1, 2, 3, 4, records=[begin, *made])
+    proposer = cast.stand()
+    proposer.dead = {member(0), member(2), member(3)}
+    proposer.held = {member(1): (0, 1), member(4): (1, 0)}
+    assert cast.promise(1, 4)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert record.versions == (1, 1), "version 2 died with those who had it"
+    assert record.digests == ((digest(1000),), (digest(1000),))
+
+
+def test_what_they_hold_of_what_is_not_decided_is_not_begun_with() -> None:
+    cast = bereft()
+    cast.proposer.held[cast.me] = (7,)
+    assert cast.promise(1)
+    record = cast.proposer.log.record(2)
+    assert isinstance(record, Lineage)
+    assert record.versions == (0,)
+
+
+def test_without_knowing_what_they_hold_no_lineage_begins() -> None:
+    for held in ({}, {member(1): ()}, {member(1): (0, 0)}, {member(1): (-1,)}):
+        cast = bereft()
+        cast.proposer.held = held
+        assert not cast.promise(1), held
+        assert not cast.proposer.leading
+
+
+def test_a_witness_alone_begins_nothing() -> None:
+    """It has no bytes at all. With a rack it has a vote in the new lineage too."""
+    begin = genesis(racks=2, witness=True)
+    alone = Cast(0, 1, WITNESS, me=WITNESS)
+    alone.accepts(FIRST, [begin], 1, 0, 1, WITNESS)
+    alone.stand().dead = {member(0), member(1)}
+    assert not alone.promise(WITNESS)
+    wide = genesis(racks=4, witness=True)
+    pair = Cast(0, 1, 2, 3, WITNESS, me=1)
+    pair.accepts(FIRST, [wide], 1, 0, 1, 2, 3, WITNESS)
+    proposer = pair.stand()
+    proposer.dead = {member(0), member(2), member(3)}
+    proposer.held[member(1)] = (0,)
+    assert pair.promise(1, WITNESS)
+    record = proposer.log.record(2)
+    assert isinstance(record, Lineage)
+    assert record.witness == member(WITNESS)
+    assert pair.follow(WITNESS) == []
+    assert pair.follow(1) == [record]
+
+
+def test_a_lineage_decides_with_itself_what_it_took_over() -> None:
+    """What the dead would have been needed for."""
+    cast = bereft(of_rack(0, 1), decided=1)
+    cast.proposer.held[cast.me] = (1,)
+    assert cast.promise(1)
+    fresh = cast.follow(1)
+    assert fresh == [commit(1, [offer(0)]), cast.proposer.log.record(3)]
+    assert cast.proposer.log.decided == 3
+
+
+def test_nothing_goes_behind_an_undecided_lineage_and_its_voters_are_asked() -> None:
+    anew = lineage(THIRD, [1, 2], dead=[0])
+    cast = cast_of(0, 1, 2)
+    cast.accepts(THIRD, [BEGIN, anew], 1, 1)
+    proposer = cast.stand()
+    assert proposer.asked() == {member(1), member(2)}, "not the dead"
+    assert cast.promise(1), "the lower of two"
+    assert not proposer.may_append()
+    cast.follow(1)
+    assert proposer.may_append()
+
+
+def test_a_lineage_is_not_decided_by_too_few_of_who_is_left() -> None:
+    anew = lineage(THIRD, [1, 2], dead=[0])
+    cast = cast_of(0, 1, 2)
+    cast.accepts(THIRD, [BEGIN, anew], 1, 1)
+    proposer = cast.stand()
+    assert cast.promise(0, 1)
+    assert cast.follow(2) == [], "the higher of two"
+    assert cast.follow(1) == [anew, Epoch(FOURTH)]
+    assert proposer.open

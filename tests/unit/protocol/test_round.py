@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mend.protocol.epochs import ATTEMPT_LAST
 from mend.protocol.grace import Mean
 from mend.protocol.messages import Commit, Drop, Ended, Offer
 from mend.protocol.round import ATTEMPT_STALL_NS, ATTEMPTS_MAX, Phase, Round, Scene
@@ -304,6 +305,17 @@ def test_racks_that_go_on_differing_are_asked_at_a_slow_pace() -> None:
     assert differ(ATTEMPT_STALL_NS - 1) == ATTEMPTS_MAX
     assert differ(ATTEMPT_STALL_NS) == ATTEMPTS_MAX + 1
     assert differ(ATTEMPT_STALL_NS) == ATTEMPTS_MAX + 1
+
+
+def test_attempts_end_before_their_numbers_would_be_those_of_another_epoch() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
+    seen = set()
+    for turn in range(1, ATTEMPT_LAST + 20):
+        seen.add(round_.attempt)
+        said = held(0, attempt=round_.attempt) | held(1, attempt=round_.attempt, digests=BAD)
+        round_.advance(replace(all_in, held=said), turn * ATTEMPT_STALL_NS)
+    assert sorted(seen) == list(range(1, ATTEMPT_LAST + 1))
 
 
 def test_a_member_whose_bytes_are_gone_is_left_out_of_the_next_attempt() -> None:

@@ -17,6 +17,7 @@ from mend.protocol.messages import (
     Commit,
     Epoch,
     Gather,
+    Lineage,
     Message,
     Offer,
     Orders,
@@ -78,6 +79,8 @@ class Cabinet:
         self.machine = Coordinator(self.me, member(rack), "job", options, self.voter)
         self.reports = {r: report(0, ballot=ballot(epoch=0)) for r in racks}
         self.orders: dict[int, Orders] = {}
+        self.held: tuple[int, ...] = ()
+        """Versions that racks say they hold when they promise."""
 
     def hear(self, rack: int, body: Message, life: int = 0) -> list[Effect]:
         return self.give(Heard(Peer(rack, 0), member(rack, life).incarnation, body))
@@ -98,7 +101,7 @@ class Cabinet:
         booth = self.booths[rack]
         if isinstance(body, Prepare):
             vote = booth.asked(self.me, body, self.now_ns)
-            return self.hear(rack, vote) if vote else []
+            return self.hear(rack, replace(vote, held=self.held)) if vote else []
         assert isinstance(body, Orders)
         self.orders[rack] = body
         if not self.accepting or not booth.addressed(self.me, body):
@@ -231,6 +234,35 @@ def test_a_witness_takes_over_and_a_rack_with_its_vote() -> None:
         cabinet.tick(HEARTBEAT_NS)
         assert cabinet.orders[1].live == (0, 1, 2), "the witness is no rack"
     assert cabinet.machine.proposer.ballots[member(WITNESS)].accepted == epoch_of(2, 1)
+
+
+def test_who_is_left_begins_a_new_lineage_and_says_so() -> None:
+    """The launcher has started racks 0 and 2 again: their former lives are over."""
+    begin = genesis(racks=3)
+    settings = replace(begin.policy, restart_attests=True)
+    cabinet = Cabinet(records=[replace(begin, policy=settings)], reach=(1,))
+    for rack in (0, 2):
+        asks = replace(hello(rack, racks=3, life=1), policy=settings)
+        cabinet.hear(rack, asks, life=1)
+    cabinet.held = (0,)
+    effects = cabinet.takes_over()
+    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": (0,)}]
+    record = cabinet.records[-1]
+    assert isinstance(record, Lineage)
+    assert cabinet.machine.log.told.voters == {member(1)}
+    assert cabinet.orders[1].lineage == cabinet.machine.log.lineage, "a job of its own"
+
+
+def test_who_speaks_is_not_dead() -> None:
+    """Attested by a hello of another life, yet it is heard: two launchers have a rack each."""
+    begin = genesis(racks=3)
+    settings = replace(begin.policy, restart_attests=True)
+    cabinet = Cabinet(records=[replace(begin, policy=settings)], reach=(1,))
+    asks = replace(hello(2, racks=3, life=1), policy=settings)
+    cabinet.hear(2, asks, life=1)
+    assert cabinet.machine.proposer.dead == {member(2)}
+    cabinet.say(2)
+    assert cabinet.machine.proposer.dead == set()
 
 
 def test_rivals_are_outbid_not_repeated() -> None:

@@ -1,0 +1,368 @@
+"""Bugs of the protocol, planted one at a time in the running code; seeds must show each of them.
+
+A bug is a change of the source: texts that occur exactly once in a file of src/mend, and what they
+become. `planted` gives the functions of that file the code of the changed text, in this process and
+for as long as it lasts; whoever imported them has the bug too. `python -m tests.mutation_table`
+draws seeds until a checker speaks, test_mutations.py repeats the cheap ones. The bugs of
+tests/mutants.py are for tests of single files, those of planted.py for the model checker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+import mend
+
+SOURCE = Path(mend.__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """`old` is in `file` exactly once; `new` takes its place."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`says`: what the code does wrong now."""
+
+    name: str
+    says: str
+    edits: tuple[Edit, ...]
+
+
+def _bug(name: str, says: str, *edits: tuple[str, str, str]) -> Bug:
+    return Bug(name, says, tuple(Edit(*edit) for edit in edits))
+
+
+LEARNER, ROUND, COORDINATOR = "protocol/learner.py", "protocol/round.py", "protocol/coordinator.py"
+PROPOSER, VOTER, BOOTH = "protocol/proposer.py", "protocol/voter.py", "protocol/booth.py"
+ROUNDS, SHELF = "runtime/rounds.py", "protocol/shelf.py"
+ACCEPTED = "reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
+IN_DECIDE = "{member for member, last in reached.items() if last > index}, log.voters_at(index + 1)"
+OWN_STEP_DOWN = "if self.proposer.leading and self.voter.promised > self.proposer.epoch:"
+ENOUGH = "return quorum(promised, voters) or bool(left < voters and left and left <= promised)"
+
+BUGS = (
+    _bug(
+        "1",
+        "a record is decided when it is appended, before a quorum has it",
+        (PROPOSER, "return log.decide(index) if", "return log.decide(log.last) if"),
+    ),
+    _bug(
+        "2",
+        "accepts of an older epoch count",
+        (PROPOSER, ACCEPTED, "reached = {m: b.last for m, b in self.ballots.items()}"),
+    ),
+    _bug(
+        "3",
+        "a voter accepts the log of an epoch below its promise",
+        (VOTER, "        if epoch < self.promised:\n            return False\n"
+         "        self.promised = epoch\n        if not",
+         "        self.promised = max(self.promised, epoch)\n        if not"),
+        (BOOTH, "if orders.epoch < self.voter.promised:", "if orders.epoch < 0:"),
+    ),
+    _bug(
+        "4",
+        "votes count by rack: a restarted rack votes for its former life",
+        (PROPOSER, IN_DECIDE,
+         "{member.rack for member, last in reached.items() if last > index}, "
+         "{member.rack for member in log.voters_at(index + 1)}"),
+    ),
+    _bug(
+        "4b",
+        "a restarted rack has the incarnation of its former life",
+        ("sim/world.py", "member = Member(rack, self.rng.getrandbits(62))",
+         "member = Member(rack, 1 + rack)"),
+    ),
+    _bug(
+        "5",
+        "a take-over asks the voters of the decided roster only",
+        (PROPOSER, "return [log.voters_at(log.decided + 1)] + [log.voters_at(index + 1) for index "
+         "in changes]", "return [log.voters_at(log.decided + 1) for _ in (changes, None)]"),
+    ),
+    _bug(
+        "6",
+        "records are appended behind an undecided Roster",
+        (PROPOSER, "isinstance(record, Roster | Lineage) for record in undecided",
+         "False for record in undecided"),
+    ),
+    _bug(
+        "7",
+        "half of the voters decide, whichever half",
+        ("protocol/quorum.py", "return bool(voters) and min(voters) in counted",
+         "return bool(counted)"),
+    ),
+    _bug(
+        "7b",
+        "half of the voters decide if the lowest that answered is among them",
+        (PROPOSER, "quorum(\n            " + IN_DECIDE + "\n        )",
+         "2 * len(log.voters_at(index + 1) & {m for m, last in reached.items() if last > index}) "
+         ">= len(log.voters_at(index + 1))"),
+    ),
+    _bug(
+        "8",
+        "one result is enough for a commit",
+        (ROUND, "if hold(by_digests[digests], scene.voters):", "if by_digests[digests]:"),
+    ),
+    _bug(
+        "9",
+        "a roster changes whoever holds what is decided",
+        ("protocol/rosters.py", "if _keeps_bytes(hall, proposal):", "if proposal.members:"),
+    ),
+    _bug(
+        "10",
+        "a result is freed when it is reported",
+        (SHELF, "        self.tentative = (event.version, event.attempt, event.digest)\n"
+         "        return []",
+         "        self.tentative = (event.version, event.attempt, event.digest)\n"
+         "        return [Forget(event.fragment, event.version, event.attempt)]"),
+        (LEARNER, "            if mine == digest:\n                shelf.held.add(newest)",
+         "            if mine == '':\n                shelf.held.add(newest)"),
+        (LEARNER, "if shelf.same_members(newest):", "if mine != digest:"),
+    ),
+    _bug(
+        "11",
+        "attempts of two epochs have the same number",
+        ("protocol/epochs.py", "return epoch << _ATTEMPT_BITS | count", "return count"),
+    ),
+    _bug(
+        "12",
+        "an offer that has ended may be named again",
+        ("protocol/log.py", "seq > self.ended.get((member, fragment), 0)", "seq > 0"),
+    ),
+    _bug(
+        "13",
+        "a fragment is captured again while its offer is open",
+        (ROUNDS, "        if track.offer is not None:\n            self._post(StillOpen",
+         "        if track.offer is not None and track.seq < 0:\n            self._post(StillOpen"),
+    ),
+    _bug(
+        "14",
+        "the snapshot is kept instead of the delta: what is carried is measured from there",
+        (ROUNDS, 'return fate, track.offer.delta_N if fate == "named" else None\n',
+         "moved_N = track.anchor.values - (track.offer.anchor.values - track.offer.delta_N)\n"
+         '        return fate, moved_N if fate == "named" else None\n'),
+    ),
+    _bug(
+        "15",
+        "a dropped offer's residual is taken over like a merged one's",
+        (ROUNDS, '                self.ledger.miss("offer dropped: too old")\n',
+         '                self.ledger.miss("offer dropped: too old")\n'
+         "                track.residual_N = offer.pend_N\n"),
+    ),
+    _bug(
+        "16",
+        "tokens are counted from the apply on, not from the capture",
+        (ROUNDS, "track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total",
+         "track.tokens_mark, track.steps_mark = self.tokens, self.step"),
+    ),
+    _bug(
+        "17",
+        "a rank applies without its rack's collective",
+        (ROUNDS, "agreed: list[int] = values if self.options.ranks == 1 else (yield "
+         "AgreeMin(values))", "agreed: list[int] = values"),
+    ),
+    _bug(
+        "17b",
+        "ranks agree on the least of their newest versions, here or not",
+        (ROUNDS, "if version > track.anchor.version and version >= -minus_oldest:",
+         "if version > track.anchor.version:"),
+    ),
+    _bug(
+        "18",
+        "an offer that comes too late for a round is forgotten by the coordinator",
+        (COORDINATOR, "                self.proposer.append(commit)\n"
+         "                self.offers = {key: o for key, o in self.offers.items() if "
+         "self._is_open(o)}",
+         "                self.proposer.append(commit)\n"
+         "                late = {(*key, o.seq) for key, o in self.offers.items() if key[1] == "
+         "commit.fragment}\n"
+         "                vars(self)['late'] = vars(self).get('late', set()) | late\n"
+         "                self.offers = {key: o for key, o in self.offers.items() if "
+         "self._is_open(o)}"),
+        (COORDINATOR, "return known and log.is_open(offer.member, offer.fragment, offer.seq)",
+         "late = (offer.member.rack, offer.fragment, offer.seq) in vars(self).get('late', ())\n"
+         "        return known and not late and "
+         "log.is_open(offer.member, offer.fragment, offer.seq)"),
+    ),
+    _bug(
+        "18b",
+        "a rack takes its offer back when a commit does not name it",
+        (ROUNDS, 'if (fate := fate_in(commit, mine))), "")',
+         'if (fate := fate_in(commit, mine))), "dropped" if stretch else "")'),
+    ),
+    _bug(
+        "19",
+        "a copied state is not compared with the log",
+        ("runtime/rank.py", "elif result.digest != effect.digest:", "elif result.digest == '':"),
+    ),
+    _bug(
+        "20",
+        "payloads go as soon as the own result is there",
+        (LEARNER, "                effects += self.shelves[p].merged(event, now_ns)\n",
+         "                effects += self.shelves[p].merged(event, now_ns)\n"
+         "                for o in self.shelves[p].gather.members if self.shelves[p].tentative "
+         "else ():\n"
+         "                    self._free(o.member, p, o.seq, effects)\n"),
+    ),
+    _bug(
+        "21",
+        "decisions of an epoch that is over are not believed by a candidate",
+        (PROPOSER, "if ballot.decided > self.log.decided == ballot.prev and fits:",
+         "if ballot.decided > self.log.decided == ballot.prev and fits and ballot.accepted == "
+         "self.epoch:"),
+    ),
+    _bug(
+        "21b",
+        "of a piece of the log the decided records are not taken",
+        (VOTER, "records = records[: max(0, decided - prev)]", "return True"),
+    ),
+    _bug(
+        "22",
+        "each apply point has a stall budget of its own",
+        (ROUNDS, "self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)",
+         "self._budget_ns = max(0, self._budget_ns)"),
+    ),
+    _bug(
+        "23",
+        "the log begins when a majority of the racks has said hello",
+        (COORDINATOR, "if len(hellos) < self.options.racks:",
+         "if 2 * len(hellos) <= self.options.racks:"),
+    ),
+    _bug(
+        "24",
+        "K votes decide",
+        (PROPOSER, "quorum(\n            " + IN_DECIDE + "\n        )",
+         "log.voters_at(index + 1) and len(log.voters_at(index + 1) & {m for m, last in "
+         "reached.items() if last > index}) >= log.written.policy.quorum_min_learners"),
+    ),
+    _bug(
+        "24b",
+        "K results are enough for a commit",
+        (ROUND, "if hold(by_digests[digests], scene.voters):",
+         "if len(by_digests[digests]) >= scene.policy.quorum_min_learners:"),
+    ),
+    _bug(
+        "25",
+        "a coordinator counts its own vote for ever, whomever it has promised it to",
+        (COORDINATOR, OWN_STEP_DOWN, "if self.proposer.leading and self.voter.promised < 0:"),
+        (PROPOSER, ACCEPTED,
+         ACCEPTED + "\n        reached |= {m: log.last for m in self.ballots if m.rack == "
+         "self.epoch & 0xFFFF}"),
+    ),
+    _bug(
+        "25b",
+        "a coordinator goes on when it hears of a higher epoch",
+        (COORDINATOR, OWN_STEP_DOWN, "if self.proposer.leading and self.voter.promised < 0:"),
+        (PROPOSER, "if ballot.promised > self.epoch:", "if ballot.promised > self.epoch and not "
+         "self.leading:"),
+        ("protocol/election.py", "return self.proposer.epoch not in (0, orders.epoch)",
+         "return self.proposer.standing and self.proposer.epoch != orders.epoch"),
+    ),
+    _bug(
+        "26",
+        "rounds open before the first record of the epoch is decided",
+        (PROPOSER, "return self.leading and 0 < self.opening <= self.log.decided",
+         "return self.leading and self.log.decided > 0"),
+    ),
+    _bug(
+        "27",
+        "an old longer end of a log survives the first append of an epoch",
+        (VOTER, "            self.log.cut(max(reached, self.log.decided))\n", ""),
+    ),
+    _bug(
+        "28",
+        "a new lineage begins without the silent, dead or not",
+        (PROPOSER, ENOUGH, "return quorum(promised, voters) or bool(left & promised)"),
+    ),
+    _bug(
+        "28b",
+        "a hello of a living member attests its death",
+        ("protocol/election.py", "former not in (sender, self.member)", "former != self.member"),
+        (COORDINATOR, "        self.proposer.dead.discard(member)\n", ""),
+    ),
+    _bug(
+        "29",
+        "a lineage goes on from the newest versions of the log, held or not",
+        (PROPOSER, "versions = tuple(map(min, best, log.versions))",
+         "versions = tuple(log.versions) if best else ()"),
+    ),
+    _bug(
+        "30",
+        "offers that only an undone commit named stay open",
+        (LEARNER, "if p in self.parts and (self.member, self.parts[p].seq) in named:",
+         "if p in self.parts and not named:"),
+    ),
+)  # fmt: skip
+"""Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
+
+ELSEWHERE: dict[str, str] = {}
+"""Bugs that no seed can show -> the command that does."""
+
+NOT_HERE = {
+    "11, slices of two attempts": "there are no slices; attempts are told apart by their number",
+}
+"""What of the list has no counterpart in the code -> why."""
+
+
+def occurrences(edit: Edit) -> int:
+    return (SOURCE / edit.file).read_text(encoding="utf-8").count(edit.old)
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The running code has the bug."""
+    texts: dict[str, str] = {}
+    for edit in bug.edits:
+        text = texts.get(edit.file) or (SOURCE / edit.file).read_text(encoding="utf-8")
+        assert text.count(edit.old) == 1, f"bug {bug.name}: its text is not in {edit.file} once"
+        texts[edit.file] = text.replace(edit.old, edit.new)
+    before: list[tuple[FunctionType, CodeType]] = []
+    for file, text in texts.items():
+        before += _changed(file, text)
+    try:
+        yield
+    finally:
+        for function, code in before:
+            function.__code__ = code
+
+
+def _changed(file: str, text: str) -> list[tuple[FunctionType, CodeType]]:
+    """All functions of a module get their code of this text; returns what they had."""
+    module = importlib.import_module("mend." + file.removesuffix(".py").replace("/", "."))
+    codes = {code.co_qualname: code for code in _codes(compile(text, file, "exec"))}
+    before = []
+    for function in _functions(module):
+        code = codes.get(function.__qualname__)
+        if code is not None and code.co_freevars == function.__code__.co_freevars:
+            before.append((function, function.__code__))
+            function.__code__ = code
+    return before
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield inner
+            yield from _codes(inner)
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """Of a module and its classes, as they were defined there."""
+    for found in vars(module).values():
+        if getattr(found, "__module__", None) != module.__name__:
+            continue
+        for each in vars(found).values() if inspect.isclass(found) else (found,):
+            function = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
+            if isinstance(function, FunctionType):
+                yield function

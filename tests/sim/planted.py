@@ -1,0 +1,107 @@
+"""Bugs to plant in the deciding core, each as a change of its own text, for test_explore.py."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Set
+from typing import Any
+
+import pytest
+
+from mend.protocol import proposer, quorum, rosters
+from mend.protocol.proposer import Proposer
+from mend.protocol.voter import Voter
+from mend.sim import explore_world
+from mend.sim.explore_state import Node, State
+from mend.sim.explore_world import World
+from mend.terms import Member
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def rewritten(owner: type, name: str, old: str, new: str) -> Plant:
+    """Another text in one method; it must be there exactly once."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        found = inspect.getattr_static(owner, name)
+        function: Any = getattr(owner, name)
+        if isinstance(found, property):
+            function = found.fget
+        text = textwrap.dedent(inspect.getsource(function))
+        assert text.count(old) == 1, f"{old!r} is not in {owner.__name__}.{name} exactly once"
+        names: dict[str, Any] = {}
+        exec(text.replace(old, new), function.__globals__, names)
+        patch.setattr(owner, name, names[name])
+
+    return plant
+
+
+def replaced(owner: object, name: str, new: object) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(owner, name, new)
+
+    return plant
+
+
+def _half(votes: Set[Member], voters: Set[Member]) -> bool:
+    return 2 * len(votes & voters) >= len(voters)
+
+
+def _by_rack(votes: Set[Member], voters: Set[Member]) -> bool:
+    return quorum.quorum({m.rack for m in votes}, {m.rack for m in voters})
+
+
+def _reborn(world: World, state: State, node: int) -> State:
+    """The process is back under its old name, with an empty memory and its vote."""
+    nodes = list(state.nodes)
+    nodes[node] = Node(world.empty, held=0 if world.members[node].rack != 0xFFFF else -1)
+    return state._replace(nodes=tuple(nodes))
+
+
+COUNT = "{m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
+PLANTS: dict[str, Plant] = {
+    "1-decided-before-accepted": rewritten(
+        Proposer, "decide", "return log.decide(index)", "return log.decide(log.last)"
+    ),
+    "2-accepts-of-an-older-epoch": rewritten(
+        Proposer, "decide", COUNT, "{m: b.last for m, b in self.ballots.items()}"
+    ),
+    "3-append-below-promised": rewritten(
+        Voter, "append", "if epoch < self.promised:", "if epoch < 0:"
+    ),
+    "4-restarted-rack-keeps-its-vote": replaced(World, "dead", _reborn),
+    "5-asks-only-the-roster-it-knows": rewritten(
+        Proposer,
+        "try_lead",
+        "rosters = self._rosters(adopted)",
+        "rosters = self._rosters(adopted)[:1]",
+    ),
+    "6-append-behind-an-undecided-roster": rewritten(
+        Proposer,
+        "may_append",
+        "isinstance(record, Roster | Lineage)",
+        "False",
+    ),
+    "7-tie-break-on-both-halves": replaced(proposer, "quorum", _half),
+    "8-no-hold-at-commit": replaced(explore_world, "hold", lambda holders, _: bool(holders)),
+    "9-no-hold-at-roster": replaced(
+        rosters, "_keeps_bytes", lambda _, roster: bool(roster.members)
+    ),
+    "25-own-vote-counts-for-ever": rewritten(
+        Proposer,
+        "decide",
+        COUNT,
+        COUNT + " | {m: log.last for m in self.ballots if m.rack == self.epoch & 0xFFFF}",
+    ),
+    "26-no-epoch-record-first": rewritten(
+        Proposer,
+        "open",
+        "return self.leading and 0 < self.opening <= self.log.decided",
+        "return self.leading",
+    ),
+    "27-an-old-tail-survives": rewritten(
+        Voter, "append", "self.log.cut(max(reached, self.log.decided))", "pass"
+    ),
+    "votes-by-rack": replaced(proposer, "quorum", _by_rack),
+}

@@ -55,6 +55,7 @@ class Options:
     keep_local: bool = False
     forget: bool = False
     """Neither session nor shutdown: the program just ends."""
+    learning_rate: float = 0.05
     pace_ms: float = 0.0
     """How long a step takes at least: the speed of this rack."""
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
@@ -116,9 +117,9 @@ def build(model: str, seed: int) -> nn.Module:
     return made
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, learning_rate: float = 0.05) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+    return torch.optim.SGD(trained, lr=learning_rate, momentum=0.9)
 
 
 def tokens_of(rack: int, step: int) -> int:
@@ -262,7 +263,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
     if ranks > 1:
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
         wrapped = spread(model, options.parallel, options.device)
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model, options.learning_rate)
     acts = Acts(model, wrapped, optimizer)
     losses: list[str] = result.setdefault("losses", [])
     config = mend.MendConfig(**options.config)

@@ -64,9 +64,7 @@ def read_script(paths: Sequence[Path]) -> Script:
             continue
         if tape.header.segment:
             raise TapeError(f"{tape.path}: its beginning was deleted, as tape_mb_max says")
-        told = recite(tape.header, tape.whole and not tape.lost, tape.entries())
-        if told.records:
-            found.append(told)
+        found.append(recite(tape.header, tape.whole and not tape.lost, tape.entries()))
     if len(jobs := sorted({tape.header.job for tape in found})) > 1:
         raise TapeError(f"there are tapes of several jobs ({', '.join(jobs)}); name those of one")
     script = script_of(found)

@@ -189,7 +189,7 @@ def script_of(tapes: Sequence[Recital]) -> Script:
             if Life(seat.member, rank) not in lives:
                 raise TapeError(f"there is no tape of rack {seat.member.rack} rank {rank} here")
             founders.setdefault(seat.member.rack, []).append(lives.pop(Life(seat.member, rank)))
-    later = sorted({life.member.rack for life in lives})
+    later = sorted({life.member.rack for life, tape in lives.items() if tape.records})
     omitted += [f"rack {rack} came back or joined later: that life is left out" for rack in later]
     acts = {rack: _in_common(ranks) for rack, ranks in founders.items()}
     kept = _Cut(genesis, log[1:], acts, founders)

@@ -7,12 +7,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mend.protocol.epochs import number_of, owner_of
-from mend.protocol.messages import Commit, Epoch, Record, Roster
 from mend.sim.explore_parts import Table
-from mend.sim.explore_state import Action, Bounds, Node, State, Term
+from mend.sim.explore_state import Action, Bounds, Node, State, Term, epoch_name, word
 from mend.sim.explore_world import World
-from mend.terms import WITNESS
 
 REPORT_STATES = 20_000
 """New states between two reports of progress."""
@@ -116,24 +113,27 @@ class Explorer:
         lines, state = [], self.start
         for number, choice in enumerate(reversed(choices), start=1):
             action, after = list(self.world.steps(state))[choice]
-            lines.append(f"{number:3} {self.sentence(state, action, after)}")
+            line = f"{number:3} {self.sentence(state, action, after)}"
             if isinstance(after, State):
                 state = after
+            else:
+                line += f": {after}"
+            lines.append(line)
         return lines
 
     def sentence(self, state: State, action: Action, after: State | str) -> str:
         """What happened, and what came of it."""
         world, who = self.world, self.world.name(action.who)
         if action.what == "stand":
-            return f"{who} stands for {_epoch(action.at)}"
+            return f"{who} stands for {epoch_name(action.at)}"
         if action.what == "takeover":
             promised = " and ".join(world.name(node) for node in action.nodes)
-            return f"{promised} promise {_epoch(action.at)} to {who}, which leads"
+            return f"{promised} promise {epoch_name(action.at)} to {who}, which leads"
         if action.what in ("merge", "copy") or (action.what == "crash" and action.at < 0):
             what = {"merge": "has its result", "copy": "copies what is decided", "crash": "dies"}
             return f"{who} {what[action.what]}"
         term = state.terms[action.at]
-        epoch, owner = _epoch(term.epoch), world.name(term.owner)
+        epoch, owner = epoch_name(term.epoch), world.name(term.owner)
         others = " and ".join(world.name(node) for node in action.nodes)
         text = {
             "crash": f"{who} promises {epoch} to {owner} and dies",
@@ -146,7 +146,7 @@ class Explorer:
             "roster": f"{owner} appends a roster in {epoch}: {action.change} {others}",
         }[action.what]
         if isinstance(after, str):
-            return f"{text}: {after}"
+            return text
         return text + self._outcome(state, after, action, term)
 
     def _outcome(self, state: State, after: State, action: Action, term: Term) -> str:
@@ -165,25 +165,4 @@ class Explorer:
         return said
 
     def _records(self, numbers: tuple[int, ...]) -> str:
-        return "[" + " ".join(_word(self.world.parts.records[n]) for n in numbers) + "]"
-
-
-def _epoch(epoch: int) -> str:
-    rack = "w" if owner_of(epoch) == WITNESS else str(owner_of(epoch))
-    return f"epoch {number_of(epoch)}.{rack}"
-
-
-def _word(record: Record) -> str:
-    match record:
-        case Commit(version=version, digests=digests):
-            return f"commit({version}, {digests[0][-6:]})"
-        case Epoch(epoch=epoch):
-            return _epoch(epoch).replace("epoch ", "epoch(") + ")"
-        case Roster(members=members, learners=learners):
-            names = [
-                f"{s.member.rack}.{s.member.incarnation}"
-                + ("-learner" if s.member.rack in learners else "")
-                for s in members
-            ]
-            return "roster(" + " ".join(names) + ")"
-    return "genesis"
+        return "[" + " ".join(word(self.world.parts.records[n]) for n in numbers) + "]"

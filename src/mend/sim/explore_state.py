@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
+from mend.protocol.epochs import number_of, owner_of
+from mend.protocol.messages import Commit, Epoch, Record, Roster
 from mend.protocol.voter import Voter
 from mend.sim.explore_parts import Parts, ProposerShot, Told, VoterShot
 from mend.terms import WITNESS, Member
@@ -139,7 +141,7 @@ class Facts:
         shared = min(len(mine), len(all_))
         if mine[:shared] != all_[:shared]:
             index = next(i for i in range(shared) if mine[i] != all_[i])
-            both = [self.parts.records[records[index]] for records in (all_, mine)]
+            both = [word(self.parts.records[records[index]]) for records in (all_, mine)]
             raise Broken(f"agreement: record {index + 1} is decided as {both[0]} and as {both[1]}")
         return state._replace(decided=mine) if len(mine) > len(all_) else state
 
@@ -163,3 +165,24 @@ def put(state: State, node: int, its: Node) -> State:
 def changed(state: State, place: int, term: Term) -> State:
     terms = state.terms
     return state._replace(terms=(*terms[:place], term, *terms[place + 1 :]))
+
+
+def epoch_name(epoch: int) -> str:
+    rack = "w" if owner_of(epoch) == WITNESS else str(owner_of(epoch))
+    return f"epoch {number_of(epoch)}.{rack}"
+
+
+def word(record: Record) -> str:
+    match record:
+        case Commit(version=version, digests=digests):
+            return f"commit({version}, {digests[0][-6:]})"
+        case Epoch(epoch=epoch):
+            return epoch_name(epoch).replace("epoch ", "epoch(") + ")"
+        case Roster(members=members, learners=learners):
+            names = [
+                f"{s.member.rack}.{s.member.incarnation}"
+                + ("-learner" if s.member.rack in learners else "")
+                for s in members
+            ]
+            return "roster(" + " ".join(names) + ")"
+    return "genesis"

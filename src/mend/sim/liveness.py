@@ -34,8 +34,9 @@ def verdict(world: World, finished: bool) -> list[str]:
 
 def _excused(world: World, peer: Peer, training: Training) -> bool:
     """Failures that are no fault of the job: it could not begin, or not end, as things were."""
-    if any(process.me == peer for process in world.past) and isinstance(training.failure, Refused):
-        return True  # a restarted rack cannot join yet
+    if isinstance(training.failure, Refused):  # it came back when the job was over
+        over = not world.checkers.agreement.rosters[-1].racks
+        return over and any(process.me == peer for process in world.past)
     broken = bool(world.scenario.faults) or world.scenario.loss > 0
     return broken and isinstance(training.failure, GaveUp | StartTimeout)
 

@@ -1,0 +1,220 @@
+"""A job's training once more, from its tapes: the same digests, or the first that is not the same.
+
+`mend replay TAPE... -- script` is run as users do where its words matter; else the racks are
+started by the nursery with MEND_REPLAY, which is all that the command adds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend.cli.rerun import read_script, told_first
+from mend.fragment import build_plan
+from mend.protocol import tape as form
+from mend.protocol.events import Effect, Merged, Told
+from mend.protocol.messages import Commit
+from mend.protocol.script import APPLIED, Script, encode_script, recite
+from mend.protocol.tape import Entry
+from mend.runtime.comparing import Finding, file_name, findings_in
+from mend.runtime.tape_reader import read_tape
+from mend.terms import Peer
+from tests.process import train
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, environment, until
+
+CONFIG: dict[str, Any] = {
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 5.0,
+    "stall_max_s": 0.02, "simulated_merge_delay_ms": 20, "outer_optimizer_momentum": 0.5,
+    "outer_lr": 0.5,
+}  # fmt: skip
+STEPS = 40
+
+
+@pytest.fixture
+def recorded(jobs: Jobs) -> Job:
+    """Rack 1 is slow and the network is too, so that who is in a merge, and when it is applied, is
+    as it happened to be."""
+    job = jobs(name="recorded")
+    job.run(steps=STEPS, config=CONFIG, per={1: {"pace_ms": 12}, 0: {"pace_ms": 4}})
+    return job
+
+
+def mend(*arguments: object) -> tuple[int, str]:
+    """Status and all that was said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mend.cli", *map(str, arguments)],
+        env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
+        timeout=90, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+class Replay:
+    """The racks of a script, started as `mend replay` starts them."""
+
+    def __init__(self, jobs: Jobs, script: Script, ranks: int = 1) -> None:
+        self.script, self.ranks = script, ranks
+        self.job = jobs(len(script.parts), ranks=ranks, name="replayed")
+        self.path = self.job.folder / "script"
+        self.path.write_bytes(encode_script(script))
+
+    def start(self, **options: Any) -> None:
+        for rack in range(self.job.racks):
+            self.job.start(rack, env={"MEND_REPLAY": str(self.path)}, **options)
+
+    def findings(self, kind: str) -> list[Finding]:
+        peers = [Peer(rack, rank) for rack in range(self.job.racks) for rank in range(self.ranks)]
+        found = [findings_in(self.job.folder / file_name(peer)) for peer in peers]
+        return [finding for each in found for finding in each if finding.kind == kind]
+
+    def equal(self, **options: Any) -> None:
+        """Every rank finds every round equal."""
+        self.start(**options)
+        for rack in range(self.job.racks):
+            self.job.ended(rack, code=0)
+        assert self.findings("differs") == []
+        rounds = len(self.script.commits)
+        ranks = self.job.racks * self.ranks
+        assert [each.number for each in self.findings("done")] == [rounds] * ranks
+        assert len(self.findings("round")) == rounds * ranks
+
+    def first(self, **options: Any) -> str:
+        """What is told of the first difference."""
+        self.start(**options)
+        until(lambda: self.findings("differs") != [], f"it differs\n{self.job.logs()}")
+        for process in self.job.processes.values():
+            process.kill()
+        first = min(self.findings("differs"), key=lambda finding: finding.place)
+        return "\n".join(told_first(first, self.script))
+
+
+def rewrite(path: Path, change: Callable[[Entry], Entry]) -> None:
+    """The same tape, in order and whole, with other entries."""
+    tape, packer = read_tape(path), form.Packer()
+    records = [form.record_of_header(tape.header)]
+    for entry in tape.entries():
+        assert isinstance(entry, Entry)
+        kept = change(entry)
+        effects = [form.effect_of(answer) for answer in kept.answers]
+        records.append(form.record_of_entry(kept.machine, kept.now_ns, kept.event, effects))
+    chunks = [packer.chunk(records[:1]), packer.chunk(records[1:]), packer.end()]
+    path.write_bytes(form.file_begin() + b"".join(chunks))
+
+
+def with_other_bits(fragment: int, version: int) -> Callable[[Entry], Entry]:
+    """As if the first tensor of this version had come out otherwise."""
+
+    def told(effect: Effect) -> Effect:
+        match effect:
+            case Told(Commit() as c) if (c.fragment, c.version) == (fragment, version):
+                other = Commit(c.fragment, c.version, c.members, c.dropped, ("ab" * 32,), c.reason)
+                return Told(other)
+        return effect
+
+    def change(entry: Entry) -> Entry:
+        event = entry.event
+        if isinstance(event, Merged) and (event.fragment, event.version) == (fragment, version):
+            sums = bytes(8) + event.tensors[8:]
+            event = replace(event, digest="ab" * 32, tensors=sums)
+        answers = tuple(form.answer_of(told(effect)) for effect in entry.effects)
+        return replace(entry, event=event, answers=answers)
+
+    return change
+
+
+def test_training_is_replayed_to_the_same_digests(
+    recorded: Job, jobs: Jobs, tmp_path: Path
+) -> None:
+    """At another pace, without the delay, and whatever else the script says of the settings."""
+    script = read_script([recorded.events_folder])
+    commits = recorded.result(0).commits
+    assert script.omitted == ()
+    assert [c["digests"] for c in commits] == [
+        list(commit.digests) for _, commit in script.commits.values()
+    ]
+    named = {tuple(m["rack"] for m in commit["members"]) for commit in commits}
+    assert len(named) > 1, "all merges have the same members: the test shows nothing"
+    Replay(jobs, script).equal(steps=STEPS, config={"fragments": 3})
+
+    before = sorted(path.name for path in recorded.events_folder.iterdir())
+    options = json.dumps({"out": str(tmp_path / "again-{rank}.json"), "steps": STEPS})
+    status, said = mend(
+        "replay", recorded.events_folder, "--", "-m", "tests.process.train", options
+    )
+    assert status == 0, said
+    rounds = len(commits)
+    assert f"replay: {rounds} of {rounds} rounds, 2 racks of 1 ranks" in said
+    assert f"replayed {rounds} rounds of 2 racks: every digest is that of the tape" in said
+    assert sorted(path.name for path in recorded.events_folder.iterdir()) == before
+
+
+def test_the_first_difference_is_told(recorded: Job, jobs: Jobs) -> None:
+    """Other training by what was captured, a script that ends early by its next act, another merge
+    by round, fragment and tensor."""
+    folder, commits = recorded.events_folder, recorded.result(0).commits
+    script = read_script([folder])
+    told = Replay(jobs, script).first(steps=STEPS, learning_rate=0.051)
+    assert re.search(r"different: rack [01] rank 0, step 4, fragment 0: what was captured", told)
+    assert "training itself diverged, before any merge of it" in told
+    assert "may mean  other data" in told
+
+    told = Replay(jobs, script).first(steps=STEPS - 10)
+    assert f"after step {STEPS - 10}: it leaves the job; next on its tape is: " in told
+
+    fragment, version = commits[3]["fragment"], commits[3]["version"]
+    for rack in (0, 1):
+        rewrite(folder / f"tape-rack{rack}-rank0.mend", with_other_bits(fragment, version))
+    told = Replay(jobs, read_script([folder])).first(steps=STEPS)
+    assert f"different: round 4 (fragment {fragment}, version {version}), rack " in told
+    assert "the result has digest abababababababab on the tape" in told
+    tensors = build_plan(train.build("plain", 0), 2)[fragment].slots
+    assert f" now; tensor {tensors[0].name} of {len(tensors)}" in told
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_racks_of_several_ranks_are_replayed(jobs: Jobs, parallel: str) -> None:
+    job = jobs(ranks=2, name="recorded")
+    config = {**CONFIG, "payload_dtype": "bfloat16", "merge": "rda"}
+    per = {1: {"pace_ms": 12}, 0: {"pace_ms": 4}}
+    job.run(steps=24, config=config, parallel=parallel, per=per)
+    script = read_script([job.events_folder])
+    Replay(jobs, script, ranks=2).equal(steps=24, parallel=parallel)
+
+
+def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
+    """The other went on alone; its rounds are replayed too, and the dead rack's bytes held."""
+    job = jobs(witness=True, name="recorded")
+    config = {**CONFIG, "shutdown_timeout_s": 0.5}
+    job.start(0, steps=STEPS, config=config, pace_ms=4)
+    never, path = job.gate("never"), job.events_folder / "tape-rack1-rank0.mend"
+    job.start(1, steps=STEPS, config=config, pace_ms=12, at={"30": [["gate", never]]})
+
+    def applied() -> bool:
+        if not path.exists() or not path.stat().st_size:
+            return False
+        tape = read_tape(path)
+        return any(act.kind == APPLIED for act in recite(tape.header, False, tape.entries()).acts)
+
+    until(applied, f"rack 1 has it on its tape that it applied something\n{job.logs()}")
+    job.processes[1].signal(signal.SIGKILL)
+    assert job.ended(1) == -signal.SIGKILL
+    job.ended(0, code=0)
+    script = read_script([job.events_folder])
+    assert any(sentence.startswith("rack 1 is replayed up to step") for sentence in script.omitted)
+    Replay(jobs, script).equal(steps=STEPS)
+
+
+def test_tapes_that_are_not_there_are_told(tmp_path: Path) -> None:
+    status, said = mend("replay", tmp_path, "--", "train.py")
+    assert status == 2
+    assert "no tape in there" in said

@@ -27,6 +27,18 @@ TINY = {
         *("--numel", "20000", "--fragments", "2", "--gap", "3", "--overlap", "2"),
         *("--rounds", "2", "--step-ms", "10"),
     ],
+    "takeover": [
+        "--repeats",
+        "1",
+        "--steps",
+        "150",
+        "--kill-at",
+        "20",
+        "--step-ms",
+        "20",
+        "--stall-max-s",
+        "0",
+    ],
     "tape": ["--events", "500", "--repeats", "2"],
 }
 

@@ -21,7 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 DEFAULTS = {setting.field: setting.default for setting in describe()}
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-OTHERS = {"CONFIG", "RANKS_PER_RACK", "SERVICE_HOST", "QUORUM"}
+OTHERS = {"CONFIG", "REPLAY", "RANKS_PER_RACK", "SERVICE_HOST", "QUORUM"}
 """Names the TOML file; what rack_mesh reads; two examples of names that are refused."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -154,7 +154,8 @@ class Rerun(Launch):
                 if code:
                     _say(f"behind that, rack {rack} ended with status {code}")
             return EQUAL
-        where = f"after {self._round()} of {rounds} rounds, which are equal"
+        equal = self._round()
+        where = f"after {equal} of {rounds} rounds, which are equal" if equal else "before a round"
         if outcome.interrupted:
             _say(f"interrupted {where}")
             return outcome.status

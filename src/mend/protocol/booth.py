@@ -27,10 +27,10 @@ class Booth:
 
     def addressed(self, peer: Peer, orders: Orders) -> bool:
         """Whether they are meant for this member, in this job, by the owner of their epoch."""
-        begun = self.voter.log.written.begun
+        log = self.voter.log
         mine = orders.to == self.member.incarnation
-        lineage = not begun or orders.lineage == self.voter.log.lineage
-        return mine and lineage and peer == Peer(owner_of(orders.epoch), 0)
+        job = not log.written.begun or log.continues(orders.lineage, orders.prev)
+        return mine and job and peer == Peer(owner_of(orders.epoch), 0)
 
     def follow(
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
@@ -63,7 +63,10 @@ class Booth:
         own right.
         """
         number = number_of(prepare.epoch)
-        if prepare.lineage != self.voter.log.lineage or not 0 < number < NUMBER_MAX:
+        log = self.voter.log
+        if not log.written.begun or not log.continues(prepare.lineage, prepare.after):
+            return None
+        if not 0 < number < NUMBER_MAX:
             return None
         if peer != Peer(owner_of(prepare.epoch), 0):
             return None

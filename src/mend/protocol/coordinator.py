@@ -131,11 +131,11 @@ class Coordinator:
                     self.election.attest(member, hello)
             case Report() as report if self.proposer.leading:
                 self._on_report(member, report, now_ns, effects)
-            case Vote() as vote if vote.lineage == self.log.lineage and self.proposer.epoch:
+            case Vote(lineage=name, ballot=b) as vote if self.log.continues(name, b.decided):
                 self._on_vote(member, vote, now_ns, effects)
             case Orders() as orders if self.election.heard(orders, now_ns):
                 self._step_down(effects)
-            case Prepare() as prepare if prepare.lineage == self.voter.log.lineage:
+            case Prepare(lineage=name) as prepare if self.voter.log.continues(name, prepare.after):
                 self.election.see(number_of(prepare.epoch))
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
@@ -172,9 +172,10 @@ class Coordinator:
 
     def _on_vote(self, member: Member, vote: Vote, now_ns: int, effects: list[Effect]) -> None:
         view = self.views.get(member.rack)
-        if self.proposer.leading and (view is None or view.member != member):
-            return
-        if self.proposer.standing and member not in self.proposer.asked():
+        known = self.proposer.standing and member in self.proposer.asked()
+        if self.proposer.leading:
+            known = view is not None and view.member == member
+        if not known:
             return
         higher = vote.ballot.promised > self.proposer.epoch
         if not higher and vote.serial <= self.votes.get(member, -1):

@@ -39,7 +39,9 @@ class Election:
     def heard(self, orders: Orders, now_ns: int) -> bool:
         """Somebody coordinates; whether this member must stop to stand or to lead for it."""
         number = number_of(orders.epoch)
-        if orders.lineage != self.voter.log.lineage or number >= NUMBER_MAX:
+        if orders.to != self.member.incarnation or number >= NUMBER_MAX:
+            return False
+        if not self.voter.log.continues(orders.lineage, orders.prev):
             return False
         self.see(number)
         if orders.epoch < self.voter.promised:
@@ -122,7 +124,7 @@ class Election:
     def _ask(self, now_ns: int, effects: list[Effect]) -> None:
         """Everybody whose promise is needed; myself when that is the last one."""
         log = self.proposer.log
-        prepare = Prepare(0, self.proposer.epoch, log.lineage, log.decided)
+        prepare = Prepare(0, self.proposer.epoch, log.lineage_at(log.decided), log.decided)
         again = now_ns >= self.asked_ns + self.heartbeat_ns
         if again:
             self.asked_ns = now_ns

@@ -174,6 +174,13 @@ class Log:
         """What it was when record `index` was the last one."""
         return next(name for begun, name in reversed(self._lineages) if begun <= index)
 
+    def continues(self, lineage: str, index: int) -> bool:
+        """Whether what is said in `lineage`, behind record `index`, is said in this job. One that
+        is known to be over is not; the newest may not be decided yet, here or there."""
+        over = [name for begun, name in self._lineages if begun <= self.decided][:-1]
+        here = (self.lineage, self.lineage_at(min(index, self.last)))
+        return lineage in here and lineage not in over
+
     def chain(self, index: int) -> str:
         """Hash over records 1..index: equal hash, equal history."""
         return self._chains[index]

@@ -68,7 +68,7 @@ def _not_converged(world: World) -> list[str]:
         for peer, training in world.trainings.items()
         if is_seated(training.process, seating)
         and not training.process.dead
-        and not _expelled(training)
+        and not _left_behind(world, training)
     }
     for peer, training in live.items():
         versions[peer] = tuple(track.anchor.version for track in training.trainer.tracks)
@@ -89,10 +89,15 @@ def _not_converged(world: World) -> list[str]:
     return problems
 
 
-def _expelled(training: Training) -> bool:
-    """The others ended the job while it was silent, as they may once they miss it; it keeps its
-    work in its own weights."""
-    return any(kind == "expelled" for kind, _ in training.process.notes)
+def _left_behind(world: World, training: Training) -> bool:
+    """The others missed it and ended the job, as they may; it keeps its work in its own weights."""
+    rack = training.process.me.rack
+    missed = any(
+        kind == "rack-silent" and fields["peer"] == rack
+        for other in world.trainings.values()
+        for kind, fields in other.process.notes
+    )
+    return missed and training.rank.board.finished
 
 
 def _even(world: World) -> bool:

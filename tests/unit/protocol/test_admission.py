@@ -212,3 +212,14 @@ def test_a_refusal_takes_nobodys_place_and_is_noted_once() -> None:
     assert noted == [1, 0]
     _, effects = door.knock(of(1, racks=4))
     assert len(notes(effects, "refused")) == 1, "another reason"
+
+
+def test_numbers_from_the_network_do_not_become_connections_without_end() -> None:
+    """All that are none of this job's racks are one visitor."""
+    door, seen = Door(), set()
+    for rack in range(1000, 1050):
+        _, effects = door.knock(of(rack))
+        assert refused(effects)
+        seen |= {effect.peer for effect in effects if isinstance(effect, Connect)}
+    assert seen == {Peer(3, VISITOR)}
+    assert len(door.admission.refused) == 1

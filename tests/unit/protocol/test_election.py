@@ -56,7 +56,8 @@ class Candidate:
         return self.election.heard(self.body(epoch, **changes), self.now_ns)
 
     def body(self, epoch: int, **changes: Any) -> Orders:
-        return replace(orders(1, self.records), epoch=epoch, **changes)
+        to = self.member.incarnation
+        return replace(orders(1, self.records), **{"to": to, "epoch": epoch, **changes})
 
     def move(self, after_ns: int = 0) -> list[Effect]:
         self.now_ns += after_ns

@@ -198,6 +198,15 @@ def test_what_only_the_candidate_has_is_not_adopted_before_it_has_promised() -> 
     assert cast.voters[cast.me].log.after(0) == tuple(of_rack(1, 4)), "its vote is asked as others"
 
 
+def test_what_no_promise_shows_is_not_carried_over_though_it_fits_behind_what_is() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 3), 1, 1)
+    cast.accepts(FIRST, of_rack(0, 1), 1, 0, 2)
+    proposer = cast.stand()
+    assert cast.promise(0, 2)
+    assert proposer.log.after(0) == (*of_rack(0, 1), Epoch(FOURTH))
+
+
 def test_what_nobody_is_asked_for_is_gone() -> None:
     """A record that no quorum accepted may be lost, as nobody acted on it."""
     cast = cast_of(0, 1, 2)

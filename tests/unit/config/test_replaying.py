@@ -1,0 +1,52 @@
+"""In a replay the tape's settings are in force; who this is and where it listens is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mend.config import MendConfig
+from mend.errors import ConfigError
+from mend.protocol.script import Part, Script, encode_script
+from tests.unit.protocol.nouns import genesis
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    configs: list[dict[str, object]] = [
+        {"rack": rack, "racks": 2, "fragments": 3, "stall_max_s": 1.0 + rack, "job_id": "then",
+         "sideband_addr": "tcp://far:1", "diagnostics_dir": "/then", "witness_addr": "tcp://w:1",
+         "merge_mean_names": ["*a*"], "simulated_merge_delay_ms": 9.0, "no_longer_a_setting": 1}
+        for rack in (0, 1)
+    ]  # fmt: skip
+    parts = tuple(Part(rack, ((),), True, config) for rack, config in enumerate(configs))
+    made = Script("then", (), genesis(), (), 0, parts, (), {}, ())
+    path = tmp_path / "script"
+    path.write_bytes(encode_script(made))
+    monkeypatch.setenv("MEND_REPLAY", str(path))
+    return path
+
+
+def test_the_tape_wins_over_the_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEND_RACK", "1")
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", "tcp://127.0.0.1:7001")
+    config = MendConfig(
+        fragments=8, racks=4, sideband_addr="tcp://127.0.0.1:1", diagnostics_dir="/mine"
+    )
+    assert (config.rack, config.racks, config.fragments, config.job_id) == (1, 2, 3, "then")
+    assert (config.stall_max_s, config.merge_mean_names) == (2.0, ("*a*",))
+    assert config.sideband_addr == "tcp://127.0.0.1:7001", "of this run"
+    assert config.diagnostics_dir == script.parent / "events", "never the folder of the tapes"
+    assert (config.witness_addr, config.simulated_merge_delay_ms, config.tape_mb_max) == ("", 0, 0)
+
+
+def test_a_script_that_cannot_be_read_is_named(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=r"MEND_REPLAY.*no script of a replay"):
+        MendConfig()
+    monkeypatch.setenv("MEND_REPLAY", str(script.parent / "gone"))
+    with pytest.raises(ConfigError, match="mend replay TAPE"):
+        MendConfig()

@@ -276,7 +276,7 @@ MUTANTS = (
         "broken-promise: an Append below the promise is accepted",
         "protocol/voter.py",
         "            return False\n        self.promised = epoch\n        if not self.log",
-        "            pass\n        self.promised = max(epoch, self.promised)\n        if not self.log",
+        "            pass\n        self.promised = epoch\n        if not self.log",
         ("tests/unit/protocol/test_voter.py",),
     ),
     Mutant(

@@ -47,6 +47,7 @@ def _bug(name: str, says: str, *edits: tuple[str, str, str]) -> Bug:
 LEARNER, ROUND, COORDINATOR = "protocol/learner.py", "protocol/round.py", "protocol/coordinator.py"
 PROPOSER, VOTER, BOOTH = "protocol/proposer.py", "protocol/voter.py", "protocol/booth.py"
 ROUNDS, SHELF = "runtime/rounds.py", "protocol/shelf.py"
+LOG, ELECTION = "protocol/log.py", "protocol/election.py"
 ACCEPTED = "reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
 IN_DECIDE = "{member for member, last in reached.items() if last > index}, log.voters_at(index + 1)"
 OWN_STEP_DOWN = "if self.proposer.leading and self.voter.promised > self.proposer.epoch:"
@@ -68,7 +69,7 @@ BUGS = (
         "a voter accepts the log of an epoch below its promise",
         (VOTER, "        if epoch < self.promised:\n            return False\n"
          "        self.promised = epoch\n        if not",
-         "        self.promised = max(self.promised, epoch)\n        if not"),
+         "        self.promised = epoch\n        if not"),
         (BOOTH, "if orders.epoch < self.voter.promised:", "if orders.epoch < 0:"),
     ),
     _bug(
@@ -138,7 +139,7 @@ BUGS = (
     _bug(
         "12",
         "an offer that has ended may be named again",
-        ("protocol/log.py", "seq > self.ended.get((member, fragment), 0)", "seq > 0"),
+        (LOG, "seq > self.ended.get((member, fragment), 0)", "seq > 0"),
     ),
     _bug(
         "13",
@@ -254,20 +255,17 @@ BUGS = (
     ),
     _bug(
         "25",
-        "a coordinator counts its own vote for ever, whomever it has promised it to",
+        "a coordinator counts its own vote for ever and never steps down; its voter promises "
+        "it to others all the same",
         (COORDINATOR, OWN_STEP_DOWN, "if self.proposer.leading and self.voter.promised < 0:"),
         (PROPOSER, ACCEPTED,
          ACCEPTED + "\n        reached |= {m: log.last for m in self.ballots if m.rack == "
          "self.epoch & 0xFFFF}"),
-    ),
-    _bug(
-        "25b",
-        "a coordinator goes on when it hears of a higher epoch",
-        (COORDINATOR, OWN_STEP_DOWN, "if self.proposer.leading and self.voter.promised < 0:"),
-        (PROPOSER, "if ballot.promised > self.epoch:", "if ballot.promised > self.epoch and not "
-         "self.leading:"),
-        ("protocol/election.py", "return self.proposer.epoch not in (0, orders.epoch)",
+        (PROPOSER, "if ballot.promised > self.epoch:",
+         "if ballot.promised > self.epoch and not self.leading:"),
+        (ELECTION, "return self.proposer.epoch not in (0, orders.epoch)",
          "return self.proposer.standing and self.proposer.epoch != orders.epoch"),
+        (BOOTH, "if not hears or peer == self.coordinator:", "if hears or not hears:"),
     ),
     _bug(
         "26",
@@ -279,17 +277,15 @@ BUGS = (
         "27",
         "an old longer end of a log survives the first append of an epoch",
         (VOTER, "            self.log.cut(max(reached, self.log.decided))\n", ""),
+        (LOG, "        for index, record in enumerate(records, start=prev + 1):\n",
+         "        records = tuple(records)\n"
+         "        tail = [self._records[i] for i in range(prev + len(records) + 1, self.last + 1)]\n"
+         "        for index, record in enumerate((*records, *tail), start=prev + 1):\n"),
     ),
     _bug(
         "28",
         "a new lineage begins without the silent, dead or not",
         (PROPOSER, ENOUGH, "return quorum(promised, voters) or bool(left & promised)"),
-    ),
-    _bug(
-        "28b",
-        "a hello of a living member attests its death",
-        ("protocol/election.py", "former not in (sender, self.member)", "former != self.member"),
-        (COORDINATOR, "        self.proposer.dead.discard(member)\n", ""),
     ),
     _bug(
         "29",
@@ -301,7 +297,7 @@ BUGS = (
         "30",
         "offers that only an undone commit named stay open",
         (LEARNER, "if p in self.parts and (self.member, self.parts[p].seq) in named:",
-         "if p in self.parts and not named:"),
+         "if p in self.parts and named is None:"),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

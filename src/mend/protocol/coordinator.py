@@ -314,22 +314,21 @@ class Coordinator:
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
-        log = self.log.written
-        if self.log.last != self.log.decided:
+        live = frozenset(rack for rack in self.views if self._live(rack, now_ns))
+        for rack in live:
+            self.views[rack].lively_ns = now_ns
+        log, policy = self.log.written, self.log.written.policy
+        if self.log.last != self.log.decided or policy is None:
             return
-        policy = log.policy
-        assert policy is not None, "rosters change behind the first record"
         hall = Hall(
             log=log,
             views=self.views,
-            live=frozenset(rack for rack in self.views if self._live(rack, now_ns)),
+            live=live,
             offers=self.offers.keys(),
             joining=self.admission.joining,
             evict_ns=0 if policy.lockstep else policy.evict_ns,
             now_ns=now_ns,
         )
-        for rack in hall.live:
-            self.views[rack].lively_ns = now_ns
         roster = next_roster(hall)
         if roster is None:
             return

@@ -13,7 +13,7 @@ from mend.protocol.log import Folded
 from mend.protocol.messages import Hello, Report, Roster, Seat
 from mend.protocol.quorum import hold
 from mend.protocol.view import View
-from mend.terms import WITNESS, Member
+from mend.terms import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +106,15 @@ def _keeps_bytes(hall: Hall, roster: Roster) -> bool:
         return False
     if roster.witness is not None:
         voters.add(roster.witness)
-    seated = {seat.member for seat in roster.members}
     return all(
-        hold(_holders(hall, fragment, version, seated), voters)
+        hold(_holders(hall, fragment, version), voters)
         for fragment, version in enumerate(log.versions)
     )
 
 
-def _holders(hall: Hall, fragment: int, version: int, seated: Collection[Member]) -> set[Member]:
+def _holders(hall: Hall, fragment: int, version: int) -> set[Member]:
     return {
         view.member
-        for rack, view in hall.views.items()
-        if rack != WITNESS
-        and view.member in seated
-        and view.report is not None
-        and view.report.versions[fragment] >= version
+        for view in hall.views.values()
+        if view.report is not None and view.report.versions[fragment] >= version
     }

@@ -15,7 +15,7 @@ import msgspec
 from mend.errors import TapeError
 from mend.protocol import events as ev
 from mend.protocol.log import offers_of
-from mend.protocol.messages import Commit, Drop, Epoch, Genesis, Record, Roster
+from mend.protocol.messages import Commit, Drop, Epoch, Genesis, Lineage, Record, Roster
 from mend.protocol.tape import Entry, Gap, Header
 from mend.terms import Member
 
@@ -115,6 +115,8 @@ class Recital:
     whole: bool
     """Closed in order, and nothing of it lost."""
     acts: list[Act] = field(default_factory=list)
+    captures: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(fragment, seq) -> place in `acts`."""
     records: list[Record] = field(default_factory=list)
     sums: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     """(fragment, version, digest, digests of tensors)."""
@@ -154,6 +156,7 @@ def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recit
 def _listen(event: ev.Event, found: Recital) -> None:
     match event:
         case ev.Captured(p, seq, base, step, tokens, steps):
+            found.captures[p, seq] = len(found.acts)
             found.acts.append(Act(CAPTURED, step, p, seq, base, tokens, steps))
         case ev.Applied(p, version, _, step):
             found.acts.append(Act(APPLIED, step, p, version))
@@ -162,9 +165,9 @@ def _listen(event: ev.Event, found: Recital) -> None:
         case ev.Encoded(p, seq, checksum, declined):
             if declined:
                 found.declined.add((p, seq))
-            for place, act in enumerate(found.acts):
-                if (act.kind, act.fragment, act.number) == (CAPTURED, p, seq):
-                    found.acts[place] = msgspec.structs.replace(act, checksum=checksum)
+            if (place := found.captures.get((p, seq))) is not None:
+                act = msgspec.structs.replace(found.acts[place], checksum=checksum)
+                found.acts[place] = act
         case ev.Merged(p, version, _, digest, _, tensors) if tensors:
             found.sums.append((p, version, digest, tensors))
         case ev.Leaving():
@@ -173,15 +176,9 @@ def _listen(event: ev.Event, found: Recital) -> None:
 
 def script_of(tapes: Sequence[Recital]) -> Script:
     """Raises TapeError when the tapes are not those of one job, or a rank's is not there."""
-    log = max((tape.records for tape in tapes), key=len, default=[])
-    if not log or not isinstance(log[0], Genesis):
-        raise TapeError("on these tapes no job has begun")
-    for tape in tapes:
-        if tape.records != log[: len(tape.records)]:
-            raise TapeError(
-                f"the tape of rack {tape.header.rack} is of another job than the others"
-            )
+    log = _log_of(tapes)
     genesis, omitted = log[0], list[str]()
+    assert isinstance(genesis, Genesis), "the first record of every log"
     lives = {tape.life: tape for tape in tapes}
     founders: dict[int, list[Recital]] = {}
     for seat in genesis.roster:
@@ -214,6 +211,26 @@ def script_of(tapes: Sequence[Recital]) -> Script:
         versions=founders[min(founders)][0].header.versions,
         omitted=tuple(omitted),
     )
+
+
+def _log_of(tapes: Sequence[Recital]) -> list[Record]:
+    """The longest, up to where a new lineage undoes what others still have. Raises TapeError."""
+    log = max((tape.records for tape in tapes), key=len, default=[])
+    if not log or not isinstance(log[0], Genesis):
+        raise TapeError("on these tapes no job has begun")
+    for tape in tapes:
+        for index, pair in enumerate(zip(log, tape.records, strict=False)):
+            if pair[0] == pair[1]:
+                continue
+            if index and any(isinstance(record, Lineage) for record in (*log, *tape.records)):
+                log = [*log[:index], next(r for r in (*log, *tape.records) if type(r) is Lineage)]
+                break
+            rack = tape.header.rack
+            raise TapeError(
+                f"the tape of rack {rack} is of another job than the others: record {index + 1} "
+                "of its log is not theirs"
+            )
+    return log
 
 
 def _facts(founders: Mapping[int, Sequence[Recital]]) -> tuple[tuple[str, str], ...]:
@@ -313,11 +330,10 @@ class _Cut:
                     break
 
     def _told(self) -> list[str]:
-        rounds = sum(isinstance(record, Commit) for record in self._log)
         kept = sum(isinstance(record, Commit) for record in self.records)
         found = []
-        if kept < rounds:
-            found.append(f"rounds {kept + 1} to {rounds} are left out: {self._why}")
+        if self._why:
+            found.append(f"what came behind round {kept} is left out: {self._why}")
         for rack in sorted(self._acts):
             if not self.ends(rack):
                 last = self._acts[rack][: self.lengths[rack]][-1:]

@@ -85,10 +85,10 @@ class Shelf:
     def same_members(self, version: int) -> bool:
         """Whether the last gather asked for just what was decided as this version."""
         commit, gather = self.commits.get(version), self.gather
-        if commit is None or gather is None or gather.version != version:
-            return False
-        asked = [(offer.member, offer.seq) for offer in gather.members]
-        return asked == [(share.member, share.seq) for share in commit.members]
+        named = commit.members if commit else ()
+        asked = gather.members if gather and gather.version == version else ()
+        keys = [(share.member, share.seq) for share in named]
+        return bool(keys) and keys == [(offer.member, offer.seq) for offer in asked]
 
     def result(self, fragment: int) -> Held | None:
         """The tentative result as it is reported."""

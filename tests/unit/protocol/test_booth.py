@@ -18,6 +18,7 @@ from tests.unit.protocol.nouns import (
     commit,
     digest,
     genesis,
+    lineage,
     log_of,
     member,
     notes,
@@ -197,6 +198,24 @@ def test_a_lower_candidate_is_shown_the_promise_that_bars_it() -> None:
     vote = ears.asked(epoch_of(2, 0), FOUNDER)
     assert vote is not None
     assert vote.ballot.promised == epoch_of(3, 2)
+
+
+def test_an_undecided_new_lineage_is_no_reason_not_to_answer_who_has_not_heard_of_it() -> None:
+    """Else two of who is left, one with it and one without, could never again elect anybody."""
+    ears = Ears()
+    epoch = epoch_of(2, 2)
+    anew = lineage(epoch, [1, 2], dead=[0])
+    body = orders(1, [BEGIN, anew], epoch=epoch, lineage=LINEAGE, decided=1)
+    assert ears.told(body, RIVAL, 77) == []
+    assert ears.booth.voter.log.lineage != LINEAGE
+    ears.now_ns += DETECT_NS
+    vote = ears.asked(epoch_of(3, 2))
+    assert vote is not None
+    assert vote.ballot.promised == epoch_of(3, 2)
+    assert vote.ballot.records == (anew,)
+    chain = log_of(BEGIN).chain(1)
+    ears.booth.voter.append(epoch_of(3, 2), 1, chain, (anew,), 2, 2)
+    assert ears.asked(epoch_of(4, 2)) is None, "what a zombie says once it is decided"
 
 
 def test_the_answer_carries_the_question_and_what_the_candidate_does_not_know() -> None:

@@ -604,6 +604,31 @@ def test_nothing_is_appended_behind_an_undecided_roster() -> None:
     assert isinstance(job.records[-1], Commit)
 
 
+def test_a_roster_waits_until_everything_before_it_is_decided() -> None:
+    """Who holds the newest decided version is not known before that."""
+    job = Job(racks=3).begun()
+    job.offered(offer(0), offer(1), offer(2))
+    job.held()
+    assert isinstance(job.records[-1], Commit)
+    job.say(2, leaving=True, hurry=True, idle=True, offers=())
+    assert isinstance(job.records[-1], Commit)
+    for rack in (0, 1):
+        job.say(rack, versions=(1,))
+    job.follow(0, 1)
+    assert isinstance(job.records[-1], Roster)
+
+
+def test_no_roster_goes_behind_an_undecided_one() -> None:
+    """It would change two votes at once for a quorum that knows neither."""
+    job = Job(racks=4).begun()
+    for rack in (2, 3):
+        job.say(rack, leaving=True, hurry=True, idle=True)
+    assert [racks_of(r.members) for r in job.records if isinstance(r, Roster)] == [[0, 1, 3]]
+    job.follow(0, 1)
+    rosters = [racks_of(r.members) for r in job.records if isinstance(r, Roster)]
+    assert rosters == [[0, 1, 3], [0, 1]]
+
+
 def test_a_rack_may_not_take_the_only_copy_along() -> None:
     """Racks 0 and 1 hold version 1; when rack 0 leaves, rack 2 alone could lose it with rack 1."""
     job = Job(racks=3).begun()

@@ -297,6 +297,25 @@ def test_a_lineage_has_a_name_of_its_own_and_one_that_is_cut_has_none() -> None:
     assert (log.lineage, copied.lineage) == (first, second)
 
 
+def test_frames_of_a_lineage_are_heard_until_it_is_known_to_be_over() -> None:
+    """An undecided one may be lost again: who has it must still hear who has not, and who has not
+    must hear who has. What a zombie says once it is decided is another job's."""
+    before = log_of(*commits(1))
+    first = before.lineage
+    log = log_of(*commits(1), lineage(SECOND_, [1], dead=[0]))
+    log.decide(2)
+    second = log.lineage
+    assert log.continues(first, 2)
+    assert log.continues(second, 2)
+    assert not log.continues(first, 3), "not behind what ends it"
+    assert not log.continues("", 0)
+    assert not log.continues(digest(5), 2)
+    assert not before.continues(second, 2), "nobody has told it here yet"
+    log.decide(3)
+    assert log.continues(second, 3)
+    assert not log.continues(first, 2), "it is over"
+
+
 def test_a_lineage_is_decided_by_those_who_are_left() -> None:
     log = log_of(genesis(racks=3), commit(1, [offer(0)]), lineage(SECOND_, [2], dead=[0, 1]))
     all_three = {member(0), member(1), member(2)}

@@ -21,7 +21,7 @@ from mend.protocol.script import (
 )
 from mend.protocol.tape import Entry, Gap, Header, answer_of
 from mend.terms import Peer
-from tests.unit.protocol.nouns import commit, digest, genesis, member, offer, roster
+from tests.unit.protocol.nouns import commit, digest, genesis, lineage, member, offer, roster
 
 FIRST = genesis()
 
@@ -114,7 +114,7 @@ def test_rounds_end_where_a_killed_rack_has_lost_its_end() -> None:
     assert versions(script) == [(0, 1), (0, 2)]
     assert acts(script, 1) == [("captured", 1), ("applied", 2)], "version 3 will never be"
     assert script.omitted == (
-        "rounds 3 to 3 are left out: the tape of rack 0 does not reach what it names",
+        "what came behind round 2 is left out: the tape of rack 0 does not reach what it names",
         "rack 0 is replayed up to step 10",
         "rack 1 is replayed up to step 10",
     )
@@ -143,6 +143,15 @@ def test_a_later_life_is_left_out_with_all_that_builds_on_it() -> None:
     assert versions(script) == [(0, 1), (0, 2)]
     assert script.omitted[0] == "rack 1 came back or joined later: that life is left out"
     assert "it names rack 1 in a later life" in script.omitted[1]
+
+
+def test_a_new_lineage_ends_it_where_the_logs_part() -> None:
+    """What only the dead rack knew to be decided is not replayed, though its tape has it."""
+    others = (*LOG[:3], lineage(9, [0], [1], [2]), commit(3, [offer(0, 3)]))
+    for first, second in ((others, LOG), (LOG, others)):
+        script = script_of([tape(0, MINE, first), tape(1, THEIRS, second)])
+        assert versions(script) == [(0, 1), (0, 2)]
+        assert "a Lineage record came then" in script.omitted[0]
 
 
 def test_a_discard_needs_its_reason() -> None:

@@ -316,6 +316,9 @@ def test_a_vote_that_nobody_asked_for_is_not_heard() -> None:
     cabinet = Cabinet()
     assert cabinet.hear(2, a_vote(cabinet, promised=epoch_of(9, 2))) == []
     assert cabinet.machine.proposer.ballots == {}
+    lost = standing()
+    lost.hear(2, a_vote(lost, promised=epoch_of(9, 2)))
+    assert lost.hear(0, a_vote(lost, promised=epoch_of(9, 2))) == [], "it has given up already"
 
 
 def test_a_leader_hears_the_votes_of_seated_members_only() -> None:
@@ -344,6 +347,7 @@ def by_a_report(cabinet: Cabinet, epoch: int) -> list[Effect]:
 
 
 def by_a_late_vote(cabinet: Cabinet, epoch: int) -> list[Effect]:
+    cabinet.hear(2, a_vote(cabinet, serial=50, accepted=MINE, last=2, decided=2))
     return cabinet.hear(2, a_vote(cabinet, serial=0, promised=epoch))
 
 
@@ -485,6 +489,18 @@ def test_a_dead_rack_is_put_out_evict_ns_after_the_take_over() -> None:
     assert [seat.member.rack for seat in record.members] == [1, 2]
     assert cabinet.machine.log.decided == cabinet.machine.log.last
     assert cabinet.machine.log.told.former == {member(0)}
+
+
+def test_who_was_not_there_while_nothing_could_be_decided_is_not_put_out_at_once() -> None:
+    begin = genesis(racks=3)
+    cabinet = Cabinet(records=[replace(begin, policy=replace(begin.policy, evict_ns=30 * SECOND))])
+    cabinet.accepting = False
+    cabinet.takes_over()
+    cabinet.tick(2 * DETECT_NS)
+    cabinet.accepting = True
+    repeat(cabinet, 2 * SECOND)
+    assert cabinet.machine.proposer.open
+    assert not any(isinstance(record, Roster) for record in cabinet.records)
 
 
 def test_in_lockstep_nobody_is_put_out() -> None:

@@ -72,7 +72,7 @@ def test_what_was_put_is_read_in_order(tmp_path: Path) -> None:
     assert tape.header.parts == PARTS
     assert tape.header.config == {"folder": str(tmp_path / "made" / "here")}
     assert tape.header.argv
-    assert set(tape.header.versions) == {"mend", "torch", "python"}
+    assert set(tape.header.versions) == {"mend", "torch", "python", "threads"}
 
 
 def test_a_machine_that_raises_leaves_that_on_the_tape(tmp_path: Path) -> None:

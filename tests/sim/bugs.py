@@ -260,7 +260,7 @@ BUGS = (
         (COORDINATOR, OWN_STEP_DOWN, "if self.proposer.leading and self.voter.promised < 0:"),
         (PROPOSER, ACCEPTED,
          ACCEPTED + "\n        reached |= {m: log.last for m in self.ballots if m.rack == "
-         "self.epoch & 0xFFFF}"),
+         "self.epoch >> 16 & 0xFFFF}"),
         (PROPOSER, "if ballot.promised > self.epoch:",
          "if ballot.promised > self.epoch and not self.leading:"),
         (ELECTION, "return self.proposer.epoch not in (0, orders.epoch)",

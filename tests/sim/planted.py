@@ -92,7 +92,7 @@ PLANTS: dict[str, Plant] = {
         Proposer,
         "decide",
         COUNT,
-        COUNT + " | {m: log.last for m in self.ballots if m.rack == self.epoch & 0xFFFF}",
+        COUNT + " | {m: log.last for m in self.ballots if m.rack == self.epoch >> 16 & 0xFFFF}",
     ),
     "26-no-epoch-record-first": rewritten(
         Proposer,

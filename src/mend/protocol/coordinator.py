@@ -83,7 +83,7 @@ class Coordinator:
             self.me, self.member, self.voter, self.proposer, options.heartbeat_ns, options.detect_ns
         )
         if options.first:
-            self.proposer.found(epoch_of(1, self.me.rack))
+            self.proposer.found(epoch_of(1, *self.member))
             self.election.see(1)
             if self.me.rack == WITNESS:
                 self.views[WITNESS] = View(self.member, 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of
+from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of, owner_of
 from mend.protocol.events import Connect, Effect, Note, Send
 from mend.protocol.messages import Hello, Orders, Prepare
 from mend.protocol.proposer import Proposer
@@ -88,7 +88,7 @@ class Election:
     def _place(self) -> int:
         """How many voters go first: the witness, then racks ascending; not the one that fell
         silent."""
-        owner = self.followed & 0xFFFF if self.followed else None
+        owner = owner_of(self.followed) if self.followed else None
         voters = self.voter.log.written.voters
         order = sorted(voters, key=lambda member: (member.rack != WITNESS, member))
         return [m for m in order if m.rack != owner or m == self.member].index(self.member)
@@ -104,7 +104,7 @@ class Election:
         due_ns = self.due_ns()
         if not self.proposer.standing and due_ns is not None and now_ns >= due_ns:
             number = max(self.seen, number_of(self.voter.promised)) + 1
-            self.proposer.stand(epoch_of(number, self.me.rack), self.voter.log)
+            self.proposer.stand(epoch_of(number, *self.member), self.voter.log)
             self.sent.clear()
             silent_ms = (now_ns - self.heard_ns) // 1_000_000
             effects.append(Note("stands", {"epoch": number, "silent_ms": silent_ms}))

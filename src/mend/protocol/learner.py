@@ -222,7 +222,7 @@ class Learner:
         shelf.gather = gather
         for offer in gather.members:
             self._on_offer(offer)
-        if shelf.tentative is not None:
+        if shelf.tentative and shelf.tentative[0] >= gather.version:  # what is decided stays
             effects.append(ev.Forget(gather.fragment, shelf.tentative[0], shelf.tentative[1]))
             shelf.tentative = None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mend.protocol.events import Effect, Forget, Measured, Merged, Note
+from mend.protocol.log import offers_of
 from mend.protocol.messages import Commit, Gather, Held
 from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.protocol.sums import Sums
@@ -75,12 +76,13 @@ class Shelf:
         return gone
 
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
-        """A new lineage goes on from here; returns the offers that undone commits had named. A
-        rank may hold more than that if a rack-mate did not; then nobody trains on it."""
+        """A new lineage goes on from here; returns the offers that undone commits had ended, by
+        naming or dropping them. A rank may hold more than that if a rack-mate did not; then nobody
+        trains on it."""
         self.undone |= self.copying is not None and self.copying > version
         undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
-        return {(share.member, share.seq) for commit in undone for share in commit.members}
+        return {(each.member, each.seq) for commit in undone for each in offers_of(commit)}
 
     def same_members(self, version: int) -> bool:
         """Whether the last gather asked for just what was decided as this version."""

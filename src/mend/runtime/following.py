@@ -97,9 +97,8 @@ class Follower(Trainer):
         self._place, self._rank = 0, rank
         self._report, self._comparer = report, comparer
         self._rounds = len(script.commits)
-        self._last = [0] * len(self.tracks)
-        for fragment, version in script.commits:
-            self._last[fragment] = max(self._last[fragment], version)
+        last = dict(sorted(script.commits))  # of each fragment the highest version stays
+        self._last = [last.get(fragment, 0) for fragment in range(len(self.tracks))]
         post: Callable[[Event], None] = self._post
 
         def checked(event: Event) -> None:

@@ -29,8 +29,8 @@ class Deciding(Facts):
         if own and highest <= own:
             return []
         low, top = number_of(max(vote.promised, own)), number_of(highest)
-        rack = self.members[node].rack
-        return [epoch_of(number, rack) for number in range(low + 1, max(low, top) + 2)]
+        me = self.members[node]
+        return [epoch_of(number, *me) for number in range(low + 1, max(low, top) + 2)]
 
     def _stand(self, state: State, action: Action) -> State:
         node, epoch = action.who, action.at

@@ -62,7 +62,7 @@ class World(Deciding):
     def start(self) -> State:
         """Genesis is decided everywhere, and the first coordinator knows it."""
         parts, owner = self.parts, self.born - 1 if self.bounds.witness else 0
-        epoch = epoch_of(1, self.members[owner].rack)
+        epoch = epoch_of(1, *self.members[owner])
         genesis = Genesis(
             roster=tuple(seat(self.members[rack]) for rack in range(self.bounds.racks)),
             witness=Member(WITNESS, 1) if self.bounds.witness else None,

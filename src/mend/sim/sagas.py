@@ -114,7 +114,9 @@ def _mute(seed: int, rng: random.Random) -> Scenario:
         end_ns = max(end_ns, again_ns + length_ns)
     if rng.random() < 0.6:
         late_ns = rng.choice((100, 300, 800)) * MS
-        faults.append(Fault("slow_link", begin_ns, end_ns + 2 * SECOND, first, heir, amount=late_ns))
+        faults.append(
+            Fault("slow_link", begin_ns, end_ns + 2 * SECOND, first, heir, amount=late_ns)
+        )
     for rack in range(scenario.racks):
         if rng.random() < 0.6:
             faults.append(Fault("slow_worker", 0, end_ns, rack, amount=200 * MS))

@@ -38,7 +38,7 @@ FIRST = epoch_of(1, 0)
 
 
 def member(rack: int, life: int = 0) -> Member:
-    return Member(rack, 1000 * (rack + 1) + life)
+    return Member(rack, (1000 * (rack + 1) + life) << 16)
 
 
 def seat(rack: int, ranks: int = 1, life: int = 0) -> Seat:

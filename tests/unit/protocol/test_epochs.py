@@ -46,3 +46,12 @@ def test_attempts_of_two_epochs_are_never_the_same_number(
 def test_the_highest_of_both_still_travels() -> None:
     """Counts on the wire end at 2^62."""
     assert attempt_of(epoch_of(NUMBER_MAX, WITNESS), ATTEMPT_LAST) < 2**62
+
+
+def test_two_lives_of_a_rack_never_own_the_same_epoch() -> None:
+    """One of them may only be cut off; both could win it, each with promises given to the other."""
+    first, second = epoch_of(2, 1, 7), epoch_of(2, 1, 8)
+    assert first != second
+    assert owner_of(first) == owner_of(second) == 1
+    assert number_of(first) == number_of(second) == 2
+    assert epoch_of(3, 0, 0) > max(first, second), "a higher number wins whatever the life"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mend.runtime import start
+from mend.runtime import parts
 from tests.process import train
 
 if __name__ == "__main__":
-    setattr(start, "VERSION", "99.0")  # noqa: B010  # mypy: another module's name
+    setattr(parts, "VERSION", "99.0")  # noqa: B010  # mypy: another module's name
     train.main()

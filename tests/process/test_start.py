@@ -70,7 +70,7 @@ def test_a_second_rack_of_the_same_number_is_refused(job: Job) -> None:
     late = job.start(1, name="double", config=config, env=double)
     assert isinstance(late, Forked)
     assert late.wait() == 1
-    refused(job, 1, "Refused", "job has begun", name="double")
+    refused(job, 1, "Refused", "another live process says it is rack 1", name="double")
     Path(job.gate()).touch()
     for rack in (0, 1):
         job.ended(rack, code=0)

@@ -311,8 +311,15 @@ NOT_HERE = {
 """What of the list has no counterpart in the code -> why."""
 
 
+TEXTS = {
+    file: (SOURCE / file).read_text(encoding="utf-8")
+    for file in {edit.file for bug in BUGS for edit in bug.edits}
+}
+"""Of now, so that a long run does not mix what runs with what is being written meanwhile."""
+
+
 def occurrences(edit: Edit) -> int:
-    return (SOURCE / edit.file).read_text(encoding="utf-8").count(edit.old)
+    return TEXTS[edit.file].count(edit.old)
 
 
 @contextmanager
@@ -320,7 +327,7 @@ def planted(bug: Bug) -> Iterator[None]:
     """The running code has the bug."""
     texts: dict[str, str] = {}
     for edit in bug.edits:
-        text = texts.get(edit.file) or (SOURCE / edit.file).read_text(encoding="utf-8")
+        text = texts.get(edit.file, TEXTS[edit.file])
         assert text.count(edit.old) == 1, f"bug {bug.name}: its text is not in {edit.file} once"
         texts[edit.file] = text.replace(edit.old, edit.new)
     before: list[tuple[FunctionType, CodeType]] = []

@@ -236,6 +236,8 @@ class Agreement:
         self.in_force = {
             key: made for key, made in self.in_force.items() if key[1] <= record.versions[key[0]]
         }
+        for key in [key for key in self.merged if key[2] > record.versions[key[1]]]:
+            del self.merged[key]  # its offer has ended, but nobody merged it
         self._undo(record.versions)
 
     def _ends(self, commit: Commit) -> None:

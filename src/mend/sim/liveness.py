@@ -81,7 +81,9 @@ def _not_converged(world: World) -> list[str]:
     if len(set(versions.values())) > 1 and (patient or _even(world)):
         told = "; ".join(f"{_names([peer])} at {v}" for peer, v in versions.items())
         problems.append(f"the racks ended at different versions: {told}")
-    trained_ns = max((training.trained_ns for training in live.values()), default=0)
+    # Also of racks that the others missed once: they wait for them as long as these train.
+    still = [training for training in world.trainings.values() if not training.process.dead]
+    trained_ns = max((training.trained_ns for training in still), default=0)
     ended_ns = max((training.ended_ns for training in live.values()), default=0)
     took_ns = ended_ns - max(trained_ns, world.scenario.quiet_ns)
     if took_ns > CONVERGED_NS:

@@ -99,10 +99,10 @@ def _two_coordinators(seed: int, rng: random.Random) -> Scenario:
 def _mute(seed: int, rng: random.Random) -> Scenario:
     """Right behind one of its orders the coordinator is heard no more, though it hears: what it
     appends stays with it. The same may happen to its successor. Then all meet again."""
-    scenario = _job(seed, rng, rng.choice(MANY_VOTERS), seconds=8)
+    scenario = _busy(seed, rng)
     first, heir, *_ = order = _order(scenario)
     begin_ns, length_ns = _seconds(rng, 0.3, 2.0), _seconds(rng, 2.2, 5.0)
-    faults = [_muted(first, other, begin_ns, length_ns, 1) for other in order if other != first]
+    faults = [_muted(first, other, begin_ns, length_ns) for other in order if other != first]
     end_ns = begin_ns + length_ns
     if rng.random() < 0.7:
         again_ns, length_ns = begin_ns + 2 * SECOND, _seconds(rng, 0.5, 4.0)
@@ -113,18 +113,35 @@ def _mute(seed: int, rng: random.Random) -> Scenario:
         faults += [Fault(kind, again_ns, until_ns, heir, b, after=name, nth=nth) for b in others]
         end_ns = max(end_ns, again_ns + length_ns)
     if rng.random() < 0.6:
-        late_ns = rng.choice((100, 300, 800)) * MS
-        faults.append(
-            Fault("slow_link", begin_ns, end_ns + 2 * SECOND, first, heir, amount=late_ns)
-        )
-    for rack in range(scenario.racks):
-        if rng.random() < 0.6:
-            faults.append(Fault("slow_worker", 0, end_ns, rack, amount=200 * MS))
-    return _told(scenario, faults, end_ns + 2 * SECOND)
+        amount = rng.choice((100, 300, 800)) * MS
+        until_ns = end_ns + 2 * SECOND
+        faults.append(Fault("slow_link", begin_ns, until_ns, first, heir, amount=amount))
+    return _told(scenario, faults + _slow_workers(scenario, rng), end_ns + 2 * SECOND)
 
 
-def _muted(a: int, b: int, begin_ns: int, length_ns: int, nth: int) -> Fault:
-    return Fault("cut", begin_ns, begin_ns + length_ns, a, b, after="Orders", nth=nth)
+def _briefly_mute(seed: int, rng: random.Random) -> Scenario:
+    """Just as long as it takes the next one to stand: it is heard again while that one asks."""
+    scenario = _busy(seed, rng)
+    first, *others = _order(scenario)
+    begin_ns, length_ns = _seconds(rng, 0.3, 3.0), _seconds(rng, 1.95, 2.3)
+    faults = [_muted(first, other, begin_ns, length_ns) for other in others]
+    end_ns = begin_ns + length_ns + 2 * SECOND
+    return _told(scenario, faults + _slow_workers(scenario, rng), end_ns)
+
+
+def _busy(seed: int, rng: random.Random) -> Scenario:
+    """Results of several fragments are under way at most times."""
+    scenario = _job(seed, rng, rng.choice(MANY_VOTERS), seconds=7)
+    return dataclasses.replace(scenario, fragments=rng.choice((2, 3)), delay_ns=40 * MS)
+
+
+def _slow_workers(scenario: Scenario, rng: random.Random) -> list[Fault]:
+    racks = [rack for rack in range(scenario.racks) if rng.random() < 0.6]
+    return [Fault("slow_worker", 0, FOR_EVER, rack, amount=200 * MS) for rack in racks]
+
+
+def _muted(a: int, b: int, begin_ns: int, length_ns: int) -> Fault:
+    return Fault("cut", begin_ns, begin_ns + length_ns, a, b, after="Orders", nth=1)
 
 
 def _deaf_heir(seed: int, rng: random.Random) -> Scenario:
@@ -172,6 +189,9 @@ def _seated_unheard(seed: int, rng: random.Random) -> Scenario:
             Fault("slow_link", begin_ns + SECOND, end_ns, WITNESS_TARGET, rack, amount=late_ns)
         )
         faults.append(Fault("cut", cut_ns, end_ns, WITNESS_TARGET, rack))
+    if rng.random() < 0.5:  # and it is slow, so that results are decided which it does not have
+        amount = rng.choice((200, 400, 800)) * MS
+        faults.append(Fault("slow_worker", begin_ns, end_ns, 0, amount=amount))
     return _told(scenario, faults, end_ns)
 
 
@@ -228,9 +248,11 @@ Saga = Callable[[int, random.Random], Scenario]
 SAGAS: tuple[Saga, ...] = (
     _two_coordinators,
     _mute,
-    _mute,
+    _briefly_mute,
+    _briefly_mute,
     _deaf_heir,
     _lonely,
+    _seated_unheard,
     _seated_unheard,
     _reseated,
     _widowed,

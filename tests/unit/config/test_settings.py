@@ -123,6 +123,8 @@ WRONG: list[tuple[str, Any]] = [
     *(("tape_mb_max", value) for value in (-1, 0.5)),
     *(("start_timeout_s", value) for value in (0, -1, 86_401, float("inf"))),
     *(("stall_max_s", value) for value in (-0.1, "1")),
+    *(("evict_s", value) for value in (-1, "600")),
+    *(("restart_attests_death", value) for value in ("yes", 1)),
     *(("give_up_s", value) for value in (0,)),
     *(("shutdown_timeout_s", value) for value in (-1,)),
     *(("transfer_stall_s", value) for value in (0,)),

@@ -9,10 +9,10 @@ PYTEST := $(BIN)/python -m pytest
 BENCHMARKS := $(filter-out _% h200% qwen torchft%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench mutants fuzz clean
+.PHONY: help demo test check format bench mutants mutation-table fuzz clean
 
 help: ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; ARGS="--nproc-per-rack 2 --parallel fsdp2"
 	$(BIN)/mend demo $(ARGS)
@@ -33,6 +33,9 @@ format: $(STAMP) ## put the code into its one format
 
 mutants: $(STAMP) ## plant bugs one at a time and show that the tests catch each
 	$(BIN)/python -m tests.mutants
+
+mutation-table: $(STAMP) ## plant the bugs that the protocol must not have, and count the simulator seeds that each needs to show
+	$(BIN)/python -m tests.mutation_table $(ARGS)
 
 fuzz: $(STAMP) ## feed a million damaged frames, and files, blobs and settings, to what reads them (15 minutes); ARGS="--minutes 5"
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -252,6 +252,27 @@ MUTANTS = (
         ("tests/unit/protocol/test_coordinator.py",),
     ),
     Mutant(
+        "unbelieved: a candidate does not believe decisions of an epoch that is over",
+        "protocol/proposer.py",
+        "if ballot.decided > self.log.decided == ballot.prev and fits:",
+        "if ballot.decided > self.log.decided == ballot.prev and fits and not ballot.accepted:",
+        ("tests/unit/protocol/test_proposer.py",),
+    ),
+    Mutant(
+        "piece-refused: of a piece of the log the decided records are not taken",
+        "protocol/voter.py",
+        "records = records[: max(0, decided - prev)]",
+        "return True",
+        ("tests/unit/protocol/test_voter.py",),
+    ),
+    Mutant(
+        "early-rounds: rounds open before the first record of the epoch is decided",
+        "protocol/proposer.py",
+        "return self.leading and 0 < self.opening <= self.log.decided",
+        "return self.leading and self.log.decided > 0",
+        ("tests/unit/protocol/test_takeover.py",),
+    ),
+    Mutant(
         "last-copy: a rack leaves though those who stay could lose a version",
         "protocol/rosters.py",
         "if _keeps_bytes(hall, proposal):",

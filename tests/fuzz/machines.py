@@ -154,7 +154,10 @@ def _trusted(snapshot: Snapshot, events: list[Heard]) -> str:
 
 
 def _goes_on_from(machine: Any, index: int, name: object) -> None:
-    """What was decided is so still."""
+    """What was decided is so still. A coordinator that was deposed knows what its own voter does,
+    and learns the rest again."""
+    if isinstance(machine, Coordinator) and not machine.proposer.leading:
+        return
     after, again = decided(machine)
     assert after >= index, f"{index} records were decided, now {after}"
     log = log_of(machine)

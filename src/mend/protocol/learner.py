@@ -281,8 +281,7 @@ class Learner:
                     (offer.member, offer.seq, offer.tokens, offer.steps) for offer in gather.members
                 )
                 self._merge(fragment, gather.version, gather.attempt, members, effects)
-        if newest in shelf.held:
-            self._tidy(fragment, newest, now_ns, effects)
+        self._tidy(fragment, newest, now_ns, effects)  # also of who is always behind
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
         """The newest decided version is not here: adopt the tentative one, or merge it, or copy."""
@@ -350,6 +349,7 @@ class Learner:
         """Free payloads whose result every live rack holds, and versions nobody needs."""
         shelf = self.shelves[fragment]
         settled = self.settled[fragment] if fragment < len(self.settled) else 0
+        settled = min(settled, shelf.newest)  # what is not here may yet be merged from them
         for (member, seq), (version, since_ns) in list(shelf.linger.items()):
             stale = newest - version >= HELD_BEHIND or now_ns - since_ns > LINGER_NS
             if settled >= version or stale:

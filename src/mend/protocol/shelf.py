@@ -68,9 +68,11 @@ class Shelf:
             self.linger[(share.member, share.seq)] = (record.version, now_ns)
 
     def outgrown(self, newest: int) -> list[int]:
-        """Versions that nobody needs any more, or that never were: they are no longer held."""
+        """Versions that nobody needs any more, or that never were: they are no longer held. Who is
+        far behind keeps the newest one it has, to train on."""
         recent = newest - HELD_BEHIND
-        keep = {v for v in self.held if recent < v <= newest} | {self.applied}
+        real = {v for v in self.held if v <= newest}
+        keep = {v for v in real if v > recent} | {self.applied, max(real, default=self.applied)}
         gone, self.held = sorted(self.held - keep), self.held & keep
         self.digests = {v: d for v, d in self.digests.items() if v > recent or v in self.held}
         return gone

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from mend.sim.scenario import FOR_EVER, WITNESS_TARGET, Fault, Scenario
 from mend.terms import MS, SECOND
 
-SHARE = 0.2
+SHARE = 0.12
 """Of all seeds."""
 
 PATIENCE_NS = 20 * SECOND
@@ -102,7 +102,8 @@ def _mute(seed: int, rng: random.Random) -> Scenario:
     scenario = _busy(seed, rng)
     first, heir, *_ = order = _order(scenario)
     begin_ns, length_ns = _seconds(rng, 0.3, 2.0), _seconds(rng, 2.2, 5.0)
-    faults = [_muted(first, other, begin_ns, length_ns) for other in order if other != first]
+    nth = rng.randint(1, scenario.racks + 1)
+    faults = [_muted(first, other, begin_ns, length_ns, nth) for other in order if other != first]
     end_ns = begin_ns + length_ns
     if rng.random() < 0.7:
         again_ns, length_ns = begin_ns + 2 * SECOND, _seconds(rng, 0.5, 4.0)
@@ -124,7 +125,8 @@ def _briefly_mute(seed: int, rng: random.Random) -> Scenario:
     scenario = _busy(seed, rng)
     first, *others = _order(scenario)
     begin_ns, length_ns = _seconds(rng, 0.3, 3.0), _seconds(rng, 1.95, 2.3)
-    faults = [_muted(first, other, begin_ns, length_ns) for other in others]
+    nth = rng.randint(1, scenario.racks + 1)
+    faults = [_muted(first, other, begin_ns, length_ns, nth) for other in others]
     end_ns = begin_ns + length_ns + 2 * SECOND
     return _told(scenario, faults + _slow_workers(scenario, rng), end_ns)
 
@@ -132,7 +134,16 @@ def _briefly_mute(seed: int, rng: random.Random) -> Scenario:
 def _busy(seed: int, rng: random.Random) -> Scenario:
     """Results of several fragments are under way at most times."""
     scenario = _job(seed, rng, rng.choice(MANY_VOTERS), seconds=7)
-    return dataclasses.replace(scenario, fragments=rng.choice((2, 3)), delay_ns=40 * MS)
+    return dataclasses.replace(
+        scenario,
+        fragments=3,
+        period_steps=3,
+        overlap_steps=rng.randrange(1, 3),
+        overlapped=True,
+        steps=(120,) * scenario.racks,
+        step_ns=(50 * MS,) * scenario.racks,
+        delay_ns=40 * MS,
+    )
 
 
 def _slow_workers(scenario: Scenario, rng: random.Random) -> list[Fault]:
@@ -140,8 +151,8 @@ def _slow_workers(scenario: Scenario, rng: random.Random) -> list[Fault]:
     return [Fault("slow_worker", 0, FOR_EVER, rack, amount=200 * MS) for rack in racks]
 
 
-def _muted(a: int, b: int, begin_ns: int, length_ns: int) -> Fault:
-    return Fault("cut", begin_ns, begin_ns + length_ns, a, b, after="Orders", nth=1)
+def _muted(a: int, b: int, begin_ns: int, length_ns: int, nth: int) -> Fault:
+    return Fault("cut", begin_ns, begin_ns + length_ns, a, b, after="Orders", nth=nth)
 
 
 def _deaf_heir(seed: int, rng: random.Random) -> Scenario:

@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "mend"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 DEFAULTS = {setting.field: setting.default for setting in describe()}
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OTHERS = {"CONFIG", "REPLAY", "RANKS_PER_RACK", "SERVICE_HOST", "QUORUM"}
 """Names the TOML file; what rack_mesh reads; two examples of names that are refused."""
 

@@ -548,6 +548,16 @@ def test_versions_are_forgotten_but_for_the_newest_two_and_the_one_trained_on() 
     assert rack.machine.shelves[0].held == {3, 4}
 
 
+def test_a_rank_that_is_always_behind_keeps_no_more_than_others() -> None:
+    """Each copy is there only when the next version is decided; the newest one it has is kept."""
+    rack = Rack().begun()
+    for version in range(1, 10):
+        rack.told(commit(version, [offer(OTHER, version, base=version - 1)]))
+        if version > 1:
+            rack(ev.Copied(0, version - 1))
+    assert rack.machine.shelves[0].held == {0, 8}, "0 is trained on"
+
+
 # -------------------------------------------------------------- own offers
 
 
@@ -781,6 +791,15 @@ def test_what_a_new_lineage_undoes_is_forgotten_and_what_it_named_is_dropped() -
     rack(ev.Copied(0, 2, error="nobody has it"))
     effects = rack.told(commit(2, [offer(OTHER, 3, base=1)]))
     assert [copy.version for copy in of(ev.Copy, effects)] == [2], "counted on from there"
+
+
+def test_an_own_offer_that_an_undone_commit_dropped_stays_dropped() -> None:
+    """The log says that it has ended, so it can never be named."""
+    rack = Rack().begun()
+    rack.version(1)
+    mine = rack.captured(2, 1)
+    rack.told(commit(2, [offer(OTHER, 2, base=1)], dropped=[mine]))
+    assert of(ev.Discard, rack.told(anew(1, MINE, OTHER))) == [ev.Discard(0, 2)]
 
 
 def test_a_held_version_that_a_new_lineage_undoes_is_not_served_any_more() -> None:

@@ -14,7 +14,19 @@ from tests.sim.bugs import BUGS, ELSEWHERE, occurrences, planted
 
 NAMED = {bug.name: bug for bug in BUGS}
 
-SHOWN: tuple[tuple[str, int, str], ...] = ()
+SHOWN: tuple[tuple[str, int, str], ...] = (
+    ("1", 0, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis)"),
+    ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
+    ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
+    ("12", 0, "I3: offer 1 of fragment 0 of rack 2 ends in versions 1 and 3"),
+    ("13", 4, "I2: Peer(rack=1, rank=0): the log names 28 tokens"),
+    ("14", 4, "I2: Peer(rack=0, rank=0): the ledger of fragment 0 is open"),
+    ("16", 0, "I2: Peer(rack=0, rank=0): Ledger("),
+    ("18", 8, "I4: rack 1 rank 0 left alone"),
+    ("22", 4, "I5: Peer(rack=1, rank=0) waited"),
+    ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 1 (Genesis)"),
+    ("24b", 4, "I4: version 1 of fragment 0 was decided"),
+)
 """(bug, its first seed, how the first problem begins)"""
 
 

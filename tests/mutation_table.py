@@ -138,7 +138,7 @@ def table(results: Sequence[Shown], seeds: int, seconds: float) -> str:
             "| bug | what the code does | what does |",
         ]
         lines += ["|---|---|---|", *missed]
-    lines += ["", "Of the list of bugs these do not concern what there is:", ""]
+    lines += ["", "Of the list of bugs these have no exact counterpart in what there is:", ""]
     lines += [f"- {name}: {why}" for name, why in NOT_HERE.items()]
     return "\n".join(lines) + "\n"
 

@@ -304,13 +304,10 @@ BUGS = (
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 
 ELSEWHERE = {
-    "21": "`python -m tests.mutants unbelieved`. No seed can: whoever does not believe it cannot "
-    "win and waits, and the voter that knows the decision stands next; it costs time only.",
+    "21": "`python -m tests.mutants unbelieved`. Seeds hardly can: whoever does not believe it "
+    "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
     "21b": "`python -m tests.mutants piece-refused`. Pieces are for voters more than 256 records "
     "behind; simulated jobs decide some hundred records in all.",
-    "26": "`python -m tests.mutants early-rounds`, and `pytest tests/sim/test_explore.py`. No seed "
-    "can: a gather travels in the same orders as the Epoch record, so that a rack which frees an "
-    "older result for it has accepted the epoch, and no later one brings the old commit back.",
 }
 """Bugs that no seed shows -> what does, and why seeds do not."""
 
@@ -327,6 +324,10 @@ NOT_HERE = {
     "newest epoch; the nearest are 21 and 21b.",
     "25, the own vote alone": "a voter that hears its own coordinator promises nothing, so a "
     "leader's own vote is never given to another; 25 takes that rule away as well.",
+    "26, an old commit whose bytes are gone comes back": "a gather travels in the same orders as "
+    "the Epoch record, so that a rack which frees an older result for it has accepted the epoch. "
+    "What 26 breaks here is the coordinator itself; `pytest tests/sim/test_explore.py` and "
+    "`python -m tests.mutants early-rounds` show the rule alone.",
 }
 """What of the list has no exact counterpart in the code -> why, and what was planted instead."""
 

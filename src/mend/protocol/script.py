@@ -312,13 +312,10 @@ class _Cut:
             self.records.append(record)
 
     def _cut_acts(self) -> None:
-        versions: dict[int, int] = {}
-        dropped: set[tuple[int, int, int]] = set()
-        for record in self.records:
-            if isinstance(record, Commit):
-                versions[record.fragment] = record.version
-            elif isinstance(record, Drop):
-                dropped |= {(e.member.rack, record.fragment, e.seq) for e in record.dropped}
+        commits = [record for record in self.records if isinstance(record, Commit)]
+        drops = [record for record in self.records if isinstance(record, Drop)]
+        versions = {commit.fragment: commit.version for commit in commits}
+        dropped = {(e.member.rack, drop.fragment, e.seq) for drop in drops for e in drop.dropped}
         for rack, acts in self._acts.items():
             declined = set().union(*(tape.declined for tape in self._founders[rack]))
             for place, act in enumerate(acts[: self.lengths[rack]]):

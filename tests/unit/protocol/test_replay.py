@@ -115,3 +115,7 @@ def test_a_machine_that_the_header_does_not_name_is_refused() -> None:
 def test_the_innermost_difference_is_named() -> None:
     where, old, new = first_difference({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}, "x")
     assert (where, old, new) == ("x['a'][1][1]", 3, 4)
+
+
+def test_values_of_different_kinds_differ_as_a_whole() -> None:
+    assert first_difference(1, "1", "body.step") == ("body.step", 1, "1")

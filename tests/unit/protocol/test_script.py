@@ -220,3 +220,9 @@ def test_bytes_that_are_no_script_are_refused() -> None:
     for data in (b"", b"\x00", b"\x81\xa1a\x01"):
         with pytest.raises(TapeError, match="no script"):
             decode_script(data)
+
+
+def test_an_encoding_of_what_is_not_on_the_tape_is_passed_over() -> None:
+    lone = tape(0, [ev.Encoded(0, 99, digest(1)[:32]), *MINE], LOG)
+    others = tape(1, THEIRS, LOG)
+    assert script_of([lone, others]) == script_of([tape(0, MINE, LOG), others])

@@ -124,3 +124,8 @@ def test_a_length_beyond_its_chunk_is_refused() -> None:
     deflated = zlib.compress(raw)
     with pytest.raises(TapeError, match="goes beyond its end"):
         unpacked(Packer()._head(0, len(raw), deflated) + deflated)
+
+
+def test_a_chunk_that_is_no_deflate_stream_is_told() -> None:
+    with pytest.raises(TapeError, match="chunk 3 does not inflate"):
+        list(Unpacker().records(form.Head(3, 7, 10, 0, True), b"garbage"))

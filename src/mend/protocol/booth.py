@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mend.protocol.epochs import NUMBER_MAX, number_of, owner_of
-from mend.protocol.events import Effect, Event, Heard, Note, Send
+from mend.protocol.events import Connect, Effect, Event, Heard, Note, Send
+from mend.protocol.log import Folded
 from mend.protocol.messages import Orders, Prepare, Vote
 from mend.protocol.voter import Voter
 from mend.terms import Member, Peer
@@ -78,6 +79,15 @@ class Booth:
     def vote(self, serial: int, after: int | None = None) -> Vote:
         """`serial` is that of the message it answers: all that orders answers."""
         return Vote(serial, self.voter.log.lineage, self.voter.ballot(after), ())
+
+
+def ways_to_leaders(log: Folded, rack: int) -> list[Effect]:
+    """From `rack` to the leaders of all others: any of them may coordinate one day."""
+    return [
+        Connect(Peer(other, 0), seat.address)
+        for other, seat in sorted(log.seats.items())
+        if other != rack
+    ]
 
 
 @dataclass

@@ -293,7 +293,7 @@ class Coordinator:
             record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
         }
         self.round_dues = []
-        live = frozenset(rack for rack in self.views if self._live(rack, now_ns))
+        live = self._live(now_ns)
         around = surroundings(self.log.told, self.views, self.offers, live)
         for round_ in self.rounds:
             if round_.fragment in busy or not self.proposer.may_append():
@@ -308,13 +308,14 @@ class Coordinator:
                 self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
 
-    def _live(self, rack: int, now_ns: int) -> bool:
-        return self.views[rack].live(now_ns, self.options.detect_ns)
+    def _live(self, now_ns: int) -> frozenset[int]:
+        detect_ns = self.options.detect_ns
+        return frozenset(r for r, view in self.views.items() if view.live(now_ns, detect_ns))
 
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
-        live = frozenset(rack for rack in self.views if self._live(rack, now_ns))
+        live = self._live(now_ns)
         for rack in live:
             self.views[rack].lively_ns = now_ns
         log, policy = self.log.written, self.log.written.policy
@@ -362,7 +363,7 @@ class Coordinator:
         gathers = tuple(
             g for r in self.rounds if versions and (g := r.gather(versions[r.fragment]))
         )
-        live = tuple(r for r in sorted(self.views) if r != WITNESS and self._live(r, now_ns))
+        live = tuple(sorted(self._live(now_ns) - {WITNESS}))
         settled = settled_versions([self.views[rack].report for rack in live], len(versions))
         offers = tuple(self.offers[key] for key in sorted(self.offers))
         expected = range(0 if log.written.begun else self.options.racks)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from mend.protocol.booth import ways_to_leaders
 from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of, owner_of
-from mend.protocol.events import Connect, Effect, Note, Send
+from mend.protocol.events import Effect, Note, Send
 from mend.protocol.messages import Hello, Orders, Prepare
 from mend.protocol.proposer import Proposer
 from mend.protocol.voter import Voter
@@ -69,7 +70,6 @@ class Election:
     def lost(self, now_ns: int, *, at_once: bool) -> None:
         """A higher epoch is promised; to stand again is sensible soon only for who led."""
         self.heard_ns = now_ns - self.detect_ns if at_once else now_ns
-        self.sent.clear()
 
     def may_stand(self) -> bool:
         log = self.voter.log
@@ -108,18 +108,10 @@ class Election:
             self.sent.clear()
             silent_ms = (now_ns - self.heard_ns) // 1_000_000
             effects.append(Note("stands", {"epoch": number, "silent_ms": silent_ms}))
-            effects += self._connects()
+            effects += ways_to_leaders(self.voter.log.written, self.me.rack)
         if self.proposer.standing:
             self._ask(now_ns, effects)
         return effects
-
-    def _connects(self) -> list[Effect]:
-        seats = self.voter.log.written.seats
-        return [
-            Connect(Peer(rack, 0), seats[rack].address)
-            for rack in sorted(seats)
-            if rack != self.me.rack
-        ]
 
     def _ask(self, now_ns: int, effects: list[Effect]) -> None:
         """Everybody whose promise is needed; myself when that is the last one."""

@@ -10,9 +10,9 @@ from dataclasses import InitVar, dataclass, field
 
 from msgspec.structs import replace
 
-from mend.protocol.booth import Booth
+from mend.protocol.booth import Booth, ways_to_leaders
 from mend.protocol.border import orders_misfit, rank_report_misfit
-from mend.protocol.events import Connect, Effect, Event, Fail, Heard, Note, Send, Summed
+from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.protocol.log import Log
 from mend.protocol.messages import (
     Declined,
@@ -154,12 +154,7 @@ class Leader:
             self.sent.pop(before, None)
             self.sent_ns.pop(before, None)
         if self.log.written.begun and self.log.written.roster_number != roster:
-            # Whoever of them may coordinate one day must be reachable then.
-            effects += [
-                Connect(Peer(rack, 0), seat.address)
-                for rack, seat in sorted(self.log.written.seats.items())
-                if rack != self.member.rack
-            ]
+            effects += ways_to_leaders(self.log.written, self.member.rack)
 
     def _watch(self, now_ns: int, effects: list[Effect]) -> None:
         """Notice a coordinator that is silent, or a start that takes too long."""

@@ -7,7 +7,7 @@ quorum accepted, and a later epoch may cut those.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +35,14 @@ SENT_AT_ONCE = 256
 UNDECIDED_MAX = SENT_AT_ONCE // 2
 """Records behind the last decided one. Less than fit into a message: a voter takes over the end of
 a log as a whole, or not at all."""
+
+
+def voters_of(
+    seats: Iterable[Seat], learners: Collection[int], witness: Member | None
+) -> frozenset[Member]:
+    """Who has a vote under such a roster."""
+    voters = {seat.member for seat in seats if seat.member.rack not in learners}
+    return frozenset(voters | ({witness} if witness else set()))
 
 
 @dataclass
@@ -66,9 +74,7 @@ class Folded:
 
     @property
     def voters(self) -> frozenset[Member]:
-        racks = {seat.member for seat in self.seats.values()}
-        voters = {member for member in racks if member.rack not in self.learners}
-        return frozenset(voters | ({self.witness} if self.witness else set()))
+        return voters_of(self.seats.values(), self.learners, self.witness)
 
     def copy(self) -> Folded:
         """An own one to go on with."""
@@ -115,22 +121,22 @@ class Folded:
         elif isinstance(record, Drop):
             self._end(record.fragment, record.dropped)
         elif isinstance(record, Roster):
-            stay = {seat.member for seat in record.members}
-            self.former |= {seat.member for seat in self.seats.values()} - stay
-            self.seats = {seat.member.rack: seat for seat in record.members}
-            self.learners, self.witness = frozenset(record.learners), record.witness
-            self.roster_number = record.number
+            self._seat(record, frozenset(record.learners))
         elif isinstance(record, Lineage):
             self._begin_anew(record)
         else:
             self.epoch = record.epoch
 
-    def _begin_anew(self, record: Lineage) -> None:
+    def _seat(self, record: Roster | Lineage, learners: frozenset[int]) -> None:
         stay = {seat.member for seat in record.members}
         self.former |= {seat.member for seat in self.seats.values()} - stay
         self.seats = {seat.member.rack: seat for seat in record.members}
-        self.learners, self.witness = frozenset(), record.witness
-        self.roster_number, self.epoch = record.number, record.epoch
+        self.learners, self.witness = learners, record.witness
+        self.roster_number = record.number
+
+    def _begin_anew(self, record: Lineage) -> None:
+        self._seat(record, frozenset())
+        self.epoch = record.epoch
         # Offers stay ended that only an undone commit named: they count as dropped.
         self.versions, self.digests = list(record.versions), list(record.digests)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from mend.protocol.log import Folded
+from mend.protocol.log import Folded, voters_of
 from mend.protocol.messages import Hello, Report, Roster, Seat
 from mend.protocol.quorum import hold
 from mend.protocol.view import View
@@ -101,11 +101,9 @@ def _changed(
 def _keeps_bytes(hall: Hall, roster: Roster) -> bool:
     """Whether every quorum of the new roster has a rack that holds what is decided."""
     log = hall.log
-    voters = {s.member for s in roster.members if s.member.rack not in roster.learners}
-    if not voters:
+    voters = voters_of(roster.members, roster.learners, roster.witness)
+    if voters <= {roster.witness}:
         return False
-    if roster.witness is not None:
-        voters.add(roster.witness)
     return all(
         hold(_holders(hall, fragment, version), voters)
         for fragment, version in enumerate(log.versions)

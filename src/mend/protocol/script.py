@@ -153,15 +153,24 @@ def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recit
     return found
 
 
-def _listen(event: ev.Event, found: Recital) -> None:
+def act_of(event: ev.Event) -> Act | None:
+    """What a training thread tells of as done; None: the event is about something else."""
     match event:
         case ev.Captured(p, seq, base, step, tokens, steps):
-            found.captures[p, seq] = len(found.acts)
-            found.acts.append(Act(CAPTURED, step, p, seq, base, tokens, steps))
+            return Act(CAPTURED, step, p, seq, base, tokens, steps)
         case ev.Applied(p, version, _, step):
-            found.acts.append(Act(APPLIED, step, p, version))
+            return Act(APPLIED, step, p, version)
         case ev.Discarded(p, seq, step):
-            found.acts.append(Act(DISCARDED, step, p, seq))
+            return Act(DISCARDED, step, p, seq)
+    return None
+
+
+def _listen(event: ev.Event, found: Recital) -> None:
+    if (act := act_of(event)) is not None:
+        if act.kind == CAPTURED:
+            found.captures[act.fragment, act.number] = len(found.acts)
+        found.acts.append(act)
+    match event:
         case ev.Encoded(p, seq, checksum, declined):
             if declined:
                 found.declined.add((p, seq))

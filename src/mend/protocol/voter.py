@@ -65,8 +65,9 @@ class Voter:
     def ballot(self, after: int | None = None) -> Ballot:
         """What this voter says; with the records behind `after` for a candidate."""
         log = self.log
-        asked = after is not None and log.reaches(after)
-        prev = after if asked and after is not None else log.last
+        prev, records = log.last, tuple[Record, ...]()
+        if after is not None and log.reaches(after):
+            prev, records = after, log.after(after)
         return Ballot(
             promised=self.promised,
             accepted=self.accepted,
@@ -74,5 +75,5 @@ class Voter:
             decided=log.decided,
             prev=prev,
             chain=log.chain(prev),
-            records=log.after(prev) if asked else (),
+            records=records,
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mend.errors import GaveUp, ReplayDiffers, TapeError
-from mend.protocol.events import Applied, Captured, Discarded, Event, Leaving
-from mend.protocol.script import APPLIED, CAPTURED, DISCARDED, Act, Script, decode_script
+from mend.protocol.events import Discarded, Event, Leaving
+from mend.protocol.script import APPLIED, CAPTURED, DISCARDED, Act, Script, act_of, decode_script
 from mend.runtime.beside import Beside
 from mend.runtime.comparing import START, TRAINING, Comparer, Finding, Report
 from mend.runtime.handoff import Board
@@ -214,7 +214,7 @@ class Follower(Trainer):
 
     def _check(self, event: Event) -> None:
         """What is done must be what the tape has next. Raises ReplayDiffers."""
-        act = _act_of(event)
+        act = act_of(event)
         if act is None:
             return
         then = self._next
@@ -236,14 +236,3 @@ class Follower(Trainer):
         place = self._comparer.place_of(act) if act is not None else (self._rounds + 1, 0)
         self._comparer.differs(text, TRAINING, place)
         return ReplayDiffers(text)
-
-
-def _act_of(event: Event) -> Act | None:
-    match event:
-        case Captured(fragment, seq, base, step, tokens, steps):
-            return Act(CAPTURED, step, fragment, seq, base, tokens, steps)
-        case Applied(fragment, version, _, step):
-            return Act(APPLIED, step, fragment, version)
-        case Discarded(fragment, seq, step):
-            return Act(DISCARDED, step, fragment, seq)
-    return None

@@ -48,10 +48,11 @@ class Settings:
     """Global ranks of this rack, where one torchrun spans several; None: all of them."""
     merge_mean_names: tuple[str, ...] = ()
     tape_mb_max: int = 0
+    """Most that the tape in `diagnostics` takes; 0: none."""
     config: dict[str, object] = field(default_factory=dict)
+    """As it was given, for the tape's header."""
     replay: Path | None = None
     """The script of a replay, if this run is one."""
-    """Most that the tape in `diagnostics` takes (0: none); the configuration, for its header."""
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,6 @@ on the loop; jobs go to workers through the edge and come back as events.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,11 +34,12 @@ from mend.protocol.messages import (
 )
 from mend.runtime.edge import Edge
 from mend.runtime.handoff import Board
+from mend.runtime.inbox import Inbox
 from mend.runtime.merging import Merging, said
 from mend.runtime.numerics import Anchor, Encoded, Numerics
 from mend.runtime.steps import OpenOffer
 from mend.runtime.sums import tensors_of
-from mend.runtime.tape import Tape, handled
+from mend.runtime.tape import Tape
 from mend.terms import Member, Owned, Peer, offer_key, state_key
 
 Payload = tuple[Member, int, int]
@@ -111,8 +111,7 @@ class Rank:
         flags = plain or [()] * len(owned)
         tensors = [tensors_of(mine, of) for mine, of in zip(owned, flags, strict=True)]
         self._merging = Merging(self, tensors)
-        self._inbox: deque[tuple[ev.Machine, ev.Event]] = deque()
-        self._busy = False
+        self._give = Inbox(roles.name, edge.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
         for fragment, anchor in enumerate(genesis):
             edge.serve(self._state_key(fragment, anchor), anchor.view())
@@ -169,21 +168,6 @@ class Rank:
             for m in (self.roles.learner, self.roles.leader, self.roles.coordinator)
             if m is not None
         ]
-
-    def _give(self, machine: ev.Machine, event: ev.Event) -> None:
-        """Handle events one after another, also those that effects cause on the spot."""
-        self._inbox.append((machine, event))
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._inbox:
-                machine, event = self._inbox.popleft()
-                name, now_ns = self.roles.name(machine), self.edge.now_ns()
-                for effect in handled(self.tape, name, machine, event, now_ns):
-                    self._perform(effect, machine)
-        finally:
-            self._busy = False
 
     # -------------------------------------------------------------- out
 

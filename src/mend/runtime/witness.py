@@ -6,7 +6,6 @@ import logging
 import secrets
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.events import (
     Connect,
     Effect,
-    Event,
     Finished,
     Heard,
     Machine,
@@ -28,8 +26,9 @@ from mend.protocol.machines import BOOTH, COORDINATOR, CoordinatorParts, Parts, 
 from mend.protocol.messages import Message, Orders, Prepare
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.edge import Edge
+from mend.runtime.inbox import Inbox
 from mend.runtime.recorder import Recorder
-from mend.runtime.tape import Tape, begin, handled, header_of
+from mend.runtime.tape import Tape, begin, header_of
 from mend.terms import MS, SECOND, WITNESS, Member, Peer
 
 logger = logging.getLogger("mend")
@@ -55,10 +54,9 @@ class Witness:
         tape: Tape | None = None,
     ) -> None:
         self.coordinator, self.booth, self.edge = coordinator, booth, edge
-        self._progress, self._tape = progress, tape
+        self._progress = progress
         self.failure: MendError | None = None
-        self._inbox: deque[tuple[Machine, Event]] = deque()
-        self._busy = False
+        self._give = Inbox(self._name, edge.now_ns, self._perform, tape).give
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         self._give(self.coordinator, Heard(peer, incarnation, body))
@@ -74,22 +72,10 @@ class Witness:
     def crashed(self, error: MendError) -> None:
         self.failure = error
 
-    def _give(self, machine: Machine, event: Event) -> None:
-        """One event after another, also those that effects cause on the spot."""
-        self._inbox.append((machine, event))
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._inbox:
-                machine, event = self._inbox.popleft()
-                name = BOOTH if machine is self.booth else COORDINATOR
-                for effect in handled(self._tape, name, machine, event, self.edge.now_ns()):
-                    self._perform(effect)
-        finally:
-            self._busy = False
+    def _name(self, machine: Machine) -> str:
+        return BOOTH if machine is self.booth else COORDINATOR
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: Effect, _: Machine) -> None:
         match effect:
             case Send(to, body):
                 if to == self.coordinator.me:

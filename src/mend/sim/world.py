@@ -6,7 +6,6 @@ World(seed=7, racks=4).cut(0, 1, at=1.0, until=3.0).crash(2, at=5.0).heal(at=6.0
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import random
 import traceback
@@ -150,24 +149,32 @@ class World(Writer):
     # -------------------------------------------------------------- building
 
     def _build(self) -> None:
-        scenario = self.scenario
-        coordinator = Peer(WITNESS, 0) if scenario.witness else Peer(0, 0)
-        options = CoordinatorOptions(scenario.racks, HEARTBEAT_MS * MS, DETECT_NS)
-        if scenario.witness:
-            self._build_witness(coordinator, options)
-        for rack in range(scenario.racks):
-            self._build_rack(rack, coordinator, options)
+        if self.scenario.witness:
+            self._build_witness()
+        for rack in range(self.scenario.racks):
+            self._build_rack(rack)
 
-    def _build_witness(self, coordinator: Peer, options: CoordinatorOptions) -> None:
-        member = Member(WITNESS, self.rng.getrandbits(62))
-        self.witness = Process(coordinator, member, self.network, self.loop, self.rng)
-        made_of = Parts(coordinator, member, coordinator=CoordinatorParts("sim", options))
+    @property
+    def _founder(self) -> Peer:
+        """Who coordinates at first."""
+        return Peer(WITNESS, 0) if self.scenario.witness else Peer(0, 0)
+
+    def _coordinates(self, me: Peer) -> CoordinatorParts:
+        options = CoordinatorOptions(
+            self.scenario.racks, HEARTBEAT_MS * MS, DETECT_NS, first=me == self._founder
+        )
+        return CoordinatorParts("sim", options)
+
+    def _build_witness(self) -> None:
+        member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
+        self.witness = Process(me, member, self.network, self.loop, self.rng)
+        made_of = Parts(me, member, coordinator=self._coordinates(me))
         tape = self._tape(self.witness, made_of)
         self.witness.watch = self.checkers.noted
         self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
         self.checkers.enter_process(self.witness)
 
-    def _build_rack(self, rack: int, coordinator: Peer, options: CoordinatorOptions) -> None:
+    def _build_rack(self, rack: int) -> None:
         scenario = self.scenario
         member = Member(rack, self.rng.getrandbits(62))
         processes = [
@@ -188,19 +195,15 @@ class World(Writer):
                 digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
                 hello = Hello(seat, self._policy(len(tracks)), (("model", "sim"),), digests)
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
-                leader = LeaderParts(hello, coordinator, detect, process.now_ns())
-                mine = dataclasses.replace(options, first=coordinator == process.me)
-                coordinates = CoordinatorParts("sim", mine)
+                leader = LeaderParts(hello, self._founder, detect, process.now_ns())
+                coordinates = self._coordinates(process.me)
                 made_of = Parts(process.me, member, learner, leader, coordinates)
-            self._start(
-                process, processes, coordinator, made_of, parameters, tracks, schedule, collective
-            )
+            self._start(process, processes, made_of, parameters, tracks, schedule, collective)
 
     def _start(
         self,
         process: Process,
         rack: Sequence[Process],
-        coordinator: Peer,
         made_of: Parts,
         parameters: list[nn.Parameter],
         tracks: list[Track],
@@ -253,7 +256,7 @@ class World(Writer):
         self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
         process.watch = self.checkers.noted
-        self._connect(process, rack, coordinator)
+        self._connect(process, rack)
         process.start(rank)
         self.checkers.enter_process(process)
 
@@ -261,11 +264,11 @@ class World(Writer):
         process.tape = MemoryTape(made_of) if self.record else None
         return process.tape
 
-    def _connect(self, process: Process, rack: Sequence[Process], coordinator: Peer) -> None:
+    def _connect(self, process: Process, rack: Sequence[Process]) -> None:
         for other in rack:
             process.connect(other.me, other.address)
         if process.me.rank == 0:
-            for peer in {coordinator, *self._leaders(process.me.rack)}:
+            for peer in {self._founder, *self._leaders(process.me.rack)}:
                 process.connect(peer, f"tcp://sim:{peer.rack}-0")
 
     def _leaders(self, but: int) -> tuple[Peer, ...]:
@@ -365,13 +368,10 @@ class World(Writer):
         if not all(process.dead for process in former):
             return
         self.past += former
-        scenario = self.scenario
-        coordinator = Peer(WITNESS, 0) if scenario.witness else Peer(0, 0)
-        options = CoordinatorOptions(scenario.racks, HEARTBEAT_MS * MS, DETECT_NS)
         if fault.a == target(WITNESS):
-            self._build_witness(coordinator, options)
+            self._build_witness()
         else:
-            self._build_rack(fault.a, coordinator, options)
+            self._build_rack(fault.a)
         for process in self._processes_of(fault.a):
             process.tell = former[0].tell
 

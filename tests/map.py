@@ -50,6 +50,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "xxhash": _NUMERIC | {"protocol", "transport", "runtime", "sim", "cli"},
     "zmq": frozenset({"transport"}),
     "triton": frozenset({"kernels"}),
+    "matplotlib": frozenset({"cli"}),
     "rich": frozenset({"cli"}),
     "typer": frozenset({"cli"}),
     # the standard library, where it touches the world

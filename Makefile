@@ -5,8 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 PYTEST := $(BIN)/python -m pytest
-# h200 wants GPUs and `mend launch`; what is behind it is no benchmark of its own.
-BENCHMARKS := $(filter-out _% h200% qwen torchft%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench mutants mutation-table fuzz clean
@@ -17,9 +15,9 @@ help: ## say what there is
 demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; ARGS="--nproc-per-rack 2 --parallel fsdp2"
 	$(BIN)/mend demo $(ARGS)
 
-test: $(STAMP) ## run all tests; those that start processes one at a time
-	$(PYTEST) -n 2 -m "not process"
-	$(PYTEST) -m process || [ $$? -eq 5 ] # 5: there is none
+test: $(STAMP) ## run all tests, two at a time
+	$(PYTEST) -n 2 --dist worksteal -m "not process"
+	$(PYTEST) -n 2 --dist worksteal -m process || [ $$? -eq 5 ] # 5: there is none
 
 check: $(STAMP) ## format, lint, types, and who may import what
 	$(BIN)/ruff format --check .
@@ -40,8 +38,8 @@ mutation-table: $(STAMP) ## plant the bugs that the protocol must not have, and 
 fuzz: $(STAMP) ## feed a million damaged frames, and files, blobs and settings, to what reads them (15 minutes); ARGS="--minutes 5"
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-bench: $(STAMP) ## run the benchmarks, each in a process of its own
-	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+bench: $(STAMP) ## run the benchmarks, each in a process of its own; ARGS="merge hooks --out before.json"
+	$(BIN)/mend bench run $(ARGS)
 
 clean: ## remove .venv and all that was generated
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov

@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from mend.cli.ports import free_ports as picked
+from mend.config.sources import LAUNCH_PORTS
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, print_blob=True
@@ -34,6 +35,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting of the shell must not decide a test."""
     for name in [name for name in os.environ if name.startswith("MEND_")]:
         monkeypatch.delenv(name)
+    if (worker := os.environ.get("PYTEST_XDIST_WORKER", "")).startswith("gw"):
+        first = 20_000 + 2_000 * (int(worker[2:]) % 5)  # ports that no other worker picks
+        monkeypatch.setenv(LAUNCH_PORTS, f"{first}-{first + 1_999}")
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "concurrent": frozenset({"transport", "runtime", "cli"}),
     "datetime": frozenset({"runtime", "cli"}),
     "logging": frozenset({"runtime"}),
-    "multiprocessing": frozenset(),
+    "multiprocessing": frozenset({"cli"}),
     "os": frozenset({"transport", "runtime", "config", "cli"}),
     "pathlib": frozenset({"runtime", "config", "sim", "api", "cli"}),
     "pickle": frozenset(),

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import ExitStack, closing
 
-from mend.errors import AddressInUse
+from mend.config.sources import LAUNCH_PORTS
+from mend.errors import AddressInUse, ConfigError
 from mend.transport.pull import PullLane
 
 LOOPBACK = "127.0.0.1"
 
-QUIET = range(20_000, 30_000)
+QUIET = "20000-29999"
 """Where ports are picked: below the range from which systems take the local ends of connections. A
 port from that range can be gone between being found free here and being listened on by a rack."""
+
+
+def quiet() -> range:
+    """QUIET, or what MEND_LAUNCH_PORTS says: launchers that start at the same moment on one machine
+    find the same ports free, unless each has a range of its own. Raises ConfigError."""
+    text = os.environ.get(LAUNCH_PORTS) or QUIET
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= 65_535):
+        rule = "needs lowest-highest within 1-65535"
+        raise ConfigError(LAUNCH_PORTS, text, rule, f"Set it to {QUIET}, or leave it out.")
+    return range(int(low), int(high) + 1)
 
 
 def free_ports(count: int, base: int = 0) -> list[int]:
@@ -22,10 +35,10 @@ def free_ports(count: int, base: int = 0) -> list[int]:
     Raises AddressInUse.
     """
     with ExitStack() as held:
-        ports = []
-        first = base or QUIET.start + secrets.randbelow(len(QUIET) // 2)
+        ports, free = [], quiet()
+        first = base or free.start + secrets.randbelow(len(free) // 2 + 1)
         for wanted in range(first, first + count):
-            allowed = (wanted, wanted if base else QUIET.stop)
+            allowed = (wanted, wanted if base else free[-1])
             try:
                 lane = held.enter_context(closing(PullLane(LOOPBACK, allowed, token=bytes(16))))
             except AddressInUse as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,8 @@ def run_seed(seed: int, fixed: Fixed | None = None) -> Outcome:
 
 
 def run_seeds(seeds: range, fixed: Fixed) -> list[Outcome]:
-    return [run_seed(seed, fixed) for seed in seeds]
+    """In a worker process: all of them, or as many as were begun before everybody had to stop."""
+    return [run_seed(seed, fixed) for seed in seeds if not _stop.is_set()]
 
 
 def simulate(wanted: Wanted, console: Console) -> int:
@@ -168,24 +171,41 @@ def _outcomes(wanted: Wanted, fixed: Fixed) -> Iterator[Outcome]:
             for seed in seeds:
                 yield run_seed(seed, fixed)
         return
-    with ProcessPoolExecutor(wanted.jobs, initializer=_deaf) as pool:
-        running: set[Future[list[Outcome]]] = set()
+    # Fresh processes: a fork would copy the locks that the progress display's thread holds.
+    fresh = multiprocessing.get_context("spawn")
+    stop = fresh.Event()  # which also starts Python's resource tracker, before `_submitted` does
+    running: set[Future[list[Outcome]]] = set()
+    with ProcessPoolExecutor(wanted.jobs, fresh, _enter, (stop,)) as pool:
         try:
             while True:
                 for seeds in itertools.islice(tasks, 2 * wanted.jobs - len(running)):
-                    running.add(pool.submit(run_seeds, seeds, fixed))
+                    running.add(_submitted(pool, seeds, fixed))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for each in done:
                     yield from each.result()
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            stop.set()
 
 
-def _deaf() -> None:
-    """Ctrl-C goes to the whole group of processes; the parent alone answers it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _submitted(pool: ProcessPoolExecutor, seeds: range, fixed: Fixed) -> Future[list[Outcome]]:
+    """Ctrl-C goes to the whole group of processes; the parent alone answers it. A process that
+    this starts must be deaf from its first moment on: it inherits the mask."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(run_seeds, seeds, fixed)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+_stop: Event
+"""Of a worker process: set when its parent wants no more."""
+
+
+def _enter(stop: Event) -> None:
+    global _stop
+    _stop = stop
 
 
 def _tasks(wanted: Wanted, ends_ns: int | None) -> Iterator[range]:

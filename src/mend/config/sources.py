@@ -24,7 +24,8 @@ from mend.errors import ConfigError
 PREFIX = "MEND_"
 FILE = "MEND_CONFIG"
 REPLAY = "MEND_REPLAY"
-RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY})
+LAUNCH_PORTS = "MEND_LAUNCH_PORTS"
+RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, LAUNCH_PORTS})
 """Names in the environment that are not settings and still right."""
 
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from mend.cli.ports import LOOPBACK, free_ports
-from mend.errors import AddressInUse
+from mend.errors import AddressInUse, ConfigError
 
 
 def test_ports_are_distinct_and_can_be_bound_afterwards() -> None:
@@ -29,3 +29,15 @@ def test_a_taken_port_is_named_with_a_way_out() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(AddressInUse, match=f"port {port} .* is taken.*0 to have free ones"):
             free_ports(1, port)
+
+
+def test_launchers_of_one_machine_can_be_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEND_LAUNCH_PORTS", "29100-29119")
+    assert set(free_ports(3)) <= set(range(29_100, 29_120))
+
+
+@pytest.mark.parametrize("text", ["29100", "9-1", "0-10", "a-b", "1-70000"])
+def test_a_range_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MEND_LAUNCH_PORTS", text)
+    with pytest.raises(ConfigError, match=f"MEND_LAUNCH_PORTS.*{text}.*20000-29999"):
+        free_ports(1)

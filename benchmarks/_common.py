@@ -1,8 +1,10 @@
 """benchmarks._common: what the benchmarks share: arguments, statistics, one JSON object, two racks.
 
-Every benchmark prints {name, goal, measured, spread, pass, parameters, machine, command} and what
-is special to it. `measured` is a median, where the goal is no maximum; `spread` names the quartiles
-and the extremes around it.
+Every benchmark prints {name, goal, better, unit, measured, spread, samples, limit, pass,
+parameters, machine, command} and what is special to it. `measured` is a median, where the goal is
+no maximum; `spread` names the quartiles and the extremes of so many `samples` around it. `limit` is
+what the machine gave to something plainer in the same run (memcpy, one socket, a step without
+mend), so that a figure can be read on another machine; null where there is nothing of the kind.
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mend import MendConfig
-from mend.cli.ports import free_ports
+from mend.cli.ports import LOOPBACK, free_ports
+from mend.runtime import witness
 
 RESULTS = Path(__file__).parent / "results"
 END_S = 30.0
+JOB = "benchmark"
 _TILE = 1 << 20
 
 
@@ -75,6 +80,11 @@ def free_bytes() -> int:
     return _meminfo("MemAvailable")
 
 
+def limit(what: str, unit: str, values: Sequence[float], digits: int = 3) -> dict[str, object]:
+    """What the same machine gave to something plainer, in the same run."""
+    return {"what": what, "unit": unit, **spread(values, digits)}
+
+
 def report(
     name: str,
     *,
@@ -82,18 +92,26 @@ def report(
     values: Sequence[float],
     passed: bool,
     options: argparse.Namespace,
-    more: dict[str, object],
+    more: Mapping[str, object],
+    unit: str,
+    beside: Mapping[str, object] | None,
+    better: Literal["lower", "higher"] = "lower",
     measure: str = "median",
     digits: int = 3,
 ) -> None:
-    """Print the JSON, and keep it where --save was given. `measure`: which of the spread counts."""
+    """Print the JSON, and keep it where --save was given. `measure`: which of the spread counts;
+    `beside`: the limit of this run."""
     around = spread(values, digits)
     parameters = {key: value for key, value in vars(options).items() if key != "save"}
     found = {
         "name": name,
         "goal": goal,
+        "better": better,
+        "unit": unit,
         "measured": around[measure],
         "spread": around,
+        "samples": len(values),
+        "limit": beside,
         "pass": passed,
         **more,
         "parameters": parameters,
@@ -132,7 +150,13 @@ class RackArgs:
     """What a rack's process is started with. `folder` is empty and shared by all of them."""
 
     def __init__(
-        self, pipe: Connection, rack: int, ports: list[int], folder: str, options: Any
+        self,
+        pipe: Connection,
+        rack: int,
+        ports: list[int],
+        folder: str,
+        options: Any,
+        witness_addr: str,
     ) -> None:
         self.pipe, self.rack, self.ports, self.folder, self.options = (
             pipe,
@@ -141,19 +165,84 @@ class RackArgs:
             folder,
             options,
         )
+        self.witness_addr = witness_addr
 
     def config(self, **settings: Any) -> MendConfig:
         """Settings of this rack on loopback; no MEND_* of whoever runs the benchmark."""
         for key in [key for key in os.environ if key.startswith("MEND_")]:
             del os.environ[key]
-        peers = {rack: f"tcp://127.0.0.1:{port}" for rack, port in enumerate(self.ports)}
+        peers = {rack: f"tcp://{LOOPBACK}:{port}" for rack, port in enumerate(self.ports)}
         return MendConfig(
             rack=self.rack,
             racks=len(self.ports),
-            job_id="benchmark",
+            job_id=JOB,
             sideband_peers=peers,
+            witness_addr=self.witness_addr,
             **settings,
         )
+
+
+class Racks:
+    """One job on loopback: a process per rack, and a witness if wanted. A rack can be killed and
+    started again. `pipes` leads to the newest life of each. `parents`: racks start processes of
+    their own, as some peers do; then a killed benchmark leaves them behind."""
+
+    def __init__(
+        self,
+        target: Callable[[RackArgs], None],
+        options: argparse.Namespace,
+        count: int = 2,
+        with_witness: bool = False,
+        parents: bool = False,
+    ) -> None:
+        self._target, self._options, self.count = target, options, count
+        self._parents = parents
+        # One process imports torch, and all others are its forks: they start in no time.
+        self._spawn = multiprocessing.get_context("forkserver")
+        self._spawn.set_forkserver_preload(["benchmarks._work"])
+        *self._ports, extra = free_ports(count + 1)
+        self._folder = tempfile.TemporaryDirectory()
+        self.pipes: dict[int, Connection] = {}
+        self._newest: dict[int, Any] = {}
+        self._processes: list[Any] = []
+        self._witness: Any = None
+        self._witness_addr = f"tcp://{LOOPBACK}:{extra}" if with_witness else ""
+        if with_witness:
+            args = (self._witness_addr, count)
+            self._witness = self._spawn.Process(target=_witness, args=args, daemon=True)
+            self._witness.start()
+
+    def start(self, rack: int) -> Connection:
+        ours, theirs = self._spawn.Pipe()
+        args = RackArgs(
+            theirs, rack, self._ports, self._folder.name, self._options, self._witness_addr
+        )
+        process = self._spawn.Process(target=self._target, args=(args,), daemon=not self._parents)
+        process.start()
+        theirs.close()  # so that the death of the process is an end of file here
+        self.pipes[rack], self._newest[rack] = ours, process
+        self._processes.append(process)
+        return ours
+
+    def kill(self, rack: int) -> float:
+        """SIGKILL. Returns when it was sent, by time.monotonic."""
+        at_s = time.monotonic()
+        self._newest[rack].kill()
+        self._newest[rack].join()
+        return at_s
+
+    def close(self) -> None:
+        for pipe in self.pipes.values():
+            pipe.close()  # who still waits for a word finds its end
+        for process in self._processes:
+            process.join(END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if self._witness is not None:  # it would wait for the racks that were killed
+            self._witness.terminate()
+            self._witness.join(END_S)
+        self._folder.cleanup()
 
 
 @contextlib.contextmanager
@@ -161,26 +250,16 @@ def racks(
     target: Callable[[RackArgs], None], options: argparse.Namespace, count: int = 2
 ) -> Iterator[list[Connection]]:
     """Start `target` in a process per rack; gives a pipe to each. Ends them on the way out."""
-    spawn = multiprocessing.get_context("spawn")
-    ports = free_ports(count)
-    with tempfile.TemporaryDirectory() as folder:
-        pipes, processes = [], []
-        for rack in range(count):
-            ours, theirs = spawn.Pipe()
-            args = (RackArgs(theirs, rack, ports, folder, options),)
-            process = spawn.Process(target=target, args=args, daemon=True)
-            process.start()
-            theirs.close()  # so that the death of the process is an end of file here
-            pipes.append(ours)
-            processes.append(process)
-        try:
-            yield pipes
-        finally:
-            for process in processes:
-                process.join(END_S)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+    job = Racks(target, options, count)
+    try:
+        yield [job.start(rack) for rack in range(count)]
+    finally:
+        job.close()
+
+
+def _witness(address: str, count: int) -> None:
+    """The process of the witness."""
+    witness.run(address, count, JOB)
 
 
 def _cpu() -> str:

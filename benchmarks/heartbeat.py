@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._common import RackArgs, arguments, free_bytes, noise, racks, report, spread
+from benchmarks._common import RackArgs, arguments, free_bytes, limit, noise, racks, report, spread
 from mend.codec import CODECS
 from mend.merge import MERGES
 from mend.outer import OUTERS
@@ -56,7 +56,6 @@ def main() -> None:
     }
     busy = gaps["merging"] + gaps["merging and training"]
     more: dict[str, object] = {
-        "unit": "ms",
         "gaps_ms": {phase: spread(found, 1) for phase, found in gaps.items()},
         "merge_s": spread(
             [(end - start) / SECOND for name, start, end in spans if name != "idle"], 2
@@ -70,6 +69,8 @@ def main() -> None:
         values=busy,
         passed=max(busy) < GOAL_MS,
         options=options,
+        unit="ms",
+        beside=limit("largest gap of the rank at rest", "ms", gaps["idle"], 1),
         more=more,
         measure="max",
         digits=1,

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import mend
-from benchmarks._common import RackArgs, arguments, racks, report, spread
+from benchmarks._common import RackArgs, arguments, limit, racks, report, spread
 
 GOAL_US = 5.0
 PERIOD_STEPS = 1_000_000_000
@@ -42,7 +42,9 @@ def main() -> None:
         values=extra,
         passed=statistics.median(extra) <= GOAL_US,
         options=options,
-        more={"unit": "us", "step_us": {name: spread(found[name], 2) for name in found}},
+        unit="us",
+        beside=limit("the same step without mend", "us", found["without"], 2),
+        more={"step_us": {name: spread(found[name], 2) for name in found}},
         digits=2,
     )
 

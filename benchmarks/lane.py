@@ -29,7 +29,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
-from benchmarks._common import arguments, report, spread
+from benchmarks._common import arguments, limit, report, spread
 from mend.terms import Address, Member, offer_key
 from mend.transport.pull import STREAMS, PullLane, checksum_of
 
@@ -148,6 +148,9 @@ def _report(options: argparse.Namespace, size: int, seconds: dict[str, list[floa
         values=ratio("raw"),
         passed=statistics.median(ratio("raw")) >= GOAL,
         options=options,
+        unit="x one raw socket",
+        better="higher",
+        beside=limit("one raw socket", "GB/s", [size / each / 1e9 for each in seconds["raw"]]),
         more={
             "of_raw_streams": spread(ratio("raw_streams")),
             "gigabytes_per_second": {

@@ -28,7 +28,7 @@ from functools import partial
 
 import torch
 
-from benchmarks._common import arguments, noise, report, spread
+from benchmarks._common import arguments, limit, noise, report, spread
 from mend.codec import CODECS
 from mend.merge import MERGES
 from mend.outer import Nesterov
@@ -169,6 +169,9 @@ def _report(
         values=least,
         passed=statistics.median(least) >= GOAL,
         options=options,
+        unit="of memcpy",
+        better="higher",
+        beside=limit("memcpy, 1 thread", "GB/s", memcpy, 2),
         more={"memcpy_GBps": spread(memcpy, 2), "variants": variants},
     )
 

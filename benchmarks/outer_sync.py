@@ -41,7 +41,7 @@ import torch
 import torch.distributed as dist
 
 import mend
-from benchmarks._common import Flat, RackArgs, arguments, noise, racks, report, spread
+from benchmarks._common import Flat, RackArgs, arguments, limit, noise, racks, report, spread
 from mend.runtime.digest import StateDigest
 
 GOAL = 2.0
@@ -65,6 +65,8 @@ def main() -> None:
         values=ratios,
         passed=statistics.median(ratios) <= GOAL,
         options=options,
+        unit="x gloo",
+        beside=limit("gloo all_reduce", "ms", [1e3 * s for s in gloo], 1),
         more={
             "gloo_ms": spread([1e3 * s for s in gloo], 1),
             "mend_ms": spread([1e3 * s for s in sync], 1),
@@ -103,7 +105,7 @@ def _cpu(found: dict[str, Any]) -> dict[str, float]:
 def _rack(args: RackArgs) -> None:
     torch.set_num_threads(1)
     options = args.options
-    group = _gloo(args)
+    group = gloo_of(args)
     model = Flat(options.numel, options.fragments)
     config = args.config(
         fragments=options.fragments,
@@ -129,7 +131,7 @@ def _rack(args: RackArgs) -> None:
         buffer.fill_(1.0)
         turns = [("gloo", all_reduce), ("mend", lambda: runtime.step(tokens=1))]
         for name, turn in turns if repeat % 2 else reversed(turns):
-            taken, cpu = _timed(group, turn)
+            taken, cpu = timed(group, turn)
             if repeat:
                 found[name].append(taken)
                 found[f"{name}_cpu"].append(cpu)
@@ -142,7 +144,7 @@ def _rack(args: RackArgs) -> None:
     args.pipe.send(found)
 
 
-def _timed(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
+def timed(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
     """(wall, CPU of all threads of this process), seconds."""
     group.allreduce([torch.zeros(1)]).wait()  # the barrier
     started, worked = time.perf_counter(), time.process_time()
@@ -150,7 +152,7 @@ def _timed(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - started, time.process_time() - worked
 
 
-def _gloo(args: RackArgs) -> Any:
+def gloo_of(args: RackArgs) -> Any:
     """A bare group: a default group would make mend take the racks for ranks of one rack."""
     store = dist.FileStore(str(Path(args.folder) / "gloo"), 2)
     device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")

@@ -46,7 +46,9 @@ def main() -> None:
         values=shares,
         passed=statistics.median(shares) <= GOAL_PCT,
         options=options,
-        more={"unit": "%", "heard_per_second": spread(rates, 1)},
+        unit="% of a core",
+        beside=None,
+        more={"heard_per_second": spread(rates, 1)},
         digits=2,
     )
 

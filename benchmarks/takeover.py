@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Any
 
 import mend
-from benchmarks._common import Flat, RackArgs, arguments, noise, racks, report, spread
+from benchmarks._common import Flat, RackArgs, arguments, limit, noise, racks, report, spread
 
 GOAL_S = 5.0
 SLACK_MS = 50.0
@@ -48,8 +48,9 @@ def main() -> None:
         values=gaps,
         passed=statistics.median(gaps) <= GOAL_S and lost == 0 and within,
         options=options,
+        unit="s",
+        beside=limit("usual gap between merges", "s", [one["usual_s"] for one in found], 2),
         more={
-            "unit": "s",
             "lost": lost,
             "stall_ms_by_stall_max_s": {f"{w:g}": spread(ms, 1) for w, ms in stalls.items()},
             "usual_gap_s": spread([one["usual_s"] for one in found], 2),

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._common import arguments, report
+from benchmarks._common import arguments, limit, report
 from mend.protocol import tape as form
 from mend.protocol.events import Effect, Event, Tick
 from mend.protocol.machines import Parts, machines_of
@@ -64,7 +64,6 @@ def main() -> None:
     events = sum(len(one.entries) for one in fed)
     added = [(b - a) / US for a, b in zip(without, with_tape, strict=True)]
     more = {
-        "unit": "us",
         "events": events,
         "rounds": rounds,
         "handle_us": round(statistics.median(without) / US, 2),
@@ -79,6 +78,8 @@ def main() -> None:
         values=added,
         passed=statistics.median(added) < GOAL_US,
         options=options,
+        unit="us",
+        beside=limit("a machine's own time per event", "us", [ns / US for ns in without], 2),
         more=more,
         digits=2,
     )

@@ -98,8 +98,10 @@ def main() -> None:
             loss.backward()
             runtime.count_tokens(batch[:, 1:].numel())  # what this rank's step weighs
             optimizer.step()  # mend captures and applies what is due in here
-            if rank == 0 and step % 50 == 0:
-                print(f"rack={rack} step={step} loss={loss.item():.3f}", flush=True)
+            if step % 50 == 0:
+                runtime.record(loss=loss.item())  # for `mend report`
+                if rank == 0:
+                    print(f"rack={rack} step={step} loss={loss.item():.3f}", flush=True)
 
     # Behind the `with` the model is the merged one: the same bits on every rank of every rack.
     status, loss_held_out = runtime.status(), held_out_loss(model, held_out, device)

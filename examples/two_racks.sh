@@ -12,7 +12,7 @@
 # In the environment: NPROC processes per rack (2), PORT the first of the ports (21900), JOB_ID.
 # Ctrl-C ends every rack that this script has started. The exit status is that of the first rack
 # that failed. A rack that dies does not end the other: rack 0 coordinates here and trains on
-# without rack 1; rack 1 trains on without rack 0, but nothing is merged any more.
+# without rack 1; rack 1 trains on without rack 0, and merges again once that is started again.
 set -euo pipefail
 
 nproc=${NPROC:-2} port=${PORT:-21900}

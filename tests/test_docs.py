@@ -6,12 +6,15 @@ import ast
 import dataclasses
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import typer
 
+import mend
 from mend.cli import app
 from mend.config import describe
+from mend.config.sources import RESERVED
 from mend.runtime.recorder import LOUD
 from mend.runtime.status import Status
 
@@ -21,10 +24,18 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 DEFAULTS = {setting.field: setting.default for setting in describe()}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-OTHERS = {"CONFIG", "REPLAY", "RANKS_PER_RACK", "SERVICE_HOST", "QUORUM"}
-"""Names the TOML file; what rack_mesh reads; two examples of names that are refused."""
+OTHERS = {"SERVICE_HOST", "QUORUM"} | {name.removeprefix("MEND_") for name in RESERVED}
+"""What has a meaning of its own; two examples of names that are refused."""
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+CODE = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+KINDS = set(re.findall(r"[nN]ote\(\s*\"([a-z-]+)\"", CODE)) | LOUD
+"""Of events: the first argument of `note` or `Note`, or in LOUD (two are made by an if)."""
+LOGGED = set(re.findall(r"mend %s ([a-z-]+) ", CODE)) | {"rack-mesh"}
+"""Lines that go to the log alone."""
+PICTURES = sorted(path for path in (ROOT / "docs" / "img").iterdir())
+PICTURE_BYTES_MAX = 300_000
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def anchors(page: Path) -> set[str]:
@@ -38,8 +49,10 @@ def commands(page: Path) -> list[str]:
     """Command lines of `mend`, `make` and the benchmarks: in code blocks and in `ticks`."""
     text = page.read_text()
     blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`([^`\n]+)`", text)
+    before = r"\s*(?:\$ )?(?:[A-Z_]+=\S* )*(?:sudo |ssh -t \S+ )?"  # what may stand before it
+    lines = [re.sub(f"^{before}", "", line) for line in lines]
     return [line for line in lines if re.match(r"(mend [a-z]+( |$)|make [a-z]|python -m )", line)]
 
 
@@ -61,10 +74,14 @@ def test_commands_exist_with_their_options(page: Path) -> None:
             assert first in TARGETS, f"{page.name}: {line}"
         elif program == "mend" and first != "witness":  # the witness's lines begin like that
             assert first in COMMANDS, f"{page.name}: {line}"
-            own = re.split(r"\S+\.py| -m ", " ".join(rest))[0]  # the rest is the script's
+            command = COMMANDS[first]
+            if rest and (subcommands := getattr(command, "commands", {})):
+                assert rest[0] in subcommands, f"{page.name}: {line}"
+                command = subcommands[rest.pop(0)]
+            own = re.split(r"\S+\.py| -m | -- ", " ".join(rest))[0]  # the rest is the script's
             options = {
                 name
-                for option in COMMANDS[first].params
+                for option in command.params
                 for name in (*option.opts, *option.secondary_opts)  # --witness, --no-witness
             }
             for option in re.findall(r"(?<!\S)--[a-z-]+", own):
@@ -87,6 +104,37 @@ def test_fields_of_the_status_exist(page: Path) -> None:
     known = {field.name for field in dataclasses.fields(Status)}
     named = set(re.findall(r"status\(\)\.(\w+)", page.read_text()))
     assert named <= known, f"{page.name}: {named - known}"
+
+
+@pages
+def test_names_of_the_package_exist(page: Path) -> None:
+    """`mend.name` and `runtime.call()`, in code and in `ticks`."""
+    for name in re.findall(r"(?<![\w./-])mend\.([A-Za-z_]\w*)", page.read_text()):
+        modules = (SOURCE / f"{name}.py").exists() or (SOURCE / name).is_dir()
+        assert name in mend.__all__ or modules or name == "toml", f"{page.name}: mend.{name}"
+    for name in re.findall(r"\bruntime\.(\w+)\(", page.read_text()):
+        assert hasattr(mend.Runtime, name), f"{page.name}: runtime.{name}()"
+
+
+@pages
+def test_lines_of_the_log_have_kinds_that_exist(page: Path) -> None:
+    """`mend rack=0 rank=0 KIND ...` in code blocks."""
+    for kind in re.findall(r"^mend rack=\d+ rank=\d+ ([a-z-]+)", page.read_text(), re.MULTILINE):
+        assert kind in KINDS | LOGGED, f"{page.name}: {kind}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_pictures_are_used_small_and_whole(picture: Path) -> None:
+    assert any(f"](img/{picture.name})" in page.read_text() for page in PAGES), "no page shows it"
+    assert picture.stat().st_size <= PICTURE_BYTES_MAX
+    if picture.suffix == ".svg":
+        assert ElementTree.parse(picture).getroot().tag.endswith("}svg")
 
 
 @pages
@@ -127,12 +175,9 @@ def test_limits_are_those_of_the_code() -> None:
 
 
 def test_events_are_told_and_every_one_told_exists() -> None:
-    """A kind is the first argument of `note` or `Note`, or is in LOUD (two are made by an if)."""
-    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
-    noted = set(re.findall(r"[nN]ote\(\s*\"([a-z-]+)\"", code)) | LOUD
     page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("\n## Events\n")[2]
     rows = re.findall(r"^\|((?: ?(?:\*\*)?`[a-z-]+`(?:\*\*)?,?)+) \|", page, re.MULTILINE)
     told = {kind for row in rows for kind in re.findall(r"`([a-z-]+)`", row)}
     loud = {kind for row in rows for kind in re.findall(r"\*\*`([a-z-]+)`\*\*", row)}
-    assert told == noted, f"only in the code {noted - told}, only in the docs {told - noted}"
+    assert told == KINDS, f"only in the code {KINDS - told}, only in the docs {told - KINDS}"
     assert loud == LOUD

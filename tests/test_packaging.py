@@ -17,6 +17,7 @@ import mend
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -41,8 +42,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 def test_every_dependency_is_pinned_at_or_above_its_lower_bound() -> None:
     """What is tested is allowed, and what `make` installs is what was tested."""
     pinned = constraints()
-    project = PROJECT["project"]
-    for requirement in project["dependencies"] + project["optional-dependencies"]["dev"]:
+    extras = [each for extra in EXTRAS.values() for each in extra if "mend-torch[" not in each]
+    for requirement in PROJECT["project"]["dependencies"] + extras:
         name, lowest = requirement.lower().split(">=")
         assert version(pinned[name]) >= version(lowest), requirement
 
@@ -51,7 +52,7 @@ def test_every_package_that_mend_imports_is_a_dependency() -> None:
     from tests.map import OWNERS
 
     installed = {name for name in OWNERS if name not in sys.stdlib_module_names}
-    declared = names(PROJECT["project"]["dependencies"])
+    declared = names(PROJECT["project"]["dependencies"] + EXTRAS["report"])
     renamed = {"zmq": "pyzmq"}
     assert {renamed.get(name, name) for name in installed - {"triton"}} == declared
 
@@ -84,6 +85,7 @@ threads, state = torch.get_num_threads(), torch.get_rng_state()
 filters, handlers = list(warnings.filters), list(logging.getLogger().handlers)
 running = threading.active_count()
 import mend
+public = [getattr(mend, name) for name in mend.__all__]
 print(json.dumps({
     "modules": sorted({name.split(".")[0] for name in sys.modules}),
     "rooms": sorted(name for name in sys.modules if name.startswith("mend.")),
@@ -99,7 +101,8 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a fresh interpreter finds after `import mend`; even a wrong MEND_* is not looked at."""
+    """What a fresh interpreter finds behind `import mend` and all of its names; even a wrong MEND_*
+    is not looked at."""
     folder = tmp_path_factory.mktemp("empty")
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MEND_NONSENSE": "1"}
     done = subprocess.run(
@@ -120,6 +123,17 @@ def test_a_training_script_does_not_load_what_only_the_commands_need(seen: dict[
     assert "mend" in seen["modules"]
     assert not {"rich", "typer", "click", "triton_kernels"} & set(seen["modules"])
     assert not [name for name in seen["rooms"] if name.startswith(("mend.cli", "mend.sim"))]
+
+
+def test_the_command_and_the_witness_need_no_torch() -> None:
+    """`mend --help` answers at once, and a witness fits on the smallest machine."""
+    modules = ["mend.cli", "mend.cli.coordinate", "mend.cli.launch", "mend.runtime.witness"]
+    code = f"import sys, {', '.join(modules)}; print({{'torch', 'numpy'}} & set(sys.modules))"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
 
 
 def test_mend_itself_imports_no_subprocess() -> None:

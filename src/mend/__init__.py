@@ -1,11 +1,19 @@
-"""mend: trains one PyTorch model on several racks that are joined by a poor network."""
+"""mend: trains one PyTorch model on several racks that are joined by a poor network.
 
-from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
-from mend.config import MendConfig
-from mend.errors import MendError
-from mend.mesh import rack_mesh
-from mend.runtime.status import Status, TokenLedger
+A name is loaded when it is first used, so that `mend --help` and the witness do without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from mend.terms import VERSION
+
+if TYPE_CHECKING:
+    from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
+    from mend.config import MendConfig
+    from mend.errors import MendError
+    from mend.mesh import rack_mesh
+    from mend.runtime.status import Status, TokenLedger
 
 __version__ = VERSION
 
@@ -22,3 +30,27 @@ __all__ = [
     "rack_mesh",
     "session",
 ]
+
+_HOME = {
+    "MendConfig": "mend.config",
+    "MendError": "mend.errors",
+    "Runtime": "mend.api",
+    "Status": "mend.runtime.status",
+    "TokenLedger": "mend.runtime.status",
+    "get_runtime": "mend.api",
+    "mend_init": "mend.api",
+    "mend_shutdown": "mend.api",
+    "rack_mesh": "mend.mesh",
+    "session": "mend.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

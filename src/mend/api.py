@@ -13,21 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mend.codec import CODECS
 from mend.config import MendConfig
-from mend.config.wiring import local_place, settings_of, spare_vectors
+from mend.config.wiring import local_place, rules_of, settings_of
 from mend.errors import ConfigError, UsageError
-from mend.fragment.device import device_of
 from mend.fragment.plan import trainable
-from mend.merge import MERGES
 from mend.mesh import rack_of
-from mend.outer import OUTERS
 from mend.runtime import registry
+from mend.runtime.alone import AloneRank
 from mend.runtime.async_tp import AsyncTp
-from mend.runtime.beside import CudaPin
-from mend.runtime.crew import crew_threads
-from mend.runtime.near import worker_cores
-from mend.runtime.numerics import Numerics
+from mend.runtime.making import live_rank
 from mend.runtime.start import LiveRank
 from mend.runtime.status import Status, TokenLedger
 from mend.terms import MS, SECOND
@@ -72,15 +66,12 @@ def mend_init(
             f"{', '.join(config.inactive_fields)}",
             stacklevel=2,
         )
-    outer = OUTERS["nesterov"](config.outer_lr, config.outer_optimizer_momentum)
-    codec, merge = CODECS[config.payload_dtype](), MERGES[config.merge]()
-    device = device_of(p for _, p in trainable(model))
-    pin, cores = None, None
-    if device is not None and device.type == "cuda":
-        pin, cores = CudaPin(), worker_cores(device.index or 0, *local_place())
-    spare = spare_vectors(config)
-    numerics = Numerics(codec, merge, outer, crew_threads(), spare, pin, cores)
-    rank = LiveRank(model, settings_of(config, members, cores), numerics)
+    settings = settings_of(config, members)
+    rank: LiveRank | AloneRank
+    if config.exchange:
+        rank = live_rank(model, settings, rules_of(config), local_place())
+    else:
+        rank = AloneRank(settings)
     async_tp = AsyncTp()
     try:
         _refuse_strangers(model, optimizers)
@@ -151,7 +142,7 @@ class Runtime:
         self,
         model: nn.Module,
         config: MendConfig,
-        rank: LiveRank,
+        rank: LiveRank | AloneRank,
         optimizers: Sequence[torch.optim.Optimizer],
         async_tp: AsyncTp,
     ) -> None:
@@ -221,6 +212,16 @@ class Runtime:
             self._rank.live(self._trainer.work())
         if self._async_tp.asked:
             self._async_tp.stepped()
+        trainer = self._trainer
+        self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
+
+    def record(self, **values: float) -> None:
+        """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
+
+        They go to the events file, for `mend report`. Never blocks. Raises UsageError for a tensor
+        (its `.item()` waits for a GPU: the script says when), and after shutdown.
+        """
+        self._rank.pace.record(values)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until every own offer is merged or dropped and everything decided is applied.
@@ -238,8 +239,10 @@ class Runtime:
     def anchor_digest(self) -> str:
         """sha256 hex over (version, digests) of every fragment as trained on now.
 
-        Equal on all racks at equal versions.
+        Equal on all racks at equal versions. Empty when this rack trains for itself.
         """
+        if not self.config.exchange:
+            return ""
         digest = hashlib.sha256()
         for fragment, track in enumerate(self._trainer.tracks):
             version = track.anchor.version
@@ -264,7 +267,7 @@ class Runtime:
 
     def _status(self) -> Status:
         rank, trainer, board = self._rank, self._trainer, self._rank.board
-        fragments = len(trainer.tracks)
+        fragments = len(trainer.tracks) or 1  # 0: this rack trains for itself
         merged, discarded = trainer.ledger.merged / fragments, trainer.ledger.discarded / fragments
         return Status(
             rack=rank.me.rack,

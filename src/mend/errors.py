@@ -76,6 +76,10 @@ class WorkerFailed(MendError):
     """A background job raised; the cause is chained."""
 
 
+class LinkError(MendError, RuntimeError):
+    """A shaped link cannot be made on this machine, or is not what was asked for."""
+
+
 class TapeError(MendError):
     """A tape cannot be read or replayed: no tape, damaged, of another format, or incomplete."""
 

@@ -28,11 +28,12 @@ from tests.fuzz.shots import Shots
 from tests.fuzz.sockets import Lane, Sideband
 from tests.fuzz.state import State, Sums
 from tests.fuzz.tape import Tape
-from tests.fuzz.wire import Wire
+from tests.fuzz.wire import Looks, Wire
 
 TARGETS: dict[str, Callable[[int], Target]] = {
-    "wire": Wire, "machines": Machines, "sieges": Sieges, "shots": Shots, "config": Config,
-    "tape": Tape, "state": State, "sums": Sums, "lane": Lane, "sideband": Sideband,
+    "wire": Wire, "looks": Looks, "machines": Machines, "sieges": Sieges, "shots": Shots,
+    "config": Config, "tape": Tape, "state": State, "sums": Sums, "lane": Lane,
+    "sideband": Sideband,
 }  # fmt: skip
 
 KEEP = Path("runs/fuzz")

@@ -25,11 +25,11 @@ from tests.fuzz.shots import Shots
 from tests.fuzz.sockets import Lane, Sideband
 from tests.fuzz.state import State, Sums
 from tests.fuzz.tape import Tape
-from tests.fuzz.wire import Wire
+from tests.fuzz.wire import Looks, Wire
 
 SHARE: dict[Callable[[int], Target], int] = {
-    Wire: 2500, Machines: 2000, Sieges: 4, Shots: 2, Config: 1500, Tape: 1000, State: 3000,
-    Sums: 1500, Lane: 400, Sideband: 400,
+    Wire: 2500, Looks: 400, Machines: 2000, Sieges: 4, Shots: 2, Config: 1500, Tape: 1000,
+    State: 3000, Sums: 1500, Lane: 400, Sideband: 400,
 }  # fmt: skip
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
 import tracemalloc
 
+import msgspec
+from msgspec import inspect
+from rich.console import Console
+
+from mend.cli.top_picture import Answer, picture_of
+from mend.cli.top_table import screen_of
 from mend.errors import WireError
-from mend.protocol import wire
+from mend.protocol import observing, wire
 from mend.protocol.messages import Envelope
 from tests.fuzz.jobs import frames_heard
 from tests.fuzz.mutate import TOKENS, mutated
-from tests.fuzz.shapes import MESSAGES, frame_of, tree_of
+from tests.fuzz.shapes import MESSAGES, frame_of, tree_of, value_of
 
 OF_EACH = 40
 """Frames of every type in the corpus."""
@@ -106,6 +113,55 @@ class Wire:
         assert type(envelope) is Envelope, envelope
         assert type(envelope.body) in MESSAGES, envelope.body
         assert wire.decode(wire.encode(envelope)) == envelope, "it does not come back as it was"
+        return "accepted"
+
+    def close(self) -> None:
+        pass
+
+
+class Looks:
+    """What observers say and hear, whole, wild and damaged. The first byte says who reads it."""
+
+    name, inputs = "looks", 50_000
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(f"looks {seed}")
+        self.corpus = [self._frame(rng, kind) for kind in self._kinds for _ in range(OF_EACH)]
+
+    _kinds = (observing.Look, observing.View)
+    _readers = (observing.decode_look, observing.decode_view)
+
+    def _frame(self, rng: random.Random, kind: type, wild: float = 0.0) -> bytes:
+        tree = value_of(rng, inspect.type_info(kind), wild)
+        return wire.framed(msgspec.msgpack.encode(tree), observing.HEAD)
+
+    def example(self, rng: random.Random) -> bytes:
+        which = rng.randrange(2)
+        draw = rng.random()
+        if draw < 0.5:
+            frame = self._frame(rng, self._kinds[which], rng.choice((0.0, 0.0, 0.01, 0.1)))
+        else:
+            one, other = rng.choice(self.corpus), rng.choice(self.corpus)
+            if draw < 0.95:  # a damaged word in a frame that is whole
+                body = mutated(rng, one[HEAD_BYTES:], other[HEAD_BYTES:], 0)
+                frame = wire.framed(body, observing.HEAD)
+            else:
+                frame = mutated(rng, one, other, 0)
+        return bytes([which]) + frame
+
+    def take(self, data: bytes) -> str:
+        which, frame = data[0] % 2 if data else 0, data[1:]
+        try:
+            word = self._readers[which](frame)
+        except WireError as error:
+            return class_of(error)
+        assert type(word) is self._kinds[which], word
+        assert len(frame) <= (observing.LOOK_BYTES_MAX, observing.VIEW_BYTES_MAX)[which]
+        if isinstance(word, observing.View):
+            picture = picture_of([Answer("tcp://there:1", word, 0.0, "speaks")])
+            if frame[-1] % 8 == 0:  # drawing costs a hundred times as much as all the rest
+                console = Console(file=io.StringIO(), width=80)
+                console.print(screen_of(picture, 80, 24))
         return "accepted"
 
     def close(self) -> None:

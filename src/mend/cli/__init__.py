@@ -11,7 +11,13 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from mend.cli.bench_commands import bench_app
+from mend.cli.doctor_command import doctor_command
+from mend.cli.launch_command import PASS_ON, launch_command
+from mend.cli.plan_command import plan_command
+from mend.cli.report_command import report_command
 from mend.cli.tape_commands import WithCommand, explain_command, replay_command
+from mend.cli.top_command import top_command
 from mend.errors import ConfigError, MendError
 
 app = typer.Typer(
@@ -23,9 +29,6 @@ app = typer.Typer(
     help="Train one model on several racks that are joined by a poor network.",
     epilog="Start here: [bold]mend demo[/bold]. Then: mend launch --racks 2 train.py",
 )
-
-PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-"""Everything behind the script's name belongs to the script."""
 
 
 def versions() -> str:
@@ -68,73 +71,7 @@ def version_command() -> None:
     typer.echo(versions())
 
 
-@app.command("launch", context_settings=PASS_ON)
-def launch_command(
-    command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="What every rank runs.")
-    ],
-    racks: Annotated[int, typer.Option(help="Racks to start, each a torchrun of its own.")] = 2,
-    nproc_per_rack: Annotated[
-        int, typer.Option(help="Processes per rack, one per GPU if there are any.")
-    ] = 1,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
-    ] = False,
-    witness: Annotated[
-        bool, typer.Option(help="Start a witness, which coordinates in place of rack 0.")
-    ] = True,
-    job_id: Annotated[str, typer.Option(help="Name of the job; drawn when left out.")] = "",
-    base_port: Annotated[
-        int, typer.Option(help="First of racks + 1 ports in a row; 0 picks free ones.")
-    ] = 0,
-    log_dir: Annotated[
-        Path | None, typer.Option(help="Also write rack0.log, rack1.log, ..., witness.log here.")
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="For every rack; may be repeated.")
-    ] = None,
-    max_restarts: Annotated[int, typer.Option(help="Times to start a failed rack again.")] = 0,
-) -> None:
-    """Start all racks of a job on this machine, each line of theirs behind \\[rack N].
-
-    Every rack finds its number and everybody's address in MEND_* variables; the script only says
-    [bold]mend.mend_init(model, mend.MendConfig(), optimizer=optimizer)[/bold].
-
-    A rack that dies does not stop the others; it is reported, and may be started again.
-    Ctrl-C asks all to stop, a second one kills them. The exit status is the first failure's.
-
-    [bold]Examples[/bold]
-
-      mend launch --max-restarts 3 train.py --lr 3e-4
-
-      mend launch --racks 2 --nproc-per-rack 4 train.py          [dim]# 8 GPUs: 0-3 and 4-7[/dim]
-
-      mend launch --racks 3 --env MEND_SYNC_PERIOD_STEPS=64 -m my.training --steps 1000
-
-      mend launch --no-witness --base-port 21900 --log-dir logs train.py
-    """
-    from mend.cli.launch import Job, launch
-    from mend.cli.show import lines_to
-
-    job = Job(
-        command=("-m", *command) if module else tuple(command),
-        racks=racks,
-        nproc_per_rack=nproc_per_rack,
-        witness=witness,
-        job_id=job_id,
-        base_port=base_port,
-        log_dir=log_dir,
-        env=dict(_pair(text) for text in env or []),
-        max_restarts=max_restarts,
-    )
-    raise typer.Exit(launch(job, lines_to(sys.stdout)).status)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise typer.BadParameter(f"{text!r} is not K=V", param_hint="--env")
-    return key, value
+app.command("launch", context_settings=PASS_ON)(launch_command)
 
 
 @app.command("coordinate")
@@ -208,31 +145,6 @@ def demo_command(
     )
 
 
-@app.command("doctor")
-def doctor_command(
-    topology: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What NCCL wrote for NCCL_TOPO_DUMP_FILE."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
-    """Say what this machine and environment look like to mend: run it where a rack would run.
-
-    Versions, GPUs with the cores and network cards near them, which ranks would share a rack and
-    who says so, settings with their source, ports. Nothing is sent anywhere. Exit status 1 when a
-    job could not start like this.
-
-    [bold]Examples[/bold]
-
-      mend doctor
-
-      mend doctor --topology topo.xml --json
-    """
-    from mend.cli.doctor import doctor
-
-    raise typer.Exit(doctor(topology, as_json))
-
-
 _Seeds = Annotated[str, typer.Option(metavar="N|A:B", help="Seeds 0 to N-1, or A to B-1.")]
 _Minutes = Annotated[
     float | None, typer.Option(min=0.0, help="Go on from the first seed until the time is over.")
@@ -303,8 +215,13 @@ def simulate_command(
     raise typer.Exit(1 if simulate.simulate(wanted, console) else 0)
 
 
+app.command("doctor")(doctor_command)
+app.command("plan")(plan_command)
 app.command("replay", cls=WithCommand)(replay_command)
 app.command("explain")(explain_command)
+app.command("report")(report_command)
+app.command("top")(top_command)
+app.add_typer(bench_app)
 
 
 @app.command("explore")

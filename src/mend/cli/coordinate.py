@@ -35,6 +35,7 @@ def coordinate(
         on_progress=_say,
         diagnostics_dir=Path(folder) if folder else None,
         tape_mb_max=config.tape_mb_max,
+        observe=config.observe,
     )
 
 

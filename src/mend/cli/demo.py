@@ -19,6 +19,7 @@ from rich.table import Table
 
 from mend.cli import demo_report as report
 from mend.cli.launch import Job, Outcome, launch
+from mend.cli.report import report as write_report
 from mend.errors import ConfigError, MendError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def demo(
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     show(console, settings, rows, checks)
     console.print(f"[dim]{out / 'summary.json'}; {settings['wall_s']} s in all[/dim]")
-    for line in again(out):
+    for line in [*again(out), *drawn(out)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0 if summary["passed"] else 1
 
@@ -131,12 +132,21 @@ def again(out: Path) -> list[str]:
     ]
 
 
+def drawn(out: Path) -> list[str]:
+    """The page of all runs, and where it is."""
+    try:
+        return [f"all runs as figures:                            {write_report(out)}"]
+    except MendError as error:
+        return [f"no figures: {error}"]
+
+
 def _clear(folder: Path) -> None:
     """Results of an earlier demo must not count as this one's. Deletes only what looks like one."""
     if folder.exists():
         strangers = [
             path.name for path in folder.iterdir()
-            if path.name not in ("events", "logs") and not path.name.startswith("result-rack")
+            if path.name not in ("events", "logs", "report.html")
+            and not path.name.startswith("result-rack")
         ]  # fmt: skip
         if strangers:
             raise ConfigError(

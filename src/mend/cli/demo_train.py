@@ -13,7 +13,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import mend
 from mend.cli import text
 from mend.cli.demo_model import SIZES, ByteGPT, Windows, held_out_loss, learning_rate, loss_of
-
-if TYPE_CHECKING:
-    from mend import Runtime
 
 DRAIN_S = 60.0
 CLIP_NORM = 1.0
@@ -58,6 +56,7 @@ class Recipe:
 def mend_settings(recipe: Recipe) -> dict[str, Any]:
     """What the run sets of MendConfig; addresses come from the environment `mend launch` makes."""
     return {
+        "exchange": recipe.exchange,
         "fragments": recipe.fragments,
         "sync_period_steps": recipe.period_steps,
         "overlap_steps": recipe.overlap_steps,
@@ -85,7 +84,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     windows: Windows,
     recipe: Recipe,
-    runtime: Runtime | None,
+    runtime: mend.Runtime,
 ) -> Track:
     """The loop of every run, with and without exchange."""
     track, rack = Track([], []), int(os.environ["MEND_RACK"])
@@ -100,28 +99,25 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        if runtime is not None:
-            runtime.count_tokens(batch[:, 1:].numel())
+        runtime.count_tokens(batch[:, 1:].numel())
         optimizer.step()
         track.losses.append(loss.item())
-        if runtime is not None:
-            total_ms = runtime.status().stall_ms_total
-            track.stall_ms.append(total_ms - stalled_ms)
-            stalled_ms = total_ms
+        runtime.record(loss=track.losses[-1])
+        total_ms = runtime.status().stall_ms_total
+        track.stall_ms.append(total_ms - stalled_ms)
+        stalled_ms = total_ms
         if (step + 1) % report_every == 0 and int(os.environ.get("RANK", "0")) == 0:
             print(f"demo rack={rack} step={step + 1} loss={track.losses[-1]:.4f}", flush=True)
     track.wall_s = time.perf_counter() - started
     return track
 
 
-def after(model: nn.Module, runtime: Runtime, held_out: Any) -> dict[str, Any]:
+def after(model: nn.Module, runtime: mend.Runtime, held_out: Any) -> dict[str, Any]:
     """The numbers of a run with exchange: before the last merge, and after it."""
-    from mend import mend_shutdown
-
     runtime.drain(DRAIN_S)
     with runtime.anchor_weights():
         drained = held_out()
-    status = mend_shutdown(model)
+    status = mend.mend_shutdown(model)
     assert status is not None, "mend_shutdown found no runtime"
     return {
         "merged_loss_drained": drained,
@@ -161,12 +157,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
     windows = Windows(
         corpus.racks[rack], size, seed=1 + rack + recipe.racks * (rank + 1000 * recipe.seed)
     )
-    runtime = None
-    if recipe.exchange:
-        import mend
-
-        config = mend.MendConfig(**mend_settings(recipe))
-        runtime = mend.mend_init(trained, config, optimizer=optimizer)
+    config = mend.MendConfig(**mend_settings(recipe))
+    runtime = mend.mend_init(trained, config, optimizer=optimizer)
 
     def held_out() -> float:
         return held_out_loss(model, corpus.held_out, size, recipe.eval_batches)
@@ -182,10 +174,13 @@ def run(recipe: Recipe) -> dict[str, Any]:
         "wall_s": track.wall_s,
         "losses": [loss.hex() for loss in track.losses],
         "stall_ms": track.stall_ms,
-        "rounds_in_loop": runtime.status().rounds_committed if runtime is not None else 0,
+        "rounds_in_loop": runtime.status().rounds_committed,
         "own_loss": held_out(),
     }
-    return result | (after(trained, runtime, held_out) if runtime is not None else {})
+    if recipe.exchange:
+        return result | after(trained, runtime, held_out)
+    mend.mend_shutdown(trained)
+    return result
 
 
 def main() -> None:

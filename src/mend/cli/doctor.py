@@ -1,23 +1,21 @@
-"""cli.doctor: `mend doctor`, what this machine and environment look like to mend. Reads, prints,
-and listens for a moment on the ports a job would take; sends nothing anywhere.
+"""cli.doctor: what this machine and environment look like to mend. Reads, and listens for a moment
+on the ports a job would take; sends nothing to any rack.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import warnings
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from mend.cli import versions
+from mend.cli.doctor_local import network_of, of_network
 from mend.cli.ports import LOOPBACK
 from mend.config.origins import in_force
 from mend.config.settings import PORT_FIRST, MendConfig
@@ -32,6 +30,8 @@ WITNESS_PORT = PORT_FIRST - 1
 
 PORTS_MAX = 64
 """Of a range of data ports, so many are tried."""
+
+CANNOT_LISTEN = "cannot listen at"
 
 Report = dict[str, Any]
 
@@ -51,6 +51,10 @@ def examine(topology: Path | None) -> Report:
     except ConfigError as error:
         problems.append(str(error))
     config, settings, notes = _settings(problems)
+    network = network_of(config) if config is not None else None
+    gpu = torch.cuda.is_available()
+    found = of_network(network, racks=config.racks, gpu=gpu) if network and config else []
+    problems += [str(each) for each in found if each.severity == "problem"]
     return {
         "versions": dict(each.split("=", 1) for each in versions().split(" ") if "=" in each),
         "machine": {
@@ -65,8 +69,11 @@ def examine(topology: Path | None) -> Report:
         "settings": settings,
         "ports": _ports(config, problems),
         "addresses": _addresses(config),
+        "network": network.plain() if network is not None else None,
+        "findings": [asdict(each) for each in found],
         "notes": notes,
         "problems": problems,
+        "readable": config is not None and hints is not None,
     }
 
 
@@ -193,7 +200,7 @@ def _ports(config: MendConfig | None, problems: list[str]) -> list[Report]:
         free, why = _free(at, port)
         found.append({"what": what, "host": at, "port": port, "free": free})
         if must and not free:
-            problems.append(f"{what} cannot listen at {at}:{port} ({why})")
+            problems.append(f"{what} {CANNOT_LISTEN} {at}:{port} ({why})")
     return found
 
 
@@ -214,68 +221,3 @@ def _addresses(config: MendConfig | None) -> Report:
         "racks": {str(rack): address for rack, address in config.peer_addresses.items()},
         "witness": config.witness_addr or None,
     }
-
-
-# ------------------------------------------------------------------ printing
-
-
-def doctor(topology: Path | None, as_json: bool) -> int:
-    """Print it; the exit status is 1 where there is a problem."""
-    report = examine(topology)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        _show(report, Console(emoji=False))  # a bus id such as 0000:ab:00.0 has one
-    return 1 if report["problems"] else 0
-
-
-def _show(report: Report, console: Console) -> None:
-    _pairs(console, "versions", report["versions"])
-    machine = report["machine"]
-    _pairs(console, "machine", machine)
-    if report["devices"]:
-        _rows(console, "GPUs", report["devices"])
-    else:
-        console.print("[bold]GPUs[/bold]\n  no GPU: torch sees none here")
-    if report["nccl_dump"]:
-        _rows(console, "GPUs of the NCCL topology dump", report["nccl_dump"])
-    elif report["nccl_dump"] is not None:
-        console.print("[bold]GPUs of the NCCL topology dump[/bold]\n  no GPU in it")
-    _pairs(console, "topology", report["topology"])
-    if report["settings"]:
-        _rows(console, "settings in force", report["settings"])
-    else:
-        console.print("[bold]settings in force[/bold]\n  the defaults")
-    shown = [{**each, "free": "free" if each["free"] else "TAKEN"} for each in report["ports"]]
-    _rows(console, "ports", shown)
-    _pairs(console, "addresses", report["addresses"])
-    for note in report["notes"]:
-        console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
-    for problem in report["problems"]:
-        console.print(f"[red]problem[/red] {escape(problem)}", soft_wrap=True)
-    if not report["problems"]:
-        console.print("no problem found; whether other machines can be reached is not tried")
-
-
-def _pairs(console: Console, title: str, pairs: Report) -> None:
-    console.print(f"[bold]{title}[/bold]")
-    for name, value in pairs.items():
-        console.print(f"  {name}: {escape(_said(value))}", soft_wrap=True)
-
-
-def _rows(console: Console, title: str, rows: list[Report]) -> None:
-    console.print(f"[bold]{title}[/bold]")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_said(value)) for value in row.values()))
-    console.print(table)
-
-
-def _said(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={_said(inner)}" for name, inner in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

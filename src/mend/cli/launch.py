@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mend.cli.links import Link, Net, links
 from mend.cli.ports import LOOPBACK, free_ports
 from mend.cli.processes import TOKEN, Child, Interrupts, Sink, kill_orphans
 from mend.errors import ConfigError
@@ -23,6 +25,12 @@ WITNESS_EXIT_S = 5.0
 """The witness has this long to see that all racks left, and again once told; then it is killed."""
 
 WITNESS_NAME = "witness"
+
+PLAIN = {
+    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": LOOPBACK, "MASTER_PORT": "0"},  # any port will do for a group of one
+}
+"""What torchrun sets for a rack of one process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +48,10 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
     """How often a rack that fails is started again; it then joins the running job."""
+    torchrun: bool = True
+    """False: racks of one process are started without it, which takes seconds less."""
+    link: str = ""
+    """RATE[,ROUND TRIP[,LOSS]]: each rack in a network namespace of its own; empty: loopback."""
 
     def __post_init__(self) -> None:
         if not self.command or self.command == ("-m",):
@@ -54,6 +66,13 @@ class Job:
                     f"must be at least {least}",
                     "Use 2 racks of 1 process to try.",
                 )
+        if not self.torchrun and (self.nproc_per_rack > 1 or self.max_restarts):
+            raise ConfigError(
+                "torchrun",
+                False,
+                "several processes per rack and restarts need it",
+                "Leave it out.",
+            )
         if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
             raise ConfigError(
                 "base_port",
@@ -61,6 +80,8 @@ class Job:
                 "must be 0 or 1024..65535 - racks",
                 "0 picks free ports.",
             )
+        if self.link:
+            Link.parse(self.link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +140,18 @@ def gpus_by_rack(gpus: list[str], job: Job) -> list[str | None]:
 
 
 def rack_environments(
-    job: Job, environ: Mapping[str, str], ports: list[int], gpus: list[str]
+    job: Job,
+    environ: Mapping[str, str],
+    ports: list[int],
+    gpus: list[str],
+    hosts: Sequence[str] = (),
 ) -> list[dict[str, str]]:
-    """The environment of each rack. `ports`: one per rack, the witness's last. --env wins."""
-    addresses = [f"tcp://{LOOPBACK}:{port}" for port in ports]
+    """The environment of each rack. `ports`: one per rack, the witness's last. --env wins.
+
+    `hosts` go with the ports; left out, all of them are this machine's loopback interface.
+    """
+    hosts = hosts or [LOOPBACK] * len(ports)
+    addresses = [f"tcp://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
     shared = {
         "MEND_RACKS": str(job.racks),
         "MEND_JOB_ID": job.job_id,
@@ -139,6 +168,8 @@ def rack_environments(
     environments = []
     for rack, devices in enumerate(gpus_by_rack(gpus, job)):
         own = {"MEND_RACK": str(rack), "MEND_SIDEBAND_ADDR": addresses[rack]}
+        if hosts[rack] != LOOPBACK:
+            own["MEND_ADVERTISE_HOST"] = hosts[rack]  # whatever the shell has is of another network
         if devices is not None:
             own["CUDA_VISIBLE_DEVICES"] = devices
         inherited = {
@@ -148,6 +179,11 @@ def rack_environments(
         }
         environments.append({**threads, **inherited, **shared, **own, **job.env})
     return environments
+
+
+def inner_interfaces(environ: Mapping[str, str]) -> dict[str, str]:
+    """In a namespace the machine's name leads nowhere: the ranks of a rack meet on loopback."""
+    return {name: environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
 
 
 def torchrun_command(job: Job, rack: int) -> list[str]:
@@ -162,9 +198,14 @@ def torchrun_command(job: Job, rack: int) -> list[str]:
     ]
 
 
-def witness_command(job: Job, port: int) -> list[str]:
+def plain_command(job: Job) -> list[str]:
+    """One rack of one process; `PLAIN` has the rest of what torchrun would tell it."""
+    return [sys.executable, *job.command]
+
+
+def witness_command(job: Job, port: int, host: str = LOOPBACK) -> list[str]:
     return [
-        sys.executable, "-m", "mend.cli", "coordinate", "--bind", f"tcp://{LOOPBACK}:{port}",
+        sys.executable, "-m", "mend.cli", "coordinate", "--bind", f"tcp://{host}:{port}",
         "--racks", str(job.racks), "--job-id", job.job_id,
     ]  # fmt: skip
 
@@ -180,10 +221,11 @@ class Launch:
         self._token, self._interrupts = os.urandom(8).hex(), Interrupts()
         self.racks: list[Child] = []
         self.witness: Child | None = None
+        self._net: Net | None = None
 
     def run(self) -> Outcome:
         """Start everything, pass lines and signals on, return when nothing of it is left."""
-        with self._interrupts.caught():
+        with self._interrupts.caught(), self._linked():
             try:
                 self._start()
                 self._watch_racks()
@@ -198,6 +240,17 @@ class Launch:
         witness = self.witness.process.returncode if self.witness is not None else None
         return Outcome(codes, witness, self._interrupts.first)
 
+    @contextmanager
+    def _linked(self) -> Iterator[None]:
+        """With the network that the job asks for, if any."""
+        if not self.job.link:
+            yield
+            return
+        racks, witness = self.job.racks, self.job.witness
+        asked = Link.parse(self.job.link)
+        with links(asked, racks=racks, witness=witness, say=self._say) as self._net:
+            yield
+
     def _children(self) -> list[Child]:
         return [*self.racks, *([self.witness] if self.witness is not None else [])]
 
@@ -206,22 +259,34 @@ class Launch:
         environ = {**os.environ, TOKEN: self._token}
         gpus = visible_gpus({**environ, **job.env})
         ports = free_ports(job.racks + int(job.witness), job.base_port)
-        environments = rack_environments(job, environ, ports, gpus)
+        hosts, net = [LOOPBACK] * len(ports), self._net
+        if net is not None:
+            hosts = list(net.hosts)
+            environ |= inner_interfaces(environ)
+        environments = rack_environments(job, environ, ports, gpus, hosts)
         if job.log_dir is not None:
             job.log_dir.mkdir(parents=True, exist_ok=True)
         self._say(
             f"started job={job.job_id} racks={job.racks} nproc_per_rack={job.nproc_per_rack} "
             f"witness={'yes' if job.witness else 'no'} ports={','.join(map(str, ports))}"
         )
+        inside = net.sites[-1].prefix if net is not None else ()
+        watch = " ".join((*inside, "mend", "top", f"tcp://{hosts[-1]}:{ports[-1]}"))
+        self._say(f'watch="{watch}"')
         if job.witness:
-            command = witness_command(job, ports[-1])
+            command = witness_command(job, ports[-1], hosts[-1])
             unbuffered = {**environ, **job.env, "PYTHONUNBUFFERED": "1"}
-            self.witness = self._child(WITNESS_NAME, command, unbuffered)
+            self.witness = self._child(WITNESS_NAME, command, unbuffered, len(hosts) - 1)
         for rack, environment in enumerate(environments):
-            child = self._child(f"rack {rack}", torchrun_command(job, rack), environment)
+            command = torchrun_command(job, rack)
+            if not job.torchrun:
+                command, environment = plain_command(job), {**environment, **PLAIN, **job.env}
+            child = self._child(f"rack {rack}", command, environment, rack)
             self.racks.append(child)
 
-    def _child(self, name: str, command: list[str], env: Mapping[str, str]) -> Child:
+    def _child(self, name: str, command: list[str], env: Mapping[str, str], site: int) -> Child:
+        if self._net is not None:
+            command = [*self._net.sites[site].prefix, *command]
         folder = self.job.log_dir
         log = folder / f"{name.replace(' ', '')}.log" if folder is not None else None
         return Child(name, command, env, self._sink, log)
@@ -298,7 +363,7 @@ class Launch:
 def launch(job: Job, sink: Sink) -> Outcome:
     """Run a job to its end. Main thread only: signals arrive there, and children die with it.
 
-    Raises ConfigError (too few GPUs), AddressInUse (--base-port).
+    Raises ConfigError (too few GPUs), AddressInUse (--base-port), LinkError (--link).
     """
     return Launch(
         job if job.job_id else replace(job, job_id=f"job-{os.urandom(4).hex()}"), sink

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -191,12 +192,18 @@ def _outcomes(wanted: Wanted, fixed: Fixed) -> Iterator[Outcome]:
 
 def _submitted(pool: ProcessPoolExecutor, seeds: range, fixed: Fixed) -> Future[list[Outcome]]:
     """Ctrl-C goes to the whole group of processes; the parent alone answers it. A process that
-    this starts must be deaf from its first moment on: it inherits the mask."""
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    this starts inherits the mask, so it is deaf from its first moment on. The parent answers once
+    it has handed over what that process is to run; the mask does not bind its other threads."""
+    late: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: late.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(run_seeds, seeds, fixed)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, former)
+        if late:
+            signal.raise_signal(signal.SIGINT)
 
 
 _stop: Event
@@ -204,8 +211,18 @@ _stop: Event
 
 
 def _enter(stop: Event) -> None:
+    """First thing in a worker process."""
     global _stop
     _stop = stop
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    """One that was killed stops nobody; its workers would wait for ever for the next seeds."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _tasks(wanted: Wanted, ends_ns: int | None) -> Iterator[range]:

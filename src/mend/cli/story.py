@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mend.protocol import events as ev
@@ -24,6 +24,7 @@ from mend.protocol.messages import (
     Report,
     Roster,
 )
+from mend.protocol.schedule import Schedule
 from mend.protocol.tape import Entry, Gap, Header
 
 Made = tuple[int, int]
@@ -44,13 +45,17 @@ class OfferFacts:
 @dataclass
 class RankFacts:
     """One rank's part in a round. `in_mend_ns`: its training thread, from the end of the step until
-    the version was applied."""
+    the version was applied; not known of the last step."""
 
+    stepped_ns: int | None = None
+    """End of the step behind which it captured; not known behind the last one."""
     captured_ns: int | None = None
     encoded_ns: int | None = None
     pulls: dict[int, Span] = field(default_factory=dict)
     pulled_bytes: int = 0
     merge: Span | None = None
+    told_ns: int | None = None
+    """When the rank learned that it is decided."""
     applied_ns: int | None = None
     in_mend_ns: int | None = None
 
@@ -140,6 +145,7 @@ def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:
                 coordinator.take(entry, entry.now_ns + offset_ns)
             elif entry.machine == LEARNER:
                 learner.take(entry, entry.now_ns + offset_ns)
+        learner.end()
     done = [made for made in story.rounds.values() if made.commit is not None]
     story.decided = sorted(done, key=lambda made: made.index)
     story.rosters = sorted(set(story.rosters))
@@ -259,7 +265,15 @@ class _OfLearner:
         self._pulling: dict[tuple[int, int, int], int] = {}
         self._pulled: dict[tuple[int, int, int], Span] = {}
         self._merging: dict[Made, int] = {}
-        self._captured: dict[tuple[int, int], list[int]] = {}
+        self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
+        self._schedule = _schedule(header.config)
+        self._behind: list[RankFacts] = []
+        """What was applied after the newest step."""
+
+    def end(self) -> None:
+        """The tape is at its end: what was applied last may be of who left, long after its step."""
+        for mine in self._behind:
+            mine.in_mend_ns = None
 
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
@@ -276,10 +290,13 @@ class _OfLearner:
                 _records(self._story, orders.prev, orders.records, at_ns)
             case ev.Progress():
                 self._stepped_ns = at_ns
-            case ev.Captured(fragment, seq):
-                self._captured[(fragment, seq)] = [at_ns]
+                self._behind.clear()
+            case ev.Captured(fragment, seq, step=step):
+                due = self._schedule is not None and fragment in self._schedule.captures(step)
+                self._captured[(fragment, seq)] = (self._stepped_ns if due else None, at_ns)
             case ev.Encoded(fragment, seq):
-                self._captured.setdefault((fragment, seq), []).append(at_ns)
+                if (fragment, seq) in self._captured:
+                    self._captured[(fragment, seq)] += (at_ns,)
             case ev.Fetched(member, fragment, seq, error):
                 name = (member.rack, fragment, seq)
                 if not error and name in self._pulling:
@@ -292,6 +309,7 @@ class _OfLearner:
                 mine.applied_ns = at_ns
                 if self._stepped_ns is not None:
                     mine.in_mend_ns = at_ns - self._stepped_ns
+                self._behind.append(mine)
 
     def _mine(self, fragment: int, version: int) -> RankFacts:
         return self._story.round(fragment, version).ranks[self._me]
@@ -302,6 +320,7 @@ class _OfLearner:
         if not self._story.coordinated:
             made.decided_ns = _first(made.decided_ns, at_ns)
         mine = self._mine(commit.fragment, commit.version)
+        mine.told_ns = at_ns
         for share in commit.members:
             rack = share.member.rack
             pulled = self._pulled.pop((rack, commit.fragment, share.seq), None)
@@ -310,6 +329,15 @@ class _OfLearner:
                 if commit.fragment < len(self._bytes):
                     mine.pulled_bytes += self._bytes[commit.fragment]
             if rack == self._me[0]:
-                times = self._captured.pop((commit.fragment, share.seq), [])
-                mine.captured_ns = times[0] if times else None
-                mine.encoded_ns = times[1] if len(times) > 1 else None
+                times = self._captured.pop((commit.fragment, share.seq), ())
+                known = (*times, None, None, None)
+                mine.stepped_ns, mine.captured_ns, mine.encoded_ns = known[:3]
+
+
+def _schedule(config: Mapping[str, object]) -> Schedule | None:
+    """What was due when; None: the tape does not say."""
+    names = ("fragments", "sync_period_steps", "overlap_steps")
+    fragments, period, overlap = (config.get(name) for name in names)
+    if not (isinstance(fragments, int) and isinstance(period, int) and isinstance(overlap, int)):
+        return None
+    return Schedule(fragments, period, overlap) if fragments > 0 and 0 <= overlap < period else None

@@ -132,6 +132,12 @@ class MendConfig:
     concurrent_outer_step: bool = _knob(
         True, k.YES_NO, "exchange while training goes on; false: training waits for each exchange"
     )
+    exchange: bool = _knob(
+        True,
+        k.YES_NO,
+        "false: this rack trains for itself, with hooks and events but without any other rack; "
+        "a baseline to measure against",
+    )
     quorum_min_learners: int = _knob(
         1, k.whole(1, k.RACKS_MAX), "racks that a merge needs at least (K)"
     )
@@ -209,6 +215,9 @@ class MendConfig:
         "", k.ADDRESS, "where the witness listens; empty: the leader of rack 0 coordinates"
     )
     sideband_heartbeat_ms: int = _knob(100, k.whole(10, 10_000), "time between two signs of life")
+    observe: bool = _knob(
+        True, k.YES_NO, "answer `mend top`: whoever reaches the sideband may look, and only look"
+    )
     advertise_host: str = _knob(
         "", k.HOST, "host that other racks reach this one at; empty: the one it listens at"
     )

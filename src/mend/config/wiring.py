@@ -9,9 +9,21 @@ from pathlib import Path
 from mend.config.replaying import replay_path
 from mend.config.settings import MendConfig
 from mend.runtime.driver import DriverOptions
+from mend.runtime.making import Rules
 from mend.runtime.parts import Settings
 from mend.runtime.steps import StepOptions
 from mend.terms import MS, SECOND
+
+
+def rules_of(config: MendConfig) -> Rules:
+    """What a rank computes with."""
+    return Rules(
+        codec=config.payload_dtype,
+        merge=config.merge,
+        outer_lr=config.outer_lr,
+        momentum=config.outer_optimizer_momentum,
+        spare=spare_vectors(config),
+    )
 
 
 def local_place() -> tuple[int, int]:
@@ -23,7 +35,7 @@ def local_place() -> tuple[int, int]:
 
 
 def settings_of(
-    config: MendConfig, members: tuple[int, ...] | None, cores: frozenset[int] | None
+    config: MendConfig, members: tuple[int, ...] | None, cores: frozenset[int] | None = None
 ) -> Settings:
     """`members`: global ranks of the rack; None: all ranks of the process group.
     `cores`: where worker threads stay; None: anywhere."""
@@ -45,6 +57,7 @@ def settings_of(
             delay_distribution=config.simulated_merge_delay_distribution,
             delay_seed=config.simulated_merge_delay_seed,
             cores=cores,
+            observe=config.observe,
         ),
         peers=config.peer_addresses,
         witness=config.witness_addr,

@@ -32,28 +32,34 @@ def encode(envelope: Envelope) -> bytes:
     return frame
 
 
-def framed(body: bytes) -> bytes:
-    """A frame around any bytes."""
-    return _HEAD + zlib.crc32(body).to_bytes(4, "big") + body
+def framed(body: bytes, head: bytes = _HEAD) -> bytes:
+    """A frame around any bytes. `head`: three bytes of magic, one of version."""
+    return head + zlib.crc32(body).to_bytes(4, "big") + body
 
 
 def decode(frame: bytes) -> Envelope:
     """Raises WireError with what was wrong; never anything else, whatever the bytes."""
-    if len(frame) > FRAME_BYTES_MAX:
-        raise WireError(f"frame of {len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
-    if frame[:3] != MAGIC or len(frame) <= _BODY_AT:
-        raise WireError(f"{len(frame)} bytes that do not begin like a mend frame")
-    if frame[3] != VERSION:
-        raise WireError(
-            f"wire version {frame[3]}, this is version {VERSION}; run the same mend on all racks"
-        )
-    body = memoryview(frame)[_BODY_AT:]
-    if zlib.crc32(body) != int.from_bytes(frame[_BODY_AT - 4 : _BODY_AT], "big"):
-        raise WireError(f"a frame of {len(frame)} bytes whose bits changed on the way")
+    body = body_of(frame)
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         raise WireError(f"not a message of this protocol: {error}") from error
+
+
+def body_of(frame: bytes, head: bytes = _HEAD, bytes_max: int = FRAME_BYTES_MAX) -> memoryview:
+    """What is in a frame of this kind, unchanged since it was sent. Raises WireError."""
+    if len(frame) > bytes_max:
+        raise WireError(f"frame of {len(frame)} bytes, the limit is {bytes_max}")
+    if frame[:3] != head[:3] or len(frame) <= _BODY_AT:
+        raise WireError(f"{len(frame)} bytes that do not begin like a mend frame")
+    if frame[3] != head[3]:
+        raise WireError(
+            f"wire version {frame[3]}, this is version {head[3]}; run the same mend on all racks"
+        )
+    body = memoryview(frame)[_BODY_AT:]
+    if zlib.crc32(body) != int.from_bytes(frame[_BODY_AT - 4 : _BODY_AT], "big"):
+        raise WireError(f"a frame of {len(frame)} bytes whose bits changed on the way")
+    return body
 
 
 def encode_record(record: Record) -> bytes:

@@ -17,10 +17,10 @@ from functools import partial
 from typing import TypeVar
 
 from mend.errors import ConfigError, GaveUp, MendError, TransportError, WireError
-from mend.protocol import wire
+from mend.protocol import observing, wire
 from mend.protocol.messages import Envelope, Message
-from mend.runtime.crew import begin_worker
 from mend.runtime.edge import Host
+from mend.runtime.observed import Observed
 from mend.runtime.recorder import Recorder
 from mend.terms import SECOND, Address, Member, Peer
 from mend.transport.delayed import CountedLane, DelayedLane, Distribution
@@ -33,6 +33,12 @@ START_S = 30.0
 CLOSE_S = 10.0
 REFUSED_NOTES_MAX = 20
 """Refused frames that are reported one by one; further ones are only counted."""
+
+
+def _begin(cores: frozenset[int] | None) -> None:
+    from mend.runtime.crew import begin_worker  # late: a witness has no jobs and needs no torch
+
+    begin_worker(cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class DriverOptions:
     delay_seed: int = 0
     cores: frozenset[int] | None = None
     """Where the worker stays; None: anywhere."""
+    observe: bool = True
+    """Whether strangers that only look are answered, see `observe`."""
 
 
 @dataclass
@@ -67,11 +75,12 @@ class Driver:
         self.counters = Counters()
         self.done = threading.Event()
         self._host: Host | None = None
+        self._observed: Observed | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: Future[None] = Future()
-        self._workers = ThreadPoolExecutor(1, "mend-worker", begin_worker, (options.cores,))
+        self._workers = ThreadPoolExecutor(1, "mend-worker", _begin, (options.cores,))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mend-loop", daemon=True)
         self._thread.start()
@@ -106,6 +115,30 @@ class Driver:
         except RuntimeError:
             if not self._closing:
                 raise
+
+    def every(self, period_s: float, job: Callable[[], None]) -> None:
+        """Run `job` on the loop every `period_s` seconds, until close."""
+
+        def rest() -> None:
+            self._loop.call_later(period_s, self._guarded, again)
+
+        def again() -> None:
+            job()
+            rest()
+
+        self.call(rest)
+
+    def observe(self, view: Callable[[bool], observing.View]) -> None:
+        """Show `view(ended)` to whoever asks, and once more at the end. It is called on the loop,
+        a few times a second at most."""
+
+        def job() -> None:
+            if self.options.observe:
+                self._observed = Observed(
+                    self.job, view, self._sideband.reply, self.now_ns, self._refuse
+                )
+
+        self.call(job)
 
     def attach(self, host: Host) -> None:
         """Start hearing. Everything received before is still queued."""
@@ -203,6 +236,8 @@ class Driver:
             if self._tasks:
                 self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
             self._lane.close()
+            if self._observed is not None:
+                self._observed.farewell()
             self._sideband.close()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
@@ -218,7 +253,10 @@ class Driver:
         )
 
         async def bind() -> ZmqSideband:
-            return ZmqSideband(options.bind, frame_bytes_max=wire.FRAME_BYTES_MAX)
+            sideband = ZmqSideband(options.bind, frame_bytes_max=wire.FRAME_BYTES_MAX)
+            if options.observe:
+                sideband.divert(observing.HEAD[:3], self._looked)
+            return sideband
 
         try:
             self._sideband = self._loop.run_until_complete(bind())
@@ -247,6 +285,11 @@ class Driver:
         if self._host is not None:
             peer = Peer(envelope.rack, envelope.rank)
             self._host.heard(peer, envelope.incarnation, envelope.body)
+
+    def _looked(self, route: bytes, frame: bytes) -> None:
+        """Somebody who only looks. Not told to the host, so it is on no tape."""
+        if self._observed is not None:
+            self._observed.take(route, frame)
 
     def _refuse(self, error: MendError) -> None:
         self.counters.frames_refused += 1

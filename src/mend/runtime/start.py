@@ -30,15 +30,19 @@ from mend.fragment.view import FragmentView
 from mend.protocol.border import plan_hash
 from mend.protocol.events import Event
 from mend.protocol.machines import Parts
+from mend.protocol.observing import View
 from mend.protocol.schedule import Schedule
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.following import Again
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
+from mend.runtime.observed import NOTES_S, Recent
+from mend.runtime.pace import PERIOD_S, Pace
 from mend.runtime.parts import Introduction, Settings, parts_of
 from mend.runtime.rack import RackGroup
 from mend.runtime.rank import Rank, Roles
 from mend.runtime.recorder import Recorder
+from mend.runtime.showing import Training, note_of, view_of_rank
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Track, Trainer, Wait
 from mend.runtime.sums import check_room
 from mend.runtime.tape import TapeWriter, begin, header_of
@@ -76,6 +80,10 @@ class LiveRank:
             self.recorder.close()
             self.group.close()
             raise
+        self.pace = Pace(
+            self.recorder.note, lambda: (self.driver.bytes_sent, self.driver.bytes_received)
+        )
+        self.driver.every(PERIOD_S, self.pace.write)
         try:
             self._build(model, numerics)
         except BaseException:
@@ -144,6 +152,7 @@ class LiveRank:
             plain,
             again.comparer if again else self.tape,
         )
+        self._show()
         self.driver.call(lambda: self._connect([one.address for one in found]))
         self.driver.attach(self.rank)
 
@@ -240,6 +249,32 @@ class LiveRank:
             if rack != self.me.rack:
                 self.driver.connect(Peer(rack, 0), address)
 
+    def _show(self) -> None:
+        """Let whoever looks see the rack; its leader speaks for all ranks."""
+        driver, roles = self.driver, self.rank.roles
+        leader = roles.leader
+        if leader is None:
+            return
+
+        def traffic() -> tuple[int, int]:
+            return driver.bytes_sent, driver.bytes_received
+
+        training = Training(
+            self.board,
+            self.pace,
+            Recent(lambda: note_of(self.pace, traffic, driver.now_ns())),
+            self.group.ranks,
+            lambda: sum(list(self.trainer.ledger.missed.values())),
+            lambda: self.numerics.buffers.total_bytes,
+        )
+
+        def view(ended: bool) -> View:
+            job, now_ns = self.settings.job, driver.now_ns()
+            return view_of_rank(job, leader, roles.coordinator, training, now_ns, ended=ended)
+
+        driver.every(NOTES_S, training.recent.note)
+        driver.observe(view)
+
     # -------------------------------------------------------------- training thread
 
     def begin(self) -> None:
@@ -294,6 +329,7 @@ class LiveRank:
         self.numerics.close()
         if self.tape is not None:
             self.tape.close()
+        self.pace.end()
         self.recorder.close()
         self.group.close()
 

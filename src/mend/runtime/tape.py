@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-import torch
 from msgspec.structs import replace
 
 from mend.protocol import tape as form
@@ -84,14 +83,21 @@ def header_of(job: str, parts: Parts, **more: Any) -> Header:
         argv=tuple(sys.orig_argv),
         versions={
             "mend": VERSION,
-            "torch": str(torch.__version__),
             "python": platform.python_version(),
-            "threads": str(torch.get_num_threads()),
+            **_of_torch(),
         },
         wall_ns=time.time_ns(),
         mono_ns=time.monotonic_ns(),
         **more,
     )
+
+
+def _of_torch() -> dict[str, str]:
+    """Nothing in a process that has not loaded it: the witness has no tensor."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    return {"torch": str(torch.__version__), "threads": str(torch.get_num_threads())}
 
 
 def begin(folder: Path | None, mb_max: int, header: Header, note: NoteTo) -> TapeWriter | None:

@@ -24,10 +24,12 @@ from mend.protocol.events import (
 )
 from mend.protocol.machines import BOOTH, COORDINATOR, CoordinatorParts, Parts, machines_of
 from mend.protocol.messages import Message, Orders, Prepare
+from mend.protocol.observing import View
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.edge import Edge
 from mend.runtime.inbox import Inbox
 from mend.runtime.recorder import Recorder
+from mend.runtime.showing import view_of_witness
 from mend.runtime.tape import Tape, begin, header_of
 from mend.terms import MS, SECOND, WITNESS, Member, Peer
 
@@ -71,6 +73,11 @@ class Witness:
 
     def crashed(self, error: MendError) -> None:
         self.failure = error
+
+    def view(self, ended: bool) -> View:
+        """What there is to see here."""
+        job, now_ns = self.coordinator.job, self.edge.now_ns()
+        return view_of_witness(job, self.coordinator, self.booth, now_ns, ended=ended)
 
     def _name(self, machine: Machine) -> str:
         return BOOTH if machine is self.booth else COORDINATOR
@@ -122,6 +129,7 @@ def run(
     on_progress: Callable[[str], None] | None = None,
     diagnostics_dir: Path | None = None,
     tape_mb_max: int = 0,
+    observe: bool = True,
 ) -> None:
     """Serve one job until every rack has left, or SIGINT / SIGTERM.
 
@@ -130,7 +138,8 @@ def run(
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = Recorder({"rack": WITNESS, "rank": 0}, diagnostics_dir)
     host = bind.removeprefix("tcp://").rsplit(":", 1)[0]
-    driver = Driver(me, member, job_id, DriverOptions(bind, host, "", None, 10 * SECOND), recorder)
+    listen = DriverOptions(bind, host, "", None, 10 * SECOND, observe=observe)
+    driver = Driver(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
     parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
     tape = begin(diagnostics_dir, tape_mb_max, header_of(job_id, parts), recorder.note)
@@ -140,6 +149,7 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
     try:
+        driver.observe(witness.view)
         driver.attach(witness)
         if on_progress:
             on_progress(f"listening address={driver.address} job={job_id} racks={racks}")

@@ -33,7 +33,18 @@ class CountedLane(Lane, Protocol):
 
 
 def delay_ns(mean_ns: int, distribution: Distribution, seed: int, key: bytes) -> int:
-    """The delay of one payload: the same for the same seed and key, also in a later run of the job.
+    """The delay of one payload: the same for the same seed and key, also in a later run of the
+    job. Drawn as `quantile` of a uniform number that is hashed from both."""
+    if distribution == "constant":
+        return mean_ns
+    named = seed.to_bytes(16, "big", signed=True) + without_incarnation(key)
+    draw = int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big")
+    uniform = ((draw >> 12) + 0.5) / 2**52  # 52 bits, so that neither 0 nor 1 can come out
+    return round(quantile(mean_ns, distribution, uniform))
+
+
+def quantile(mean: float, distribution: Distribution, uniform: float) -> float:
+    """What a share of `uniform` (above 0, below 1) of all delays stays below; unit of the mean.
 
     constant: the mean. bimodal: mean (1 - c) or mean (1 + c), each half of the time; the mean is
     exact and the standard deviation is c mean. long_tail: lognormal; with s^2 = ln(1 + c^2) and m =
@@ -41,15 +52,12 @@ def delay_ns(mean_ns: int, distribution: Distribution, seed: int, key: bytes) ->
     exp(s^2) - 1 = c^2.
     """
     if distribution == "constant":
-        return mean_ns
-    named = seed.to_bytes(16, "big", signed=True) + without_incarnation(key)
-    draw = int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big")
-    uniform = ((draw >> 12) + 0.5) / 2**52  # 52 bits, so that neither 0 nor 1 can come out
+        return mean
     if distribution == "bimodal":
         sign = -1 if uniform < 0.5 else 1
-        return round(mean_ns * (1 + sign * COEFFICIENT_OF_VARIATION))
+        return mean * (1 + sign * COEFFICIENT_OF_VARIATION)
     normal = NormalDist().inv_cdf(uniform)
-    return round(mean_ns * math.exp(math.sqrt(_LOG_VARIANCE) * normal - _LOG_VARIANCE / 2))
+    return mean * math.exp(math.sqrt(_LOG_VARIANCE) * normal - _LOG_VARIANCE / 2)
 
 
 class DelayedLane:

@@ -20,6 +20,7 @@ import errno
 import functools
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -37,6 +38,9 @@ HANDSHAKE_MS = 5_000
 RECONNECT_MS_MIN, RECONNECT_MS_MAX = 100, 2_000
 CONNECT_MS_MAX = 2_000
 UNACKED_MS_MAX = 5_000
+REPLIES_MAX = 2
+"""Answers that wait for one stranger's connection; who does not read gets no more."""
+
 FRAMES_PER_TURN = 64
 """Frames read ahead before the loop may run something else."""
 
@@ -84,6 +88,8 @@ class ZmqSideband:
         self._armed = False
         self._watched = False
         self._closed = False
+        self._replied = False
+        self._diverted: tuple[bytes, Callable[[bytes, bytes], None]] | None = None
         self.dropped = 0
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -101,6 +107,8 @@ class ZmqSideband:
         inbox.setsockopt(zmq.RCVHWM, INBOX_FRAMES_MAX)
         inbox.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes_max)
         inbox.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        inbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # `reply` says what became of it
+        inbox.setsockopt(zmq.SNDHWM, REPLIES_MAX)
         inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         try:
             inbox.bind(where)
@@ -199,10 +207,28 @@ class ZmqSideband:
         self.bytes_sent += len(frame)
         return True
 
+    def divert(self, prefix: bytes, take: Callable[[bytes, bytes], None]) -> None:
+        """Frames that begin with `prefix` go to `take(route, frame)`, which must not raise, and not
+        to `receive`. `route` is good for `reply`."""
+        self._diverted = prefix, take
+
+    def reply(self, route: bytes, frame: bytes) -> bool:
+        """Queue one frame for the connection that a diverted one came over; never blocks. False: it
+        is gone, or does not read what it has been sent."""
+        try:
+            self._inbox.send_multipart([route, frame], _DONTWAIT)
+        except zmq.ZMQError:
+            return False
+        self._replied = True
+        self.bytes_sent += len(frame)
+        if self._armed and _events(self._inbox) & _POLLIN:
+            self._loop.call_soon(self._arrived)  # sending has used up the edge of what came
+        return True
+
     async def receive(self) -> bytes:
         """The next frame, from anybody. One caller at a time. Raises TransportError once closed."""
         assert self._waiting is None, "two tasks receive on one sideband"
-        if not self._ready and not self._armed:
+        while not self._ready and not self._armed and not self._closed:
             await asyncio.sleep(0)  # once per `_drain`: a flood must not starve others
             if not self._closed:
                 self._drain()
@@ -217,9 +243,10 @@ class ZmqSideband:
         asked after a frame whether there is more: EAGAIN as an exception costs as much as a frame.
         """
         inbox, self._armed = self._inbox, False
+        prefix, take = self._diverted or (b"", None)
         for _ in range(FRAMES_PER_TURN):
             try:
-                inbox.recv(_DONTWAIT)  # the sender's routing id
+                route = inbox.recv(_DONTWAIT)  # of the sender's connection
             except zmq.Again:
                 self._armed = True
                 return
@@ -230,7 +257,10 @@ class ZmqSideband:
                     inbox.recv(_DONTWAIT)
             else:
                 self.bytes_received += len(frame)
-                self._ready.append(frame)
+                if take is not None and frame.startswith(prefix):
+                    take(route, frame)
+                else:
+                    self._ready.append(frame)
             if not _events(inbox) & _POLLIN:
                 self._armed = True
                 return
@@ -263,6 +293,8 @@ class ZmqSideband:
         self._drain()
         if self._ready:
             self._waiting.set_result(self._ready.popleft())
+        elif not self._armed:  # a whole turn of what is not for `receive`, and there is more
+            self._loop.call_soon(self._arrived)
 
     def _unwatch(self) -> None:
         if self._watched:
@@ -279,12 +311,17 @@ class ZmqSideband:
             self._waiting.set_exception(_closed_while_receiving())
         for peer in tuple(self._outgoing):
             self._disconnect(peer)
-        self._inbox.close(linger=0)
+        self._inbox.close(linger=FAREWELL_MS if self._replied else 0)
         self._context.term()
 
 
 def _closed_while_receiving() -> TransportError:
     return TransportError("sideband: closed while receiving. Cancel the receiver first.")
+
+
+def readable(sock: zmq.Socket[bytes]) -> bool:
+    """Whether a frame is there to be read."""
+    return bool(_events(sock) & _POLLIN)
 
 
 def _events(sock: zmq.Socket[bytes]) -> int:

@@ -41,6 +41,12 @@ def test_a_module_and_settings_for_every_rack(asked: list[Job]) -> None:
     assert asked[0].witness is False
 
 
+def test_a_link_between_the_racks(asked: list[Job]) -> None:
+    CliRunner().invoke(app, ["launch", "--link", "400mbit,20ms", "t.py", "--link", "x"])
+    assert asked[0].link == "400mbit,20ms"
+    assert asked[0].command == ("t.py", "--link", "x")
+
+
 def test_an_env_without_a_value_is_refused(asked: list[Job]) -> None:
     answer = CliRunner().invoke(app, ["launch", "--env", "A", "t.py"])
     assert answer.exit_code == 2

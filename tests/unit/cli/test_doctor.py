@@ -172,6 +172,58 @@ def test_gpus_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "H200" in told("--topology", str(path))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (("--for", "3"), "Add --meet"),
+        (("--bandwidth", "0"), "Add --meet"),
+        (("--step-ms", "3"), "Add --params"),
+        (("--params", "many"), "must be a number of parameters"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(arguments: tuple[str, ...], rule: str) -> None:
+    answer = CliRunner().invoke(app, ["doctor", *arguments])
+    assert isinstance(answer.exception, ConfigError)
+    assert rule in str(answer.exception)
+
+
+def test_memory_for_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = json.loads(told("--json", "--params", "10M"))
+    assert report["memory"]["anchors"] == 2 * 4 * 10_000_000
+    assert "whether tau covers" not in str(report["findings"]).lower()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    shared = json.loads(told("--json", "--params", "10M", "--step-ms", "100"))
+    assert shared["memory"]["anchors"] == 4 * 10_000_000
+    assert shared["memory"]["ranks_here"] == 2
+    assert "bandwidth was not measured" in str(shared["findings"])
+    huge = told("--params", "99T", code=1)
+    assert "of host memory" in huge
+
+
+def test_a_meeting_needs_a_rack_and_readable_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Set MEND_RACK." in told("--meet", code=1)
+    monkeypatch.setenv("MEND_RACK", "9")
+    assert "the settings cannot be read" in told("--meet", "--params", "1M", code=1)
+
+
+def test_only_the_leader_of_a_rack_meets_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert "this is rank 3 of its rack" in told("--meet")
+
+
+def test_a_rack_alone_meets_nobody_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("MEND_RACK", "0")
+    monkeypatch.setenv("MEND_RACKS", "1")
+    monkeypatch.setenv("MEND_SIDEBAND_PEERS", f"tcp://127.0.0.1:{free_port}")
+    output = told("--meet", "--for", "0", "--bandwidth", "0")
+    assert "there is nobody to meet" in output
+    report = json.loads(told("--json", "--meet", "--for", "0", "--bandwidth", "0"))
+    assert report["meeting"]["peers"] == []
+
+
 def test_a_dump_without_a_gpu_is_said_to_have_none(tmp_path: Path) -> None:
     path = tmp_path / "topo.xml"
     path.write_text('<system version="1"><cpu numaid="0" affinity="f"/></system>')

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from mend.cli import launch as launch_module
 from mend.cli.launch import (
+    PLAIN,
     Job,
     Outcome,
     gpus_by_rack,
+    plain_command,
     rack_environments,
     torchrun_command,
     visible_gpus,
@@ -116,6 +120,19 @@ def test_a_module_is_started_as_one() -> None:
     assert command[command.index("--rdzv-id") + 1] == "story-rack1"
 
 
+def test_a_rack_of_one_process_can_do_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that makes a process group finds what it needs: a world of its own."""
+    job = Job(command=("-m", "my.training"), torchrun=False)
+    assert plain_command(job) == [sys.executable, "-m", "my.training"]
+    for key, value in PLAIN.items():
+        monkeypatch.setenv(key, value)
+    dist.init_process_group("gloo")
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("racks", "witness", "interrupted", "status"),
     [
@@ -142,6 +159,8 @@ def test_the_status_is_that_of_the_first_that_failed(
         ({"base_port": 80}, "base_port"),
         ({"command": ()}, "command"),
         ({"command": ("-m",)}, "command"),
+        ({"torchrun": False, "nproc_per_rack": 2}, "torchrun"),
+        ({"torchrun": False, "max_restarts": 1}, "torchrun"),
     ],
 )
 def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field: str) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -219,21 +220,32 @@ def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-@pytest.mark.process
-def test_ctrl_c_stops_all_processes_and_sums_up() -> None:
+@pytest.fixture
+def running() -> Iterator[subprocess.Popen[str]]:
+    """With its worker processes."""
     command = [*COMMAND, "--minutes", "5", "--jobs", "2"]
-    running = subprocess.Popen(
+    started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
         start_new_session=True,
     )  # fmt: skip
-    try:
-        while len(children(running.pid)) < 3:
-            assert running.poll() is None
+    with started:
+        while len(children(started.pid)) < 3:
+            assert started.poll() is None
             time.sleep(0.05)
-        os.killpg(running.pid, signal.SIGINT)
-        out, err = running.communicate(timeout=60)
-    finally:
-        running.kill()
+        yield started
+        started.kill()
+
+
+@pytest.mark.process
+def test_ctrl_c_stops_all_processes_and_sums_up(running: subprocess.Popen[str]) -> None:
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=60)
     assert running.returncode == 0, err
     assert "Traceback" not in err
     assert re.search(r"interrupted after \d+ seeds from 0: 0 broke", out)
+
+
+@pytest.mark.process
+def test_its_processes_end_with_one_that_is_killed(running: subprocess.Popen[str]) -> None:
+    running.kill()
+    running.communicate(timeout=60)  # until the last of those that hold the pipes is gone

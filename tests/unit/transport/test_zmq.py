@@ -187,3 +187,85 @@ async def test_close_leaves_no_thread_and_no_port() -> None:
     with socket.create_server(("127.0.0.1", port)):
         pass
     assert not here.send(B, b"after close")
+
+
+# -------------------------------------------------------------- strangers that only ask
+
+
+def asking(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    made = context.socket(zmq.DEALER)
+    made.setsockopt(zmq.LINGER, 0)
+    made.connect(address)
+    return made
+
+
+async def heard_by(asker: zmq.Socket[bytes]) -> bytes:
+    """Without blocking the loop that is to answer."""
+    while not asker.poll(0):  # noqa: ASYNC110 - the asker is no part of the loop
+        await asyncio.sleep(0.001)
+    return asker.recv()
+
+
+async def test_what_is_diverted_is_answered_on_its_own_connection(sideband: MakeSideband) -> None:
+    here = sideband()
+    here.divert(b"ask", lambda route, frame: replied.append(here.reply(route, b"to " + frame)))
+    replied: list[bool] = []
+    receiving = asyncio.create_task(here.receive())
+    with zmq.Context() as context:
+        askers = [asking(context, here.address) for _ in range(3)]
+        for number, asker in enumerate(askers):
+            asker.send(b"ask %d" % number)
+        for number, asker in enumerate(askers):
+            assert await heard_by(asker) == b"to ask %d" % number
+        assert not receiving.done(), "a diverted frame is not received"
+        askers[0].send(b"a message")
+        assert await receiving == b"a message"
+        for asker in askers:
+            asker.close()
+    assert replied == [True] * 3
+    assert not here.reply(b"nobody", b"frame")
+
+
+async def test_more_diverted_frames_than_a_turn_reads_hide_nothing(sideband: MakeSideband) -> None:
+    """A turn of the loop reads 64 frames. When none of them was for `receive`, what was queued
+    behind them was seen only when something else arrived: frames of several parts, which anybody
+    may send, could so silence the sideband."""
+    here = sideband()
+    seen: list[bytes] = []
+    here.divert(b"ask", lambda route, frame: seen.append(frame))
+    with zmq.Context() as context, asking(context, here.address) as asker:
+        for waits_first in (True, False):
+            receiving = asyncio.create_task(here.receive()) if waits_first else None
+            await asyncio.sleep(0)
+            for _ in range(500):
+                asker.send(b"ask")
+                asker.send_multipart([b"of", b"parts"])
+            asker.send(b"behind them")
+            receiving = receiving or asyncio.create_task(here.receive())
+            assert await asyncio.wait_for(receiving, 20) == b"behind them"
+    assert len(seen) == 1000
+    assert here.dropped == 1000
+
+
+async def test_who_asks_and_does_not_read_gets_no_more(sideband: MakeSideband) -> None:
+    """Only a few answers wait for him, and nobody else notices."""
+    here = sideband()
+    told: list[bool] = []
+    answer = bytes(1 << 18)
+    here.divert(b"ask", lambda route, _: told.append(here.reply(route, answer)))
+    receiving = asyncio.create_task(here.receive())
+    with zmq.Context() as context:
+        greedy, modest = context.socket(zmq.DEALER), asking(context, here.address)
+        greedy.setsockopt(zmq.RCVHWM, 1)
+        greedy.setsockopt(zmq.RCVBUF, 1 << 14)
+        greedy.setsockopt(zmq.LINGER, 0)
+        greedy.connect(here.address)
+        while True not in told or told[-1]:
+            greedy.send(b"ask")
+            await asyncio.sleep(0)
+            assert len(told) < 5000, "unbounded"
+        modest.send(b"ask")
+        assert await heard_by(modest) == answer
+        greedy.close()
+        modest.close()
+    receiving.cancel()

@@ -1,0 +1,163 @@
+"""benchmarks._work: racks that train by sleeping, and a stream of what they see.
+
+The benchmarks of failures start these, kill some, and read from the stream when who was merged.
+A step sleeps, so that two cores are enough for several racks: what is measured is waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import mend
+from benchmarks._common import Flat, RackArgs, Racks, noise
+
+END = "end"
+LOST_S = 120.0
+"""No benchmark waits longer for something that must come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a rack saw behind a step in which a merge, a loss or its own end came. `at_s` is
+    time.monotonic, which all processes of a machine share."""
+
+    rack: int
+    at_s: float
+    step: int
+    commits: int
+    merged: tuple[int, ...]
+    """Racks of the newest merge."""
+    live: tuple[int, ...]
+    stall_ms: float
+    """What its training has waited so far."""
+    mend_ms: float
+    """All wall time inside mend so far: captures and applies, too."""
+    longest_ms: float
+    """The longest time inside mend of one step since the last of these."""
+    tokens: int = 0
+    tokens_merged: float = 0.0
+    dropped: int = 0
+    """Offers of this rack that were too old to be merged; their tokens are in the next ones."""
+    began_s: float = 0.0
+    """When its first step began."""
+    last: bool = False
+
+
+@dataclass
+class Job:
+    """Racks at work and all that they saw, oldest first."""
+
+    racks: Racks
+    seen: list[Seen] = field(default_factory=list)
+    over: set[int] = field(default_factory=set)
+
+    def until(self, there: Callable[[Seen], bool], timeout_s: float) -> Seen | None:
+        """The first thing seen from now on that fits; None when it does not come in time."""
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            for seen in self._read(left_s):
+                if there(seen):
+                    return seen
+        return None
+
+    def must(self, there: Callable[[Seen], bool], what: str) -> Seen:
+        seen = self.until(there, LOST_S)
+        if seen is None:
+            raise RuntimeError(f"it never came that {what}; last seen: {self.seen[-3:]}")
+        return seen
+
+    def end(self) -> dict[int, Seen]:
+        """The last word of every rack that lives."""
+        for rack in set(self.racks.pipes) - self.over:
+            self.racks.pipes[rack].send(END)
+        while set(self.racks.pipes) - self.over:
+            if self.until(lambda seen: seen.last, LOST_S) is None:
+                raise RuntimeError("a rack does not end")
+        return {seen.rack: seen for seen in self.seen if seen.last}
+
+    def kill(self, rack: int) -> float:
+        """When it was killed. What it said and was not read yet is lost with it."""
+        at_s = self.racks.kill(rack)
+        self.over.add(rack)
+        return at_s
+
+    def start(self, rack: int) -> float:
+        """When it was started."""
+        at_s = time.monotonic()
+        self.racks.start(rack)
+        self.over.discard(rack)
+        return at_s
+
+    def _read(self, timeout_s: float) -> Iterable[Seen]:
+        by_pipe = {id(self.racks.pipes[r]): r for r in set(self.racks.pipes) - self.over}
+        pipes = [self.racks.pipes[rack] for rack in by_pipe.values()]
+        for pipe in wait(pipes, timeout_s):
+            assert isinstance(pipe, Connection)
+            try:
+                seen = pipe.recv()
+            except EOFError:
+                rack = by_pipe[id(pipe)]
+                raise RuntimeError(f"rack {rack} died by itself; its message is above") from None
+            if seen.last:
+                self.over.add(seen.rack)
+            self.seen.append(seen)
+            yield seen
+
+
+def work(args: RackArgs, step_ms: float, **settings: Any) -> None:
+    """The process of a rack: train until told to end, and say what is seen. Leaves at once then,
+    so that what was not merged by that time is not."""
+    options = args.options
+    model = Flat(options.numel, options.fragments)
+    move = noise(min(p.numel() for p in model.parameters()), 11 + args.rack) * 1e-4
+    runtime = mend.mend_init(model, args.config(fragments=options.fragments, **settings))
+    parameters = list(model.parameters())
+    began_s = time.monotonic()
+    told: tuple[object, ...] = ()
+    mend_ms = longest_ms = 0.0
+    step = 0
+    while not args.pipe.poll():
+        step += 1
+        time.sleep(step_ms / 1e3)
+        parameters[step % len(parameters)].data[: move.numel()].add_(move)
+        trained = time.perf_counter()
+        runtime.step(tokens=1)
+        took_ms = (time.perf_counter() - trained) * 1e3
+        mend_ms, longest_ms = mend_ms + took_ms, max(longest_ms, took_ms)
+        now = runtime.status()
+        if (now.rounds_committed, now.racks_live) != told:
+            told = (now.rounds_committed, now.racks_live)
+            args.pipe.send(_seen(args.rack, now, mend_ms, longest_ms, began_s))
+            longest_ms = 0.0
+    args.pipe.send(_seen(args.rack, runtime.status(), mend_ms, longest_ms, began_s, last=True))
+    runtime.abort()
+
+
+def _seen(
+    rack: int,
+    now: mend.Status,
+    mend_ms: float,
+    longest_ms: float,
+    began_s: float,
+    last: bool = False,
+) -> Seen:
+    return Seen(
+        rack=rack,
+        at_s=time.monotonic(),
+        step=now.step,
+        commits=now.rounds_committed,
+        merged=now.racks_merged,
+        live=now.racks_live,
+        stall_ms=now.stall_ms_total,
+        mend_ms=mend_ms,
+        longest_ms=longest_ms,
+        tokens=now.tokens,
+        tokens_merged=now.ledger.merged,
+        dropped=now.rounds_missed.get("offer dropped: too old", 0),
+        began_s=began_s,
+        last=last,
+    )

@@ -1,0 +1,109 @@
+"""benchmarks.encode: what a delta costs to make and to encode. Prints one JSON object.
+
+    python -m benchmarks.encode --numel 50000000
+
+One thread. Variants take turns in every repeat, so that a disturbance of the machine meets all:
+
+NAME offer  all that a worker does for an offer with this codec: anchor - snapshot, the check for
+            NaN and Inf, the codec, the residual where the codec loses something, the checksum
+NAME codec  the codec alone
+memcpy      torch's copy_ of the same elements
+
+A speed is the bytes of the delta (4 per element) per second; memcpy's is what it copies, once.
+
+`measured` is the median over repeats of GB/s of the whole offer, for the codec that has the least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from benchmarks._common import arguments, limit, noise, report, spread
+from mend.codec import CODECS
+from mend.merge import MERGES
+from mend.outer import Nesterov
+from mend.runtime.numerics import Numerics
+
+GOAL_GBPS = 1.5
+SCALE = 1e-3
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    speeds = _speeds(options, 4 * options.numel / 1e9)
+    memcpy = speeds.pop("memcpy")
+    offers = {name: speed for name, speed in speeds.items() if name.endswith("offer")}
+    least = min(offers.values(), key=statistics.median)
+    report(
+        "encode",
+        goal=f">= {GOAL_GBPS:g} GB/s, 1 thread",
+        values=least,
+        passed=statistics.median(least) >= GOAL_GBPS,
+        options=options,
+        unit="GB/s",
+        better="higher",
+        beside=limit("memcpy, 1 thread", "GB/s", memcpy, 2),
+        more={
+            "variants": {
+                name: {
+                    "GBps": spread(speed, 2),
+                    "of_memcpy": spread([a / b for a, b in zip(speed, memcpy, strict=True)]),
+                }
+                for name, speed in speeds.items()
+            }
+        },
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("encode", __doc__)
+    parser.add_argument(
+        "--numel", type=int, default=50_000_000, help="fp32 elements (default 50000000)"
+    )
+    parser.add_argument("--codecs", default=",".join(CODECS), help="(default: all of them)")
+    parser.add_argument("--repeats", type=int, default=9, help="one more warms up (default 9)")
+    options = parser.parse_args()
+    if unknown := set(options.codecs.split(",")) - set(CODECS):
+        parser.error(f"--codecs: {sorted(unknown)[0]!r} is none of {', '.join(CODECS)}")
+    return options
+
+
+def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[float]]:
+    """GB/s of every repeat, by variant."""
+    anchor = noise(options.numel, 1)
+    trained = anchor - SCALE * noise(options.numel, 2)
+    snapshot, delta = torch.empty_like(anchor), anchor - trained
+    out = torch.empty_like(anchor)
+    runs: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(delta)}
+    parts = []
+    for name in options.codecs.split(","):
+        numerics = Numerics(CODECS[name](), MERGES["mean"](), Nesterov(1.0, 0.0), 1)
+        parts.append(numerics)
+        runs[f"{name} offer"] = partial(_offer, numerics, snapshot, anchor)
+        runs[f"{name} codec"] = partial(numerics.codec.encode, delta)
+    speeds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(options.repeats + 1):
+        for name, run in runs.items():
+            snapshot.copy_(trained)  # an offer is made in the snapshot's memory
+            started = time.perf_counter()
+            run()
+            if repeat:
+                speeds[name].append(gigabytes / (time.perf_counter() - started))
+    for numerics in parts:
+        numerics.close()
+    return speeds
+
+
+def _offer(numerics: Numerics, snapshot: torch.Tensor, anchor: torch.Tensor) -> str:
+    return numerics.encode(snapshot, None, anchor).checksum
+
+
+if __name__ == "__main__":
+    main()

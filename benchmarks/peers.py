@@ -1,0 +1,133 @@
+"""benchmarks.peers: the work of a row, done by libraries that do the same. Prints one JSON object.
+
+    python -m benchmarks.peers merge --parameters '{"numel": 20000000}'
+
+Who is not installed says so (`pip install -e .[peers]`), who fails says why in one line. Each runs
+in a process of its own, with the parameters that our row has just run with and, where the figure is
+a ratio, against the same limit as ours, measured in the same process. Read `note`: it says what the
+peer leaves out, or does besides. `mend bench run` asks for this by itself.
+
+`measured` is as in our row: a median, or the greatest where our row counts that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from benchmarks._common import spread
+from benchmarks._rows import ROWS
+
+ADAPTERS = {
+    "tsugi-mend": "benchmarks._peer_tsugi_mend",
+    "torchft": "benchmarks._peer_torchft",
+    "hivemind": "benchmarks._peer_hivemind",
+}
+"""Distribution -> the module with its table of rows."""
+
+PEER_S_MAX = 600.0
+ANSWER = "benchmarks.peers answers: "
+"""In front of the JSON, as the peers print lines of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a peer needed for the work of one row."""
+
+    values: Sequence[float]
+    unit: str
+    note: str
+    better: Literal["lower", "higher"] = "lower"
+    measure: Literal["median", "max"] = "median"
+
+    def told(self) -> dict[str, object]:
+        around = spread(self.values)
+        return {
+            "measured": around[self.measure],
+            "unit": self.unit,
+            "better": self.better,
+            "spread": around,
+            "samples": len(self.values),
+            "note": self.note,
+        }
+
+
+def main() -> None:
+    options = _options()
+    asked = json.loads(options.parameters)
+    if options.peer:
+        adapter = importlib.import_module(ADAPTERS[options.peer])
+        print(ANSWER + json.dumps(adapter.ROWS[options.row](asked).told()), flush=True)
+        # Some peers keep threads and child processes that nobody waits for.
+        os._exit(0)
+    row = next(row for row in ROWS if row.name == options.row)
+    found = {peer: measured(row.name, peer, options.parameters) for peer in row.peers}
+    print(json.dumps(found, indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("row", choices=[row.name for row in ROWS if row.peers])
+    parser.add_argument(
+        "--parameters", default="{}", metavar="JSON", help="those of the row (default: its own)"
+    )
+    parser.add_argument("--peer", choices=list(ADAPTERS), help="only this one, in this process")
+    return parser.parse_args()
+
+
+def measured(row: str, peer: str, parameters: str) -> dict[str, object]:
+    """One peer in a process of its own, as a part of the row's JSON."""
+    try:
+        version = metadata.version(peer)
+    except metadata.PackageNotFoundError:
+        return {"absent": "pip install -e .[peers]"}
+    command = [sys.executable, "-m", "benchmarks.peers", row, "--peer", peer]
+    command += ["--parameters", parameters]
+    # Files, not pipes, and a session of its own: what a peer leaves behind would hold a pipe open.
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=complained,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(PEER_S_MAX)
+        except subprocess.TimeoutExpired:
+            return {"version": version, "failed": f"no result within {PEER_S_MAX:g} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said.seek(0)
+        complained.seek(0)
+        return {"version": version, **answer_of(said.read(), complained.read(), code)}
+
+
+def answer_of(said: str, complained: str, code: int) -> dict[str, Any]:
+    """The JSON that the peer's process printed, or the last line of its complaint."""
+    for line in said.splitlines():
+        if line.startswith(ANSWER):
+            return dict(json.loads(line.removeprefix(ANSWER)))
+    lines = [line.strip() for line in complained.splitlines() if line.strip()]
+    return {"failed": lines[-1] if lines else f"exit status {code} without a word"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""benchmarks.rejoin: a killed rack is started again and joins; what does the other one notice?
+Prints one JSON object.
+
+    python -m benchmarks.rejoin --repeats 3
+    python -m benchmarks.rejoin --numel 20000000
+
+Two racks and a witness on loopback, default settings but for a short period, training by sleeping
+`step-ms` per step. Rack 1 is ended with SIGKILL; when rack 0 has noticed and its training waits for
+nothing any more, rack 1 is started again. It copies the newest merged model (`numel` fp32) from
+rack 0 and goes on from there.
+
+`measured` is the median of the seconds that rack 0's training spent inside mend from the restart to
+the first merge with work of the new rack 1: waiting, and the usual copies of the rounds, and
+whatever else held it up there. `waited_ms` is the part that mend itself counts as waiting for
+others (status().stall_ms_total), `longest_ms` the longest time inside mend in one step.
+`joins_s` is from the
+start of the new process to that merge, of which `ready_s` to the end of mend_init, with the copy;
+the process is a fork of one that has imported torch. The limit is one plain copy of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from benchmarks._common import RackArgs, Racks, arguments, limit, noise, report, spread
+from benchmarks._work import Job, Seen, work
+
+GOAL_S = 0.1
+MERGES_BEFORE = 4
+COPIES = 5
+SURVIVOR, DEAD = 0, 1
+
+
+def main() -> None:
+    options = _options()
+    found = [_rejoined(options) for _ in range(options.repeats)]
+    losses = [one["lost_s"] for one in found]
+    report(
+        "rejoin",
+        goal=f"< {GOAL_S:g} s of the survivor's training",
+        values=losses,
+        passed=statistics.median(losses) < GOAL_S,
+        options=options,
+        unit="s",
+        beside=limit("one plain copy of the model", "s", _copies(options.numel), 4),
+        more={
+            key: spread([one[key] for one in found], 3)
+            for key in ("joins_s", "ready_s", "waited_ms", "longest_ms", "outage_stall_ms")
+        },
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("rejoin", __doc__)
+    parser.add_argument("--repeats", type=int, default=3, help="(default 3)")
+    parser.add_argument(
+        "--numel",
+        type=int,
+        default=151_000_000,
+        help="fp32 elements (default 151000000 = 604 MB; each rack takes some six times that)",
+    )
+    parser.add_argument("--fragments", type=int, default=4, help="P (default 4)")
+    parser.add_argument("--gap", type=int, default=8, help="steps between merges (default 8)")
+    parser.add_argument("--step-ms", type=float, default=50.0, help="of training (default 50)")
+    return parser.parse_args()
+
+
+def _rejoined(options: argparse.Namespace) -> dict[str, float]:
+    job = Job(Racks(_rack, options, 2, with_witness=True))
+    try:
+        for rack in (SURVIVOR, DEAD):
+            job.start(rack)
+        job.must(lambda seen: seen.commits >= MERGES_BEFORE, "merges are made")
+        killed_s = job.kill(DEAD)
+        job.must(lambda seen: DEAD not in seen.live, "rack 0 notices")
+        commits = max(seen.commits for seen in job.seen)
+        restarted_s = job.start(DEAD)
+        job.must(lambda seen: joined(seen, commits), "rack 0 merges with the new rack 1")
+        job.end()
+    finally:
+        job.racks.close()
+    return outcome(job.seen, killed_s, restarted_s)
+
+
+def _rack(args: RackArgs) -> None:
+    gap, fragments = args.options.gap, args.options.fragments
+    work(args, args.options.step_ms, sync_period_steps=gap * fragments, overlap_steps=gap // 2)
+
+
+def joined(seen: Seen, commits: int) -> bool:
+    """Whether the survivor saw a merge that the new rack has a part in. Its status shows the newest
+    merge of the former life until then, so it must be a later one than `commits`."""
+    return seen.rack == SURVIVOR and seen.commits > commits and DEAD in seen.merged
+
+
+def outcome(seen: list[Seen], killed_s: float, restarted_s: float) -> dict[str, float]:
+    """What one return came to, from what the racks saw."""
+    survivor = [one for one in seen if one.rack == SURVIVOR]
+    before = [one for one in survivor if one.at_s <= restarted_s]
+    start = before[-1]
+    killed = [one for one in before if one.at_s <= killed_s][-1]
+    behind = [one for one in survivor if one.at_s > restarted_s]
+    merge = next(one for one in behind if joined(one, start.commits))
+    during = [one for one in behind if one.at_s <= merge.at_s]
+    began_s = min(one.began_s for one in seen if one.rack == DEAD and one.at_s > restarted_s)
+    return {
+        "lost_s": (merge.mend_ms - start.mend_ms) / 1e3,
+        "waited_ms": merge.stall_ms - start.stall_ms,
+        "longest_ms": max(one.longest_ms for one in during),
+        "joins_s": merge.at_s - restarted_s,
+        "ready_s": began_s - restarted_s,
+        "outage_stall_ms": start.stall_ms - killed.stall_ms,
+    }
+
+
+def _copies(numel: int) -> list[float]:
+    """Seconds of one plain copy, by one thread."""
+    torch.set_num_threads(1)
+    model = noise(numel, 1)
+    out, found = torch.empty_like(model).zero_(), []
+    for _ in range(COPIES):
+        started = time.perf_counter()
+        out.copy_(model)
+        found.append(time.perf_counter() - started)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""runtime.alone: a rank whose rack trains for itself (exchange=False). Counts and writes events;
+meets nobody, listens nowhere, keeps no copy of the model.
+
+It is the baseline that an exchange is measured against: the same script, hooks and events, and
+nothing else. It has what `api` uses of a `LiveRank`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+import torch.distributed as dist
+
+from mend.codec import CODECS
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.protocol.events import Event
+from mend.protocol.schedule import Schedule
+from mend.runtime.driver import Counters
+from mend.runtime.handoff import Board
+from mend.runtime.numerics import Numerics
+from mend.runtime.pace import PERIOD_S, Pace
+from mend.runtime.parts import Settings
+from mend.runtime.recorder import Recorder
+from mend.runtime.steps import Doing, OpenOffer, Trainer
+from mend.terms import Member, Peer
+
+NEVER = 1 << 62
+"""A period that no run gets to the end of: nothing is ever due."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoWire:
+    """Stands where a rank's driver does: nothing is sent, nothing comes."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    counters: Counters = field(default_factory=Counters)
+
+
+class LoneTrainer(Trainer):
+    """Counts steps and tokens. It has no fragments, so nothing is due, open or waited for."""
+
+    def open_tokens(self) -> int:
+        """All of them: nobody else has seen any."""
+        return self.tokens
+
+
+class AloneRank:
+    """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
+    together, and the model is never touched."""
+
+    def __init__(self, settings: Settings) -> None:
+        rank = _rank_in(settings.members)
+        self.me = Peer(settings.rack, rank)
+        self.settings, self.driver = settings, NoWire()
+        self.schedule = Schedule(1, NEVER, 0)
+        self.recorder = Recorder({"rack": settings.rack, "rank": rank}, settings.diagnostics)
+        self.pace = Pace(self.recorder.note, lambda: (0, 0))
+        self._over = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
+        self.numerics = Numerics(
+            CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
+        )
+        self.board = Board(0)
+        self.board.finish()  # leaving waits for nobody
+        self.trainer = LoneTrainer(
+            Member(settings.rack, 0),
+            self.schedule,
+            replace(settings.step, ranks=1),
+            [],
+            self.board,
+            now_ns=time.monotonic_ns,
+            post=_nobody,
+            own=_nobody,
+            note=self.recorder.note,
+            numerics=self.numerics,
+        )
+
+    def begin(self) -> None:
+        """Nobody is waited for."""
+        member = [self.me.rack, 0]
+        self.recorder.note(
+            "start", {"member": member, "plan": "", "job": self.settings.job, "exchange": False}
+        )
+        self._ticker.start()
+
+    def _tick(self) -> None:
+        """What a rank's loop thread does beside all else."""
+        while not self._over.wait(PERIOD_S):
+            self.pace.write()
+
+    def live(self, doing: Doing) -> None:
+        """Drive a generator of `steps`; without fragments and other ranks it asks for nothing."""
+        for request in doing:
+            raise AssertionError(f"a rank alone was asked to wait: {request}")
+
+    def close(self) -> None:
+        """As `abort`: there is nobody to part from."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Write what is left of the events. Idempotent."""
+        self._over.set()
+        inside = threading.current_thread() is self._ticker  # a finalizer may run on any thread
+        if self._ticker.ident is not None and not inside:
+            self._ticker.join()
+        self.numerics.close()
+        self.pace.end()
+        self.recorder.close()
+
+
+def _nobody(_: Event | OpenOffer) -> None:
+    """Whom the loop would tell."""
+
+
+def _rank_in(members: tuple[int, ...] | None) -> int:
+    """This process's number in its rack; `members`: the rack's global ranks, None: all."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    mine = dist.get_rank()
+    return mine if members is None else members.index(mine)

@@ -1,0 +1,115 @@
+"""transport: looking at the network without saying anything: names, routes, cards, and whether a
+port answers. Sends no payload; a knock opens a connection, reads a greeting and closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import socket
+import struct
+from typing import Literal, NamedTuple
+
+from mend.errors import ConfigError
+
+Answer = Literal["open", "refused", "silent", "no route", "no such name"]
+"""Of a knock. silent: nothing came back in time, neither yes nor no."""
+
+GREETING = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"
+"""What a ZeroMQ socket says first (ZMTP 2 and later); the eight bytes between may differ."""
+
+GREETING_S = 0.5
+_SIOCGIFADDR = 0x8915
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN)
+
+
+class Knock(NamedTuple):
+    """What a port answered. `speaks`: it greeted as a mend sideband does (as ZeroMQ)."""
+
+    answer: Answer
+    speaks: bool
+    detail: str = ""
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of `tcp://host:port`. Raises ConfigError."""
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or not colon or not port.isdigit():
+        rule, remedy = "must be tcp://host:port", "Write it like tcp://10.0.0.1:5555."
+        raise ConfigError("address", address, rule, remedy)
+    return host.strip("[]"), int(port)
+
+
+def numbers_of(host: str) -> tuple[str, ...]:
+    """The addresses that a name stands for here, in the order of the resolver; a number stands for
+    itself. Empty: there is no such name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(where[0]).partition("%")[0] for *_, where in found))
+
+
+def source_to(number: str) -> str | None:
+    """The address of this machine from which packets to `number` would leave. None: no route.
+
+    Connecting a datagram socket asks the routing table and sends nothing.
+    """
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect((number, 9))
+            return str(asking.getsockname()[0])
+    except OSError:
+        return None
+
+
+def cards() -> dict[str, str | None]:
+    """Network interface -> its first IPv4 address; None where it has none."""
+    found: dict[str, str | None] = {}
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            found[name] = _number_of(asking, name)
+    return found
+
+
+def _number_of(asking: socket.socket, name: str) -> str | None:
+    request = struct.pack("256s", name.encode()[:15])
+    try:
+        answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
+    except OSError:
+        return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+async def knock(host: str, port: int, limit_s: float) -> Knock:
+    """Whether something listens there, by one TCP connection. Never raises for what the network
+    does."""
+    loop = asyncio.get_running_loop()
+    try:
+        looked = await asyncio.wait_for(
+            loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), limit_s
+        )
+    except (OSError, UnicodeError, TimeoutError) as error:
+        return Knock("no such name", False, str(error))
+    number = str(looked[0][4][0])
+    try:
+        connecting = asyncio.open_connection(number, port)
+        reader, writer = await asyncio.wait_for(connecting, limit_s)
+    except TimeoutError:
+        return Knock("silent", False, f"nothing in {limit_s:g} s")
+    except ConnectionRefusedError as error:
+        return Knock("refused", False, str(error))
+    except OSError as error:
+        answer: Answer = "no route" if error.errno in _NO_ROUTE else "silent"
+        return Knock(answer, False, str(error))
+    try:
+        said = await asyncio.wait_for(reader.readexactly(len(GREETING)), GREETING_S)
+    except (OSError, EOFError, TimeoutError):
+        said = b""
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), GREETING_S)
+    speaks = len(said) == len(GREETING) and (said[0], said[-1]) == (GREETING[0], GREETING[-1])
+    return Knock("open", speaks)

@@ -1,0 +1,133 @@
+"""transport: the user-space device of `--link`: IP packets between TUN interfaces, late, and some
+lost. Owns the interfaces that it makes; knows nothing of what the packets say.
+
+Run as a file (`python -I tun.py ...`), so that nothing else of mend is imported: it is there in a
+few milliseconds, and forwards a packet in some 10 us. The interfaces vanish with the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import heapq
+import os
+import select
+import struct
+import sys
+import time
+
+TUNSETIFF = 0x400454CA
+IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
+
+PACKET_BYTES_MAX = 65_535
+READS_MAX = 64
+"""Packets taken from one interface before those that are due are looked at again."""
+
+QUEUE_NS_MAX = 100_000_000
+"""A packet that would wait longer than this for others to the same interface is dropped."""
+
+BITS = 8_000_000_000
+"""Bits of a byte times nanoseconds of a second."""
+
+
+class Wire:
+    """What becomes of each packet: which one is lost, when the others arrive. Pure but for its
+    state: time is an argument, chance is drawn from the seed and the packet's number.
+
+    The senders' rate is limited before packets come here (tbf); here those from several senders
+    to one receiver share its rate, too. Packets to one receiver keep their order.
+    """
+
+    def __init__(self, *, rate_bits: int, one_way_ns: int, loss: float, seed: int) -> None:
+        self._rate_bits, self._one_way_ns, self._seed = rate_bits, one_way_ns, seed
+        self._lost_below = round(loss * 2**64)
+        self._free_ns: dict[int, int] = {}
+        self._heap: list[tuple[int, int, int, bytes]] = []
+        self.taken = self.lost = self.dropped = 0
+        """Packets that came, that were lost on purpose, that found a full queue."""
+
+    def take(self, packet: bytes, to: int, now_ns: int) -> None:
+        """A packet for interface `to` has come."""
+        self.taken += 1
+        if self._lost_below and self._draw(self.taken) < self._lost_below:
+            self.lost += 1
+            return
+        start_ns = max(now_ns, self._free_ns.get(to, 0))
+        if start_ns - now_ns > QUEUE_NS_MAX:
+            self.dropped += 1
+            return
+        self._free_ns[to] = start_ns + len(packet) * BITS // self._rate_bits
+        heapq.heappush(self._heap, (start_ns + self._one_way_ns, self.taken, to, packet))
+
+    def _draw(self, number: int) -> int:
+        """64 random bits, the same for the same seed and number."""
+        named = struct.pack("!QQ", self._seed, number)
+        return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big")
+
+    def arrived(self, now_ns: int) -> list[tuple[int, bytes]]:
+        """(interface, packet) of all that are there by now, in order of arrival."""
+        found = []
+        while self._heap and self._heap[0][0] <= now_ns:
+            _, _, to, packet = heapq.heappop(self._heap)
+            found.append((to, packet))
+        return found
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When the next packet arrives. None: nothing is on the way."""
+        return self._heap[0][0] if self._heap else None
+
+
+def destination(packet: bytes) -> bytes | None:
+    """Where an IPv4 packet wants to go, as 4 bytes. None: it is none (IPv6 looks for routers)."""
+    return packet[16:20] if len(packet) >= 20 and packet[0] >> 4 == 4 else None
+
+
+def open_tun(name: str) -> int:
+    """Make a TUN interface in this process's network namespace; it lives as long as the file."""
+    tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
+    return tun
+
+
+def forward(tuns: dict[bytes, int], wire: Wire) -> None:
+    """Carry packets between the interfaces (by address) for ever."""
+    files = list(tuns.values())
+    while True:
+        due_ns = wire.deadline_ns
+        wait_s = None if due_ns is None else max(0, due_ns - time.monotonic_ns()) / 1e9
+        ready, _, _ = select.select(files, [], [], wait_s)
+        for tun in ready:
+            _take_all(tun, tuns, wire)
+        for to, packet in wire.arrived(time.monotonic_ns()):
+            try:
+                os.write(to, packet)
+            except OSError:  # its interface is down or full: a network drops such a packet, too
+                wire.dropped += 1
+
+
+def _take_all(tun: int, tuns: dict[bytes, int], wire: Wire) -> None:
+    for _ in range(READS_MAX):
+        try:
+            packet = os.read(tun, PACKET_BYTES_MAX)
+        except BlockingIOError:
+            return
+        to = tuns.get(destination(packet) or b"")
+        if to is not None:
+            wire.take(packet, to, time.monotonic_ns())
+
+
+def main(arguments: list[str]) -> None:
+    """`RATE_BITS ONE_WAY_NS LOSS SEED NAME=ADDRESS...`; says `ready` once the interfaces exist."""
+    rate_bits, one_way_ns, loss, seed, *sites = arguments
+    named = (site.partition("=") for site in sites)
+    tuns = {bytes(map(int, host.split("."))): open_tun(name) for name, _, host in named}
+    wire = Wire(
+        rate_bits=int(rate_bits), one_way_ns=int(one_way_ns), loss=float(loss), seed=int(seed)
+    )
+    os.write(sys.stdout.fileno(), b"ready\n")
+    forward(tuns, wire)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

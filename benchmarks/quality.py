@@ -235,19 +235,20 @@ def check_text(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> None:
 
 
 def command(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> str:
-    """What makes these runs, by number of racks: not what was typed, which may be --table."""
+    """What makes these runs: not what was typed, which may be --table."""
     if options.quick:
         return "python -m benchmarks.quality --quick"
     peak = rows[0]["plan"]["learning_rate"]
     more = "" if peak == FULL.learning_rate else f" --learning-rate {peak} --into FOLDER"
+    seeds: dict[tuple[int, str], int] = {}
+    for row in rows:
+        key = row["racks"], row["arm"]
+        seeds[key] = max(row["seed"], seeds.get(key, 0))
     lines = []
-    for racks in sorted({row["racks"] for row in rows}):
-        own = [row for row in rows if row["racks"] == racks]
-        done = {row["arm"] for row in own}
-        named = ",".join(arm for arm in ARMS if arm in done)
-        chosen = "" if done == set(CORE) else f" --arms {named}"
-        seeds = max(row["seed"] for row in own)
-        lines.append(f"python -m benchmarks.quality --racks {racks} --seeds {seeds}{chosen}{more}")
+    for racks, most in sorted({(racks, most) for (racks, _), most in seeds.items()}):
+        named = [arm for arm in ARMS if seeds.get((racks, arm)) == most]
+        chosen = "" if tuple(named) == CORE else f" --arms {','.join(named)}"
+        lines.append(f"python -m benchmarks.quality --racks {racks} --seeds {most}{chosen}{more}")
     return "\n".join(lines)
 
 

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import inspect
 from rich.console import Console
 
-from mend.cli.top_picture import Answer, picture_of
-from mend.cli.top_table import screen_of
+from mend.cli.top.picture import Answer, picture_of
+from mend.cli.top.table import screen_of
 from mend.errors import WireError
 from mend.protocol import observing, wire
 from mend.protocol.messages import Envelope

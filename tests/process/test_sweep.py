@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli import sweep_read
+from mend.cli.sweep import read as sweep_read
 from mend.errors import ConfigError
 
 pytestmark = pytest.mark.process

@@ -24,7 +24,7 @@ import pytest
 import zmq
 
 import mend
-from mend.cli.top import Wanted, top
+from mend.cli.top.run import Wanted, top
 from mend.protocol.observing import HEAD, Look, decode_view, encode_look, encode_view
 from mend.runtime.observed import ANSWERS_PER_SECOND_MAX
 from tests.process import train

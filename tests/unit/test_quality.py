@@ -305,14 +305,16 @@ def test_what_is_asked_for_becomes_cells() -> None:
 
 
 def test_the_page_says_what_makes_its_runs() -> None:
-    """By number of racks, as they need not have the same arms."""
+    """By racks and seeds, as not all arms need to have the same."""
     found = [row(4, seed, "diloco", 2.0) for seed in (1, 2)]
-    found += [row(2, 1, arm, 2.0) for arm in CORE]
+    found += [row(2, 1, arm, 2.0) for arm in (*CORE, "page-long")]
+    found.append(row(2, 2, "page-long", 2.0))
     for each in found:
         each["plan"] = asdict(quality.FULL)
     lines = quality.command(quality.parsed(["--table"]), found).splitlines()
     assert lines == [
         "python -m benchmarks.quality --racks 2 --seeds 1",
+        "python -m benchmarks.quality --racks 2 --seeds 2 --arms page-long",
         "python -m benchmarks.quality --racks 4 --seeds 2 --arms diloco",
     ]
     found[0]["plan"]["learning_rate"] = 1e-3

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 
 from mend.cli.bench_commands import bench_app
-from mend.cli.doctor_command import doctor_command
+from mend.cli.doctor.command import doctor_command
 from mend.cli.launch_command import PASS_ON, launch_command
 from mend.cli.plan_command import plan_command
-from mend.cli.report_command import report_command
+from mend.cli.report.command import report_command
 from mend.cli.tape_commands import WithCommand, explain_command, replay_command
-from mend.cli.top_command import top_command
+from mend.cli.top.command import top_command
 from mend.errors import ConfigError, MendError
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from mend.cli.bench_rows import list_command, run_command
-from mend.cli.sweep_command import HELP, delay_sweep_command
+from mend.cli.sweep.command import HELP, delay_sweep_command
 from mend.cli.tape_commands import WithCommand
 
 bench_app = typer.Typer(

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from mend.cli import demo_report as report
 from mend.cli.launch import Job, Outcome, launch
-from mend.cli.report import report as write_report
+from mend.cli.report.run import report as write_report
 from mend.errors import ConfigError, MendError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mend.cli.doctor_estimate import (
+from mend.cli.doctor.estimate import (
     FP32,
     ITEM_BYTES,
     MARGIN,

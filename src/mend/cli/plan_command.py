@@ -80,7 +80,7 @@ def plan_command(
       mend plan --params 7B --step-ms 2500 --link 2gbit,60ms --racks 4 --nproc-per-rack 8 --json
     """
     from mend.cli import plan
-    from mend.cli.doctor_estimate import merge_ns_per_element, params_of
+    from mend.cli.doctor.estimate import merge_ns_per_element, params_of
     from mend.cli.links_spec import Link
 
     if measure:
@@ -184,7 +184,8 @@ def as_data(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> dict
 
 
 def _constants(device: str) -> dict[str, float]:
-    from mend.cli import doctor_estimate, plan
+    from mend.cli import plan
+    from mend.cli.doctor import estimate as doctor_estimate
 
     return {
         "link_share": plan.LINK_SHARE,

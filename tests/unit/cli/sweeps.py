@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mend.cli.sweep_plan import BLOCKING, MODES, NONE, Cell, Place, Sweep
-from mend.cli.sweep_read import Measured
-from mend.cli.sweep_state import Done
+from mend.cli.sweep.plan import BLOCKING, MODES, NONE, Cell, Place, Sweep
+from mend.cli.sweep.read import Measured
+from mend.cli.sweep.state import Done
 from mend.terms import MS
 
 STEP_MS, TOKENS = 20.0, 100

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mend.cli import app, doctor
-from mend.cli.doctor import examine
+from mend.cli import app
+from mend.cli.doctor import examine as module
+from mend.cli.doctor.examine import examine
 from mend.errors import ConfigError
 from mend.runtime.near import Machine
 from mend.transport.pull import PullLane
@@ -160,10 +161,10 @@ def test_gpus_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def properties(index: int) -> Any:
         return Told()
 
-    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(doctor.torch.cuda, "get_device_properties", properties)
-    monkeypatch.setattr(doctor, "Machine", lambda: Machine(tmp_path / "sys", tmp_path / "proc"))
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(module.torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(module, "Machine", lambda: Machine(tmp_path / "sys", tmp_path / "proc"))
     (row,) = examine(path)["devices"]
     assert row == {
         "index": 0, "name": "H200", "bus_id": "0000:17:00.0", "numa": 0,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mend.cli import doctor_estimate as est
-from mend.cli.doctor_estimate import Exchange, Memory, Room
+from mend.cli.doctor import estimate as est
+from mend.cli.doctor.estimate import Exchange, Memory, Room
 from mend.config import MendConfig
 from mend.errors import ConfigError
 

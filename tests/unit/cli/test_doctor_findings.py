@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mend.cli.doctor_findings import of_meeting
-from mend.cli.doctor_rates import WINDOW_MS_MIN, window_mbit
-from mend.cli.doctor_terms import Finding, Flow, Meeting, Seen, rate
+from mend.cli.doctor.findings import of_meeting
+from mend.cli.doctor.rates import WINDOW_MS_MIN, window_mbit
+from mend.cli.doctor.terms import Finding, Flow, Meeting, Seen, rate
 
 FACTS = {"mend version": "0.1.0", "tau": "8", "sync_period_steps": "128", "ranks per rack": ""}
 VERSIONS = {"python": "3.11.7", "torch": "2.9"}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mend.cli.doctor_jobs import STOP_IT, jobs_at, look_around, of_jobs, of_taken
-from mend.cli.doctor_local import System
+from mend.cli.doctor.jobs import STOP_IT, jobs_at, look_around, of_jobs, of_taken
+from mend.cli.doctor.local import System
 from mend.config import MendConfig
 from mend.errors import AddressInUse
 from mend.protocol.observing import HEAD, decode_look, encode_view

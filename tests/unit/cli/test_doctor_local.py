@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mend.cli.doctor_local import (
+from mend.cli.doctor.local import (
     Card,
     Network,
     Route,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mend.cli.doctor_local import System
-from mend.cli.doctor_meet import about_of, meeting_of, rules_of, venue_of
-from mend.cli.doctor_terms import Flow
+from mend.cli.doctor.local import System
+from mend.cli.doctor.meet import about_of, meeting_of, rules_of, venue_of
+from mend.cli.doctor.terms import Flow
 from mend.config import MendConfig
 from mend.errors import ConfigError
 from mend.runtime.meeting import Met

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mend.cli import app
-from mend.cli.doctor_tapes import header_of, of_planned, planned_in
+from mend.cli.doctor.tapes import header_of, of_planned, planned_in
 from mend.errors import TapeError
 from mend.protocol.machines import Parts
 from mend.runtime import tape

@@ -14,12 +14,12 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from mend.cli import app, main
-from mend.cli.report import NAME, report
-from mend.cli.report_draw import svg_of
-from mend.cli.report_facts import FRAGMENTS_MAX
-from mend.cli.report_panels import rate_of, recorded_panels, time_scale
-from mend.cli.report_read import read_run
-from mend.cli.report_words import Verdict, total, verdicts
+from mend.cli.report.draw import svg_of
+from mend.cli.report.facts import FRAGMENTS_MAX
+from mend.cli.report.panels import rate_of, recorded_panels, time_scale
+from mend.cli.report.read import read_run
+from mend.cli.report.run import NAME, report
+from mend.cli.report.words import Verdict, total, verdicts
 from mend.errors import ConfigError
 
 S = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mend.cli.report_curve import BINS_MAX, CURVE_POINTS_MAX, Curve, Point, Strip, Track
+from mend.cli.report.curve import BINS_MAX, CURVE_POINTS_MAX, Curve, Point, Strip, Track
 
 
 def point(number: int) -> Point:

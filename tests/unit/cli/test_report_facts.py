@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mend.cli.report_facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
+from mend.cli.report.facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
 
 S = 1_000_000_000
 

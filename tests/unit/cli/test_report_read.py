@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mend.cli import report_read
-from mend.cli.report_facts import RunFacts
-from mend.cli.report_read import LINE_BYTES_MAX, read_run, runs_in
+from mend.cli.report import read as report_read
+from mend.cli.report.facts import RunFacts
+from mend.cli.report.read import LINE_BYTES_MAX, read_run, runs_in
 from mend.errors import ConfigError
 
 

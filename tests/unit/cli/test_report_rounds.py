@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli.report_rounds import PHASES, ROUNDS_SHOWN, Bar, Rounds, measure, rounds_of
+from mend.cli.report.rounds import PHASES, ROUNDS_SHOWN, Bar, Rounds, measure, rounds_of
 from mend.cli.story import Story, story_of
 from mend.protocol.tape import Header
 from mend.sim import World

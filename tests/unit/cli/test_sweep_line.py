@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from mend.cli import sweep_line as line
+from mend.cli.sweep import line as line
 from mend.terms import MS, Member, offer_key
 from mend.transport.delayed import Distribution, delay_ns
 

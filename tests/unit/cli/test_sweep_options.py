@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from mend.cli import app
-from mend.cli.sweep_options import BUILT_IN, Asked, settings_of
-from mend.cli.sweep_plan import DISTRIBUTIONS, Sweep
-from mend.cli.sweep_train import steps_of
+from mend.cli.sweep.options import BUILT_IN, Asked, settings_of
+from mend.cli.sweep.plan import DISTRIBUTIONS, Sweep
+from mend.cli.sweep.train import steps_of
 from mend.config import MendConfig
 from mend.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mend import MendConfig
-from mend.cli.sweep_plan import (
+from mend.cli.sweep.plan import (
     BLOCKING,
     CONCURRENT,
     MODES,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli import sweep_read as read
+from mend.cli.sweep import read as read
 from mend.errors import ConfigError, MendError
 from tests.unit.cli.sweeps import STEP_MS, TOKENS, write_events
 

@@ -7,8 +7,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from mend.cli.sweep_plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
-from mend.cli.sweep_rows import compare_bits, estimate, exchange_ms, rows
+from mend.cli.sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
+from mend.cli.sweep.rows import compare_bits, estimate, exchange_ms, rows
 from tests.unit.cli.sweeps import as_the_line_says, done, measured, settings
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli.sweep_plan import BLOCKING, NONE
-from mend.cli.sweep_state import NAME, RUNS, State
+from mend.cli.sweep.plan import BLOCKING, NONE
+from mend.cli.sweep.state import NAME, RUNS, State
 from mend.errors import ConfigError
 from tests.unit.cli.sweeps import done, measured, settings
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mend.cli import sweep
-from mend.cli import sweep_table as table
-from mend.cli.sweep_plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
-from mend.cli.sweep_plots import NAMES, write_plots
-from mend.cli.sweep_rows import Bits, compare_bits, rows
-from mend.cli.sweep_state import State
+from mend.cli.sweep import run as sweep
+from mend.cli.sweep import table
+from mend.cli.sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
+from mend.cli.sweep.plots import NAMES, write_plots
+from mend.cli.sweep.rows import Bits, compare_bits, rows
+from mend.cli.sweep.state import State
 from mend.errors import UsageError
 from tests.unit.cli.sweeps import as_the_line_says, done, measured, settings
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mend.cli.top import DEFAULT, Wanted, Watch, addresses_in_force, top
+from mend.cli.top.run import DEFAULT, Wanted, Watch, addresses_in_force, top
 from mend.errors import ConfigError
 from mend.protocol.observing import VIEW_BYTES_MAX, encode_view
 from mend.transport.onlooker import Onlooker

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mend.cli.top_picture import (
+from mend.cli.top.picture import (
     LATE_S,
     SLOW_RATIO,
     Answer,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mend.cli.top import svg_of
-from mend.cli.top_picture import Answer, Picture, RoundLine, picture_of
-from mend.cli.top_table import screen_of
+from mend.cli.top.picture import Answer, Picture, RoundLine, picture_of
+from mend.cli.top.run import svg_of
+from mend.cli.top.table import screen_of
 from mend.protocol.observing import View
 from mend.terms import SECOND, WITNESS
 from tests.unit.protocol.seen import doings, rack_seen, view

@@ -36,8 +36,14 @@ def surroundings(
         contributors=frozenset(seated) - newcomers - leaving,
         live=live,
         held={},
-        step_ns=max((reports[rack].step_ns for rack in reports if rack in live), default=0),
+        step_ns=fastest_ns([reports[rack].step_ns for rack in reports if rack in live]),
     )
+
+
+def fastest_ns(times_ns: Sequence[int]) -> int:
+    """The shortest time per step; 0 before there is one. Whoever is fastest comes first to where
+    it needs the result: a window that suits a slower rack is a stall of the fast ones."""
+    return min((time_ns for time_ns in times_ns if time_ns > 0), default=0)
 
 
 def scene_of(

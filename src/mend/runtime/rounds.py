@@ -111,7 +111,9 @@ class Rounds:
             for fragment in captures:
                 self._capture(fragment)
         ends = self.schedule.ends(step)
-        if ends:
+        if ends or (captures and tau > 0 and not self.options.lockstep):
+            # Before a capture, too: the offer of a slow rack would be too old when it comes, had it
+            # not caught up with what the fast ones merged since its last overlap ended.
             yield from self._apply_point(ends)
         if tau > 0:
             for fragment in captures:

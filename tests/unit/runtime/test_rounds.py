@@ -290,7 +290,7 @@ def test_it_is_discarded_only_when_all_ranks_of_the_rack_know() -> None:
     assert hand.track().offer is not None
     hand.agree = lambda values: values
     hand.step(4)
-    assert hand.posted(Discarded) == [Discarded(0, 1, 10)]
+    assert hand.posted(Discarded) == [Discarded(0, 1, 8)]
 
 
 # -------------------------------------------------------------- the ranks of a rack
@@ -302,8 +302,9 @@ def test_the_collective_is_taken_at_every_apply_point_news_or_not() -> None:
     for step in range(1, 13):
         hand.asked = []
         hand.step()
-        due = len(hand.trainer.schedule.ends(step)) > 0
-        assert len(hand.agreements) == int(due), step
+        schedule = hand.trainer.schedule
+        due = schedule.ends(step) or schedule.captures(step)
+        assert len(hand.agreements) == int(bool(due)), step
     assert all(isinstance(request, AgreeMin) for request in hand.asked)
 
 
@@ -366,12 +367,40 @@ def test_a_fragment_is_not_applied_within_its_own_overlap() -> None:
     assert steps_of(hand, "applied") == [("applied", 7, 1)]
 
 
-def test_a_late_result_is_applied_at_the_next_apply_point_of_any_fragment() -> None:
+@pytest.mark.parametrize(("decided_after", "applied"), [(3, 4), (4, 5)])
+def test_a_late_result_is_applied_when_any_fragment_is_captured_or_due(
+    decided_after: int, applied: int
+) -> None:
+    """Fragment 1 is captured after step 4 and due after step 5."""
     hand = Hand(fragments=2, period=4, overlap=1, **PATIENT)
-    hand.step(3)
+    hand.step(decided_after)
     hand.decide(0.5, 0, names=True)
     hand.step(2)
-    assert steps_of(hand, "applied") == [("applied", 5, 0)]
+    assert steps_of(hand, "applied") == [("applied", applied, 0)]
+
+
+def test_a_rack_catches_up_before_it_captures() -> None:
+    """It was 15 times slower than the others, who had merged four times since its last overlap: its
+    offer was too old before anybody had it, so its work never counted."""
+    hand = Hand(**PATIENT)
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.step(2)
+    for value in (0.5, 0.25, 0.125):
+        hand.decide(value)
+    hand.step(2)
+    assert [event.base for event in hand.posted(Captured)] == [0, 4]
+
+
+def test_in_lockstep_nothing_is_applied_at_a_capture() -> None:
+    """It would be as luck has it, and other bits in the next run."""
+    hand = Hand(lockstep=True)
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.step(2)
+    hand.decide(0.5)
+    hand.step(2)
+    assert [event.base for event in hand.posted(Captured)] == [0, 1]
 
 
 # -------------------------------------------------------------- waiting
@@ -389,7 +418,6 @@ def test_an_outage_has_one_stall_budget() -> None:
         assert hand.waits == [], "it was used up"
     assert hand.trainer.stall_ns_total == STALL_NS + 1
     hand.decide(0.5, names=True)
-    hand.step(4)
     hand.asked = []
     hand.step(4)
     assert hand.waits == [STALL_NS], "an apply ended the outage"

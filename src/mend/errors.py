@@ -36,10 +36,6 @@ class GaveUp(MendError):
     """A wait that was allowed to be long (lockstep, drain, blocking) passed its last limit."""
 
 
-class BitsDiffer(MendError):
-    """Equal inputs gave unequal bits, or a rack holds other bits than the log says."""
-
-
 class NonFinite(MendError):
     """A rack's own delta holds NaN or Inf; it is refused at its own rack."""
 

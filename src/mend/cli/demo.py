@@ -99,7 +99,7 @@ def demo(
         if recipe.exchange:
             assert delay_ms is not None, "the run without exchange comes first and times a step"
             planned[name] = recipe = replace(recipe, delay_ms=delay_ms)
-        _run(recipe, nproc_per_rack, console)
+        run(recipe, nproc_per_rack, console)
         if delay_ms is None:
             delay_ms = calibrated_delay_ms(
                 report.load_results(Path(recipe.out)), recipe.overlap_steps
@@ -159,7 +159,7 @@ def _clear(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
+def run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
     """One run, with a bar per rack. Raises MendError with its last lines when a process failed."""
     last: deque[str] = deque(maxlen=LAST_LINES)
     columns = (

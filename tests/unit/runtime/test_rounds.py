@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend.errors import BitsDiffer, GaveUp
+from mend.errors import GaveUp, MendError
 from mend.fragment.ledger import VectorLedger
 from mend.protocol.events import Applied, Captured, Discarded, Progress, StillOpen
 from mend.runtime.track import AgreeMin, OpenOffer, Share
@@ -478,12 +478,12 @@ def test_lockstep_has_no_budget_to_use_up() -> None:
 def test_a_failure_of_the_loop_is_raised_at_the_next_apply_point() -> None:
     hand = Hand(**PATIENT)
     hand.step(5)
-    hand.board.fail(BitsDiffer("bad memory"))
-    with pytest.raises(BitsDiffer, match="bad memory"):
+    hand.board.fail(MendError("bad memory"))
+    with pytest.raises(MendError, match="bad memory"):
         hand.step()
     waiting = Hand(lockstep=True)
-    waiting.during = lambda: waiting.board.fail(BitsDiffer("bad memory"))
-    with pytest.raises(BitsDiffer, match="bad memory"):
+    waiting.during = lambda: waiting.board.fail(MendError("bad memory"))
+    with pytest.raises(MendError, match="bad memory"):
         waiting.step(6)
 
 

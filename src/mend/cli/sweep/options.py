@@ -16,7 +16,7 @@ from mend.transport.delayed import Distribution
 BUILT_IN = "mend.cli.sweep.train"
 
 PLACES = ("RACK", "RACKS", "JOB_ID", "SIDEBAND_ADDR", "SIDEBAND_PEERS", "WITNESS_ADDR",
-    "ADVERTISE_HOST", "DATA_PORTS", "DIAGNOSTICS_DIR", "REPLAY")  # fmt: skip
+    "ADVERTISE_HOST", "DATA_PORTS", "DIAGNOSTICS_DIR", "REPLAY", "LAUNCH_PORTS")  # fmt: skip
 """Of MEND_*: who and where a process is. Each cell has its own."""
 
 

@@ -1,0 +1,42 @@
+"""What `mend demo` promises of its tapes: a job of the demo's, and both levels of its replay."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from mend.cli import demo
+from mend.cli.demo_report import FREE
+from tests.process.racks import environment
+
+DELAY_MS = 40.0
+
+
+def mend(*arguments: object) -> str:
+    """What it said; it has to succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mend.cli", *map(str, arguments)],
+        env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
+        timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_demos_tape_replays(tmp_path: Path) -> None:
+    """The free run, where who is in a merge, and when it is applied, is as it happens to be."""
+    recipe = demo.recipes(quick=True, steps=40, out=tmp_path)[FREE]
+    recipe = replace(recipe, delay_ms=DELAY_MS, eval_batches=2)
+    Path(recipe.out).mkdir()
+    demo.run(recipe, 1, Console(file=StringIO()))
+    said = mend("replay", recipe.out)
+    assert len(re.findall(r"tape-rack\d+-rank0\.mend: equal: .* [1-9]\d* rounds", said)) == 3
+    said = mend("replay", recipe.out, "--", "-m", "mend.cli.demo_train", json.dumps(asdict(recipe)))
+    assert re.search(r"replayed (\d+) rounds of 2 racks: every digest is that of the tape", said)

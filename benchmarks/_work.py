@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 import mend
 from benchmarks._common import Flat, RackArgs, Racks, noise
 
@@ -111,6 +113,9 @@ class Job:
 def work(args: RackArgs, step_ms: float, **settings: Any) -> None:
     """The process of a rack: train until told to end, and say what is seen. Leaves at once then,
     so that what was not merged by that time is not."""
+    # As torchrun sets it for several processes: two teams of threads on the cores of one machine
+    # wait for each other's turns, and a copy of 80 MB then takes seconds.
+    torch.set_num_threads(1)
     options = args.options
     model = Flat(options.numel, options.fragments)
     move = noise(min(p.numel() for p in model.parameters()), 11 + args.rack) * 1e-4

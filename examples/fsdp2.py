@@ -125,6 +125,9 @@ def main() -> None:
         )
         if rank == 0:
             torch.save(whole, options.save)
+    # torch keeps gloo's threads of a sharded model until the process ends. One that is letting go
+    # of its last collective just then aborts the process, so wait until all ranks are through.
+    dist.barrier()
     dist.destroy_process_group()  # after the session: mend meets in groups of its own
 
 

@@ -112,6 +112,9 @@ def main() -> None:
         versions = ",".join(map(str, status.versions))
         result = f"digest={status.anchor_digest} held_out={loss_held_out:.4f}"
         print(f"rack={rack} step={status.step} versions={versions} {result}", flush=True)
+    # torch keeps gloo's threads of a sharded model until the process ends. One that is letting go
+    # of its last collective just then aborts the process, so wait until all ranks are through.
+    dist.barrier()
     dist.destroy_process_group()  # after the session: mend meets in groups of its own
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,10 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, print_blob=True
 )
 settings.load_profile("repeatable")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background deaf to Ctrl-C, and so all that this starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROCESS_TESTS = Path(__file__).parent / "process"
 

@@ -96,6 +96,7 @@ def main() -> None:
         out = Path(options.out.format(rank=rank))
         out.with_suffix(".part").write_text(json.dumps(result))
         out.with_suffix(".part").rename(out)
+    dist.barrier()  # see examples/fsdp2.py
     dist.destroy_process_group()
 
 

@@ -292,6 +292,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
             result["status"] = seen(runtime.status())
         result["threads"] = sorted(t.name for t in threading.enumerate() if "mend" in t.name)
     if torch.distributed.is_initialized():
+        if options.parallel not in ("none", "ddp"):
+            torch.distributed.barrier()  # see examples/fsdp2.py
         torch.distributed.destroy_process_group()
 
 

@@ -130,6 +130,15 @@ class Follower(Trainer):
     def _apply_point(self, ends: tuple[int, ...]) -> Doing:
         yield from self._follow()
 
+    def _capture(self, fragment: int) -> None:
+        """Not while the tape has another capture of this step first. At its last step a rack may
+        have passed over a fragment whose offer was still open, and captured it when it left, behind
+        applies of that same step; here those have been followed by now."""
+        act, free = self._next, self.tracks[fragment].offer is None
+        if free and act is not None and act.step == self.step and act.fragment != fragment:
+            return
+        super()._capture(fragment)
+
     def _follow(self) -> Doing:
         """Apply and discard what the tape has next for this step."""
         while (act := self._next) is not None and act.step == self.step:

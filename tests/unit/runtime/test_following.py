@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,8 @@ def script_of(*acts: Act, ends: bool = True, rounds: int = 2) -> Script:
 class Following(Hand):
     """A hand whose trainer follows; H = 4, tau = 2."""
 
-    def __init__(self, folder: Path, script: Script) -> None:
-        super().__init__()
+    def __init__(self, folder: Path, script: Script, **options: Any) -> None:
+        super().__init__(**options)
         old, self.folder = self.trainer, folder
         self.failed: list[MendError] = []
         report = Report(folder, ME)
@@ -130,6 +131,30 @@ def test_a_shutdown_captures_and_applies_its_tail(tmp_path: Path) -> None:
     hand.run(hand.trainer.close())
     assert hand.posted(Applied) == [Applied(0, 2, 0, 3)]
     assert hand.theta() == 0.75, "the anchor"
+
+
+def test_what_was_passed_over_at_the_last_step_is_captured_when_the_tape_says(
+    tmp_path: Path,
+) -> None:
+    """Fragment 1 is due after step 8, where its offer was still open; the drain applied both, and
+    then captured both. The replay applied both first, and captured fragment 1 before fragment 0."""
+    tape = (
+        Act("captured", 2, 0, 1, 0, 20, 2), Act("applied", 3, 0, 1),
+        Act("captured", 4, 1, 1, 0, 40, 4), Act("captured", 6, 0, 2, 1, 40, 4),
+        Act("applied", 8, 0, 2), Act("applied", 8, 1, 1),
+        Act("captured", 8, 0, 3, 2, 20, 2), Act("captured", 8, 1, 2, 1, 40, 4),
+    )  # fmt: skip
+    hand = Following(tmp_path, script_of(*tape), fragments=2, period=4, overlap=1)
+    hand.step(2)
+    hand.decide(0.5, 0, names=True)
+    hand.step(5)
+    for fragment in (0, 1):
+        hand.decide(0.25, fragment, names=True)
+    hand.step()
+    hand.during = hand.board.finish
+    hand.run(hand.trainer.close(keep_local=True))
+    captures = [(e.step, e.fragment, e.seq) for e in hand.posted(Captured)]
+    assert captures == [(2, 0, 1), (4, 1, 1), (6, 0, 2), (8, 0, 3), (8, 1, 2)]
 
 
 def test_a_shutdown_that_is_too_early_is_told(tmp_path: Path) -> None:

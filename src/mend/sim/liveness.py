@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mend.errors import GaveUp, Refused, StartTimeout
-from mend.sim.agreement import is_quorum, is_seated
+from mend.sim.agreement import is_held, is_quorum, is_seated
 from mend.sim.scenario import SHUTDOWN_NS
 from mend.terms import SECOND, WITNESS, Peer
 
@@ -44,7 +44,8 @@ def _excused(world: World, peer: Peer, training: Training) -> bool:
 def _must_converge(world: World) -> bool:
     """Whether the racks that are left can decide, and were given the time to.
 
-    They are a quorum of the newest roster, and enough of them for K.
+    They are a quorum of the newest roster, enough of them for K, and what they hold is held: bytes
+    that a quorum could miss are not decided, nor does the roster change then.
     """
     scenario, rosters = world.scenario, world.checkers.agreement.rosters
     broken = bool(scenario.faults) or scenario.loss > 0
@@ -56,7 +57,8 @@ def _must_converge(world: World) -> bool:
     seated = [process for process in everybody if is_seated(process, seating)]
     alive = {p.me.rack for p in seated} - {p.me.rack for p in seated if p.dead}
     racks = alive - {WITNESS}
-    return is_quorum(alive, seating.voters) and len(racks) >= min(scenario.k, len(seating.racks))
+    decide = is_quorum(alive, seating.voters) and is_held(racks, seating.voters)
+    return decide and len(racks) >= min(scenario.k, len(seating.racks))
 
 
 def _not_converged(world: World) -> list[str]:

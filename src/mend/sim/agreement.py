@@ -208,17 +208,14 @@ class Agreement:
                 f"{process.me} decided record {index} ({type(record).__name__}) with the votes "
                 f"{sorted(votes)} of {sorted(voters.voters)}",
             )
-        if isinstance(record, Commit) and anew and record.version > anew.versions[record.fragment]:
-            self._ends(record)  # decided by the very lineage that goes on without it
-            self.merged = {
-                key: share
-                for key, share in self.merged.items()
-                if key[1:] != (record.fragment, record.version)
-            }
-        elif isinstance(record, Commit):
+        if isinstance(record, Commit):
+            self._ends(record)
+            if anew and record.version > anew.versions[record.fragment]:
+                for share in record.members:  # decided by the very lineage that goes on without it
+                    del self.merged[(share.member, record.fragment, record.version)]
+                return
             self.newest[record.fragment] = record
             self.in_force[(record.fragment, record.version)] = record
-            self._ends(record)
             holders = self._holders(record, voters)
             if anew is None and not is_held(holders, voters.voters):
                 self._problem(

@@ -15,21 +15,25 @@ from torch import nn
 
 from mend.config import MendConfig
 from mend.config.wiring import local_place, rules_of, settings_of
-from mend.errors import ConfigError, UsageError
-from mend.fragment.plan import trainable
+from mend.errors import ConfigError, MendError, NotMerged, UsageError
+from mend.fragment.plan import exchanged_parameters, newcomers, unwrap
 from mend.mesh import rack_of
 from mend.runtime import registry
 from mend.runtime.alone import AloneRank
 from mend.runtime.async_tp import AsyncTp
 from mend.runtime.making import live_rank
+from mend.runtime.movement import Movement
+from mend.runtime.outcome import GOOD, Outcome
 from mend.runtime.start import LiveRank
 from mend.runtime.status import Status, TokenLedger
+from mend.runtime.step_hooks import Counting, HoldsParameters, StepHooks, held_by, optimizers_of
 from mend.terms import MS, SECOND
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+"""Or anything with `param_groups`, such as a wrapper around an optimizer."""
 
 
 def mend_init(
@@ -41,21 +45,19 @@ def mend_init(
 ) -> Runtime:
     """Join the job and return when this rack trains on the version 0 that all racks share.
 
-    With `optimizer` (one, or several of which a step of the last one is a step) the loop needs no
-    other line. Without, call `runtime.step(tokens=n)` after each step. Blocks until every rack has
-    said hello. `mesh`: that of `mend.rack_mesh`, where one torchrun spans several racks; it says
-    which ranks share this one.
+    A step is a step of `optimizer` (of several: of the last one). Without it mend counts the steps
+    of the optimizer that it sees training the model, unless the loop calls `runtime.step()` itself.
+    Blocks until every rack has said hello. `mesh`: that of `mend.rack_mesh`, where one torchrun
+    spans several racks; it says which ranks share this one.
 
-    Raises ConfigError, UsageError (called twice), PlanMismatch (the racks' models or settings
-    differ), Refused, StartTimeout, AddressInUse.
+    Raises ConfigError, UsageError (called twice; an optimizer of another model), PlanMismatch (the
+    racks' models or settings differ), Refused, StartTimeout, AddressInUse.
     """
     config = config if config is not None else MendConfig()
     members = None
     if mesh is not None:
         config, members = _seated(config, mesh)
-    optimizers = (
-        [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or [])
-    )
+    optimizers = optimizers_of(optimizer)
     if registry.find(model) is not None:
         raise UsageError(
             "mend_init was called twice for this model; call mend_shutdown(model) first"
@@ -74,7 +76,7 @@ def mend_init(
         rank = AloneRank(settings)
     async_tp = AsyncTp()
     try:
-        _refuse_strangers(model, optimizers)
+        _refuse_strangers(model, optimizers, config)
         if config.async_tp_enabled:
             async_tp = AsyncTp.enable(model, mesh, rank.recorder.note)
         rank.begin()
@@ -91,11 +93,19 @@ def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | Non
     """Merge what is still open, leave the job, and put the anchor into the model.
 
     The anchor is the same bits on every rack. Waits up to shutdown_timeout_s for racks that are
-    still training, then leaves alone. `keep_local`: leave the model's own weights in place. Returns
-    the last status; None (and nothing happens) when the model has no runtime.
+    still training, then leaves alone. `keep_local`: leave the model's own weights in place.
+
+    Returns the last status; its `outcome` says whether all work was merged, and the model keeps its
+    own weights where it was not. Never raises before the script could save them. `model` may be
+    any module that shares parameters with the one that mend_init was given. Returns None when mend
+    trains no model; raises UsageError when it trains others only.
     """
     runtime = registry.find(model)
-    return None if runtime is None else runtime.shutdown(keep_local=keep_local)
+    if runtime is None:
+        registry.refuse_stranger(model)
+        return None
+    status: Status = runtime.shutdown(keep_local=keep_local)
+    return status
 
 
 def get_runtime(model: nn.Module) -> Runtime:
@@ -115,7 +125,8 @@ def session(
 ) -> Iterator[Runtime]:
     """mend_init now, mend_shutdown at the end.
 
-    On an exception (also Ctrl-C) leave at once and keep the weights.
+    On an exception (also Ctrl-C) leave at once and keep the weights. Raises NotMerged at the end
+    when work of this rack was not merged; the model then holds its own weights.
     """
     runtime = mend_init(model, config, optimizer, mesh=mesh)
     try:
@@ -123,7 +134,13 @@ def session(
     except BaseException:
         runtime.abort()
         raise
-    mend_shutdown(model, keep_local=keep_local)
+    status = runtime.shutdown(keep_local=keep_local)
+    if status.outcome not in GOOD:
+        raise NotMerged(
+            f"rack {status.rack} ended {Outcome(status.outcome, status.outcome_detail)}; "
+            f"{status.ledger.merged:.0f} of {status.tokens} tokens are merged. Save this model "
+            "before you start the rack again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +160,7 @@ class Runtime:
         model: nn.Module,
         config: MendConfig,
         rank: LiveRank | AloneRank,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[HoldsParameters],
         async_tp: AsyncTp,
     ) -> None:
         self.config = config
@@ -154,17 +171,20 @@ class Runtime:
         self._closed = False
         self._last: Status | None = None
         self._warned_provider = False
-        self._hooks = []
-        if optimizers:
-            mine = weakref.WeakMethod(self._after_step)
-
-            def hook(*_: Any) -> None:
-                if (after := mine()) is not None:
-                    after()
-
-            self._hooks = [optimizers[-1].register_step_post_hook(hook)]
-        self._hooked = bool(optimizers)
         self._model = weakref.ref(model)
+        frozen = config.exchange_frozen
+        self._exchanged = {name for name, _ in exchanged_parameters(model, frozen=frozen)}
+        parameters = [p for _, p in exchanged_parameters(model, frozen=frozen)]
+        self._movement = Movement(unwrap(model), parameters, rank.recorder.note)
+        self._steps = StepHooks(
+            parameters,
+            optimizers,
+            before=self._before_step,
+            after=self._after_step,
+            take_tokens=self._take_tokens,
+            found=self._found,
+        )
+        rank.watch(self._movement.look)
         # Runs when the model is freed, or at the end of a program that never shut down.
         self._finalizer = weakref.finalize(model, rank.abort)
 
@@ -180,24 +200,41 @@ class Runtime:
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def step(self, tokens: int | None = None) -> None:
-        """One step of the inner optimizer is done. For loops that gave mend_init no optimizer."""
-        if self._hooked:
-            raise UsageError(
-                "mend counts the optimizer's steps already; remove runtime.step(), or the optimizer"
-            )
-        if tokens is not None:
-            self.count_tokens(tokens)
-        self._after_step()
+        """One step of the inner optimizer is done. From here on mend counts these calls alone.
+
+        For loops that gave mend_init no optimizer, and whose steps mend cannot see (a CUDA graph,
+        an optimizer that is not one of torch). Raises UsageError when mend_init was given one.
+        """
+        waiting = self._steps.count_by_hand()
+        for more in (waiting, tokens):
+            if more is not None:
+                self.count_tokens(more)
+        self._before_step()
+        self._after_step(self._take_tokens())
 
     def step_begin(self, step: int) -> None:
         """Older pair with step_end; nothing is due before a step."""
 
     def step_end(self, step: int) -> None:
         """One step is done, unless an optimizer given to mend_init has counted it already."""
-        if not self._hooked:
-            self._after_step()
+        if self._steps.counting is not Counting.GIVEN:
+            self.step()
 
-    def _after_step(self) -> None:
+    def _take_tokens(self) -> int | None:
+        tokens, self._tokens = self._tokens, None
+        return tokens
+
+    def _found(self, optimizer: torch.optim.Optimizer) -> None:
+        """No optimizer was given, and this one trains the model."""
+        fields: dict[str, object] = {"optimizer": type(optimizer).__name__}
+        fields |= {"parameters": len(held_by(optimizer)), "exchanged": len(self._exchanged)}
+        self._rank.recorder.note("counting", fields)
+
+    def _before_step(self) -> None:
+        if not self._closed:
+            self._movement.check_load()
+
+    def _after_step(self, tokens: int | None) -> None:
         if self._closed:
             raise UsageError("a step after mend_shutdown")
         if self._borrowed:
@@ -205,15 +242,31 @@ class Runtime:
         if self._trainer.beside is not None and torch.cuda.is_current_stream_capturing():
             raise UsageError(
                 "the optimizer's step is being captured into a CUDA graph, whose replays mend does "
-                "not see: give mend_init no optimizer, and call runtime.step() after each replay"
+                "not see: give mend_init no optimizer, and call runtime.step() after each step and "
+                "each replay, from the first one on"
             )
-        tokens, self._tokens = self._tokens, None
+        self._movement.stepped()
         if self._trainer.stepped(1 if tokens is None else tokens):
+            if self._rank.schedule.captures(self._trainer.step):
+                self._refuse_newcomers()
             self._rank.live(self._trainer.work())
+            self._movement.wrote()
         if self._async_tp.asked:
             self._async_tp.stepped()
         trainer = self._trainer
         self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
+
+    def _refuse_newcomers(self) -> None:
+        """Raises UsageError for a parameter that is trained by now and that no other rack gets."""
+        model = self._model()
+        names = newcomers(model, self._exchanged) if model is not None else []
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UsageError(
+                f"parameter {names[0]}{more} became trainable after mend_init, so it is not "
+                "exchanged and would differ between racks. Add and unfreeze parameters before "
+                "mend_init, or set exchange_frozen=True there"
+            )
 
     def record(self, **values: float) -> None:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
@@ -258,12 +311,13 @@ class Runtime:
         """
         local = self._trainer.local_weights()
         self._borrowed = True
-        try:
-            self._rank.live(self._trainer.publish_anchor())
-            yield
-        finally:
-            self._trainer.put_back(local)
-            self._borrowed = False
+        with self._movement.aside():
+            try:
+                self._rank.live(self._trainer.publish_anchor())
+                yield
+            finally:
+                self._trainer.put_back(local)
+                self._borrowed = False
 
     def _status(self) -> Status:
         rank, trainer, board = self._rank, self._trainer, self._rank.board
@@ -296,6 +350,8 @@ class Runtime:
             frames_refused=rank.driver.counters.frames_refused,
             events_lost=rank.recorder.lost,
             last_error=str(board.failure or "") or board.last_error,
+            outcome=trainer.outcome.word,
+            outcome_detail=trainer.outcome.detail,
         )
 
     # -------------------------------------------------------------- the older, explicit surface
@@ -331,7 +387,7 @@ class Runtime:
         """See mend_shutdown."""
         if self._last is None:
             try:
-                self._rank.live(self._trainer.close(keep_local=keep_local))
+                self._close(keep_local)
                 self._last = self._status()
                 self._unhook()
                 self._rank.close()
@@ -340,30 +396,50 @@ class Runtime:
         assert self._last is not None
         return self._last
 
+    def _close(self, keep_local: bool) -> None:
+        """An error of mend is an outcome here: the script has weights to save."""
+        trainer = self._trainer
+        try:
+            self._steps.flush()
+            refusal = self._refusal() if self.config.exchange else None
+            self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
+        except MendError as error:
+            trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+
+    def _refusal(self) -> Outcome | None:
+        """Why the weights may not be overwritten, if there is a reason."""
+        try:
+            self._refuse_newcomers()
+        except UsageError as error:
+            return Outcome("not-exchanged", str(error))
+        reason = self._movement.uncounted(self._trainer.tracks)
+        return Outcome("uncounted", reason) if reason else None
+
     def abort(self) -> None:
         """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent."""
         self._unhook()
         if self._last is None:
+            if self._trainer.outcome.word == "running":
+                self._trainer.outcome = Outcome("aborted")
             self._last = self._status()
         self._finalizer.detach()
         self._async_tp.close()
         self._rank.abort()
-        model = self._model()
-        if model is not None and registry.find(model) is self:
-            registry.leave(model)
+        registry.leave(self)
 
     def _unhook(self) -> None:
         self._closed = True
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._steps.close()
+        self._movement.close()
 
 
-def _refuse_strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def _refuse_strangers(
+    model: nn.Module, optimizers: Sequence[HoldsParameters], config: MendConfig
+) -> None:
     """An optimizer that holds none of the model's parameters was made before fully_shard, or for
     another model: it trains nothing that mend exchanges."""
-    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    trained = trainable(model)
+    held = {id(p) for each in optimizers for p in held_by(each)}
+    trained = exchanged_parameters(model)
     missing = [name for name, parameter in trained if id(parameter) not in held]
     if optimizers and len(missing) == len(trained):
         raise UsageError(
@@ -374,6 +450,14 @@ def _refuse_strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
         warnings.warn(
             f"the optimizer does not hold {missing[0]} and {len(missing) - 1} more trainable "
             "parameters of the model; mend exchanges them all the same",
+            stacklevel=3,
+        )
+    known = {id(p) for _, p in exchanged_parameters(model, frozen=config.exchange_frozen)}
+    others = {id(p) for each in optimizers for p in held_by(each) if p.requires_grad} - known
+    if others and config.racks > 1 and config.exchange:
+        warnings.warn(
+            f"the optimizer trains {len(others)} parameters that are not the model's; mend does "
+            "not exchange them, so they will differ between racks. Make them a part of the model",
             stacklevel=3,
         )
 

@@ -40,6 +40,10 @@ class NonFinite(MendError):
     """A rack's own delta holds NaN or Inf; it is refused at its own rack."""
 
 
+class NotMerged(MendError):
+    """A session ended with work of this rack that no other rack has; the model holds it."""
+
+
 class WireError(MendError):
     """A frame from the network is not a message of this protocol."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import mend
 from mend.cli.ports import free_ports
-from mend.fragment import FragmentView, build_plan, realign, trainable
+from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
 
@@ -95,7 +95,7 @@ def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
 def test_an_apply_on_the_side_stream_is_realign(named: bool, alignment: Any) -> None:
     made = model(torch.float32, width=2500).to(CUDA)
     (layout,) = build_plan(made, 1)
-    view = FragmentView(layout, [p for _, p in trainable(made)])
+    view = FragmentView(layout, [p for _, p in exchanged_parameters(made)])
     owned = replicated(layout, 1, 0).owned
     vectors = [torch.randn(owned.numel).pin_memory() for _ in range(3)]
     anchor_N, delta_N, next_N = vectors

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.fragment import FragmentView, build_plan, realign, trainable
+from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import Nesterov
@@ -85,13 +85,16 @@ class Live:
         ]
         self.plan = build_plan(self.models[0], 3)
         self.views = [
-            [FragmentView(x, [dict(trainable(m))[s.name] for s in x.slots]) for x in self.plan]
+            [
+                FragmentView(x, [dict(exchanged_parameters(m))[s.name] for s in x.slots])
+                for x in self.plan
+            ]
             for m in self.models
         ]
         codec = CODECS["bfloat16" if settings.payload == torch.bfloat16 else "float32"]()
         rule = MERGES["rda" if settings.radial else "mean"]()
         self.numerics = Numerics(codec, rule, Nesterov(settings.outer_lr, settings.momentum))
-        names = [name for name, _ in trainable(self.models[0])]
+        names = [name for name, _ in exchanged_parameters(self.models[0])]
         self.tensors = [
             tensors_of(
                 replicated(layout, 1, 0).owned,
@@ -172,7 +175,7 @@ def test_the_parts_of_mend_make_the_bits_of_the_reference(variant: str, racks: i
     settings = VARIANTS[variant]
     live = Live(racks, settings)
     names = [
-        [name for name, _ in trainable(live.models[0])].index(s.name)
+        [name for name, _ in exchanged_parameters(live.models[0])].index(s.name)
         for x in live.plan
         for s in x.slots
     ]

@@ -25,6 +25,7 @@ GAIN_MAX = 2.0
 
 FACTS = (
     "fragments",
+    "exchange_frozen",
     "sync_period_steps",
     "tau",
     "alignment",
@@ -137,6 +138,11 @@ class MendConfig:
         k.YES_NO,
         "false: this rack trains for itself, with hooks and events but without any other rack; "
         "a baseline to measure against",
+    )
+    exchange_frozen: bool = _knob(
+        False,
+        k.YES_NO,
+        "exchange parameters that need no gradient, too: for those that are unfrozen later",
     )
     quorum_min_learners: int = _knob(
         1, k.whole(1, k.RACKS_MAX), "racks that a merge needs at least (K)"

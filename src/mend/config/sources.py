@@ -25,7 +25,8 @@ PREFIX = "MEND_"
 FILE = "MEND_CONFIG"
 REPLAY = "MEND_REPLAY"
 LAUNCH_PORTS = "MEND_LAUNCH_PORTS"
-RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, LAUNCH_PORTS})
+OUTCOMES = "MEND_OUTCOMES"
+RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, LAUNCH_PORTS, OUTCOMES})
 """Names in the environment that are not settings and still right."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mend.config.replaying import replay_path
 from mend.config.settings import MendConfig
+from mend.config.sources import OUTCOMES
 from mend.runtime.driver import DriverOptions
 from mend.runtime.making import Rules
 from mend.runtime.parts import Settings
@@ -88,6 +89,8 @@ def settings_of(
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),
+        frozen=config.exchange_frozen,
+        outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
     )
 
 

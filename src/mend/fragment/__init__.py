@@ -3,7 +3,7 @@ anchor."""
 
 from mend.fragment.apply import Alignment, realign
 from mend.fragment.ledger import VectorLedger
-from mend.fragment.plan import build_plan, plan_facts, tied_names, trainable, unwrap
+from mend.fragment.plan import build_plan, exchanged_parameters, plan_facts, tied_names, unwrap
 from mend.fragment.view import FragmentView
 
 __all__ = [
@@ -11,9 +11,9 @@ __all__ = [
     "FragmentView",
     "VectorLedger",
     "build_plan",
+    "exchanged_parameters",
     "plan_facts",
     "realign",
     "tied_names",
-    "trainable",
     "unwrap",
 ]

@@ -7,7 +7,7 @@ devices or hashing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
@@ -48,14 +48,20 @@ def replica_ranks(model: nn.Module) -> set[int]:
     }
 
 
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Parameters that require a gradient, in module order; a tied one once, under its first
-    name."""
+def exchanged_parameters(
+    model: nn.Module, *, frozen: bool = False
+) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that racks exchange: those that require a gradient, in module order; a tied one
+    once, under its first name. `frozen`: also the others of floating point."""
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             rule = "is FSDP1, whose flat parameters cannot be told apart"
             raise ConfigError("model", type(module).__name__, rule, "Use fully_shard (FSDP2).")
-    found = [(name, p) for name, p in unwrap(model).named_parameters() if p.requires_grad]
+    found = [
+        (name, p)
+        for name, p in unwrap(model).named_parameters()
+        if p.requires_grad or (frozen and p.dtype.is_floating_point)
+    ]
     for name, parameter in found:
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(
@@ -68,6 +74,15 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return found
 
 
+def newcomers(model: nn.Module, known: Container[str]) -> list[str]:
+    """Names, not `known`, of parameters that require a gradient. A tied one has its first name."""
+    return [
+        name
+        for name, parameter in unwrap(model).named_parameters()
+        if parameter.requires_grad and name not in known
+    ]
+
+
 def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
     """(further name, first name) of every trainable parameter that occurs more than once."""
     first: dict[int, str] = {}
@@ -78,9 +93,9 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
     return tuple(tied)
 
 
-def build_plan(model: nn.Module, fragments: int) -> tuple[Layout, ...]:
-    """Cut the parameters, in module order, into contiguous runs of whole tensors with about equal
-    numbers of elements.
+def build_plan(model: nn.Module, fragments: int, *, frozen: bool = False) -> tuple[Layout, ...]:
+    """Cut the exchanged parameters, in module order, into contiguous runs of whole tensors with
+    about equal numbers of elements.
 
     Each cut is the tensor boundary nearest to its equal share (ties: the earlier). With fewer
     tensors than fragments asked for, there are as many fragments as tensors. Raises ConfigError
@@ -88,7 +103,7 @@ def build_plan(model: nn.Module, fragments: int) -> tuple[Layout, ...]:
     """
     if fragments < 1:
         raise ConfigError("fragments", fragments, "must be at least 1", "4 is a good start.")
-    slots = trainable(model)
+    slots = exchanged_parameters(model, frozen=frozen)
     if not slots:
         raise ConfigError(
             "model", type(unwrap(model)).__name__, "has no trainable parameter", "Unfreeze some."
@@ -140,22 +155,26 @@ class Item(NamedTuple):
     """One parameter as one rank holds it."""
 
     name: str
-    trained: bool
+    exchanged: bool
     shard: Shard
     placement: str
     hash: str
     """xxh3_64 over shape, type and bytes of what the rank holds; empty if not asked for."""
 
 
-def inventory(model: nn.Module, *, hash_trained: bool) -> tuple[Item, ...]:
-    """All parameters, also those that are not trained, in module order; a tied one once."""
+def inventory(model: nn.Module, *, hash_all: bool, frozen: bool = False) -> tuple[Item, ...]:
+    """All parameters, also those that are not exchanged, in module order; a tied one once.
+
+    `hash_all`: also of those that are. `frozen`: as in `exchanged_parameters`.
+    """
+    known = {id(parameter) for _, parameter in exchanged_parameters(model, frozen=frozen)}
     return tuple(
         Item(
             name,
-            parameter.requires_grad,
+            id(parameter) in known,
             shard_of(name, parameter),
             placement_of(parameter),
-            _hash(local_of(parameter)) if hash_trained or not parameter.requires_grad else "",
+            _hash(local_of(parameter)) if hash_all or id(parameter) not in known else "",
         )
         for name, parameter in unwrap(model).named_parameters()
     )
@@ -176,7 +195,7 @@ def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
     boxes = [xxhash.xxh3_64(repr([i[:3] for i in items]).encode()).hexdigest() for items in ranks]
     frozen = xxhash.xxh3_128()
     for items in ranks:
-        frozen.update(repr([i for i in items if not i.trained]).encode())
+        frozen.update(repr([i for i in items if not i.exchanged]).encode())
     return (
         *placed,
         *((f"shards of rank {rank}", box) for rank, box in enumerate(boxes)),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -71,13 +71,14 @@ class InPlace:
         self._modules = [weakref.ref(m) for m in _fsdp_modules(model)]
         self._homes: list[tuple[str, weakref.ref[nn.Module], str, nn.Parameter]] = []
 
-    def watch(self, model: nn.Module) -> None:
-        """From now on the trained parameters must stay where they are. The model is resharded."""
+    def watch(self, model: nn.Module, exchanged: Container[int]) -> None:
+        """From now on the exchanged parameters (ids) must stay where they are. The model is
+        resharded."""
         self._homes = [
             (f"{prefix}.{name}".lstrip("."), weakref.ref(module), name, parameter)
             for prefix, module in model.named_modules()
             for name, parameter in module.named_parameters(recurse=False)
-            if parameter.requires_grad
+            if id(parameter) in exchanged
         ]
 
     def check(self) -> None:

@@ -82,6 +82,19 @@ class FragmentView:
                 live.copy_(flat.view(live.shape))
 
     @torch.no_grad()
+    def first_unequal(self, owned: Owned, values_N: Tensor) -> str:
+        """The first tensor that is not the values (fp32 N) rounded to its type; empty: all are."""
+        self._check(owned, values_N)
+        self._check_place()
+        places = pairwise(owned.cuts)
+        rows = zip(self.layout.slots, owned.spans, places, self._parameters, strict=True)
+        for slot, span, place, parameter in rows:
+            live_n = local_of(parameter).reshape(-1)[slice(*span)]
+            if not torch.equal(live_n, values_N[slice(*place)].to(live_n)):
+                return slot.name
+        return ""
+
+    @torch.no_grad()
     def in_place(self, owned: Owned) -> Pieces | None:
         """The owned elements themselves, where all of them lie as fp32 on the CPU in their order.
         None: only `read` and `write` get at them."""

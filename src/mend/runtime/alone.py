@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from mend.protocol.schedule import Schedule
 from mend.runtime.driver import Counters
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
+from mend.runtime.outcome import Outcome, tell_end
 from mend.runtime.pace import PERIOD_S, Pace
 from mend.runtime.parts import Settings
 from mend.runtime.recorder import Recorder
@@ -47,6 +49,9 @@ class LoneTrainer(Trainer):
         """All of them: nobody else has seen any."""
         return self.tokens
 
+    def _outcome_of_leaving(self, finite: list[int]) -> Outcome:
+        return Outcome("local")
+
 
 class AloneRank:
     """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
@@ -59,7 +64,7 @@ class AloneRank:
         self.schedule = Schedule(1, NEVER, 0)
         self.recorder = Recorder({"rack": settings.rack, "rank": rank}, settings.diagnostics)
         self.pace = Pace(self.recorder.note, lambda: (0, 0))
-        self._over = threading.Event()
+        self._over, self._told = threading.Event(), False
         self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
         self.numerics = Numerics(
             CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
@@ -87,6 +92,9 @@ class AloneRank:
         )
         self._ticker.start()
 
+    def watch(self, look: Callable[[], None]) -> None:
+        """Nothing is overwritten here, so nothing has to be looked at."""
+
     def _tick(self) -> None:
         """What a rank's loop thread does beside all else."""
         while not self._over.wait(PERIOD_S):
@@ -107,6 +115,9 @@ class AloneRank:
         inside = threading.current_thread() is self._ticker  # a finalizer may run on any thread
         if self._ticker.ident is not None and not inside:
             self._ticker.join()
+        if not self._told:
+            self._told = True
+            tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
         self.numerics.close()
         self.pace.end()
         self.recorder.close()

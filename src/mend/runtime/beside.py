@@ -55,7 +55,7 @@ class Beside:
         self, side: Side, buffers: Buffers, alignment: Alignment, blend_alpha: float
     ) -> None:
         self.side, self._buffers = side, buffers
-        self._alignment, self._alpha = alignment, blend_alpha
+        self.alignment, self._alpha = alignment, blend_alpha
         self._waiting: tuple[int, Uploaded] | None = None
 
     def snapshot(self, track: Track) -> tuple[Tensor, Landed]:
@@ -84,7 +84,7 @@ class Beside:
         uploaded = self._taken(fragment, delta_N is not None, new.version)
         if uploaded is None:
             uploaded = self._upload(track, delta_N, new)
-        self.side.apply(track.view, track.owned, uploaded, self._alignment, self._alpha, out_N)
+        self.side.apply(track.view, track.owned, uploaded, self.alignment, self._alpha, out_N)
 
     def _taken(self, fragment: int, named: bool, version: int) -> Uploaded | None:
         """What waits, if it is what is to be applied. It may be older, or have gone another way."""
@@ -98,5 +98,5 @@ class Beside:
 
     def _upload(self, track: Track, delta_N: Tensor | None, new: Anchor) -> Uploaded:
         return self.side.upload(
-            new.version, track.anchor.values, delta_N, new.values, self._alignment
+            new.version, track.anchor.values, delta_N, new.values, self.alignment
         )

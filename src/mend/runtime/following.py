@@ -13,6 +13,7 @@ from mend.protocol.script import APPLIED, CAPTURED, DISCARDED, Act, Script, act_
 from mend.runtime.beside import Beside
 from mend.runtime.comparing import START, TRAINING, Comparer, Finding, Report
 from mend.runtime.handoff import Board
+from mend.runtime.outcome import Outcome
 from mend.runtime.steps import Trainer
 from mend.runtime.track import Doing, Wait
 from mend.terms import SECOND, Layout, Peer
@@ -188,7 +189,7 @@ class Follower(Trainer):
         yield from self._follow()
         yield from self._stop_if_over()
 
-    def close(self, *, keep_local: bool = False) -> Doing:
+    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
         while (act := self._next) is not None:
             place = self._place
             yield from self._follow()
@@ -201,6 +202,7 @@ class Follower(Trainer):
         yield from self._finish()
         if not keep_local:
             yield from self.publish_anchor()
+        self.outcome = Outcome("merged")
 
     def _stop_if_over(self) -> Doing:
         """End the script of a rack whose tape ends here. Raises SystemExit."""

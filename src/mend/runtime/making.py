@@ -9,7 +9,7 @@ from torch import nn
 
 from mend.codec import CODECS
 from mend.fragment.device import device_of
-from mend.fragment.plan import trainable
+from mend.fragment.plan import exchanged_parameters
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.runtime.beside import CudaPin
@@ -38,7 +38,7 @@ def live_rank(
     memory is locked, and workers stay on the cores near it. Raises what a LiveRank raises."""
     outer = OUTERS["nesterov"](rules.outer_lr, rules.momentum)
     codec, merge = CODECS[rules.codec](), MERGES[rules.merge]()
-    device = device_of(p for _, p in trainable(model))
+    device = device_of(p for _, p in exchanged_parameters(model, frozen=settings.frozen))
     pin, cores = None, None
     if device is not None and device.type == "cuda":
         pin, cores = CudaPin(), worker_cores(device.index or 0, *place)

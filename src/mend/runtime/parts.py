@@ -53,6 +53,10 @@ class Settings:
     """As it was given, for the tape's header."""
     replay: Path | None = None
     """The script of a replay, if this run is one."""
+    frozen: bool = False
+    """Whether parameters that need no gradient are exchanged, too."""
+    outcomes: Path | None = None
+    """Where `mend launch` looks for how each rank ended."""
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):

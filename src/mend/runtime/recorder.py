@@ -40,6 +40,8 @@ LOUD = frozenset(
         "expelled",
         "leaving",
         "kept-local",
+        "ended-unmerged",
+        "uncounted",
         "drain-gave-up",
         "frame-refused",
         "tape-gap",

@@ -14,8 +14,8 @@ _runtimes: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def enter(model: nn.Module, runtime: object) -> None:
-    """Raises UsageError when the model (or the module inside its wrapper) already has a runtime."""
-    if unwrap(model) in _runtimes:
+    """Raises UsageError when the model (or one that shares parameters) already has a runtime."""
+    if find(model) is not None:
         raise UsageError(
             "mend_init was called twice for this model; call mend_shutdown(model) first"
         )
@@ -23,11 +23,37 @@ def enter(model: nn.Module, runtime: object) -> None:
 
 
 def find(model: nn.Module) -> Any:
-    return _runtimes.get(unwrap(model))
+    """The runtime of this model, of a wrapper around it, or of a module that shares parameters
+    with it; None without one. Raises UsageError when it shares parameters with several."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"got a {type(model).__name__}; give the model that mend_init was given")
+    if unwrap(model) in _runtimes:
+        return _runtimes[unwrap(model)]
+    mine = {id(parameter) for parameter in model.parameters()}
+    shared = [
+        runtime
+        for other, runtime in list(_runtimes.items())
+        if any(id(parameter) in mine for parameter in other.parameters())
+    ]
+    if len(shared) > 1:
+        raise UsageError(f"{type(model).__name__} shares parameters with {len(shared)} models")
+    return shared[0] if shared else None
 
 
-def leave(model: nn.Module) -> None:
-    _runtimes.pop(unwrap(model), None)
+def refuse_stranger(model: nn.Module) -> None:
+    """Raises UsageError when this module has no runtime while another one has: the caller would
+    believe that he ended it."""
+    others = [type(other).__name__ for other in list(_runtimes)]
+    if others:
+        raise UsageError(
+            f"this {type(model).__name__} shares no parameter with the model that mend trains "
+            f"({', '.join(others)}); give the model that mend_init was given"
+        )
+
+
+def leave(runtime: object) -> None:
+    for model in [model for model, other in list(_runtimes.items()) if other is runtime]:
+        _runtimes.pop(model, None)
 
 
 def get_runtime(model: nn.Module) -> Any:

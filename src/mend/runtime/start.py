@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,13 +16,13 @@ from mend.fragment.device import Side, device_of
 from mend.fragment.plan import (
     Item,
     build_plan,
+    exchanged_parameters,
     first_unequal_replica,
     inventory,
     plain_slots,
     plan_facts,
     rank_facts,
     replica_ranks,
-    trainable,
     unwrap,
 )
 from mend.fragment.shards import InPlace, holding, mesh_ranks
@@ -37,6 +37,7 @@ from mend.runtime.following import Again
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Numerics
 from mend.runtime.observed import NOTES_S, Recent
+from mend.runtime.outcome import tell_end
 from mend.runtime.pace import PERIOD_S, Pace
 from mend.runtime.parts import Introduction, Settings, parts_of
 from mend.runtime.rack import RackGroup
@@ -61,15 +62,17 @@ class LiveRank:
         self.me = Peer(settings.rack, self.group.rank)
         self._in_place = InPlace(model)
         self._in_place.check()
-        self._in_place.watch(unwrap(model))
-        device = device_of(p for _, p in trainable(model))
+        parameters = [p for _, p in exchanged_parameters(model, frozen=settings.frozen)]
+        self._in_place.watch(unwrap(model), {id(p) for p in parameters})
+        device = device_of(parameters)
         self._side = Side(device) if device is not None and device.type == "cuda" else None
-        self.plan = build_plan(model, settings.fragments)
+        self.plan = build_plan(model, settings.fragments, frozen=settings.frozen)
         self.schedule = Schedule(len(self.plan), settings.period_steps, settings.overlap_steps)
         self.recorder = Recorder(
             {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
         )
         self.tape: TapeWriter | None = None
+        self._told = False
         try:
             nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
             self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
@@ -174,7 +177,7 @@ class LiveRank:
         """What every rank of the rack holds. Replicas must hold the same bits: each speaks for a
         slice of all of them."""
         self._check_groups(model)
-        mine = inventory(model, hash_trained=self.group.ranks > 1)
+        mine = inventory(model, hash_all=self.group.ranks > 1, frozen=self.settings.frozen)
         found = self._of_all_ranks(mine, tuple[Item, ...])
         if unequal := first_unequal_replica(found):
             name, one, other = unequal
@@ -199,7 +202,7 @@ class LiveRank:
     def _tracks(
         self, model: nn.Module, inventories: Sequence[Sequence[Item]], numerics: Numerics
     ) -> list[Track]:
-        named = dict(trainable(model))
+        named = dict(exchanged_parameters(model, frozen=self.settings.frozen))
         boxes = [{item.name: item.shard for item in items} for items in inventories]
         tracks = []
         for layout in self.plan:
@@ -321,9 +324,16 @@ class LiveRank:
             self.driver.done.wait(5.0)
         self.abort()
 
+    def watch(self, look: Callable[[], None]) -> None:
+        """Call `look` about once a second, on the loop."""
+        self.driver.every(PERIOD_S, look)
+
     def abort(self) -> None:
         """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent."""
         self.driver.close(self._farewell)
+        if not self._told and hasattr(self, "trainer") and self.settings.replay is None:
+            self._told = True
+            tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
         if self._side is not None:
             self._side.close()
         self.numerics.close()

@@ -55,3 +55,7 @@ class Status:
     frames_refused: int
     events_lost: int
     last_error: str = ""
+    outcome: str = "running"
+    """How this rank left the job, one of `mend.runtime.outcome.WORDS`: "merged" when all that it
+    trained is in the model that every rack holds."""
+    outcome_detail: str = ""

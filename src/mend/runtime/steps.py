@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from mend.errors import GaveUp, StartTimeout
 from mend.protocol.events import Applied, Idle, Leaving, StillOpen
 from mend.runtime.numerics import Anchor
+from mend.runtime.outcome import Outcome
 from mend.runtime.rounds import Rounds
 from mend.runtime.track import AgreeMin, Doing, Ledger, OpenOffer, Share, StepOptions, Track, Wait
 from mend.terms import MS, SECOND
@@ -42,6 +44,9 @@ __all__ = [
 
 class Trainer(Rounds):
     """Everything a training script calls, by way of `api`. One per rank, on its training thread."""
+
+    outcome = Outcome("running")
+    """How this rank left the job; `close` decides it."""
 
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
@@ -79,24 +84,42 @@ class Trainer(Rounds):
                     self._post(StillOpen(fragment, track.anchor.version))
             yield Wait(self._news, POLL_NS)
 
-    def close(self, *, keep_local: bool = False) -> Doing:
+    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
         """Merge the tail of every fragment, leave the job, and put the anchor into the model.
 
         It leaves together with the other racks, or alone after shutdown_timeout_s. A rack that has
         to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
-        that work, and throwing it away would lose it without a trace.
+        that work, and throwing it away would lose it without a trace. So does one whose weights may
+        not be overwritten, for the reason that `refusal` is. `outcome` says what came of it.
         """
         limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
-        if not self.options.lockstep:
-            # At once, so that the racks' tails meet in one round; what is open now goes first.
+        refused = yield from self._agree_and_apply([], [-int(refusal is not None)])
+        if refused[0]:
+            self._carry_from_here()
+        else:
+            if not self.options.lockstep:
+                # At once, so that the racks' tails meet in one round; what is open now goes first.
+                self._capture_tails()
+                self._post(Leaving())
+            yield from self._try_drain(limit_ns)
             self._capture_tails()
-            self._post(Leaving())
-        yield from self._try_drain(limit_ns)
-        self._capture_tails()
         yield from self._try_drain(max(0, deadline_ns - self._now_ns()))
         self._post(Leaving())
         yield from self._leave(max(deadline_ns, self._now_ns()))
+        if refused[0]:
+            self.outcome = refusal or Outcome("kept-local", "another rank of this rack says why")
+            return
+        yield from self._end(keep_local)
+
+    def _carry_from_here(self) -> None:
+        """What is still applied keeps all that the weights hold, whatever the alignment was."""
+        self.options = replace(self.options, alignment="carry")
+        if self.beside is not None:
+            self.beside.alignment = "carry"
+
+    def _end(self, keep_local: bool) -> Doing:
+        """The rack has left: put the anchor into the model, unless its own weights hold more."""
         finite = yield from self._agree_and_apply([], self._finite())
         unmerged = sum(
             self.tokens - track.tokens_mark
@@ -110,8 +133,23 @@ class Trainer(Rounds):
         if anywhere[0]:
             reason = "unmerged work is only in these weights"
             self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
-        elif not keep_local:
+            self.outcome = Outcome("kept-local", "; ".join(self.board.why))
+            return
+        if not keep_local:
             yield from self.publish_anchor()
+        self.outcome = self._outcome_of_leaving(finite)
+
+    def _outcome_of_leaving(self, finite: list[int]) -> Outcome:
+        """`finite`: per fragment, whether the rack's own weights were."""
+        if not all(finite):
+            bad = [fragment for fragment, fine in enumerate(finite) if not fine]
+            return Outcome("diverged", f"fragments {', '.join(map(str, bad))}")
+        if not self.board.finished:
+            return Outcome("left-alone", "; ".join(self.board.why))
+        others = sorted(member.rack for member in self.board.members - {self.member})
+        if others and self.member not in self.board.members:
+            return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
+        return Outcome("merged")
 
     def _capture_tails(self) -> None:
         """The steps since the last capture, of fragments without an open offer."""

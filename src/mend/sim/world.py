@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.codec import CODECS
-from mend.fragment.plan import build_plan, trainable
+from mend.fragment.plan import build_plan, exchanged_parameters
 from mend.fragment.shards import replicated
 from mend.fragment.view import FragmentView
 from mend.merge import MERGES
@@ -283,7 +283,7 @@ class World(Writer):
                 for p in range(scenario.fragments)
             ]
         )
-        named = dict(trainable(model))
+        named = dict(exchanged_parameters(model))
         numerics, tracks = self._numerics(), []
         for layout in build_plan(model, scenario.fragments):
             view = FragmentView(layout, [named[slot.name] for slot in layout.slots])

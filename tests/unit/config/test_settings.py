@@ -120,6 +120,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("merge_mean_names", value) for value in (("*a*", "*a*"), ("",), (1,), 5)),
     *(("payload_dtype", value) for value in ("fp32", "int8")),
     *(("lockstep", value) for value in ("on", 1)),
+    *(("exchange_frozen", value) for value in ("on", 1)),
     *(("max_age", value) for value in (-1, 65)),
     *(("tape_mb_max", value) for value in (-1, 0.5)),
     *(("start_timeout_s", value) for value in (0, -1, 86_401, float("inf"))),
@@ -330,8 +331,8 @@ ELSE: dict[str, Any] = {
     "fragments": 5, "sync_period_steps": 64, "overlap_steps": 3, "alignment": "blend",
     "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "merge": "rda",
     "merge_mean_names": ("head.*",), "payload_dtype": "bfloat16",
-    "lockstep": True, "max_age": 3, "token_weighted_merge": False, "racks": 3, "job_id": "other",
-    "quorum_min_learners": 2,
+    "lockstep": True, "exchange_frozen": True, "max_age": 3, "token_weighted_merge": False,
+    "racks": 3, "job_id": "other", "quorum_min_learners": 2,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mend.errors import ConfigError
-from mend.fragment import build_plan, plan_facts, trainable, unwrap
+from mend.fragment import build_plan, exchanged_parameters, plan_facts, unwrap
 from mend.fragment.plan import (
     first_unequal_replica,
     inventory,
@@ -31,7 +31,7 @@ class Tied(nn.Module):
 
 def frozen_digest(model: nn.Module) -> str:
     """What racks compare of the parameters that are not trained."""
-    return dict(rank_facts([inventory(model, hash_trained=False)]))["frozen parameters"]
+    return dict(rank_facts([inventory(model, hash_all=False)]))["frozen parameters"]
 
 
 def bag(numels: list[int]) -> nn.Module:
@@ -40,7 +40,7 @@ def bag(numels: list[int]) -> nn.Module:
 
 def test_a_tied_tensor_counts_once_and_its_other_name_is_a_fact() -> None:
     model = Tied()
-    names = [name for name, _ in trainable(model)]
+    names = [name for name, _ in exchanged_parameters(model)]
     assert names == ["emb.weight", "body.0.weight", "body.0.bias", "body.2.weight", "body.2.bias"]
     facts = dict(plan_facts(build_plan(model, 2), model))
     assert facts["tied head.weight"] == "emb.weight"
@@ -58,7 +58,7 @@ def test_untying_is_visible_in_the_facts() -> None:
 def test_frozen_parameters_are_not_exchanged_but_compared() -> None:
     model = Tied()
     model.body[0].requires_grad_(False)
-    assert "body.0.weight" not in [name for name, _ in trainable(model)]
+    assert "body.0.weight" not in [name for name, _ in exchanged_parameters(model)]
     before = frozen_digest(model)
     with torch.no_grad():
         model.body[2].weight.add_(1)
@@ -112,7 +112,9 @@ def test_wrappers_do_not_change_names() -> None:
 
     model = Tied()
     assert unwrap(Compiled(model)) is model
-    assert [n for n, _ in trainable(Compiled(model))] == [n for n, _ in trainable(model)]
+    assert [n for n, _ in exchanged_parameters(Compiled(model))] == [
+        n for n, _ in exchanged_parameters(model)
+    ]
 
 
 def test_ddp_is_unwrapped(tmp_path: object) -> None:
@@ -145,16 +147,16 @@ def test_a_model_that_cannot_be_exchanged_is_refused(model: nn.Module, fragments
 
 def test_replicas_that_differ_in_a_bit_are_found() -> None:
     model = nn.Linear(3, 2)
-    one = inventory(model, hash_trained=True)
+    one = inventory(model, hash_all=True)
     assert first_unequal_replica([one, one]) is None
     with torch.no_grad():
         model.bias[1] += 1e-6
-    other = inventory(model, hash_trained=True)
+    other = inventory(model, hash_all=True)
     assert first_unequal_replica([one, one, other]) == ("bias", 0, 2)
 
 
 def test_ranks_with_other_parameters_are_no_rack() -> None:
-    ranks = [inventory(m, hash_trained=True) for m in (nn.Linear(3, 2), nn.Linear(3, 2, False))]
+    ranks = [inventory(m, hash_all=True) for m in (nn.Linear(3, 2), nn.Linear(3, 2, False))]
     with pytest.raises(ConfigError, match=r"bias.*rank 0 and rank 1"):
         first_unequal_replica(ranks)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mend.fragment import FragmentView, build_plan, trainable
+from mend.fragment import FragmentView, build_plan, exchanged_parameters
 from mend.fragment.shards import replicated
 from mend.fragment.view import portions
 from mend.terms import Owned, Span
@@ -25,7 +25,7 @@ def model() -> nn.Module:
 
 def view_of(module: nn.Module) -> FragmentView:
     (layout,) = build_plan(module, 1)
-    return FragmentView(layout, [p for _, p in trainable(module)])
+    return FragmentView(layout, [p for _, p in exchanged_parameters(module)])
 
 
 def part(view: FragmentView, start: int, stop: int) -> Owned:
@@ -38,11 +38,11 @@ def part(view: FragmentView, start: int, stop: int) -> Owned:
 
 
 def flat(module: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().float().flatten() for _, p in trainable(module)])
+    return torch.cat([p.detach().float().flatten() for _, p in exchanged_parameters(module)])
 
 
 def test_the_test_has_parameters_that_are_not_contiguous() -> None:
-    assert [p.is_contiguous() for _, p in trainable(model())].count(False) == 2
+    assert [p.is_contiguous() for _, p in exchanged_parameters(model())].count(False) == 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 200])
@@ -50,7 +50,7 @@ def test_the_spans_of_the_ranks_read_and_write_the_whole(ranks: int) -> None:
     module, target = model(), model()
     view = view_of(module)
     with torch.no_grad():
-        for _, parameter in trainable(target):
+        for _, parameter in exchanged_parameters(target):
             parameter.zero_()
     sizes = []
     for rank in range(ranks):
@@ -65,8 +65,8 @@ def test_the_spans_of_the_ranks_read_and_write_the_whole(ranks: int) -> None:
 
 def test_a_write_stays_inside_its_span_and_in_place() -> None:
     module = model()
-    pointers = [p.data_ptr() for _, p in trainable(module)]
-    strides = [p.stride() for _, p in trainable(module)]
+    pointers = [p.data_ptr() for _, p in exchanged_parameters(module)]
+    strides = [p.stride() for _, p in exchanged_parameters(module)]
     view, before = view_of(module), flat(module)
     for start, stop in ((5, 60), (70, 71), (100, 110), (3, 3)):
         expected = before.clone()
@@ -74,8 +74,8 @@ def test_a_write_stays_inside_its_span_and_in_place() -> None:
         view.write(part(view, start, stop), torch.arange(stop - start).float())
         assert torch.equal(flat(module), expected)
         view.write(part(view, 0, view.layout.numel), before)
-    assert pointers == [p.data_ptr() for _, p in trainable(module)]
-    assert strides == [p.stride() for _, p in trainable(module)]
+    assert pointers == [p.data_ptr() for _, p in exchanged_parameters(module)]
+    assert strides == [p.stride() for _, p in exchanged_parameters(module)]
 
 
 def test_values_are_rounded_to_the_type_of_the_parameter() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mend.codec import CODECS
 from mend.errors import NonFinite
-from mend.fragment import FragmentView, build_plan, trainable
+from mend.fragment import FragmentView, build_plan, exchanged_parameters
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
@@ -60,7 +60,7 @@ class Hand:
             "overlapped": True, "lockstep": False, "alignment": "carry", "blend_alpha": 0.5,
             "stall_max_ns": STALL_NS, "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS,
         }  # fmt: skip
-        named = dict(trainable(self.model))
+        named = dict(exchanged_parameters(self.model))
         tracks = []
         for layout in build_plan(self.model, fragments):
             view = FragmentView(layout, [named[slot.name] for slot in layout.slots])

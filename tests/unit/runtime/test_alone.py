@@ -88,7 +88,7 @@ def test_its_events_are_those_of_any_rank_but_for_rounds(
     assert (progress[0]["step"], progress[0]["tokens"]) == (1, 10)
     assert (progress[-1]["step"], progress[-1]["tokens"], progress[-1]["last"]) == (9, 90, True)
     assert [e["step"] for e in told if e["kind"] == "recorded"] == list(range(1, STEPS + 1))
-    assert {event["kind"] for event in told} == {"start", "progress", "recorded"}
+    assert {event["kind"] for event in told} == {"start", "progress", "recorded", "ended"}
     assert not list(tmp_path.glob("tape-*")), "nothing was decided"
 
 

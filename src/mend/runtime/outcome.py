@@ -1,0 +1,138 @@
+"""runtime.outcome: how a rank left its job, as a value, as a line for people, as a file for the
+launcher."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mend.terms import Peer
+
+if TYPE_CHECKING:
+    from mend.runtime.steps import Trainer
+
+WORDS = {
+    "running": "the job is not over",
+    "merged": "all work is merged, and the racks left together with the same bits",
+    "left-early": "all work is merged, and the other racks train on",
+    "local": "this rack trained for itself (exchange=False)",
+    "left-alone": "all work is merged, but nobody confirmed the end: other racks may differ",
+    "kept-local": "the model keeps its own weights, which hold work that nobody merged",
+    "uncounted": "the model keeps its own weights, which moved without counted steps",
+    "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
+    "diverged": "weights are not finite; what was not merged is lost",
+    "failed": "the model keeps its own weights, as mend could not end in order",
+    "aborted": "the rack left at once, without merging what was open",
+}
+"""What `status().outcome` may be. The first four claim success."""
+
+GOOD = frozenset({"running", "merged", "left-early", "local"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`word` is one of WORDS, `detail` the reason."""
+
+    word: str
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.word in WORDS, f"{self.word!r} is no outcome"
+
+    @property
+    def good(self) -> bool:
+        """Whether all that was trained is merged."""
+        return self.word in GOOD
+
+    def __str__(self) -> str:
+        more = f": {self.detail}" if self.detail else ""
+        return f"{self.word} ({WORDS[self.word]}{more})"
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What a rank tells `mend launch` when it ends. Tokens are averaged over fragments."""
+
+    rack: int
+    rank: int
+    outcome: str
+    detail: str = ""
+    step: int = 0
+    tokens: int = 0
+    tokens_merged: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return self.outcome in GOOD
+
+    def __str__(self) -> str:
+        told = Outcome(self.outcome, self.detail)
+        return f"{told}; {self.tokens_merged:.0f} of {self.tokens} tokens are merged"
+
+
+def write_ended(folder: Path | None, ended: Ended) -> None:
+    """Leave it for the launcher, who made the folder. A launcher that is gone needs nothing."""
+    if folder is None:
+        return
+    path = folder / f"rack{ended.rack}-rank{ended.rank}.json"
+    draft = path.with_suffix(".draft")
+    try:
+        draft.write_bytes(msgspec.json.encode(ended))
+        os.replace(draft, path)
+    except OSError as error:
+        sys.stderr.write(f"mend: {path} cannot be written: {error}\n")
+
+
+def read_ended(folder: Path) -> list[Ended]:
+    """What the ranks of all racks told, by rack and rank; a file that is none is left out."""
+    found = []
+    for path in folder.glob("*.json"):
+        try:
+            ended = msgspec.json.decode(path.read_bytes(), type=Ended)
+            Outcome(ended.outcome)
+        except (OSError, msgspec.DecodeError, AssertionError):
+            continue
+        found.append(ended)
+    return sorted(found, key=lambda each: (each.rack, each.rank))
+
+
+def tell_end(
+    me: Peer,
+    trainer: Trainer,
+    folder: Path | None,
+    note: Callable[[str, dict[str, object]], None],
+) -> None:
+    """Note how this rank ended, tell the launcher, and repeat a bad end as the process's last line.
+
+    A rank that never took a step has nothing to tell: what stopped it was raised.
+    """
+    outcome = trainer.outcome if trainer.outcome.word != "running" else Outcome("aborted")
+    if outcome.word == "aborted" and not trainer.step:
+        return
+    merged = trainer.ledger.merged / (len(trainer.tracks) or 1)
+    ended = Ended(
+        me.rack, me.rank, outcome.word, outcome.detail, trainer.step, trainer.tokens, merged
+    )
+    kind = "ended" if ended.good else "ended-unmerged"
+    note(kind, {name: getattr(ended, name) for name in ended.__struct_fields__[2:]})
+    write_ended(folder, ended)
+    if not ended.good:
+        if not _last_lines:
+            atexit.register(_say_last)
+        _last_lines[me] = f"mend: rack {me.rack} rank {me.rank} ended {ended}"
+
+
+_last_lines: dict[Peer, str] = {}
+
+
+def _say_last() -> None:
+    for line in _last_lines.values():
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+            sys.stderr.write(f"{line}\n")

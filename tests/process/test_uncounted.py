@@ -1,0 +1,412 @@
+"""Training that mend does not see is never overwritten: whoever steps, whatever is loaded, and
+whichever parameters become trainable on the way. A job of one rack in this process: its merged
+model is what it trained itself, so any loss shows."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mend
+from mend.errors import NotMerged, UsageError
+from tests.process import train
+from tests.process.conftest import Configure
+
+STEPS = 20
+
+
+def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = train.build("plain", 0)
+    return model, train.optimizer_of(model)
+
+
+def backward(model: nn.Module, step: int) -> None:
+    model.zero_grad()
+    train.loss_of(model, 0, 0, step).backward()
+
+
+def run(model: nn.Module, optimizer: Any, first: int = 1, last: int = STEPS) -> None:
+    for step in range(first, last + 1):
+        backward(model, step)
+        optimizer.step()
+
+
+def bits(model: nn.Module) -> dict[str, list[int]]:
+    return train.weights(model)
+
+
+def alike(model: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
+
+
+def trained_without_mend() -> nn.Module:
+    model, optimizer = fresh()
+    run(model, optimizer)
+    return model
+
+
+def write_in_place(parameter: nn.Parameter) -> None:
+    with torch.no_grad():
+        parameter.sub_(0.05 * parameter.grad)
+
+
+def write_behind_the_scenes(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data  # as FSDP1 and DeepSpeed do
+    parameter.data.sub_(0.05 * parameter.grad)
+
+
+# -------------------------------------------------------------- which optimizer steps
+
+
+def test_without_an_optimizer_the_one_that_trains_the_model_is_counted(alone: Configure) -> None:
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, alone())
+    run(model, optimizer)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.step, status.outcome) == (STEPS, "merged")
+    assert status.ledger.open == 0
+    assert runtime.status().tokens_merged_share == 1.0
+    assert alike(model, trained_without_mend())
+
+
+def test_the_one_step_of_a_run_is_counted_though_no_second_one_followed(alone: Configure) -> None:
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, alone())
+    runtime.count_tokens(7)
+    run(model, optimizer, 1, 1)
+    assert runtime.status().step == 0, "runtime.step() may still be called"
+    moved = bits(model)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.step, status.tokens, status.outcome) == (1, 7, "merged")
+    assert alike_bits(bits(model), moved)
+
+
+def test_a_loop_that_counts_itself_is_not_counted_twice(alone: Configure) -> None:
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, alone())
+    for step in range(1, STEPS + 1):
+        run(model, optimizer, step, step)
+        runtime.step(tokens=3)
+        assert (runtime.status().step, runtime.status().tokens) == (step, 3 * step)
+    assert mend.mend_shutdown(model).outcome == "merged"  # type: ignore[union-attr]
+
+
+def test_an_optimizer_that_takes_over_is_counted(alone: Configure) -> None:
+    """As after a checkpoint was loaded: a new object of the same parameters."""
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+    run(model, optimizer, 1, 7)
+    again = train.optimizer_of(model)
+    again.load_state_dict(optimizer.state_dict())
+    run(model, again, 8, STEPS)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.step, status.outcome) == (STEPS, "merged")
+    assert alike(model, trained_without_mend())
+
+
+class Wrapped(torch.optim.Optimizer):
+    """As Accelerate's: an Optimizer by name, without the state of one; another one steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+class Sharpness(torch.optim.Optimizer):
+    """As SAM: an optimizer around another one, of the same parameters."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+@pytest.mark.parametrize("wrap", [Wrapped, Sharpness])
+@pytest.mark.parametrize("give", [True, False])
+def test_a_step_inside_a_wrapper_counts_once(
+    alone: Configure, wrap: Callable[[torch.optim.Optimizer], Any], give: bool
+) -> None:
+    model, optimizer = fresh()
+    wrapper = wrap(optimizer)
+    mend.mend_init(model, alone(), wrapper if give else None)
+    run(model, wrapper)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.step, status.outcome) == (STEPS, "merged")
+
+
+def test_a_step_that_raised_does_not_hide_the_next_ones(alone: Configure) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+
+    def fail() -> float:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(fail)
+    run(model, optimizer)
+    assert mend.mend_shutdown(model).step == STEPS  # type: ignore[union-attr]
+
+
+def test_other_models_train_beside_it_unseen(alone: Configure) -> None:
+    model, optimizer = fresh()
+    other, its_own = fresh()
+    mend.mend_init(model, alone())
+    for step in range(1, STEPS + 1):
+        run(other, its_own, step, step)
+        run(model, optimizer, step, step)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.step == STEPS
+
+
+def test_something_that_is_no_optimizer_is_refused(alone: Configure) -> None:
+    model, _ = fresh()
+    with pytest.raises(UsageError, match=r"Linear\): it has no param_groups"):
+        mend.mend_init(model, alone(), nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------- training that nobody counted
+
+
+@pytest.mark.parametrize("write", [write_in_place, write_behind_the_scenes])
+def test_steps_that_nobody_counted_are_kept_and_refused(
+    alone: Configure, write: Callable[[nn.Parameter], None]
+) -> None:
+    """It ended with exit code 0 and the weights that it had begun with."""
+    model, _ = fresh()
+
+    def train_unseen() -> None:
+        with mend.session(model, alone()):
+            for step in range(1, STEPS + 1):
+                backward(model, step)
+                for parameter in model.parameters():
+                    write(parameter)
+            told.append((mend.get_runtime(model), bits(model)))
+
+    told: list[tuple[mend.Runtime, dict[str, list[int]]]] = []
+    with pytest.raises(NotMerged, match="uncounted"):
+        train_unseen()
+    ((runtime, moved),) = told
+    assert bits(model) == moved
+    assert runtime.status().outcome == "uncounted"
+    assert "0.weight changed and no step was counted" in runtime.status().outcome_detail
+
+
+def test_shutdown_itself_returns_so_that_the_script_can_save(alone: Configure) -> None:
+    model, _ = fresh()
+    mend.mend_init(model, alone())
+    for step in range(1, STEPS + 1):
+        backward(model, step)
+        for parameter in model.parameters():
+            write_in_place(parameter)
+    moved = bits(model)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.outcome == "uncounted"
+    assert bits(model) == moved
+
+
+@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
+def test_steps_that_are_no_longer_counted_are_kept(alone: Configure, alignment: str) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(alignment=alignment), optimizer)
+    run(model, optimizer, 1, 7)
+    for step in range(8, STEPS + 1):
+        backward(model, step)
+        for parameter in model.parameters():
+            write_in_place(parameter)
+    moved = bits(model)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.step, status.outcome) == (7, "uncounted")
+    if alignment == "carry":
+        assert alike_bits(bits(model), moved)
+
+
+def alike_bits(one: dict[str, list[int]], other: dict[str, list[int]]) -> bool:
+    """Equal but for the rounding of `next + (theta - base)`."""
+    return all(
+        abs(a - b) <= 64 for name in one for a, b in zip(one[name], other[name], strict=True)
+    )
+
+
+def test_weights_that_are_clamped_after_each_step_are_no_training(alone: Configure) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+    for step in range(1, STEPS + 1):
+        run(model, optimizer, step, step)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-2, 2)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.outcome == "merged"
+
+
+def test_a_model_that_never_moved_is_merged(alone: Configure) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+    assert mend.mend_shutdown(model).outcome == "merged"  # type: ignore[union-attr]
+
+
+# -------------------------------------------------------------- state dicts
+
+
+def test_a_state_dict_loaded_behind_mend_init_is_refused_at_the_next_step(
+    alone: Configure,
+) -> None:
+    model, optimizer = fresh()
+    other = train.build("plain", 5)
+    mend.mend_init(model, alone(), optimizer)
+    model.load_state_dict(other.state_dict())
+    backward(model, 1)
+    with pytest.raises(UsageError, match="Load it before mend_init"):
+        optimizer.step()
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.outcome == "uncounted"
+    assert bits(model) == bits(other), "what was loaded is still there"
+
+
+def test_a_part_of_the_model_that_is_loaded_is_refused_as_well(alone: Configure) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+    run(model, optimizer, 1, 3)
+    part = next(iter(model.children()))
+    part.load_state_dict({name: t + 1 for name, t in part.state_dict().items()})
+    backward(model, 4)
+    with pytest.raises(UsageError, match="after step 3"):
+        optimizer.step()
+    mend.get_runtime(model).abort()
+
+
+def test_an_average_that_is_swapped_in_for_an_evaluation_is_no_load(alone: Configure) -> None:
+    model, optimizer = fresh()
+    average = copy.deepcopy(model)
+    with mend.session(model, alone(), optimizer) as runtime:
+        for step in range(1, STEPS + 1):
+            run(model, optimizer, step, step)
+            if step in (5, STEPS):
+                own = copy.deepcopy(model.state_dict())
+                model.load_state_dict(average.state_dict())
+                model.load_state_dict(own)
+    assert runtime.status().outcome == "merged"
+
+
+def test_a_model_can_be_copied_and_pickled_while_mend_trains_it(alone: Configure) -> None:
+    model, optimizer = fresh()
+    with mend.session(model, alone(), optimizer):
+        run(model, optimizer, 1, 3)
+        twin = copy.deepcopy(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        for other in (twin, torch.load(file, weights_only=False)):
+            other.load_state_dict(train.build("plain", 5).state_dict())
+        run(model, optimizer, 4, 9)
+
+
+# -------------------------------------------------------------- parameters that come later
+
+
+def test_a_parameter_that_is_unfrozen_later_is_refused_at_the_next_capture(
+    alone: Configure,
+) -> None:
+    """Racks ended with different bits while the merged share said 100 %."""
+    model = train.build("tied", 0)
+    optimizer = train.optimizer_of(model)
+    mend.mend_init(model, alone(), optimizer)
+    run(model, optimizer, 1, 3)
+    model.frozen.requires_grad_(True)  # type: ignore[union-attr, operator]
+    optimizer.add_param_group({"params": list(model.frozen.parameters())})  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match=r"frozen\.weight and 1 more became trainable"):
+        run(model, optimizer, 4, STEPS)
+    moved = bits(model)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.outcome == "not-exchanged"
+    assert alike_bits(bits(model), moved)
+
+
+def test_exchange_frozen_takes_them_along(alone: Configure) -> None:
+    model = train.build("tied", 0)
+    optimizer = train.optimizer_of(model)
+    mend.mend_init(model, alone(exchange_frozen=True), optimizer)
+    run(model, optimizer, 1, 3)
+    model.frozen.requires_grad_(True)  # type: ignore[union-attr, operator]
+    optimizer.add_param_group({"params": list(model.frozen.parameters())})  # type: ignore[union-attr]
+    run(model, optimizer, 4, STEPS)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.outcome == "merged"
+
+
+def test_a_module_that_is_added_later_is_refused(alone: Configure) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+    model.add_module("adapter", nn.Linear(3, 3))
+    with pytest.raises(UsageError, match=r"adapter\.weight and 1 more"):
+        run(model, optimizer)
+    mend.get_runtime(model).abort()
+
+
+def test_parameters_of_the_optimizer_that_are_not_the_models_are_told(alone: Configure) -> None:
+    model, _ = fresh()
+    scale = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(mend.MendError):  # nobody listens where rack 1 should be
+            mend.mend_init(model, alone(racks=2, start_timeout_s=0.5, sideband_peers=()), optimizer)
+    assert "1 parameters that are not the model's" in str(told[0].message)
+
+
+# -------------------------------------------------------------- which model
+
+
+def test_any_handle_that_shares_parameters_finds_the_runtime(alone: Configure) -> None:
+    """`mend_shutdown` of the wrong one returned None, merged nothing, and the script ended well."""
+    model, optimizer = fresh()
+    handle = nn.Sequential(model)
+    runtime = mend.mend_init(handle, alone(), optimizer)
+    run(model, optimizer)
+    assert mend.get_runtime(model) is mend.get_runtime(handle) is runtime
+    with pytest.raises(UsageError, match="called twice"):
+        mend.mend_init(model, alone(), optimizer)
+    status = mend.mend_shutdown(next(iter(model.children())))
+    assert status is not None
+    assert status.outcome == "merged"
+    assert mend.mend_shutdown(model) is None
+
+
+def test_a_model_that_mend_does_not_train_is_refused_while_it_trains_another(
+    alone: Configure,
+) -> None:
+    model, optimizer = fresh()
+    with mend.session(model, alone(), optimizer):
+        with pytest.raises(UsageError, match="shares no parameter with the model"):
+            mend.mend_shutdown(train.build("plain", 1))
+        with pytest.raises(UsageError, match="got a SGD"):
+            mend.mend_shutdown(optimizer)  # type: ignore[arg-type]
+        run(model, optimizer, 1, 9)
+    assert mend.mend_shutdown(train.build("plain", 1)) is None

@@ -4,7 +4,7 @@
 
 Two racks on loopback, each with its loop, its heartbeats and its connections; the period is so long
 that no round comes. One of them steps the same optimizer in blocks of `steps`, in turn with mend's
-hook and without it (taken out of the optimizer's table of hooks, and put back). The model is one
+hooks and without them (taken out of torch's tables of global hooks, and put back). The model is one
 small parameter, so that a step is short and the hook's share of it can be seen.
 
 `measured` is the median over pairs of blocks of the difference, in microseconds per step.
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import optimizer as optim
 
 import mend
 from benchmarks._common import RackArgs, arguments, limit, racks, report, spread
@@ -72,18 +73,20 @@ def _rack(args: RackArgs) -> None:
 
 def _measure(optimizer: torch.optim.Optimizer, options: Any) -> dict[str, list[float]]:
     """Microseconds per step of every block."""
-    hooks = optimizer._optimizer_step_post_hooks
-    ours = dict(hooks)
-    assert len(ours) == 1, "mend hooked the optimizer once"
+    tables = [optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks]
+    ours = [dict(table) for table in tables]
+    assert [len(hooks) for hooks in ours] == [1, 1], "mend has one hook before and one behind"
     found: dict[str, list[float]] = {"with": [], "without": []}
     for block in range(options.blocks + 1):
         for name in ("with", "without") if block % 2 else ("without", "with"):
-            hooks.clear()
-            hooks.update(ours if name == "with" else {})
+            for table, hooks in zip(tables, ours, strict=True):
+                table.clear()
+                table.update(hooks if name == "with" else {})
             taken_us = _block(optimizer, options.steps)
             if block:
                 found[name].append(taken_us)
-    hooks.update(ours)
+    for table, hooks in zip(tables, ours, strict=True):
+        table.update(hooks)
     return found
 
 

@@ -16,17 +16,17 @@ from torch import nn
 from mend.config import MendConfig
 from mend.config.wiring import local_place, rules_of, settings_of
 from mend.errors import ConfigError, MendError, NotMerged, UsageError
-from mend.fragment.plan import exchanged_parameters, newcomers, unwrap
+from mend.fragment.plan import exchanged_parameters
 from mend.mesh import rack_of
 from mend.runtime import registry
 from mend.runtime.alone import AloneRank
 from mend.runtime.async_tp import AsyncTp
+from mend.runtime.counted_steps import CountedSteps
 from mend.runtime.making import live_rank
-from mend.runtime.movement import Movement
 from mend.runtime.outcome import GOOD, Outcome
 from mend.runtime.start import LiveRank
 from mend.runtime.status import Status, TokenLedger
-from mend.runtime.step_hooks import Counting, HoldsParameters, StepHooks, held_by, optimizers_of
+from mend.runtime.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.terms import MS, SECOND
 
 if TYPE_CHECKING:
@@ -166,25 +166,11 @@ class Runtime:
         self.config = config
         self._async_tp = async_tp
         self._rank, self._trainer = rank, rank.trainer
-        self._tokens: int | None = None
-        self._borrowed = False
         self._closed = False
         self._last: Status | None = None
         self._warned_provider = False
-        self._model = weakref.ref(model)
         frozen = config.exchange_frozen
-        self._exchanged = {name for name, _ in exchanged_parameters(model, frozen=frozen)}
-        parameters = [p for _, p in exchanged_parameters(model, frozen=frozen)]
-        self._movement = Movement(unwrap(model), parameters, rank.recorder.note)
-        self._steps = StepHooks(
-            parameters,
-            optimizers,
-            before=self._before_step,
-            after=self._after_step,
-            take_tokens=self._take_tokens,
-            found=self._found,
-        )
-        rank.watch(self._movement.look)
+        self._steps = CountedSteps(model, rank, optimizers, async_tp, frozen=frozen)
         # Runs when the model is freed, or at the end of a program that never shut down.
         self._finalizer = weakref.finalize(model, rank.abort)
 
@@ -195,9 +181,7 @@ class Runtime:
 
         Several calls add up; without a call a step counts 1.
         """
-        if tokens < 0:
-            raise UsageError(f"count_tokens({tokens}): tokens cannot be negative")
-        self._tokens = tokens if self._tokens is None else self._tokens + tokens
+        self._steps.count_tokens(tokens)
 
     def step(self, tokens: int | None = None) -> None:
         """One step of the inner optimizer is done. From here on mend counts these calls alone.
@@ -205,68 +189,17 @@ class Runtime:
         For loops that gave mend_init no optimizer, and whose steps mend cannot see (a CUDA graph,
         an optimizer that is not one of torch). Raises UsageError when mend_init was given one.
         """
-        waiting = self._steps.count_by_hand()
-        for more in (waiting, tokens):
-            if more is not None:
-                self.count_tokens(more)
-        self._before_step()
-        self._after_step(self._take_tokens())
+        if self._closed and not self._steps.by_given_optimizer:
+            raise UsageError("a step after mend_shutdown")
+        self._steps.count_by_hand(tokens)
 
     def step_begin(self, step: int) -> None:
         """Older pair with step_end; nothing is due before a step."""
 
     def step_end(self, step: int) -> None:
         """One step is done, unless an optimizer given to mend_init has counted it already."""
-        if self._steps.counting is not Counting.GIVEN:
+        if not self._steps.by_given_optimizer:
             self.step()
-
-    def _take_tokens(self) -> int | None:
-        tokens, self._tokens = self._tokens, None
-        return tokens
-
-    def _found(self, optimizer: torch.optim.Optimizer) -> None:
-        """No optimizer was given, and this one trains the model."""
-        fields: dict[str, object] = {"optimizer": type(optimizer).__name__}
-        fields |= {"parameters": len(held_by(optimizer)), "exchanged": len(self._exchanged)}
-        self._rank.recorder.note("counting", fields)
-
-    def _before_step(self) -> None:
-        if not self._closed:
-            self._movement.check_load()
-
-    def _after_step(self, tokens: int | None) -> None:
-        if self._closed:
-            raise UsageError("a step after mend_shutdown")
-        if self._borrowed:
-            raise UsageError("a step inside `with runtime.anchor_weights()`")
-        if self._trainer.beside is not None and torch.cuda.is_current_stream_capturing():
-            raise UsageError(
-                "the optimizer's step is being captured into a CUDA graph, whose replays mend does "
-                "not see: give mend_init no optimizer, and call runtime.step() after each step and "
-                "each replay, from the first one on"
-            )
-        self._movement.stepped()
-        if self._trainer.stepped(1 if tokens is None else tokens):
-            if self._rank.schedule.captures(self._trainer.step):
-                self._refuse_newcomers()
-            self._rank.live(self._trainer.work())
-            self._movement.wrote()
-        if self._async_tp.asked:
-            self._async_tp.stepped()
-        trainer = self._trainer
-        self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
-
-    def _refuse_newcomers(self) -> None:
-        """Raises UsageError for a parameter that is trained by now and that no other rack gets."""
-        model = self._model()
-        names = newcomers(model, self._exchanged) if model is not None else []
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UsageError(
-                f"parameter {names[0]}{more} became trainable after mend_init, so it is not "
-                "exchanged and would differ between racks. Add and unfreeze parameters before "
-                "mend_init, or set exchange_frozen=True there"
-            )
 
     def record(self, **values: float) -> None:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
@@ -310,14 +243,14 @@ class Runtime:
         All ranks of a rack enter and leave it together.
         """
         local = self._trainer.local_weights()
-        self._borrowed = True
-        with self._movement.aside():
+        self._steps.borrowed = True
+        with self._steps.movement.aside():
             try:
                 self._rank.live(self._trainer.publish_anchor())
                 yield
             finally:
                 self._trainer.put_back(local)
-                self._borrowed = False
+                self._steps.borrowed = False
 
     def _status(self) -> Status:
         rank, trainer, board = self._rank, self._trainer, self._rank.board
@@ -400,20 +333,10 @@ class Runtime:
         """An error of mend is an outcome here: the script has weights to save."""
         trainer = self._trainer
         try:
-            self._steps.flush()
-            refusal = self._refusal() if self.config.exchange else None
+            refusal = self._steps.finish() if self.config.exchange else None
             self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
         except MendError as error:
             trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
-
-    def _refusal(self) -> Outcome | None:
-        """Why the weights may not be overwritten, if there is a reason."""
-        try:
-            self._refuse_newcomers()
-        except UsageError as error:
-            return Outcome("not-exchanged", str(error))
-        reason = self._movement.uncounted(self._trainer.tracks)
-        return Outcome("uncounted", reason) if reason else None
 
     def abort(self) -> None:
         """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent."""
@@ -430,7 +353,6 @@ class Runtime:
     def _unhook(self) -> None:
         self._closed = True
         self._steps.close()
-        self._movement.close()
 
 
 def _refuse_strangers(

@@ -88,7 +88,7 @@ def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result
     silent = job.event(0, "rack-silent", peer=1)
     assert silent["effect"]
     Path(gate).touch()
-    job.ended(0, code=0)
+    job.ended(0, code=1)
     return job.result(0)
 
 
@@ -109,6 +109,8 @@ def test_the_other_rack_trains_on_and_keeps_its_work(
     assert status["ledger"]["open"] > 0
     assert left.kinds("kept-local")[0]["open_tokens"] == 2 * status["ledger"]["open"]
     assert left.kinds("left-alone")
+    assert (status["outcome"], left.error[0]) == ("kept-local", "NotMerged"), "it claims nothing"
+    assert left.kinds("ended-unmerged")[0]["outcome"] == "kept-local"
     after = left.losses[-1]
     assert math.isfinite(struct.unpack(">f", bytes.fromhex(after))[0])
     assert left.threads == []

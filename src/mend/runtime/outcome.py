@@ -120,10 +120,12 @@ def tell_end(
     ended = Ended(
         me.rack, me.rank, outcome.word, outcome.detail, trainer.step, trainer.tokens, merged
     )
-    kind = "ended" if ended.good else "ended-unmerged"
-    note(kind, {name: getattr(ended, name) for name in ended.__struct_fields__[2:]})
+    fields: dict[str, object] = {name: getattr(ended, name) for name in ended.__struct_fields__[2:]}
     write_ended(folder, ended)
-    if not ended.good:
+    if ended.good:
+        note("ended", fields)
+    else:
+        note("ended-unmerged", fields)
         if not _last_lines:
             atexit.register(_say_last)
         _last_lines[me] = f"mend: rack {me.rack} rank {me.rank} ended {ended}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakMethod, ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -87,12 +87,12 @@ class StepHooks:
         found: Callable[[torch.optim.Optimizer], None],
     ) -> None:
         """`exchanged`: the parameters that mend exchanges. `found` is told which optimizer is
-        counted when none was given. All are bound methods, which are held weakly."""
+        counted when none was given."""
         self._exchanged = {id(p) for p in exchanged}
         self._counted = {id(p) for p in held_by(given[-1])} if given else set[int]()
         self.counting = Counting.GIVEN if given else Counting.UNDECIDED
-        self._before, self._after = WeakMethod(before), WeakMethod(after)
-        self._take_tokens, self._found = WeakMethod(take_tokens), WeakMethod(found)
+        self._before, self._after = before, after
+        self._take_tokens, self._found = take_tokens, found
         self._answers = WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]()
         self._inside: list[int] = []
         """ids of the optimizers whose step has begun, outermost first."""
@@ -129,9 +129,7 @@ class StepHooks:
         """Count the step that still waits for a decision: there will be no `runtime.step()`."""
         if self._waiting:
             self.counting = Counting.FOUND
-            tokens = self._waiting.pop()
-            if (after := self._after()) is not None:
-                after(tokens)
+            self._after(self._waiting.pop())
 
     def close(self) -> None:
         """Count nothing from here on. Idempotent."""
@@ -150,8 +148,7 @@ class StepHooks:
         self._inside.append(id(optimizer))
         if outermost:
             self.flush()
-            if (before := self._before()) is not None:
-                before()
+            self._before()
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._inside:
@@ -159,16 +156,13 @@ class StepHooks:
         del self._inside[self._inside.index(id(optimizer)) :]
         if self._inside or self.counting is Counting.MANUAL:
             return
-        take, after, found = self._take_tokens(), self._after(), self._found()
-        if take is None or after is None or found is None:
-            return
         if self.counting is not Counting.UNDECIDED:
-            after(take())
+            self._after(self._take_tokens())
         elif not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self._counted = {id(p) for p in held_by(optimizer)}
             self._answers.clear()
-            self._waiting = [take()]
-            found(optimizer)
+            self._waiting = [self._take_tokens()]
+            self._found(optimizer)
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether its step moves what is counted. Remembered until it gets another group."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from mend.config import MendConfig
+from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
 from mend.errors import ConfigError, UsageError
 from mend.fragment.plan import trainable
@@ -66,12 +67,16 @@ def mend_init(
             f"{', '.join(config.inactive_fields)}",
             stacklevel=2,
         )
+    asked, config = config, placed(config, members)
     settings = settings_of(config, members)
     rank: LiveRank | AloneRank
     if config.exchange:
         rank = live_rank(model, settings, rules_of(config), local_place())
     else:
         rank = AloneRank(settings)
+    if config != asked:
+        about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
+        rank.recorder.note("placed", about)
     async_tp = AsyncTp()
     try:
         _refuse_strangers(model, optimizers)

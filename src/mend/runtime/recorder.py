@@ -44,6 +44,9 @@ LOUD = frozenset(
         "frame-refused",
         "tape-gap",
         "tape-stopped",
+        "placed",
+        "buffers-changed",
+        "rounds-short",
     }
 )
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""

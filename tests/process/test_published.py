@@ -1,0 +1,168 @@
+"""The published quick start by real processes: nothing but its settings says who is who."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.racks import LIMIT_S, ROOT, Forked, Nursery, environment
+
+SCRIPT = ["tests.process.published"]
+NETNS = Path("/run/netns")
+HOSTS = "127.0.0.1 localhost\n10.214.0.1 peer1\n10.214.0.2 peer2\n"
+INACTIVE = ["failslow_window_steps", "failslow_zscore_threshold", "rack_aware"]
+
+
+def both_agree(found: list[dict[str, Any]]) -> None:
+    assert [each["rack"] for each in found] == [0, 1]
+    assert [each["racks"] for each in found] == [2, 2]
+    assert found[0]["weights"] == found[1]["weights"]
+    for each in found:
+        assert each["rounds_committed"] > 4
+        assert each["merged_share"] == 1.0
+        assert each["inactive"] == INACTIVE
+
+
+@dataclass
+class Started:
+    process: Forked
+    out: Path
+
+    def said(self) -> dict[str, Any]:
+        text = self.process.log.read_text(encoding="utf-8")
+        assert self.process.wait() == 0, text
+        result: dict[str, Any] = json.loads(self.out.read_text(encoding="utf-8"))
+        return result
+
+    def error(self) -> str:
+        assert self.process.wait() == 1
+        return self.process.log.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
+    made: list[Started] = []
+
+    def begin(addr: str, peers: list[str], **env: str) -> Started:
+        name = tmp_path / f"rack{len(made)}"
+        out, argv = name.with_suffix(".json"), [*SCRIPT, str(name.with_suffix(".json"))]
+        argv += [addr, ",".join(peers)]
+        made.append(
+            Started(Forked(nursery, argv, environment(**env), name.with_suffix(".log")), out)
+        )
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.process.kill()
+
+
+@pytest.fixture
+def two(free_ports: Callable[[int], list[int]]) -> list[str]:
+    """Two machines, as far as an address goes: all of 127/8 is here."""
+    (port,) = free_ports(1)
+    return [f"tcp://127.0.0.2:{port}", f"tcp://127.0.0.3:{port}"]
+
+
+def test_two_racks_with_one_list_find_their_own_entry(start: Start, two: list[str]) -> None:
+    both_agree([one.said() for one in [start(at, two) for at in two]])
+
+
+def test_two_racks_that_list_the_other_only_need_a_number_each(
+    start: Start, two: list[str]
+) -> None:
+    lost = start(two[0], two[1:])
+    assert "ConfigError: rack=None: sideband_peers has the other racks only" in lost.error()
+    assert "Set MEND_RACK" in lost.error()
+    pair = [start(at, [two[1 - r]], MEND_RACK=str(r)) for r, at in enumerate(two)]
+    both_agree([one.said() for one in pair])
+
+
+def test_two_racks_whose_lists_are_in_another_order_are_told(start: Start, two: list[str]) -> None:
+    """Each takes itself for rack 0, or each for rack 1: both would wait for the other."""
+    pair = [start(two[0], two), start(two[1], two[::-1])]
+    for one in pair:
+        assert "Refused: another live process says it is rack 0" in one.error()
+
+
+def test_two_racks_that_both_are_rack_1_are_told(start: Start, two: list[str]) -> None:
+    pair = [
+        start(two[0], two[::-1], MEND_START_TIMEOUT_S="6"),
+        start(two[1], two, MEND_START_TIMEOUT_S="6"),
+    ]
+    for one, other in zip(pair, two[::-1], strict=True):
+        assert "StartTimeout" in one.error()
+        assert f"the process at {other} says that it is rack 1 as well" in one.error()
+        assert "order of sideband_peers" in one.error()
+
+
+# ------------------------------------------------------------------ as it is published
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[list[str]]]:
+    """Two network namespaces joined by a cable, in which peer1 and peer2 are names: for each the
+    command that runs a program inside."""
+    base = f"mend-test-{os.getpid()}"
+    names = [f"{base}-1", f"{base}-2"]
+    hosts = tmp_path / "hosts"
+    hosts.write_text(HOSTS, encoding="utf-8")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("-n", names[0], "link", "add", "wire", "type", "veth", "peer", "wire", "netns", names[1])
+        for number, name in enumerate(names, start=1):
+            ip("-n", name, "addr", "add", f"10.214.0.{number}/24", "dev", "wire")
+            ip("-n", name, "link", "set", "wire", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        pytest.skip(f"no pair of namespaces here: {error.stderr.decode().strip()}")
+    bound = f'mount --bind {hosts} /etc/hosts && exec "$@"'
+    yield [
+        ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", bound, "sh"]
+        for name in names
+    ]
+    for name in names:
+        ip("netns", "del", name)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"),
+    reason="needs root on Linux and ip",
+)
+def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_path: Path) -> None:
+    """Nothing of the environment differs between the two; only the machines do."""
+    outs = [tmp_path / f"rack{number}.json" for number in range(2)]
+    processes = [
+        subprocess.Popen(
+            [*inside, sys.executable, "-m", *SCRIPT, str(out)], cwd=ROOT, env=environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for inside, out in zip(machines, outs, strict=True)
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            said, _ = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0, said
+    finally:
+        for process in processes:
+            process.kill()
+    both_agree([json.loads(out.read_text(encoding="utf-8")) for out in outs])

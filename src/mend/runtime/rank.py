@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mend import errors
-from mend.errors import ConfigError, MendError, NonFinite, WorkerFailed
+from mend.errors import ConfigError, MendError, NonFinite, StartTimeout, WorkerFailed
 from mend.protocol import events as ev
 from mend.protocol.coordinator import Coordinator
 from mend.protocol.leader import Leader
@@ -113,6 +113,7 @@ class Rank:
         self._merging = Merging(self, tensors)
         self._give = Inbox(roles.name, edge.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
+        self._twin = ""
         for fragment, anchor in enumerate(genesis):
             edge.serve(self._state_key(fragment, anchor), anchor.view())
 
@@ -123,6 +124,13 @@ class Rank:
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
             self.board.heard(body.live, body.why, body.settled)
+        elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
+            # It looks here for the coordinator, so its addresses number the racks otherwise.
+            at = body.seat.address
+            self._twin = (
+                f"; the process at {at} says that it is rack {self.me.rack} as well: compare "
+                "MEND_RACK and the order of sideband_peers there and here"
+            )
         for machine in self.roles.of(body):
             self._give(machine, ev.Heard(peer, incarnation, body))
 
@@ -202,11 +210,14 @@ class Rank:
             case ev.Discard(fragment, seq):
                 self.board.discard(fragment, seq)
             case ev.Note(kind, fields):
+                if kind == "waiting" and self._twin:
+                    fields = {**fields, "for": f"{fields['for']}{self._twin}"}
                 self.edge.note(kind, fields)
                 if kind in ("differs", "fault"):
                     self.board.last_error = f"{kind}: {fields}"
             case ev.Fail(kind, detail):
-                self.board.fail(_error(kind, detail))
+                told = self._twin if kind == StartTimeout.__name__ else ""
+                self.board.fail(_error(kind, detail + told))
             case ev.Finished():
                 if machine is self.roles.learner:
                     self.board.finish()

@@ -18,12 +18,13 @@ from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
 from mend.errors import ConfigError, UsageError
 from mend.fragment.plan import trainable
+from mend.fragment.statistics import in_few_words, running_statistics
 from mend.mesh import rack_of
 from mend.runtime import registry
 from mend.runtime.alone import AloneRank
 from mend.runtime.async_tp import AsyncTp
 from mend.runtime.making import live_rank
-from mend.runtime.start import LiveRank
+from mend.runtime.start import BUFFERS_PAGE, LiveRank
 from mend.runtime.status import Status, TokenLedger
 from mend.terms import MS, SECOND
 
@@ -74,6 +75,7 @@ def mend_init(
         rank = live_rank(model, settings, rules_of(config), local_place())
     else:
         rank = AloneRank(settings)
+    _warn_of_statistics(model, config)
     if config != asked:
         about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
         rank.recorder.note("placed", about)
@@ -273,6 +275,7 @@ class Runtime:
     def _status(self) -> Status:
         rank, trainer, board = self._rank, self._trainer, self._rank.board
         fragments = len(trainer.tracks) or 1  # 0: this rack trains for itself
+        rounds_by_racks, rounds_recent = board.turned_out()
         merged, discarded = trainer.ledger.merged / fragments, trainer.ledger.discarded / fragments
         return Status(
             rack=rank.me.rack,
@@ -301,6 +304,8 @@ class Runtime:
             frames_refused=rank.driver.counters.frames_refused,
             events_lost=rank.recorder.lost,
             last_error=str(board.failure or "") or board.last_error,
+            rounds_by_racks=rounds_by_racks,
+            rounds_recent=rounds_recent,
         )
 
     # -------------------------------------------------------------- the older, explicit surface
@@ -379,6 +384,17 @@ def _refuse_strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
         warnings.warn(
             f"the optimizer does not hold {missing[0]} and {len(missing) - 1} more trainable "
             "parameters of the model; mend exchanges them all the same",
+            stacklevel=3,
+        )
+
+
+def _warn_of_statistics(model: nn.Module, config: MendConfig) -> None:
+    """BatchNorm and its like: other ones that training changes are noted at the end."""
+    kept = running_statistics(model)
+    if kept and config.exchange and config.racks > 1:
+        warnings.warn(
+            f"running statistics are not exchanged, each rack keeps its own: {in_few_words(kept)}; "
+            f"modules in all: {len(kept)}; see {BUFFERS_PAGE}",
             stacklevel=3,
         )
 

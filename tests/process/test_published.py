@@ -166,3 +166,42 @@ def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_
         for process in processes:
             process.kill()
     both_agree([json.loads(out.read_text(encoding="utf-8")) for out in outs])
+
+
+# ------------------------------------------------------------------ what only a loud line says
+
+
+def test_rounds_that_leave_a_live_rack_out_and_buffers_that_differ_are_told(
+    nursery: Nursery, tmp_path: Path, two: list[str]
+) -> None:
+    """A rack ten times slower beside a fast one that waits for nobody: every round had one member,
+    and the only sign was the reason of the newest."""
+    common = {
+        "MEND_SIDEBAND_PEERS": ",".join(two), "MEND_SYNC_PERIOD_STEPS": "8",
+        "MEND_OVERLAP_STEPS": "2", "MEND_FRAGMENTS": "1", "MEND_GRACE_WINDOW_MS": "0",
+        "MEND_RACKS": "2", "MEND_DIAGNOSTICS_DIR": str(tmp_path / "run"),
+    }  # fmt: skip
+    racks = []
+    for rack, (pace, steps) in enumerate([("5", "240"), ("50", "24")]):
+        out = tmp_path / f"rack{rack}.json"
+        argv = ["tests.process.uneven", str(out), pace, steps]
+        env = environment(**common, MEND_RACK=str(rack))
+        racks.append(Started(Forked(nursery, argv, env, out.with_suffix(".log")), out))
+    said = [rack.said() for rack in racks]
+    for rack, (told, one) in enumerate(zip(said, racks, strict=True)):
+        text = one.process.log.read_text(encoding="utf-8")
+        counts = {int(members): rounds for members, rounds in told["rounds_by_racks"].items()}
+        assert counts[1] > counts.get(2, 0), counts
+        assert sum(members < live for members, live in told["rounds_recent"]) > 0
+        assert text.count(f"mend rack={rack} rank=0 rounds-short") == 1, text
+        assert "rounds merged 1 of 2 live racks" in text
+        assert "docs/tuning.md, Are the racks merged together" in text
+        assert text.count("running statistics are not exchanged, each rack keeps its own: 1") == 1
+        assert text.count("buffers-changed") == 1
+        assert "0.parametrizations.weight.0._u" in text
+    events = (tmp_path / "run" / "events-rack0-rank0.jsonl").read_text(encoding="utf-8")
+    reasons = {
+        event["reason"] for line in events.splitlines()
+        if (event := json.loads(line))["kind"] == "commit" and len(event["members"]) == 1
+    }  # fmt: skip
+    assert not any(reason.startswith("all-in, 2") for reason in reasons), reasons

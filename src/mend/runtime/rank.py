@@ -40,6 +40,7 @@ from mend.runtime.numerics import Anchor, Encoded, Numerics
 from mend.runtime.steps import OpenOffer
 from mend.runtime.sums import tensors_of
 from mend.runtime.tape import Tape
+from mend.runtime.turnout import REMEDY
 from mend.terms import Member, Owned, Peer, offer_key, state_key
 
 Payload = tuple[Member, int, int]
@@ -200,9 +201,9 @@ class Rank:
             case ev.Publish(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.Told(record):
-                if isinstance(record, Commit):
-                    self.edge.note("commit", _commit_fields(record))
                 self.board.told(record)
+                if isinstance(record, Commit):
+                    self._note_commit(record)
             case ev.Free(member, fragment, seq):
                 self._free(member, fragment, seq)
             case ev.Forget(fragment, version, attempt):
@@ -223,6 +224,13 @@ class Rank:
                     self.board.finish()
                 else:
                     self.edge.finished()
+
+    def _note_commit(self, commit: Commit) -> None:
+        _, live = self.board.turnout.recent[-1]
+        self.edge.note("commit", _commit_fields(commit, live))
+        warning = self.board.turnout.warning()
+        if warning and self.me.rank == 0:
+            self.edge.note("rounds-short", {"of_the_last": warning, "remedy": REMEDY})
 
     def _send(self, to: Peer, body: Message) -> None:
         if to == self.me:
@@ -343,7 +351,8 @@ def _error(kind: str, detail: str) -> MendError:
     return MendError(f"{kind}: {detail}")
 
 
-def _commit_fields(commit: Commit) -> dict[str, object]:
+def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
+    """`live`: how many racks lived, the members among them; 0: it is not known."""
     return {
         "fragment": commit.fragment,
         "version": commit.version,
@@ -358,6 +367,7 @@ def _commit_fields(commit: Commit) -> dict[str, object]:
             }
             for s in commit.members
         ],
+        "live": live,
         "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],
         "digests": list(commit.digests),
         "reason": commit.reason,

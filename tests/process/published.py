@@ -7,11 +7,14 @@ they are published; ADDR and PEERS (with commas) replace the two addresses.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import mend
 from mend import MendConfig, mend_init, mend_shutdown
@@ -29,7 +32,10 @@ def main() -> None:
     if len(sys.argv) > 2:
         network = {"sideband_addr": sys.argv[2], "sideband_peers": tuple(sys.argv[3].split(","))}
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     config = MendConfig(
         quorum_min_learners=2,
@@ -48,6 +54,8 @@ def main() -> None:
     mend_init(model, config)
     rack = mend.get_runtime(model).status().rack
     rng = torch.Generator().manual_seed(rack)
+    if dist.is_initialized() and dist.get_rank():
+        out = out.with_suffix(f".{dist.get_rank()}.json")
     for _ in range(STEPS):
         x = torch.randn(4, 8, generator=rng)
         loss = nn.functional.mse_loss(model(x), x[:, :4])

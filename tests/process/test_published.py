@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.racks import LIMIT_S, ROOT, Forked, Nursery, environment
+from tests.process.racks import LIMIT_S, ROOT, Forked, Nursery, Siblings, environment
 
 SCRIPT = ["tests.process.published"]
 NETNS = Path("/run/netns")
@@ -108,7 +108,28 @@ def test_two_racks_that_are_both_rack_1_are_told(start: Start, two: list[str]) -
         assert "compare MEND_RACK and the order of sideband_peers" in one.error()
 
 
+def test_the_ranks_of_a_rack_are_told_by_their_first_one(
+    nursery: Nursery, tmp_path: Path, two: list[str], free_ports: Callable[[int], list[int]]
+) -> None:
+    racks = []
+    for rack, (at, port) in enumerate(zip(two, free_ports(2), strict=True)):
+        out = tmp_path / f"rack{rack}.json"
+        argv = [*SCRIPT, str(out), at, ",".join(two)]
+        racks.append(Siblings(nursery, argv, 2, environment(), out.with_suffix(".log"), port))
+    logs = sorted(tmp_path.glob("*.log"))
+    codes = [rack.wait() for rack in racks]
+    assert codes == [0, 0], "".join(log.read_text(encoding="utf-8") for log in logs)
+    for files in (["rack0.json", "rack1.json"], ["rack0.1.json", "rack1.1.json"]):
+        both_agree([json.loads((tmp_path / name).read_text(encoding="utf-8")) for name in files])
+
+
 # ------------------------------------------------------------------ as it is published
+
+
+needs_namespaces = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"),
+    reason="needs root on Linux and ip",
+)
 
 
 def ip(*arguments: str) -> None:
@@ -144,10 +165,7 @@ def machines(tmp_path: Path) -> Iterator[list[list[str]]]:
         ip("netns", "del", name)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"),
-    reason="needs root on Linux and ip",
-)
+@needs_namespaces
 def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_path: Path) -> None:
     """Nothing of the environment differs between the two; only the machines do."""
     outs = [tmp_path / f"rack{number}.json" for number in range(2)]
@@ -166,6 +184,37 @@ def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_
         for process in processes:
             process.kill()
     both_agree([json.loads(out.read_text(encoding="utf-8")) for out in outs])
+
+
+@needs_namespaces
+def test_one_process_group_over_two_racks_is_refused(
+    machines: list[list[str]], tmp_path: Path
+) -> None:
+    """One torchrun over both machines, without a mesh: all ranks would be rack 0."""
+    world = {"MASTER_ADDR": "10.214.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [*inside, sys.executable, "-m", *SCRIPT, str(tmp_path / f"{rank}.json")], cwd=ROOT,
+            env=environment(**world, RANK=str(rank), GLOO_SOCKET_IFNAME="wire"),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank, inside in enumerate(machines)
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            said, _ = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 1, said
+            assert "UsageError: rank 0 of this process group is at tcp://peer1:51900" in said, said
+            assert "mend.rack_mesh()" in said
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "mend", "version"]
+    said = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("mend=")
 
 
 # ------------------------------------------------------------------ what only a loud line says

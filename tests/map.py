@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "api": _BELOW_API | {"mesh"},
     "cli": _BELOW_CLI,
     DOOR: _BELOW_API | {"api", "mesh"},
+    "__main__": frozenset({"cli"}),
 }
 """room -> the other rooms of mend that it may import."""
 

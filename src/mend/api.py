@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from mend.config import MendConfig
+from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
 from mend.errors import ConfigError, MendError, NotMerged, UsageError
 from mend.fragment.plan import exchanged_parameters
+from mend.fragment.statistics import in_few_words, running_statistics
 from mend.mesh import rack_of
 from mend.runtime import registry
 from mend.runtime.alone import AloneRank
@@ -24,7 +26,7 @@ from mend.runtime.async_tp import AsyncTp
 from mend.runtime.counted_steps import CountedSteps
 from mend.runtime.making import live_rank
 from mend.runtime.outcome import GOOD, Outcome
-from mend.runtime.start import LiveRank
+from mend.runtime.start import BUFFERS_PAGE, LiveRank
 from mend.runtime.status import Status, TokenLedger
 from mend.runtime.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.terms import MS, SECOND
@@ -68,12 +70,17 @@ def mend_init(
             f"{', '.join(config.inactive_fields)}",
             stacklevel=2,
         )
+    asked, config = config, placed(config, members)
     settings = settings_of(config, members)
     rank: LiveRank | AloneRank
     if config.exchange:
         rank = live_rank(model, settings, rules_of(config), local_place())
     else:
         rank = AloneRank(settings)
+    _warn_of_statistics(model, config)
+    if config != asked:
+        about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
+        rank.recorder.note("placed", about)
     async_tp = AsyncTp()
     try:
         _refuse_strangers(model, optimizers, config)
@@ -255,6 +262,7 @@ class Runtime:
     def _status(self) -> Status:
         rank, trainer, board = self._rank, self._trainer, self._rank.board
         fragments = len(trainer.tracks) or 1  # 0: this rack trains for itself
+        rounds_by_racks, rounds_recent = board.turned_out()
         merged, discarded = trainer.ledger.merged / fragments, trainer.ledger.discarded / fragments
         return Status(
             rack=rank.me.rack,
@@ -285,6 +293,8 @@ class Runtime:
             last_error=str(board.failure or "") or board.last_error,
             outcome=trainer.outcome.word,
             outcome_detail=trainer.outcome.detail,
+            rounds_by_racks=rounds_by_racks,
+            rounds_recent=rounds_recent,
         )
 
     # -------------------------------------------------------------- the older, explicit surface
@@ -380,6 +390,17 @@ def _refuse_strangers(
         warnings.warn(
             f"the optimizer trains {len(others)} parameters that are not the model's; mend does "
             "not exchange them, so they will differ between racks. Make them a part of the model",
+            stacklevel=3,
+        )
+
+
+def _warn_of_statistics(model: nn.Module, config: MendConfig) -> None:
+    """BatchNorm and its like: other ones that training changes are noted at the end."""
+    kept = running_statistics(model)
+    if kept and config.exchange and config.racks > 1:
+        warnings.warn(
+            f"running statistics are not exchanged, each rack keeps its own: {in_few_words(kept)}; "
+            f"modules in all: {len(kept)}; see {BUFFERS_PAGE}",
             stacklevel=3,
         )
 

@@ -121,7 +121,7 @@ def _word(written: str) -> bool:
 
 
 def _peers(value: Any) -> tuple[str, ...]:
-    """As `rack=address`, ascending. Plain addresses count as racks 0, 1, ... in their order."""
+    """As `rack=address`, ascending; plain addresses stay as they are, in their order."""
     if isinstance(value, Mapping):
         value = [f"{rack}={address}" for rack, address in value.items()]
     entries = listed(value) if isinstance(value, str) else list(value)
@@ -132,7 +132,14 @@ def _peers(value: Any) -> tuple[str, ...]:
         rack = int(before) if equals else position
         refuse_unless(rack not in found and 0 <= rack < RACKS_MAX and is_address(address))
         found[rack] = address
-    return tuple(f"{rack}={found[rack]}" for rack in sorted(found))
+    if entries and "=" not in entries[0]:
+        return tuple(entries)
+    return numbered(found)
+
+
+def numbered(addresses: Mapping[int, str]) -> tuple[str, ...]:
+    """`rack=address` of each, ascending by rack."""
+    return tuple(f"{rack}={addresses[rack]}" for rack in sorted(addresses))
 
 
 def _ports(value: Any) -> str:
@@ -167,7 +174,9 @@ HOST = text(
     "a host name or IPv4 number, or empty", lambda value: not value or _HOST.fullmatch(value)
 )
 PEERS = Kind(
-    "tcp://host:port of each rack in rack order, or rack=tcp://host:port of each, or empty", _peers
+    "tcp://host:port of each rack in rack order, or rack=tcp://host:port of each, or empty; "
+    "this rack's own may be left out",
+    _peers,
 )
 PORTS = Kind("lowest-highest within 1-65535, or empty", _ports)
 NAMES = Kind("distinct names", _names, listed)

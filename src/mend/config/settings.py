@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -67,8 +68,9 @@ _later = functools.partial(_knob, inactive=True)
 def _from_all_sources(cls: _Class) -> _Class:
     """Let `cls(...)` take what was not given from environment and TOML, and check every value.
 
-    The signature stays that of the generated __init__. `dataclasses.replace` and unpickling name
-    every field, so they read no source again: a config that was decided stays decided.
+    The signature shows the fields. `dataclasses.replace` names every field and hands on which of
+    them a source had named (`named`), so it reads no source again: a config that was decided stays
+    decided. So does an unpickled one, which is not made anew.
     """
     generated: Callable[..., None] = getattr(cls, "__init__")  # noqa: B009  # of the class: mypy
 
@@ -76,27 +78,58 @@ def _from_all_sources(cls: _Class) -> _Class:
     def merged(self: object, **given: Any) -> None:
         generated(self, **_decided(cls, given))
 
+    shown = inspect.signature(generated)
+    shown = shown.replace(parameters=[p for p in shown.parameters.values() if p.name != "named"])
+    merged.__signature__ = shown  # type: ignore[attr-defined]  # what inspect looks for
     type.__setattr__(cls, "__init__", merged)
     return cls
 
 
 def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """One checked value for every field."""
+    """One checked value for every field, and the names of those that a source named."""
     rules: dict[str, k.Kind] = {f.name: f.metadata["kind"] for f in fields(cls)}
+    before: frozenset[str] | None = given.pop("named", None)
     named = from_arguments(rules, given)
     if len(named) < len(rules):
         environment = from_environment(rules)
         named = {**from_toml(rules), **environment, **named}
+        own = frozenset(named)
         named |= from_replay(rules, environment, named)
+    else:
+        own = frozenset(named) if before is None else before
     values: dict[str, Any] = {f.name: f.default for f in fields(cls)}
     for name, found in named.items():
         try:
             values[name] = rules[name].accept(found.value)
         except (ValueError, TypeError, OverflowError):
             raise misfit(name, rules[name], found) from None
-    if "racks" not in named:  # whoever asks for K learners has at least K racks
-        values["racks"] = max(values["racks"], values["quorum_min_learners"])
-    return values
+    if "racks" not in named:
+        values["racks"] = _racks_at_least(values)
+    values["sideband_peers"] = _in_rack_order(values, counted="racks" in own)
+    return {**values, "named": own}
+
+
+def _racks_at_least(values: Mapping[str, Any]) -> int:
+    """When no source says how many racks there are: whoever asks for K learners has at least K
+    racks, and all whose address is known are some."""
+    least: int = max(values["racks"], values["quorum_min_learners"])
+    peers: tuple[str, ...] = values["sideband_peers"]
+    if not (peers and values["sideband_addr"]):
+        return least
+    racks = {int(peer.partition("=")[0]) for peer in peers if "=" in peer}
+    if values["rack"] is not None and values["rack"] <= len(peers):
+        racks.add(values["rack"])
+    return max(least, len(peers), *(rack + 1 for rack in racks))
+
+
+def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ...]:
+    """A plain list that must be of all racks, with their numbers. It must be where a source says
+    how many racks there are, and where nothing else says at which address this one listens."""
+    peers: tuple[str, ...] = values["sideband_peers"]
+    plain = bool(peers) and "=" not in peers[0]
+    if plain and len(peers) == values["racks"] and (counted or not values["sideband_addr"]):
+        return k.numbered(dict(enumerate(peers)))
+    return peers
 
 
 @_from_all_sources
@@ -272,7 +305,11 @@ class MendConfig:
         (), k.NAMES, "names of the racks that a round waits for"
     )
 
-    def __post_init__(self) -> None:
+    named: InitVar[frozenset[str] | None] = None
+    """Which fields a source named; for `dataclasses.replace`, which hands it on."""
+
+    def __post_init__(self, named: frozenset[str] | None) -> None:
+        object.__setattr__(self, "named", named or frozenset())
         _refuse_pairs(self)
         _warn_pairs(self)
 
@@ -297,12 +334,32 @@ class MendConfig:
         return self.sideband_addr or self.peer_addresses[self.rack_number]
 
     @property
+    def listens_everywhere(self) -> bool:
+        """Whether sideband_addr is every address of this machine."""
+        return self.sideband_addr.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))
+
+    @property
     def peer_addresses(self) -> dict[int, str]:
-        """Where the leader of each rack listens, ascending by rack."""
+        """Where the leader of each rack listens, ascending by rack, as far as the settings say it.
+
+        A list of the others only lacks this rack's own until `placing.place` has found it; as long
+        as nothing says which rack this is, the others count as racks 0, 1, ...
+        """
         if not self.sideband_peers:
             return {rack: f"tcp://127.0.0.1:{PORT_FIRST + rack}" for rack in range(self.racks)}
-        entries = (str(entry).partition("=") for entry in self.sideband_peers)
-        return {int(rack): address for rack, _, address in entries}
+        peers = [str(entry) for entry in self.sideband_peers]
+        if "=" in peers[0]:
+            pairs = (peer.partition("=") for peer in peers)
+            return {int(rack): address for rack, _, address in pairs}
+        others_only = len(peers) < self.racks
+        numbers = range(len(peers) + 1)
+        return dict(
+            zip((n for n in numbers if not others_only or n != self.rack), peers, strict=False)
+        )
+
+    def is_named(self, name: str) -> bool:
+        """Whether an argument, the environment or the TOML file named this setting."""
+        return name in getattr(self, "named")  # noqa: B009  # mypy takes it for the class's None
 
     @property
     def data_port_range(self) -> tuple[int, int] | None:
@@ -314,9 +371,13 @@ class MendConfig:
 
     @property
     def inactive_fields(self) -> tuple[str, ...]:
-        """Settings that were changed and that mend does not act on yet."""
-        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
-        return tuple(f.name for f in changed if f.metadata["inactive"])
+        """Settings that a source named, or that were changed, and that mend does not act on yet."""
+        return tuple(
+            f.name
+            for f in fields(self)
+            if f.metadata["inactive"]
+            and (self.is_named(f.name) or getattr(self, f.name) != f.default)
+        )
 
     def hyper_facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) of what must be equal on all racks; compared as text when they say hello."""
@@ -350,15 +411,29 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
-    if list(c.peer_addresses) != list(range(c.racks)):
-        rule = f"must name the racks 0 to {c.racks - 1}, this one too, as racks={c.racks}"
-        remedy = "List them in rack order, or as 0=tcp://host:port,1=tcp://host:port."
-        raise ConfigError("sideband_peers", c.sideband_peers, rule, remedy)
-    everywhere = c.sideband_addr.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))
-    if everywhere and not c.advertise_host:
+    _refuse_peers(c)
+    if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"
         remedy = "Set advertise_host, or listen at one address."
         raise ConfigError("sideband_addr", c.sideband_addr, rule, remedy)
+
+
+def _refuse_peers(c: MendConfig) -> None:
+    """The list names all racks, or all but this one if sideband_addr says where this one is."""
+    known, all_racks = set(c.peer_addresses), set(range(c.racks))
+    if known == all_racks:
+        return
+    if not c.sideband_addr:
+        rule = (
+            f"must name the racks 0 to {c.racks - 1}, this one too, as racks={c.racks} and "
+            "sideband_addr is empty"
+        )
+        remedy = "List them in rack order, or set sideband_addr, where this rack listens."
+        raise ConfigError("sideband_peers", c.sideband_peers, rule, remedy)
+    if not known < all_racks or len(known) < c.racks - 1 or c.rack in known:
+        rule = f"must name the racks 0 to {c.racks - 1}, or all but this one, as racks={c.racks}"
+        remedy = "List them in rack order, or as 0=tcp://host:port,1=tcp://host:port."
+        raise ConfigError("sideband_peers", c.sideband_peers, rule, remedy)
 
 
 def _warn_pairs(c: MendConfig) -> None:

@@ -117,6 +117,8 @@ class Doings(Word, frozen=True):
     host_bytes: Count
     recorded: Annotated[tuple[tuple[Short, float], ...], Meta(max_length=8)]
     """What the script gave to `record` last."""
+    turnout: Short = ""
+    """How many of the live racks its recent rounds merged, in words."""
 
 
 class View(Word, frozen=True, tag=2):

@@ -46,6 +46,8 @@ class Scene:
     held: Mapping[int, tuple[int, tuple[str, ...]]]
     """rack -> (attempt, digests) of its result for version + 1."""
     step_ns: int
+    seats: int
+    """Racks of the roster; `live` are those of them that are heard."""
 
 
 @dataclass
@@ -166,7 +168,7 @@ class Round:
             self.enough_ns = now_ns
             self.quorum_time.observe(now_ns - self.opened_ns)
         if not waiting:
-            self.closed_by = "lockstep" if scene.policy.lockstep else "all-in"
+            self.closed_by = "lockstep" if scene.policy.lockstep else _nobody_awaited(scene, inside)
         elif not scene.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(scene):
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
@@ -191,6 +193,8 @@ class Round:
     def _start_attempt(self, members: tuple[Offer, ...]) -> None:
         if self.count == ATTEMPT_LAST:
             return  # a number names one set of members, so there is no further attempt
+        gone = {offer.member.rack for offer in self.members} - {o.member.rack for o in members}
+        self.closed_by += _racks(", then without", gone)
         self.phase, self.members = Phase.GATHER, members
         self.count += 1
 
@@ -255,6 +259,14 @@ class Round:
 def _id(offer: Offer) -> tuple[Member, int]:
     """An offer's identity; its `applied` may grow meanwhile."""
     return (offer.member, offer.seq)
+
+
+def _nobody_awaited(scene: Scene, inside: Set[int]) -> str:
+    """Why a round closed that waits for nobody: all live racks are in, or the others offer nothing
+    (they declined, are leaving, or have just come)."""
+    if absent := scene.live - inside:
+        return "rest-in" + _racks(", nothing from", absent)
+    return f"all-in, {len(inside)} of {scene.seats} racks"
 
 
 def _racks(before: str, racks: Set[int]) -> str:

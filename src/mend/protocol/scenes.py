@@ -37,6 +37,7 @@ def surroundings(
         live=live,
         held={},
         step_ns=fastest_ns([reports[rack].step_ns for rack in reports if rack in live]),
+        seats=len(seated),
     )
 
 

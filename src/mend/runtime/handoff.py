@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from mend.errors import MendError
 from mend.protocol.messages import Commit, Genesis, Lineage, Record, Roster
 from mend.runtime.numerics import Anchor
+from mend.runtime.turnout import Turnout
 from mend.terms import Member
 
 
@@ -42,6 +43,7 @@ class Board:
         self.commits = 0
         self.members_last: tuple[int, ...] = ()
         self.reason_last = ""
+        self.turnout = Turnout()
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()
@@ -75,6 +77,7 @@ class Board:
                 self.commits += 1
                 self.members_last = tuple(share.member.rack for share in record.members)
                 self.reason_last = record.reason
+                self.turnout.add(self.members_last, set(self.live) & set(self.seats))
                 self.tokens_merged += sum(share.tokens for share in record.members)
             elif isinstance(record, Genesis):
                 self.begun = True
@@ -100,6 +103,12 @@ class Board:
             panel.decided, panel.digests[version] = version, digests
             for undone in [v for v in panel.commits if v > version]:
                 del panel.commits[undone], panel.digests[undone]
+
+    def turned_out(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
+        """Rounds by the number of racks that they merged; and of the recent ones, in order, how
+        many they merged and how many lived."""
+        with self.changed:
+            return dict(sorted(self.turnout.by_racks.items())), tuple(self.turnout.recent)
 
     def heard(self, live: tuple[int, ...], why: tuple[str, ...], settled: tuple[int, ...]) -> None:
         """What the coordinator said last: who is live, why rounds wait, what all of them hold."""

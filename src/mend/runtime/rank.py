@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mend import errors
-from mend.errors import ConfigError, MendError, NonFinite, WorkerFailed
+from mend.errors import ConfigError, MendError, NonFinite, StartTimeout, WorkerFailed
 from mend.protocol import events as ev
 from mend.protocol.coordinator import Coordinator
 from mend.protocol.leader import Leader
@@ -40,6 +40,7 @@ from mend.runtime.numerics import Anchor, Encoded, Numerics
 from mend.runtime.steps import OpenOffer
 from mend.runtime.sums import tensors_of
 from mend.runtime.tape import Tape
+from mend.runtime.turnout import REMEDY
 from mend.terms import Member, Owned, Peer, offer_key, state_key
 
 Payload = tuple[Member, int, int]
@@ -113,6 +114,7 @@ class Rank:
         self._merging = Merging(self, tensors)
         self._give = Inbox(roles.name, edge.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
+        self._twin = ""
         for fragment, anchor in enumerate(genesis):
             edge.serve(self._state_key(fragment, anchor), anchor.view())
 
@@ -123,6 +125,13 @@ class Rank:
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
             self.board.heard(body.live, body.why, body.settled)
+        elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
+            # It looks here for the coordinator, so its addresses number the racks otherwise.
+            at = body.seat.address
+            self._twin = (
+                f"; the process at {at} says that it is rack {self.me.rack} as well: compare "
+                "MEND_RACK and the order of sideband_peers there and here"
+            )
         for machine in self.roles.of(body):
             self._give(machine, ev.Heard(peer, incarnation, body))
 
@@ -192,9 +201,9 @@ class Rank:
             case ev.Publish(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.Told(record):
-                if isinstance(record, Commit):
-                    self.edge.note("commit", _commit_fields(record))
                 self.board.told(record)
+                if isinstance(record, Commit):
+                    self._note_commit(record)
             case ev.Free(member, fragment, seq):
                 self._free(member, fragment, seq)
             case ev.Forget(fragment, version, attempt):
@@ -202,16 +211,26 @@ class Rank:
             case ev.Discard(fragment, seq):
                 self.board.discard(fragment, seq)
             case ev.Note(kind, fields):
+                if kind == "waiting" and self._twin:
+                    fields = {**fields, "for": f"{fields['for']}{self._twin}"}
                 self.edge.note(kind, fields)
                 if kind in ("differs", "fault"):
                     self.board.last_error = f"{kind}: {fields}"
             case ev.Fail(kind, detail):
-                self.board.fail(_error(kind, detail))
+                told = self._twin if kind == StartTimeout.__name__ else ""
+                self.board.fail(_error(kind, detail + told))
             case ev.Finished():
                 if machine is self.roles.learner:
                     self.board.finish()
                 else:
                     self.edge.finished()
+
+    def _note_commit(self, commit: Commit) -> None:
+        _, live = self.board.turnout.recent[-1]
+        self.edge.note("commit", _commit_fields(commit, live))
+        warning = self.board.turnout.warning()
+        if warning and self.me.rank == 0:
+            self.edge.note("rounds-short", {"of_the_last": warning, "remedy": REMEDY})
 
     def _send(self, to: Peer, body: Message) -> None:
         if to == self.me:
@@ -332,7 +351,8 @@ def _error(kind: str, detail: str) -> MendError:
     return MendError(f"{kind}: {detail}")
 
 
-def _commit_fields(commit: Commit) -> dict[str, object]:
+def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
+    """`live`: how many racks lived, the members among them; 0: it is not known."""
     return {
         "fragment": commit.fragment,
         "version": commit.version,
@@ -347,6 +367,7 @@ def _commit_fields(commit: Commit) -> dict[str, object]:
             }
             for s in commit.members
         ],
+        "live": live,
         "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],
         "digests": list(commit.digests),
         "reason": commit.reason,

@@ -2,7 +2,7 @@
 
 A full disk loses events, not training. One grammar for people:
 
-    mend rack=0 rank=0 commit fragment=2 version=17 reason=all-in
+    mend rack=0 rank=0 commit fragment=2 version=17 reason="all-in, 2 of 2 racks"
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ LOUD = frozenset(
         "frame-refused",
         "tape-gap",
         "tape-stopped",
+        "placed",
+        "buffers-changed",
+        "rounds-short",
     }
 )
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""

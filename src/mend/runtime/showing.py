@@ -28,6 +28,7 @@ from mend.protocol.observing import (
 from mend.protocol.round import Phase, Round
 from mend.runtime.observed import Note, Recent
 from mend.runtime.pace import Pace
+from mend.runtime.turnout import told
 from mend.terms import MS, VERSION, Member, Peer
 
 if TYPE_CHECKING:  # a witness has no board, and does without torch
@@ -303,6 +304,7 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
         closed_by=short(training.board.reason_last),
         host_bytes=training.host_bytes(),
         recorded=tuple((short(name), float(value)) for name, value in recorded),
+        turnout=short(told(training.board.turned_out()[1])),
     )
 
 

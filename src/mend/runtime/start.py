@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -26,6 +27,7 @@ from mend.fragment.plan import (
     unwrap,
 )
 from mend.fragment.shards import InPlace, holding, mesh_ranks
+from mend.fragment.statistics import buffer_digests, in_few_words
 from mend.fragment.view import FragmentView
 from mend.protocol.border import plan_hash
 from mend.protocol.events import Event
@@ -50,6 +52,8 @@ from mend.runtime.tape import TapeWriter, begin, header_of
 from mend.terms import SECOND, WITNESS, Member, Peer
 
 T = TypeVar("T")
+
+BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
 
 
 class LiveRank:
@@ -83,6 +87,8 @@ class LiveRank:
             self.recorder.close()
             self.group.close()
             raise
+        digests = buffer_digests(model) if settings.racks > 1 else {}
+        self._buffers = weakref.ref(model), digests
         self.pace = Pace(
             self.recorder.note, lambda: (self.driver.bytes_sent, self.driver.bytes_received)
         )
@@ -318,6 +324,7 @@ class LiveRank:
 
     def close(self) -> None:
         """After `trainer.close()`: let the others hear the end, then stop. All ranks together."""
+        self._note_buffers()
         self.group.barrier()
         coordinator = self.rank.roles.coordinator
         if coordinator is not None and coordinator.proposer.leading:
@@ -327,6 +334,19 @@ class LiveRank:
     def watch(self, look: Callable[[], None]) -> None:
         """Call `look` about once a second, on the loop."""
         self.driver.every(PERIOD_S, look)
+
+    def _note_buffers(self) -> None:
+        """Buffers whose module did not tell at the start that training changes them."""
+        model, before = self._buffers[0](), self._buffers[1]
+        if model is None or not before:
+            return
+        after = buffer_digests(model)
+        if changed := [name for name, digest in before.items() if after.get(name) != digest]:
+            effect = "changed in training and are not exchanged: each rack has its own"
+            self.recorder.note(
+                "buffers-changed",
+                {"buffers": in_few_words(changed), "effect": effect, "remedy": BUFFERS_PAGE},
+            )
 
     def abort(self) -> None:
         """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +59,8 @@ class Status:
     """How this rank left the job, one of `mend.runtime.outcome.WORDS`: "merged" when all that it
     trained is in the model that every rack holds."""
     outcome_detail: str = ""
+    rounds_by_racks: dict[int, int] = field(default_factory=dict)
+    """racks merged -> rounds, of all rounds that this rank has read."""
+    rounds_recent: tuple[tuple[int, int], ...] = ()
+    """(racks merged, racks that lived, 0 if that is not known) of the newest rounds, oldest first;
+    at most 20."""

@@ -69,7 +69,7 @@ class RunFolder:
             reason = "all-in" if number % 3 else "grace-over, without rack 1"
             digests = [f"{number:02x}" * 32]
             about = {"fragment": 0, "version": number, "digests": digests, "reason": reason}
-            self.says(rack, "commit", at_ns, members=kept, **about)
+            self.says(rack, "commit", at_ns, members=kept, live=2, **about)
 
     def write(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -187,6 +187,22 @@ def test_differing_digests_are_a_verdict(tmp_path: Path) -> None:
     found = answers(run.write())["All digests equal"]
     assert found.fine is False
     assert found.answer.startswith("NO: fragment 0 version 1: rack 1 rank 0 has other digests")
+
+
+def test_rounds_without_a_live_rack_are_a_verdict(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path).trains(120)
+    found = answers(run.write())["Racks in a round"]
+    assert found == Verdict("Racks in a round", "4 of 12 rounds merged 1 of 2 live racks", True)
+    for lines in run.lines.values():
+        for event in lines:
+            if event["kind"] == "commit":
+                event["members"] = event["members"][:1]
+    found = answers(run.write())["Racks in a round"]
+    assert found == Verdict("Racks in a round", "12 of 12 rounds merged 1 of 2 live racks", None)
+    for lines in run.lines.values():
+        for event in lines:
+            event.pop("live", None)
+    assert "Racks in a round" not in answers(run.write()), "an older file does not say who lived"
 
 
 def test_a_run_that_is_killed_or_still_runs_is_read_all_the_same(tmp_path: Path) -> None:

@@ -74,6 +74,12 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert {n for n in wide if n in lines[3].split()} == {n for n, w in wide.items() if width >= w}
 
 
+def test_how_many_racks_the_rounds_merged_is_a_line() -> None:
+    said = "9 of 10 rounds merged 1 of 2 live racks"
+    assert f"of the newest: {said}" in drawn(replace(picture(), turnout=said))
+    assert not any("of the newest" in line for line in drawn(picture()))
+
+
 def test_a_wide_terminal_shows_what_the_script_recorded() -> None:
     row = table(drawn(picture(), 130))["0"]
     assert "loss=2.346" in row

@@ -303,6 +303,29 @@ def test_peers_that_leave_a_rack_out_are_refused(given: str) -> None:
         MendConfig(sideband_peers=given)
 
 
+def test_peers_may_leave_this_rack_out_where_it_says_where_it_listens() -> None:
+    everywhere = "tcp://0.0.0.0:5"
+    others = MendConfig(sideband_addr=everywhere, sideband_peers="tcp://a:1", rack=0)
+    assert (others.racks, others.peer_addresses) == (2, {1: "tcp://a:1"})
+    third = MendConfig(sideband_addr=everywhere, sideband_peers="tcp://a:1,tcp://b:2", rack=2)
+    assert (third.racks, third.peer_addresses) == (3, TWO)
+    gap = MendConfig(sideband_addr=everywhere, sideband_peers={0: "tcp://a:1", 2: "tcp://b:2"})
+    assert (gap.racks, gap.peer_addresses) == (3, {0: "tcp://a:1", 2: "tcp://b:2"})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"racks": 4, "sideband_peers": "tcp://a:1,tcp://b:2"},
+        {"racks": 2, "sideband_peers": "tcp://a:1,tcp://b:2,tcp://c:3"},
+        {"rack": 0, "sideband_peers": "0=tcp://a:1,2=tcp://b:2"},
+    ],
+)
+def test_peers_that_leave_more_than_this_rack_out_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="or all but this one, as racks="):
+        MendConfig(sideband_addr="tcp://0.0.0.0:5", **given)
+
+
 def test_a_rack_listens_where_it_is_told_or_where_the_others_look_for_it() -> None:
     assert MendConfig(rack=1).bind_address == "tcp://127.0.0.1:21901"
     assert MendConfig(rack=1, sideband_peers=TWO).bind_address == "tcp://b:2"
@@ -351,10 +374,39 @@ def test_the_facts_are_text_in_a_fixed_order() -> None:
 
 
 def test_settings_without_effect_are_reported_when_changed() -> None:
-    config = MendConfig(
-        rack_aware=True, outer_step_compression_mode="int8", fragments=9, failslow_window_steps=64
-    )
+    config = MendConfig(rack_aware=True, outer_step_compression_mode="int8", fragments=9)
     assert config.inactive_fields == ("rack_aware", "outer_step_compression_mode")
+
+
+def test_a_setting_without_effect_is_reported_when_it_is_named_with_its_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The quick start says failslow_zscore_threshold=3.0, which is the default: whoever writes it
+    expects slow racks to be found, and was told nothing."""
+    assert MendConfig(failslow_zscore_threshold=3.0).inactive_fields == (
+        "failslow_zscore_threshold",
+    )
+    file = tmp_path / "mend.toml"
+    file.write_text("failslow_window_steps = 64\n")
+    monkeypatch.setenv("MEND_CONFIG", str(file))
+    monkeypatch.setenv("MEND_FAILSLOW_MIN_SAMPLES", "8")
+    assert MendConfig().inactive_fields == ("failslow_window_steps", "failslow_min_samples")
+
+
+def test_a_copy_of_a_config_has_named_what_the_first_one_had() -> None:
+    """`replace` gives every field to the class: that must not count as naming them all."""
+    silent, named = MendConfig(fragments=3), MendConfig(failslow_zscore_threshold=3.0)
+    for copied in (pickle.loads(pickle.dumps(silent)), dataclasses.replace(silent, rack=1)):
+        assert copied.inactive_fields == ()
+    for copied in (
+        pickle.loads(pickle.dumps(named)), copy.deepcopy(named), dataclasses.replace(named, rack=1),
+        dataclasses.replace(dataclasses.replace(named, rack=1), rack=0),
+    ):  # fmt: skip
+        assert copied.inactive_fields == ("failslow_zscore_threshold",)
+    changed = dataclasses.replace(silent, rack_aware=True)
+    assert changed.inactive_fields == ("rack_aware",)
+    assert named == MendConfig()
+    assert "named" not in repr(named)
 
 
 def test_the_page_on_configuration_is_the_code() -> None:

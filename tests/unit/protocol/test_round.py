@@ -33,6 +33,7 @@ def scene(*offers: Offer, racks: int = 3, arrived: tuple[Offer, ...] | None = No
                       lockstep=lockstep),
         offers=offers, arrived=fresh if arrived is None else arrived, declined=frozenset(),
         contributors=everybody, live=everybody, held={}, step_ns=50 * MS,
+        seats=racks,
     )  # fmt: skip
 
 
@@ -100,10 +101,37 @@ def test_all_in_closes_early() -> None:
     round_, all_in = new_round(), scene(offer(0), offer(1), offer(2))
     round_.advance(all_in, 0)
     assert round_.phase is Phase.GATHER
-    assert round_.closed_by == "all-in"
+    assert round_.closed_by == "all-in, 3 of 3 racks"
     gather = round_.gather(0)
     assert gather is not None
     assert (gather.version, gather.attempt, gather.members) == (1, 1, all_in.offers)
+
+
+def test_all_in_are_the_racks_that_live_of_all_that_there_are() -> None:
+    round_, seen = new_round(), scene(offer(0), offer(2))
+    round_.advance(replace(seen, live=frozenset({0, 2})), 0)
+    assert round_.closed_by == "all-in, 2 of 3 racks"
+
+
+@pytest.mark.parametrize("left_out", ["declined", "not a contributor"])
+def test_a_round_that_a_live_rack_is_not_in_is_not_all_in(left_out: str) -> None:
+    """It waits for nobody, and said all-in: whoever counted those believed all work was merged."""
+    round_, seen = new_round(), scene(offer(0), offer(2))
+    if left_out == "declined":
+        seen = replace(seen, declined=frozenset({1}))
+    else:  # it is leaving, or it came and copies what is decided
+        seen = replace(seen, contributors=frozenset({0, 2}))
+    round_.advance(seen, 0)
+    assert round_.phase is Phase.GATHER
+    assert round_.closed_by == "rest-in, nothing from rack 1"
+
+
+def test_a_member_that_is_put_out_meanwhile_is_named_as_not_in() -> None:
+    round_, all_in = gathering(offer(0), offer(1))
+    left = replace(all_in, offers=(offer(0),), arrived=(offer(0),), live=frozenset({0}))
+    round_.advance(left, SECOND)
+    assert round_.members == (offer(0),)
+    assert round_.closed_by == "all-in, 2 of 3 racks, then without rack 1"
 
 
 def test_grace_is_counted_from_when_k_are_in() -> None:
@@ -248,7 +276,9 @@ def test_a_commit_needs_bytes_that_meet_every_quorum() -> None:
     assert round_.advance(replace(all_in, held=held(0)), 0) is None
     assert round_.why == "1 racks hold the result, every quorum needs one, waiting for rack 1"
     commit = round_.advance(replace(all_in, held=held(0, 1)), 0)
-    assert commit == Commit(0, 1, (share(offer(0)), share(offer(1))), (), GOOD, "all-in")
+    assert commit == Commit(
+        0, 1, (share(offer(0)), share(offer(1))), (), GOOD, "all-in, 2 of 2 racks"
+    )
 
 
 def test_members_are_fixed_once_it_gathers() -> None:

@@ -63,10 +63,23 @@ def test_records_are_shown_as_they_are_decided() -> None:
     assert [panel.decided for panel in board.panels] == [0, 1]
     assert board.digest(1, 1) == merged.digests
     assert (board.commits, board.members_last, board.tokens_merged) == (1, (0, 2), 12)
+    assert board.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
     board.told(Drop(0, (), "nothing to show"))
     board.told(roster(1, [0, 2]))
     assert board.seats == (0, 2)
     assert board.commits == 1
+
+
+def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
+    board = Board(1)
+    board.told(genesis(racks=3))
+    board.heard((0, 1, 2), (), (0,))
+    board.told(commit(1, [offer(0)]))
+    board.heard((0, 2), (), (0,))
+    board.told(commit(2, [offer(0)]))
+    board.told(roster(1, [0]))
+    board.told(commit(3, [offer(0)]))
+    assert board.turned_out() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
 
 
 def test_what_was_applied_is_not_kept() -> None:

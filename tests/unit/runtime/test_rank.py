@@ -197,7 +197,8 @@ def test_payloads_are_served_merged_and_freed() -> None:
     assert torch.equal(story.anchors[1].values, torch.full((N,), -0.5))
     assert state_key(1, 0, 1, result.digest) in story.edge.served
     assert key_of(made) in story.edge.served, "another rack may still need it"
-    assert len(story.edge.noted("commit")) == 1
+    (noted,) = story.edge.noted("commit")
+    assert noted["live"] == 0, "nobody has said who lives"
     story.told(settled=(1,))
     assert key_of(made) not in story.edge.served
     assert story.rank.payloads == {}

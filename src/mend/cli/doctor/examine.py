@@ -18,12 +18,14 @@ from mend.cli import versions
 from mend.cli.doctor.local import network_of, of_network
 from mend.cli.ports import LOOPBACK
 from mend.config.origins import in_force
+from mend.config.placing import place
 from mend.config.settings import PORT_FIRST, MendConfig
 from mend.config.topology import RANKS_PER_RACK, Hints, read_hints
 from mend.errors import ConfigError, TransportError
 from mend.runtime.near import Machine, bus_id_of, host, near_cores
 from mend.runtime.topology import Dump, read_dump
 from mend.transport.pull import PullLane
+from mend.transport.whereabouts import Whereabouts
 
 WITNESS_PORT = PORT_FIRST - 1
 """By habit; `mend coordinate` needs --bind."""
@@ -85,6 +87,11 @@ def _settings(problems: list[str]) -> tuple[MendConfig | None, list[Report], lis
         except ConfigError as error:
             problems.append(str(error))
             return None, [], []
+        try:
+            config = place(config, Whereabouts())
+        except ConfigError as error:
+            if config.rack is not None or error.field != "rack":  # that a script may say
+                problems.append(str(error))
     rows = [{"field": s.field, "value": _plain(s.value), "source": s.origin} for s in named]
     return config, rows, list(dict.fromkeys(str(each.message) for each in caught))
 

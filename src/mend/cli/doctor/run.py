@@ -30,9 +30,11 @@ from mend.cli.doctor.meet import about_of, held_meeting, rules_of
 from mend.cli.doctor.show import show
 from mend.cli.doctor.tapes import Planned, of_planned, planned_in
 from mend.cli.doctor.terms import Finding, Meeting
+from mend.config.placing import place
 from mend.config.settings import MendConfig
 from mend.config.topology import Hints, read_hints
 from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.transport.whereabouts import Whereabouts
 
 WAIT_S = 30.0
 PULL_S = 2.0
@@ -119,6 +121,11 @@ def _met(
         found.append(_cannot_meet("the settings cannot be read", "Correct them first."))
         return None
     config, hints = _settings()
+    try:
+        config = place(config, Whereabouts())
+    except ConfigError as error:
+        found.append(_cannot_meet(error.rule, error.remedy))
+        return None
     if config.rack is None:
         found.append(_cannot_meet("nothing says which rack this is", "Set MEND_RACK."))
         return None

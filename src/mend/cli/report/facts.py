@@ -64,6 +64,8 @@ class Commit(msgspec.Struct, gc=False):
     members: list[Share]
     digests: list[str]
     reason: str
+    live: Whole = 0
+    """Racks that lived; 0: written by an older version."""
 
 
 class Captured(msgspec.Struct, gc=False):
@@ -130,6 +132,8 @@ class RunFacts:
     rounds: int = 0
     fragments: set[int] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
+    turnout: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """(racks merged, racks that lived) -> rounds."""
     merged: Counter[int] = field(default_factory=Counter)
     """rack -> rounds that it was merged in."""
     tokens_merged: Counter[int] = field(default_factory=Counter)
@@ -347,6 +351,8 @@ class Gathering:
         facts.reasons["other" if full else reason] += 1
         racks = {share.rack for share in commit.members if share.rack < WITNESS}
         facts.strip.add(racks)
+        if commit.live:
+            facts.turnout[len(racks), max(len(racks), commit.live)] += 1
         facts.merged.update(racks)
         for share in commit.members:
             facts.tokens_merged[share.rack] += share.tokens

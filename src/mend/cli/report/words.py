@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from mend.cli.report.facts import FAULTS_SHOWN, RankFacts, RunFacts, clean
 from mend.cli.report.rounds import MEANS, PHASES, Rounds
 from mend.config import describe
+from mend.runtime.turnout import short_of, told
 from mend.terms import SECOND
 
 FRAGMENTS_SHOWN = 16
@@ -106,6 +107,10 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
         share = min((one.merged_share for one in totals.values()), default=0.0)
         said = f"{'' if share > 0.999 else 'at least '}{share:.1%} of every rack's tokens"
         found.append(Verdict("Work merged", said, None if late else share > 0.99))
+    if facts.turnout:
+        rounds = list(facts.turnout.elements())
+        fine = 2 * short_of(rounds) <= len(rounds) or None
+        found.append(Verdict("Racks in a round", told(rounds), fine))
     said = "yes" if not late else f"no: {racks(late)} stopped, or still trains"
     found.append(Verdict("Ended in order", said, not late))
     count = sum(facts.kinds.values())

@@ -98,6 +98,8 @@ class Picture:
     told: tuple[str, ...]
     silent: tuple[str, ...]
     """Addresses that do not answer, with the reason."""
+    turnout: str = ""
+    """How many of the live racks the recent rounds merged, in words."""
 
 
 def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "") -> Picture:
@@ -128,6 +130,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
         commits=first.commits,
         versions=first.versions,
         closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
+        turnout=next((each.turnout for each in doings if each.turnout), ""),
         racks=tuple(racks),
         in_flight=first.in_flight,
         rounds=tuple(

@@ -81,7 +81,10 @@ def _head(picture: Picture) -> list[Text]:
         )
     rounds = f"{picture.commits} rounds committed"
     about.append(f"{rounds}, last: {picture.closed_by}" if picture.closed_by else rounds)
-    return [_line(title), _line(Text("  ".join(about), "dim"))]
+    lines = [_line(title), _line(Text("  ".join(about), "dim"))]
+    if picture.turnout:
+        lines.append(_line(Text(f"of the newest: {picture.turnout}", "dim")))
+    return lines
 
 
 _STATES = {

@@ -1,0 +1,5 @@
+"""`python -m mend` is `mend`."""
+
+from mend.cli import main
+
+main()

@@ -1,0 +1,57 @@
+"""fragment.statistics: buffers that training changes, which nobody exchanges: which of them there
+are. Reads the model; never peers, clocks, files.
+
+Only buffers that a state dict has and that are floating point count; a module's type tells some of
+them, and for the rest only their values tell whether training changed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from mend.fragment.plan import unwrap
+from mend.fragment.shards import local_of
+
+NAMED_MAX = 4
+"""Names in a sentence; the rest is counted."""
+
+
+def running_statistics(model: nn.Module) -> list[str]:
+    """Paths of the modules that keep running statistics of their input, as BatchNorm does."""
+    return [
+        path or type(module).__name__
+        for path, module in unwrap(model).named_modules()
+        if isinstance(module, _NormBase) and module.running_mean is not None
+    ]
+
+
+def buffer_digests(model: nn.Module) -> dict[str, str]:
+    """Name -> digest of what this rank holds of it, but for those of `running_statistics`."""
+    return {name: _digest(buffer) for name, buffer in _others(unwrap(model))}
+
+
+def in_few_words(names: Iterable[str]) -> str:
+    """The first of them, and how many more there are."""
+    found = list(names)
+    more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+    return ", ".join(found[:NAMED_MAX]) + more
+
+
+def _others(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            continue
+        hidden = module._non_persistent_buffers_set
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in hidden and buffer.is_floating_point() and not buffer.is_meta:
+                yield f"{path}.{name}" if path else name, buffer
+
+
+def _digest(buffer: Tensor) -> str:
+    local = local_of(buffer.detach()).cpu().contiguous()
+    return xxhash.xxh3_128_hexdigest(local.reshape(-1).view(torch.uint8).numpy().data)

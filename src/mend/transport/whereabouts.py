@@ -1,0 +1,65 @@
+"""transport: where this machine is: which names and addresses are its own, and what address of it a
+peer would see. Asks the resolver and the routing table; sends nothing to a peer."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+from mend.transport.probe import numbers_of, source_to
+
+LOOKUP_S = 5.0
+"""All names of a question together are looked up for at most so long."""
+
+
+class Whereabouts:
+    """What one machine finds out about itself. Remembers what it looked up."""
+
+    def __init__(self, limit_s: float = LOOKUP_S) -> None:
+        self._limit_s = limit_s
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def name(self) -> str:
+        """What this machine calls itself."""
+        return socket.gethostname()
+
+    def look_up(self, hosts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """The addresses of each host, all looked up at once; () for one that has none, or none
+        within the limit."""
+        wanted = dict.fromkeys(hosts)
+        found: dict[str, tuple[str, ...]] = {}
+        threads = [
+            threading.Thread(
+                target=lambda host=host: found.__setitem__(host, numbers_of(host)),
+                name="mend-lookup",
+                daemon=True,  # a resolver that hangs cannot be stopped, and is not waited for
+            )
+            for host in wanted
+            if not self._known.get(host)
+        ]
+        for thread in threads:
+            thread.start()
+        deadline_s = time.monotonic() + self._limit_s
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._known.update(dict(found))
+        return {host: self._known.get(host, ()) for host in wanted}
+
+    def is_here(self, number: str) -> bool:
+        """Whether the address is one of this machine: then, and only then, it can be bound."""
+        try:
+            if ipaddress.ip_address(number).is_unspecified:
+                return False
+            family = socket.AF_INET6 if ":" in number else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as asking:
+                asking.bind((number, 0))
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def source_to(self, number: str) -> str | None:
+        """The address of this machine that a peer at `number` would see; None: no route."""
+        return source_to(number)

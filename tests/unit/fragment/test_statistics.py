@@ -1,0 +1,64 @@
+"""Which buffers of a model training changes, and how they are named."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from mend.fragment.statistics import buffer_digests, in_few_words, running_statistics
+
+
+class Table(nn.Module):
+    """A mask, a rotary table, a counter, and something that is nobody's state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(3, 3).tril().to(torch.bfloat16))
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("none_yet", torch.empty(0))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_modules_with_running_statistics_are_named_by_their_path() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False),
+        nn.InstanceNorm1d(4), nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True)),
+        nn.LayerNorm(4), Table(),
+    )  # fmt: skip
+    assert running_statistics(model) == ["1", "4.0"]
+    assert running_statistics(torch.compile(model, backend="eager")) == ["1", "4.0"]
+    assert running_statistics(nn.BatchNorm2d(3)) == ["BatchNorm2d"]
+    assert running_statistics(nn.SyncBatchNorm(3)) == ["SyncBatchNorm"]
+
+
+def test_constant_buffers_keep_their_digests_and_statistics_have_none() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), Table())
+    before = buffer_digests(model)
+    assert list(before) == ["1.mask", "1.scale", "1.none_yet"]
+    model(torch.randn(8, 4))
+    assert buffer_digests(model) == before
+    with torch.no_grad():
+        model[1].scale += 1
+        model[1].scratch += 1
+        model[1].count += 1
+    after = buffer_digests(model)
+    assert [name for name in after if after[name] != before[name]] == ["1.scale"]
+
+
+def test_a_buffer_that_no_type_tells_of_shows_by_its_values() -> None:
+    model = nn.Sequential(spectral_norm(nn.Linear(4, 4)))
+    before = buffer_digests(model)
+    model(torch.randn(2, 4))
+    after = buffer_digests(model)
+    changed = [name for name in after if after[name] != before[name]]
+    assert changed == ["0.parametrizations.weight.0._u", "0.parametrizations.weight.0._v"]
+
+
+def test_many_names_are_counted() -> None:
+    assert in_few_words(["a", "b"]) == "a, b"
+    assert in_few_words(f"m{n}" for n in range(53)) == "m0, m1, m2, m3 and 49 more"

@@ -296,6 +296,7 @@ class Runtime:
             frames_refused=rank.driver.counters.frames_refused,
             events_lost=rank.recorder.lost,
             last_error=str(board.failure or "") or board.last_error,
+            log_lines_lost=rank.recorder.lines_lost,
         )
 
     # -------------------------------------------------------------- the older, explicit surface

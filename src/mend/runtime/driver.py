@@ -135,7 +135,7 @@ class Driver:
         def job() -> None:
             if self.options.observe:
                 self._observed = Observed(
-                    self.job, view, self._sideband.reply, self.now_ns, self._refuse
+                    self.job, view, self._sideband.reply, self.now_ns, self._refuse, self.note
                 )
 
         self.call(job)

@@ -54,4 +54,7 @@ class Status:
     inactive_fields: tuple[str, ...]
     frames_refused: int
     events_lost: int
+    """Events that are not in the file, for now or for good."""
     last_error: str = ""
+    log_lines_lost: int = 0
+    """Lines of the log that nobody took: its pipe was full, or closed."""

@@ -20,6 +20,7 @@ from mend.protocol.events import Event
 from mend.protocol.schedule import Schedule
 from mend.runtime.driver import Counters
 from mend.runtime.handoff import Board
+from mend.runtime.hands import from_outside
 from mend.runtime.numerics import Numerics
 from mend.runtime.pace import PERIOD_S, Pace
 from mend.runtime.parts import Settings
@@ -59,7 +60,7 @@ class AloneRank:
         self.schedule = Schedule(1, NEVER, 0)
         self.recorder = Recorder({"rack": settings.rack, "rank": rank}, settings.diagnostics)
         self.pace = Pace(self.recorder.note, lambda: (0, 0))
-        self._over = threading.Event()
+        self._over, self._ending = threading.Event(), threading.RLock()
         self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
         self.numerics = Numerics(
             CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
@@ -102,14 +103,17 @@ class AloneRank:
         self.abort()
 
     def abort(self) -> None:
-        """Write what is left of the events. Idempotent."""
+        """Write what is left of the events. Idempotent; any thread, see `LiveRank.abort`."""
         self._over.set()
-        inside = threading.current_thread() is self._ticker  # a finalizer may run on any thread
-        if self._ticker.ident is not None and not inside:
-            self._ticker.join()
-        self.numerics.close()
-        self.pace.end()
-        self.recorder.close()
+        from_outside(self._end)
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._ticker.ident is not None:
+                self._ticker.join()
+            self.numerics.close()
+            self.pace.end()
+            self.recorder.close()
 
 
 def _nobody(_: Event | OpenOffer) -> None:

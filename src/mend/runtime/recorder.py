@@ -44,6 +44,7 @@ LOUD = frozenset(
         "events-anew",
         "events-lost",
         "observer-unanswered",
+        "async-tp-in-vain",
         "close-gave-up",
     }
 )

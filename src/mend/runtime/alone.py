@@ -41,14 +41,6 @@ class NoWire:
     counters: Counters = field(default_factory=Counters)
 
 
-class LoneTrainer(Trainer):
-    """Counts steps and tokens. It has no fragments, so nothing is due, open or waited for."""
-
-    def open_tokens(self) -> int:
-        """All of them: nobody else has seen any."""
-        return self.tokens
-
-
 class AloneRank:
     """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
     together, and the model is never touched."""
@@ -67,7 +59,7 @@ class AloneRank:
         )
         self.board = Board(0)
         self.board.finish()  # leaving waits for nobody
-        self.trainer = LoneTrainer(
+        self.trainer = Trainer(
             Member(settings.rack, 0),
             self.schedule,
             replace(settings.step, ranks=1),

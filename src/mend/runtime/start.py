@@ -267,7 +267,7 @@ class LiveRank:
             self.pace,
             Recent(lambda: note_of(self.pace, traffic, driver.now_ns())),
             self.group.ranks,
-            lambda: sum(list(self.trainer.ledger.missed.values())),
+            lambda: sum(count for _, count in self.trainer.standing[2].missed),
             lambda: self.numerics.buffers.total_bytes,
         )
 

@@ -112,6 +112,7 @@ class Trainer(Rounds):
             self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
         elif not keep_local:
             yield from self.publish_anchor()
+        self._stand()
 
     def _capture_tails(self) -> None:
         """The steps since the last capture, of fragments without an open offer."""
@@ -193,6 +194,7 @@ class Trainer(Rounds):
             if anchor.version:
                 self.board.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
+        self._stand()
         if self._joins():
             self._note("joined", {"versions": [anchor.version for anchor in anchors]})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import sys
 import threading
@@ -17,11 +18,14 @@ from torch import nn
 
 import mend
 from mend.errors import MendError
+from mend.runtime import driver as driver_module
 from mend.runtime import making
 from mend.runtime.start import LiveRank
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import until
+
+EVENTS = "events-rack0-rank0.jsonl"
 
 
 class Last:
@@ -124,6 +128,31 @@ def test_a_model_may_be_freed_on_any_of_mends_threads(
     until(lambda: mend_threads() == [], "all threads end")
     assert last.dropped_by.startswith(name)
     assert raised == []
+
+
+def test_the_end_does_not_wait_for_ever_for_a_job_and_says_what_is_left(
+    alone: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "WORK_CLOSE_S", 0.05)
+    last, begun, release = (
+        Last(alone(diagnostics_dir=tmp_path)),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def long() -> None:
+        begun.set()
+        release.wait(60)
+
+    last.rank.driver.work(long, lambda _: None)
+    assert begun.wait(30)
+    last.rank.abort()
+    assert mend_threads() == ["mend-worker_0"]
+    told = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
+    (gave_up,) = [event for event in told if event["kind"] == "close-gave-up"]
+    assert gave_up["left"] == ["mend-worker_0"]
+    release.set()
+    until(lambda: mend_threads() == [], "it ends with its job")
 
 
 # -------------------------------------------------------------- looking, from any thread

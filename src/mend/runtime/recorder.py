@@ -43,6 +43,7 @@ LOUD = frozenset(
         "events-resumed",
         "events-anew",
         "events-lost",
+        "log-lost",
         "observer-unanswered",
         "async-tp-in-vain",
         "close-gave-up",

@@ -199,7 +199,9 @@ class TapeWriter:
         self.lost += len(self._waiting)
         self._waiting.clear()
         about = {"path": str(self._files.path), "reason": str(error) or repr(error)}
-        self._note("tape-stopped", {**about, "remedy": "free some space"})
+        gone = isinstance(error, FileNotFoundError)
+        remedy = "leave the folder where it is" if gone else "free some space"
+        self._note("tape-stopped", {**about, "remedy": remedy})
 
 
 class _Files:

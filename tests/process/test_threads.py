@@ -329,7 +329,7 @@ def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypa
     model = train.build("plain", 0)
     optimizer = train.optimizer_of(model)
     runtime = mend.mend_init(model, mend.MendConfig(**config), optimizer)
-    weights, failures = list[Any](), list[str]()
+    failures = list[str]()
 
     def steps() -> None:
         try:
@@ -337,7 +337,6 @@ def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypa
                 optimizer.zero_grad()
                 train.loss_of(model, 0, 0, step).backward()
                 optimizer.step()
-                weights[:] = [p.detach().clone() for p in model.parameters()]
         except MendError as error:
             failures.append(str(error))
 
@@ -350,6 +349,3 @@ def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypa
     assert failures == ["this rack has left the job"]
     assert runtime.status().step == 7
     assert mend_threads() == []
-    for parameter, own in zip(model.parameters(), weights, strict=True):
-        assert parameter.isfinite().all()
-        assert own.shape == parameter.shape

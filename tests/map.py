@@ -67,7 +67,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "queue": frozenset({"runtime"}),
     "random": frozenset({"sim"}),
     "secrets": frozenset({"runtime", "cli"}),
-    "select": frozenset({"transport"}),
+    "select": frozenset({"transport", "runtime"}),
     "selectors": frozenset({"transport"}),
     "shutil": frozenset({"runtime", "cli"}),
     "signal": frozenset({"runtime", "cli"}),

@@ -29,6 +29,7 @@ from mend.runtime.outcome import GOOD, Outcome
 from mend.runtime.start import BUFFERS_PAGE, LiveRank
 from mend.runtime.status import Status, TokenLedger
 from mend.runtime.step_hooks import HoldsParameters, held_by, optimizers_of
+from mend.runtime.track import Marks
 from mend.terms import MS, SECOND
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ class StepPlan:
 
 
 class Runtime:
-    """Handle of a rack in a job. Use it from the training thread."""
+    """Handle of a rack in a job. Use it from the training thread, but for what says "any
+    thread"."""
 
     def __init__(
         self,
@@ -211,8 +213,8 @@ class Runtime:
     def record(self, **values: float) -> None:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
 
-        They go to the events file, for `mend report`. Never blocks. Raises UsageError for a tensor
-        (its `.item()` waits for a GPU: the script says when), and after shutdown.
+        They go to the events file, for `mend report`. Never blocks; any thread. Raises UsageError
+        for a tensor (its `.item()` waits for a GPU: the script says when), and after shutdown.
         """
         self._rank.pace.record(values)
 
@@ -232,14 +234,16 @@ class Runtime:
     def anchor_digest(self) -> str:
         """sha256 hex over (version, digests) of every fragment as trained on now.
 
-        Equal on all racks at equal versions. Empty when this rack trains for itself.
+        Equal on all racks at equal versions. Any thread. Empty when this rack trains for itself.
         """
-        if not self.config.exchange:
+        return self._digest_of(self._trainer.standing[2])
+
+    def _digest_of(self, marks: Marks) -> str:
+        if not self.config.exchange or not all(marks.digests):
             return ""
         digest = hashlib.sha256()
-        for fragment, track in enumerate(self._trainer.tracks):
-            version = track.anchor.version
-            digests = ",".join(self._rank.board.digest(fragment, version))
+        for fragment, version in enumerate(marks.versions):
+            digests = ",".join(marks.digests[fragment])
             digest.update(f"{fragment} {version} {digests}\n".encode())
         return digest.hexdigest()
 
@@ -260,41 +264,44 @@ class Runtime:
                 self._steps.borrowed = False
 
     def _status(self) -> Status:
-        rank, trainer, board = self._rank, self._trainer, self._rank.board
-        fragments = len(trainer.tracks) or 1  # 0: this rack trains for itself
-        rounds_by_racks, rounds_recent = board.turned_out()
-        merged, discarded = trainer.ledger.merged / fragments, trainer.ledger.discarded / fragments
+        rank, trainer = self._rank, self._trainer
+        step, tokens, marks = trainer.standing  # read once: all of it is of one moment
+        board = rank.board.look()  # behind it: what is applied here counts as committed
+        fragments = len(marks.versions) or 1  # 0: this rack trains for itself
+        rounds_by_racks, rounds_recent = rank.board.turned_out()
+        merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
         return Status(
             rack=rank.me.rack,
             rank=rank.me.rank,
-            step=trainer.step,
-            tokens=trainer.tokens,
-            versions=tuple(track.anchor.version for track in trainer.tracks),
+            step=step,
+            tokens=tokens,
+            versions=marks.versions,
             rounds_committed=board.commits,
-            rounds_missed=dict(trainer.ledger.missed),
-            ledger=TokenLedger(merged, trainer.open_tokens() / fragments, discarded),
-            tokens_merged_share=merged / trainer.tokens if trainer.tokens else 0.0,
+            rounds_missed=dict(marks.missed),
+            ledger=TokenLedger(merged, open_, marks.discarded / fragments),
+            tokens_merged_share=merged / tokens if tokens else 0.0,
             racks_configured=self.config.racks,
             racks_live=board.live,
             racks_merged=board.members_last,
             closed_by=board.reason_last,
-            stall_ms_total=trainer.stall_ns_total / MS,
-            stall_ms_last=trainer.stall_ns_last / MS,
+            stall_ms_total=marks.stall_ns_total / MS,
+            stall_ms_last=marks.stall_ns_last / MS,
             host_bytes=rank.numerics.buffers.total_bytes,
             device_bytes_peak=trainer.beside.side.bytes_peak if trainer.beside else 0,
             bytes_sent=rank.driver.bytes_sent,
             bytes_received=rank.driver.bytes_received,
-            anchor_digest=self.anchor_digest(),
+            anchor_digest=self._digest_of(marks),
             waiting=board.why,
             async_tp=self._async_tp.said,
             inactive_fields=self.config.inactive_fields,
             frames_refused=rank.driver.counters.frames_refused,
             events_lost=rank.recorder.lost,
-            last_error=str(board.failure or "") or board.last_error,
+            last_error=board.error,
             outcome=trainer.outcome.word,
             outcome_detail=trainer.outcome.detail,
             rounds_by_racks=rounds_by_racks,
             rounds_recent=rounds_recent,
+            log_lines_lost=rank.recorder.lines_lost,
         )
 
     # -------------------------------------------------------------- the older, explicit surface
@@ -349,7 +356,8 @@ class Runtime:
             trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
 
     def abort(self) -> None:
-        """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent."""
+        """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent; any
+        thread: a training thread that waits for other racks raises GaveUp."""
         self._unhook()
         if self._last is None:
             if self._trainer.outcome.word == "running":

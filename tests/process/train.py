@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import logging
 import os
 import resource
 import signal
@@ -240,6 +241,25 @@ class Acts:
         disk. -1: there is room again."""
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard if free_bytes < 0 else free_bytes, hard))
+
+    def unread(self, fifo: str) -> None:
+        """stderr becomes a pipe that is full and that nobody reads, and every line of the log goes
+        there."""
+        descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(descriptor, b"." * size)
+        os.set_blocking(descriptor, True)
+        os.dup2(descriptor, 2)
+        logger = logging.getLogger("mend")
+        logger.addHandler(logging.StreamHandler(open(2, "w", closefd=False)))  # noqa: SIM115
+        logger.setLevel(logging.DEBUG)
+
+    def record(self, count: int) -> None:
+        """As many events, and lines of the log."""
+        for number in range(count):
+            self.runtime.record(number=number)
 
     def fail(self) -> None:
         raise RuntimeError("the loss exploded")

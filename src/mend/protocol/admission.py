@@ -15,6 +15,9 @@ from mend.terms import Member, Peer
 VISITOR = 0xFFFF
 """Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
 
+CONTENDED_MAX = 1_024
+"""Lives that want the seat of a live rack, of all racks together; older ones begin anew."""
+
 
 @dataclass
 class Admission:
@@ -29,6 +32,8 @@ class Admission:
     """Of racks that said hello to the running job."""
     refused: dict[int, str] = field(default_factory=dict)
     contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(rack, incarnation) -> since when it wants the seat of a live rack. The newest CONTENDED_MAX:
+    whoever says hello chooses the incarnation, and could fill the memory with them."""
 
     def hear(
         self,
@@ -56,8 +61,7 @@ class Admission:
             return False  # a late frame of a rack that has left
         if known is not None and known.live(now_ns, self.detect_ns):
             # A rack that was just started again meets its own former life; wait until that is over.
-            since_ns = self.contended_ns.setdefault((rack, member.incarnation), now_ns)
-            if now_ns - since_ns > 2 * self.detect_ns:
+            if now_ns - self._contended_since_ns(member, now_ns) > 2 * self.detect_ns:
                 detail = f"another live process says it is rack {rack} of job {self.job!r}"
                 self.refuse(hello, "taken", detail, effects)
             return False
@@ -70,6 +74,12 @@ class Admission:
             effects.append(Note("hello", {"rack": rack, "address": hello.seat.address}))
         waiting[rack] = hello
         return True
+
+    def _contended_since_ns(self, member: Member, now_ns: int) -> int:
+        since_ns = self.contended_ns.setdefault((member.rack, member.incarnation), now_ns)
+        if len(self.contended_ns) > CONTENDED_MAX:
+            del self.contended_ns[next(iter(self.contended_ns))]
+        return since_ns
 
     def seated(self, members: Collection[Member]) -> None:
         """These wait no longer."""

@@ -64,7 +64,7 @@ class ScriptedRound(Round):
     ) -> bool:
         if self.phase is not Phase.GATHER:
             self.phase, self.members, self.count = Phase.GATHER, members, 1
-            self.gathered_ns = now_ns
+            self.gathered_ns = self.started_ns = now_ns
         found = {
             rack: digests
             for rack, (attempt, digests) in scene.held.items()

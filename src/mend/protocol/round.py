@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -14,9 +15,15 @@ from mend.protocol.schedule import gap_steps
 from mend.terms import SECOND, Member
 
 ATTEMPTS_MAX = 8
-"""Attempts at once; racks that still differ then are asked again only every ATTEMPT_STALL_NS."""
+"""Attempts at once; racks that still differ then are asked again only when an attempt stalls."""
 
 ATTEMPT_STALL_NS = 10 * SECOND
+"""After so long without a result an attempt has stalled, or after twice what one took before."""
+
+ATTEMPT_STALL_NS_MAX = 300 * SECOND
+
+TOOK_KEPT = 8
+"""Of so many commits of a fragment the quickest counts: an outage says nothing of the link."""
 
 
 class Phase(Enum):
@@ -62,6 +69,10 @@ class Round:
     opened_ns: int = 0
     enough_ns: int | None = None
     gathered_ns: int = 0
+    started_ns: int = 0
+    """Of the attempt; `gathered_ns` moves on each time it is looked at as stalled."""
+    took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=TOOK_KEPT))
+    """From the start of an attempt to its commit: the same bytes, over the same links."""
     count: int = 0
     """Of attempts at this version in this epoch."""
     members: tuple[Offer, ...] = ()
@@ -98,7 +109,8 @@ class Round:
     def decided(self, now_ns: int) -> None:
         """The commit of this round is decided; the next may open."""
         if self.phase is Phase.GATHER:
-            self.sync_time.observe(now_ns - self.gathered_ns)
+            self.sync_time.observe(now_ns - self.started_ns)
+            self.took_ns.append(now_ns - self.started_ns)
         self.phase, self.members, self.count, self.faults = Phase.IDLE, (), 0, []
 
     def gather(self, version: int) -> Gather | None:
@@ -110,8 +122,13 @@ class Round:
         if self.phase is Phase.OPEN and self.enough_ns is not None and not scene.policy.lockstep:
             return self.enough_ns + self._window_ns(scene)
         if self.phase is Phase.GATHER:
-            return self.gathered_ns + ATTEMPT_STALL_NS
+            return self.gathered_ns + self._stall_ns()
         return None
+
+    def _stall_ns(self) -> int:
+        """A slow link or a slow merge is no stall: at least twice the time that was measured."""
+        twice_ns = 2 * min(self.took_ns, default=0)
+        return max(ATTEMPT_STALL_NS, min(twice_ns, ATTEMPT_STALL_NS_MAX))
 
     def _opens(self, scene: Scene) -> bool:
         """A late offer alone (its rack has not applied `version` at a capture) opens nothing."""
@@ -174,8 +191,8 @@ class Round:
         else:
             self.why = "waiting for" + _racks("", waiting)
             return
-        self._start_attempt(arrived)
         self.gathered_ns = now_ns
+        self._start_attempt(arrived)
 
     def _without_removed(self, scene: Scene, now_ns: int) -> None:
         """A rack that was put out or came back as another member takes its offers with it, also
@@ -196,6 +213,7 @@ class Round:
         gone = {offer.member.rack for offer in self.members} - {o.member.rack for o in members}
         self.closed_by += _racks(", then without", gone)
         self.phase, self.members = Phase.GATHER, members
+        self.started_ns = self.gathered_ns
         self.count += 1
 
     def _try_commit(self, scene: Scene, now_ns: int) -> Commit | None:
@@ -208,7 +226,7 @@ class Round:
                 return self._commit(scene, digests)
         reported = set().union(*by_digests.values())
         absent = (scene.live & scene.contributors) - reported
-        stalled = now_ns >= self.gathered_ns + ATTEMPT_STALL_NS
+        stalled = now_ns >= self.gathered_ns + self._stall_ns()
         if len(by_digests) > 1 and not absent and (self.count < ATTEMPTS_MAX or stalled):
             self.faults.append(
                 f"fragment {self.fragment} version {scene.version + 1} attempt {self.count}: "

@@ -21,8 +21,9 @@ from mend.protocol.events import Event
 from mend.protocol.schedule import Schedule
 from mend.runtime.driver import Counters
 from mend.runtime.handoff import Board
+from mend.runtime.hands import from_outside
 from mend.runtime.numerics import Numerics
-from mend.runtime.outcome import Outcome, tell_end
+from mend.runtime.outcome import tell_end
 from mend.runtime.pace import PERIOD_S, Pace
 from mend.runtime.parts import Settings
 from mend.runtime.recorder import Recorder
@@ -42,17 +43,6 @@ class NoWire:
     counters: Counters = field(default_factory=Counters)
 
 
-class LoneTrainer(Trainer):
-    """Counts steps and tokens. It has no fragments, so nothing is due, open or waited for."""
-
-    def open_tokens(self) -> int:
-        """All of them: nobody else has seen any."""
-        return self.tokens
-
-    def _outcome_of_leaving(self, finite: list[int]) -> Outcome:
-        return Outcome("local")
-
-
 class AloneRank:
     """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
     together, and the model is never touched."""
@@ -64,14 +54,15 @@ class AloneRank:
         self.schedule = Schedule(1, NEVER, 0)
         self.recorder = Recorder({"rack": settings.rack, "rank": rank}, settings.diagnostics)
         self.pace = Pace(self.recorder.note, lambda: (0, 0))
-        self._over, self._told = threading.Event(), False
+        self._over, self._ending = threading.Event(), threading.RLock()
+        self._told = False
         self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
         self.numerics = Numerics(
             CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
         )
         self.board = Board(0)
         self.board.finish()  # leaving waits for nobody
-        self.trainer = LoneTrainer(
+        self.trainer = Trainer(
             Member(settings.rack, 0),
             self.schedule,
             replace(settings.step, ranks=1),
@@ -110,17 +101,20 @@ class AloneRank:
         self.abort()
 
     def abort(self) -> None:
-        """Write what is left of the events. Idempotent."""
+        """Write what is left of the events. Idempotent; any thread, see `LiveRank.abort`."""
         self._over.set()
-        inside = threading.current_thread() is self._ticker  # a finalizer may run on any thread
-        if self._ticker.ident is not None and not inside:
-            self._ticker.join()
-        if not self._told:
-            self._told = True
-            tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
-        self.numerics.close()
-        self.pace.end()
-        self.recorder.close()
+        from_outside(self._end)
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._ticker.ident is not None:
+                self._ticker.join()
+            if not self._told:
+                self._told = True
+                tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
+            self.numerics.close()
+            self.pace.end()
+            self.recorder.close()
 
 
 def _nobody(_: Event | OpenOffer) -> None:

@@ -70,7 +70,8 @@ class AsyncTp:
         """All ranks of a rack together, before the model's first compiled step.
 
         `mesh`: a DeviceMesh with a dimension "tp", where the parameters do not tell. Warns, and
-        leaves everything as it is, where it cannot work; never raises for that.
+        leaves everything as it is, where it cannot work; never raises for that. What only a step
+        shows is noted as `async-tp-in-vain`.
         """
         found = cls()
         found.asked, found._told, found._note = True, False, note or _nobody
@@ -127,8 +128,10 @@ class AsyncTp:
             "async-tp",
             {"said": self.said, "graphs": self.census.graphs, "fused": self.census.fused},
         )
-        if self._refused or not self.census.fused:
+        if self._refused:
             warnings.warn(f"async_tp_enabled has no effect; {self.said}", stacklevel=3)
+        elif not self.census.fused:  # a step is over: a warning could wait for who reads stderr
+            self._note("async-tp-in-vain", {"said": self.said})
 
 
 def why_not(groups: dict[str, Any], *, cuda: bool) -> str:

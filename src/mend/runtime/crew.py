@@ -6,11 +6,16 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 
 import torch
 
+from mend.runtime.hands import Hands
 from mend.runtime.near import pin_worker
+
+CLOSE_S = 10.0
+"""How long the end waits for what helpers are at."""
 
 
 def stay_on_one_core() -> None:
@@ -48,9 +53,7 @@ class Crew:
     def __init__(self, threads: int, cores: frozenset[int] | None = None) -> None:
         self.threads = threads
         self._helpers = (
-            ThreadPoolExecutor(threads - 1, "mend-crew", begin_worker, (cores,))
-            if threads > 1
-            else None
+            Hands(threads - 1, "mend-crew", partial(begin_worker, cores)) if threads > 1 else None
         )
 
     def each(self, jobs: Sequence[Callable[[], object]]) -> None:
@@ -80,12 +83,9 @@ class Crew:
     def _called(self, work: Callable[[], None], most: int) -> list[Future[None]]:
         if self._helpers is None or torch.get_num_threads() >= self.threads:
             return []
-        try:
-            return [self._helpers.submit(work) for _ in range(min(self.threads - 1, most))]
-        except RuntimeError:  # closed already
-            return []
+        return [self._helpers.submit(work) for _ in range(min(self.threads - 1, most))]
 
-    def close(self) -> None:
-        """End the threads; what they are at is finished first."""
-        if self._helpers is not None:
-            self._helpers.shutdown(wait=True, cancel_futures=True)
+    def close(self) -> list[str]:
+        """End the threads; what they are at is finished first, if it takes no longer than CLOSE_S.
+        Returns the names of those that are still at it."""
+        return self._helpers.close(CLOSE_S) if self._helpers is not None else []

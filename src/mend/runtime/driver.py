@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -20,6 +20,7 @@ from mend.errors import ConfigError, GaveUp, MendError, TransportError, WireErro
 from mend.protocol import observing, wire
 from mend.protocol.messages import Envelope, Message
 from mend.runtime.edge import Host
+from mend.runtime.hands import Hands
 from mend.runtime.observed import Observed
 from mend.runtime.recorder import Recorder
 from mend.terms import SECOND, Address, Member, Peer
@@ -31,6 +32,11 @@ T = TypeVar("T")
 
 START_S = 30.0
 CLOSE_S = 10.0
+"""How long the end waits for the loop, with its sockets and the lane."""
+
+WORK_CLOSE_S = 10.0
+"""How long the end waits for the job that a worker is at."""
+
 REFUSED_NOTES_MAX = 20
 """Refused frames that are reported one by one; further ones are only counted."""
 
@@ -80,14 +86,14 @@ class Driver:
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: Future[None] = Future()
-        self._workers = ThreadPoolExecutor(1, "mend-worker", _begin, (options.cores,))
+        self._worker = Hands(1, "mend-worker", partial(_begin, options.cores))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mend-loop", daemon=True)
         self._thread.start()
         try:
             self._ready.result(START_S)
         except BaseException:
-            self._workers.shutdown(wait=False)
+            self._worker.close(0.0)
             raise
 
     # -------------------------------------------------------------- other threads
@@ -135,7 +141,7 @@ class Driver:
         def job() -> None:
             if self.options.observe:
                 self._observed = Observed(
-                    self.job, view, self._sideband.reply, self.now_ns, self._refuse
+                    self.job, view, self._sideband.reply, self.now_ns, self._refuse, self.note
                 )
 
         self.call(job)
@@ -150,14 +156,16 @@ class Driver:
         self.call(job)
 
     def close(self, farewell: Callable[[], None] | None = None) -> None:
-        """Stop the loop, the worker and the sockets; idempotent; bounded by CLOSE_S."""
+        """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop, and
+        WORK_CLOSE_S for the job that a worker is at; says what is left then."""
         crashed, self._closing = self._closing, True
         if not crashed and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._stop, farewell)
-        inside = threading.current_thread() is self._thread
-        if not inside:  # a finalizer may run on any thread
-            self._thread.join(CLOSE_S)
-        self._workers.shutdown(wait=not inside, cancel_futures=True)
+        self._thread.join(CLOSE_S)
+        left = [self._thread.name] if self._thread.is_alive() else []
+        left += self._worker.close(WORK_CLOSE_S)
+        if left:
+            self.note("close-gave-up", {"left": left})
 
     # -------------------------------------------------------------- Edge (loop thread)
 
@@ -185,7 +193,7 @@ class Driver:
             assert error is None or isinstance(error, Exception)
             self.call(lambda: done(error if error is not None else future.result()))
 
-        self._workers.submit(job).add_done_callback(finish)
+        self._worker.submit(job).add_done_callback(finish)
 
     def fetch(
         self,

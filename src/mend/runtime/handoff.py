@@ -30,6 +30,18 @@ class Panel:
     decided: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the loop has shown so far, all of one moment."""
+
+    commits: int
+    members_last: tuple[int, ...]
+    reason_last: str
+    live: tuple[int, ...]
+    why: tuple[str, ...]
+    error: str
+
+
 class Board:
     """Shared by the loop (writes) and the training thread (reads, waits)."""
 
@@ -146,8 +158,21 @@ class Board:
                 del panel.digests[old]
 
     def digest(self, fragment: int, version: int) -> tuple[str, ...]:
+        """Of all rails; empty before it is decided."""
         with self.changed:
-            return self.panels[fragment].digests[version]
+            return self.panels[fragment].digests.get(version, ())
+
+    def look(self) -> Looked:
+        """Any thread."""
+        with self.changed:
+            return Looked(
+                self.commits,
+                self.members_last,
+                self.reason_last,
+                self.live,
+                self.why,
+                str(self.failure or "") or self.last_error,
+            )
 
     def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Block until `ready()` or a failure or the limit; returns whether ready."""

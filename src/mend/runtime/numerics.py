@@ -122,10 +122,11 @@ class Numerics:
         self.measuring = merge if isinstance(merge, Measuring) else None
         self.buffers, self.crew = Buffers(spare, pin), Crew(threads, cores)
 
-    def close(self) -> None:
-        """End the threads, give up the spare vectors; a merge in flight finishes first."""
+    def close(self) -> list[str]:
+        """End the threads, give up the spare vectors; a merge in flight finishes first, if it can.
+        Returns the names of threads that did not."""
         self.buffers.close()
-        self.crew.close()
+        return self.crew.close()
 
     def payload_bytes(self, numel: int) -> int:
         return self.codec.payload_bytes(numel)

@@ -7,7 +7,6 @@ second to all of them together, and dropped where a connection does not read.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from dataclasses import dataclass
 from mend.errors import MendError, WireError
 from mend.protocol.observing import View, decode_look, encode_view
 from mend.terms import MS, SECOND
-
-logger = logging.getLogger("mend")
 
 VIEW_KEPT_NS = 100 * MS
 ANSWERS_PER_SECOND_MAX = 50
@@ -31,7 +28,7 @@ WINDOW = 6
 
 class Observed:
     """`view(ended)` is what there is to see, `reply(route, frame)` sends, `refuse` counts what is
-    no look at this job."""
+    no look at this job, `note` is the recorder's."""
 
     def __init__(
         self,
@@ -40,7 +37,9 @@ class Observed:
         reply: Callable[[bytes, bytes], bool],
         now_ns: Callable[[], int],
         refuse: Callable[[MendError], None],
+        note: Callable[[str, dict[str, object]], None],
     ) -> None:
+        self._note = note
         self._job, self._view, self._reply = job, view, reply
         self._now_ns, self._refuse = now_ns, refuse
         self._frame, self._made_ns = b"", 0
@@ -88,7 +87,7 @@ class Observed:
         except Exception as error:
             if not self._failed:
                 self._failed = True
-                logger.warning("mend observer-unanswered reason=%r", error)
+                self._note("observer-unanswered", {"reason": repr(error)})
             return b""
 
 

@@ -31,8 +31,10 @@ from mend.runtime.track import (
     AgreeMin,
     Doing,
     Ledger,
+    Marks,
     OpenOffer,
     Share,
+    Standing,
     StepOptions,
     Track,
     Wait,
@@ -73,6 +75,8 @@ class Rounds:
         self.ledger = Ledger()
         self.stall_ns_total = 0
         self.stall_ns_last = 0
+        self._marks = Marks(tuple(track.anchor.version for track in tracks))
+        self.standing: Standing = (0, 0, self._marks)
         self._budget_ns = options.stall_max_ns
         self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
         self.beside = (
@@ -87,6 +91,7 @@ class Rounds:
         """Count one step of the inner optimizer; returns whether `work` is due."""
         self.step += 1
         self.tokens += tokens
+        self.standing = (self.step, self.tokens, self._marks)
         if self.beside is not None and self.board.fresh:
             self._prefetch(self.beside)
         return self.schedule.busy(self.step)
@@ -120,7 +125,24 @@ class Rounds:
                 self._capture(fragment)
             if captures and not self.options.overlapped:
                 yield from self._await_results(captures)
+        self._stand()
         self._marked_ns = self._now_ns()
+
+    def _stand(self) -> None:
+        """Let any thread see where this rank stands now."""
+        tracks, ledger = self.tracks, self.ledger
+        versions = tuple(track.anchor.version for track in tracks)
+        self._marks = Marks(
+            versions=versions,
+            digests=tuple(self.board.digest(p, version) for p, version in enumerate(versions)),
+            marked=sum(track.tokens_mark for track in tracks),
+            merged=ledger.merged,
+            discarded=ledger.discarded,
+            missed=tuple(ledger.missed.items()),
+            stall_ns_total=self.stall_ns_total,
+            stall_ns_last=self.stall_ns_last,
+        )
+        self.standing = (self.step, self.tokens, self._marks)
 
     def _measure(self) -> None:
         """Time per step without our own waits, for the adaptive grace window."""
@@ -301,6 +323,7 @@ class Rounds:
                 self.ledger.miss("offer dropped: too old")
         track.anchor = anchor
         self.board.applied(fragment, anchor.version)
+        self._stand()
         self._post(Applied(fragment, anchor.version, ended, self.step))
         self._note(
             "applied",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from mend.errors import UsageError
+from mend.errors import GaveUp, UsageError
 from mend.fragment.device import Side, device_of
 from mend.fragment.plan import (
     Item,
@@ -37,6 +38,7 @@ from mend.protocol.schedule import Schedule
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.following import Again
 from mend.runtime.handoff import Board
+from mend.runtime.hands import from_outside
 from mend.runtime.numerics import Numerics
 from mend.runtime.observed import NOTES_S, Recent
 from mend.runtime.outcome import tell_end
@@ -61,6 +63,7 @@ class LiveRank:
 
     def __init__(self, model: nn.Module, settings: Settings, numerics: Numerics) -> None:
         self.settings, self.numerics = settings, numerics
+        self._ending = threading.RLock()
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self.group = RackGroup(settings.members, limit_ns / SECOND)
         self.me = Peer(settings.rack, self.group.rank)
@@ -273,7 +276,7 @@ class LiveRank:
             self.pace,
             Recent(lambda: note_of(self.pace, traffic, driver.now_ns())),
             self.group.ranks,
-            lambda: sum(list(self.trainer.ledger.missed.values())),
+            lambda: sum(count for _, count in self.trainer.standing[2].missed),
             lambda: self.numerics.buffers.total_bytes,
         )
 
@@ -349,19 +352,27 @@ class LiveRank:
             )
 
     def abort(self) -> None:
-        """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent."""
-        self.driver.close(self._farewell)
-        if not self._told and hasattr(self, "trainer") and self.settings.replay is None:
-            self._told = True
-            tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
-        if self._side is not None:
-            self._side.close()
-        self.numerics.close()
-        if self.tape is not None:
-            self.tape.close()
-        self.pace.end()
-        self.recorder.close()
-        self.group.close()
+        """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent; any
+        thread. On a thread of mend's own it returns at once, and another one does it."""
+        from_outside(self._end)
+
+    def _end(self) -> None:
+        with self._ending:
+            self.driver.close(self._farewell)
+            if (board := getattr(self, "board", None)) is not None:
+                board.fail(GaveUp("this rack has left the job"))  # whoever waits for it still
+            if not self._told and hasattr(self, "trainer") and self.settings.replay is None:
+                self._told = True
+                tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
+            if self._side is not None:
+                self._side.close()
+            if left := self.numerics.close():
+                self.recorder.note("close-gave-up", {"left": left})
+            if self.tape is not None:
+                self.tape.close()
+            self.pace.end()
+            self.recorder.close()
+            self.group.close()
 
     def _farewell(self) -> None:
         rank = getattr(self, "rank", None)

@@ -54,6 +54,7 @@ class Status:
     inactive_fields: tuple[str, ...]
     frames_refused: int
     events_lost: int
+    """Events that are not in the file, for now or for good."""
     last_error: str = ""
     outcome: str = "running"
     """How this rank left the job, one of `mend.runtime.outcome.WORDS`: "merged" when all that it
@@ -64,3 +65,5 @@ class Status:
     rounds_recent: tuple[tuple[int, int], ...] = ()
     """(racks merged, racks that lived, 0 if that is not known) of the newest rounds, oldest first;
     at most 20."""
+    log_lines_lost: int = 0
+    """Lines of the log that nobody took: its pipe was full, or closed."""

@@ -109,6 +109,7 @@ class Trainer(Rounds):
         yield from self._leave(max(deadline_ns, self._now_ns()))
         if refused[0]:
             self.outcome = refusal or Outcome("kept-local", "another rank of this rack says why")
+            self._stand()
             return
         yield from self._end(keep_local)
 
@@ -134,13 +135,16 @@ class Trainer(Rounds):
             reason = "unmerged work is only in these weights"
             self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
             self.outcome = Outcome("kept-local", "; ".join(self.board.why))
-            return
-        if not keep_local:
-            yield from self.publish_anchor()
-        self.outcome = self._outcome_of_leaving(finite)
+        else:
+            if not keep_local:
+                yield from self.publish_anchor()
+            self.outcome = self._outcome_of_leaving(finite)
+        self._stand()
 
     def _outcome_of_leaving(self, finite: list[int]) -> Outcome:
         """`finite`: per fragment, whether the rack's own weights were."""
+        if not self.tracks:
+            return Outcome("local")
         if not all(finite):
             bad = [fragment for fragment, fine in enumerate(finite) if not fine]
             return Outcome("diverged", f"fragments {', '.join(map(str, bad))}")
@@ -231,6 +235,7 @@ class Trainer(Rounds):
             if anchor.version:
                 self.board.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
+        self._stand()
         if self._joins():
             self._note("joined", {"versions": [anchor.version for anchor in anchors]})
 

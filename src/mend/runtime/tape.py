@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import platform
 import sys
 import threading
@@ -35,6 +36,9 @@ FLUSH_S = 0.25
 
 WAITING_MAX = 8_192
 """Entries that wait for a slow disk; further ones become a gap."""
+
+LOOK_S = 1.0
+"""How often it is looked whether the file is still there."""
 
 SEGMENT_BYTES = 64 << 20
 LIVES_MAX = 1_000
@@ -143,6 +147,10 @@ class TapeWriter:
         self._closing = True
         self._wake.set()
         self._thread.join(CLOSE_S)
+        if self._thread.is_alive() and not self._stopped:
+            self._stopped = True
+            about = {"path": str(self._files.path), "reason": "the disk hangs at the end"}
+            self._note("tape-stopped", {**about, "remedy": "use a disk that answers"})
 
     # -------------------------------------------------------------- the writer's thread
 
@@ -163,6 +171,7 @@ class TapeWriter:
                 self._files.close()
 
     def _flush(self) -> None:
+        self._files.check()
         records: list[bytes] = []
         size = 0
         while self._waiting:
@@ -190,7 +199,9 @@ class TapeWriter:
         self.lost += len(self._waiting)
         self._waiting.clear()
         about = {"path": str(self._files.path), "reason": str(error) or repr(error)}
-        self._note("tape-stopped", {**about, "remedy": "free some space"})
+        gone = isinstance(error, FileNotFoundError)
+        remedy = "leave the folder where it is" if gone else "free some space"
+        self._note("tape-stopped", {**about, "remedy": remedy})
 
 
 class _Files:
@@ -205,6 +216,7 @@ class _Files:
         self._segment = 0
         self._packer = Packer()
         self._file: BinaryIO | None = None
+        self._looked_s = 0.0
         self.path = folder / f"{self._stem}.mend"
 
     def open(self) -> None:
@@ -226,6 +238,16 @@ class _Files:
         if self._sizes[self.path] >= self._segment_bytes:
             self._rotate()
         self._append(self._packer.chunk(records))
+
+    def check(self) -> None:
+        """Whether the file is still there, now and then: what is written to a removed one is lost,
+        and says so to nobody."""
+        now_s = time.monotonic()
+        if self._file is None or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise FileNotFoundError("the file was removed")
 
     def end(self) -> None:
         self._append(self._packer.end())

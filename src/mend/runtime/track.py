@@ -115,6 +115,27 @@ class Ledger:
         self.missed[reason] = self.missed.get(reason, 0) + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What only a round changes of where a rank stands."""
+
+    versions: tuple[int, ...]
+    digests: tuple[tuple[str, ...], ...] = ()
+    """Per fragment those of all rails, as decided; empty before the begin."""
+    marked: int = 0
+    """Tokens that no offer will count again, summed over fragments, as `merged`, `discarded`."""
+    merged: int = 0
+    discarded: int = 0
+    missed: tuple[tuple[str, int], ...] = ()
+    stall_ns_total: int = 0
+    stall_ns_last: int = 0
+
+
+Standing = tuple[int, int, Marks]
+"""(step, tokens, marks), all of one moment. The training thread puts a new one in its place; any
+thread may read it."""
+
+
 def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
     """(newest, oldest) of the unbroken run of versions behind `base` that ends at the newest.
 

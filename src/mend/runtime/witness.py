@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import signal
 import threading
@@ -32,8 +31,6 @@ from mend.runtime.recorder import Recorder
 from mend.runtime.showing import view_of_witness
 from mend.runtime.tape import Tape, begin, header_of
 from mend.terms import MS, SECOND, WITNESS, Member, Peer
-
-logger = logging.getLogger("mend")
 
 DETECT_HEARTBEATS = 20
 DETECT_NS_MIN = 2 * SECOND

@@ -9,7 +9,14 @@ import pytest
 from mend.protocol.epochs import ATTEMPT_LAST
 from mend.protocol.grace import Mean
 from mend.protocol.messages import Commit, Drop, Ended, Offer
-from mend.protocol.round import ATTEMPT_STALL_NS, ATTEMPTS_MAX, Phase, Round, Scene
+from mend.protocol.round import (
+    ATTEMPT_STALL_NS,
+    ATTEMPT_STALL_NS_MAX,
+    ATTEMPTS_MAX,
+    Phase,
+    Round,
+    Scene,
+)
 from mend.terms import MS, SECOND, WITNESS
 from tests.unit.protocol.nouns import digest, member, offer, policy, share
 
@@ -357,6 +364,46 @@ def test_a_member_whose_bytes_are_gone_is_left_out_of_the_next_attempt() -> None
     round_.advance(lost, ATTEMPT_STALL_NS)
     assert (round_.attempt, round_.members) == (2, (offer(0),))
     assert round_.deadline_ns(lost) == 2 * ATTEMPT_STALL_NS
+
+
+def slow(took_ns: int) -> tuple[Round, Scene]:
+    """A round whose fragment took so long to be merged before, gathering again at once."""
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    for look_ns in range(0, took_ns, ATTEMPT_STALL_NS):
+        round_.advance(all_in, look_ns)  # it has stalled, as far as one knows; nothing is lost
+    round_.advance(replace(all_in, held=held(0, 1)), took_ns)
+    round_.decided(took_ns)
+    assert round_.advance(all_in, took_ns) is None
+    assert (round_.phase, round_.attempt) == (Phase.GATHER, 1)
+    return round_, all_in
+
+
+def test_what_took_longer_than_a_stall_before_may_do_so_again() -> None:
+    """At 10 s, whatever the link, a member that was not heard for a moment was left out, and all
+    that the others had merged in 10 s was merged again without it."""
+    took_ns = 14 * SECOND
+    round_, all_in = slow(took_ns)
+    assert round_.sync_time.value_ns == took_ns, "of the whole attempt, stalled or not"
+    unheard = replace(all_in, arrived=(offer(0),), voters=frozenset({0, 1, WITNESS}))
+    assert round_.deadline_ns(unheard) == 3 * took_ns
+    round_.advance(unheard, took_ns + ATTEMPT_STALL_NS)
+    round_.advance(unheard, 3 * took_ns - 1)
+    assert round_.attempt == 1
+    round_.advance(unheard, 3 * took_ns)
+    assert (round_.attempt, round_.members) == (2, (offer(0),))
+
+
+def test_the_time_until_an_attempt_has_stalled_has_a_limit() -> None:
+    round_, all_in = slow(ATTEMPT_STALL_NS_MAX)
+    assert round_.deadline_ns(all_in) == 2 * ATTEMPT_STALL_NS_MAX
+
+
+def test_one_outage_is_no_measure_of_the_link() -> None:
+    round_, all_in = slow(100 * SECOND)
+    round_.advance(replace(all_in, held=held(0, 1)), 101 * SECOND)
+    round_.decided(101 * SECOND)
+    round_.advance(all_in, 101 * SECOND)
+    assert round_.deadline_ns(all_in) == 101 * SECOND + ATTEMPT_STALL_NS
 
 
 @pytest.mark.parametrize("arrived", [(), (offer(0), offer(1))], ids=["all gone", "none gone"])

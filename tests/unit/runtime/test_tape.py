@@ -20,6 +20,7 @@ from mend.runtime import tape as tape_module
 from mend.runtime.tape import TapeWriter, handled, header_of
 from mend.runtime.tape_reader import read_tape, tapes_in
 from mend.terms import MB, Member, Peer
+from tests.process.racks import until
 
 PARTS = Parts(Peer(1, 0), Member(1, 7))
 
@@ -271,3 +272,19 @@ def test_an_entry_that_is_too_long_is_a_gap(
     put(tape, 2)
     tape.close()
     assert steps(tmp_path / "tape-rack1-rank0.mend") == [0, "gap 1", 2]
+
+
+def test_a_tape_whose_file_was_removed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written on, unseen, and the replay found no tape."""
+    monkeypatch.setattr(tape_module, "LOOK_S", 0.0)
+    notes = Notes()
+    tape = writer(tmp_path, notes)
+    until(lambda: (tmp_path / "tape-rack1-rank0.mend").exists(), "the tape begins")
+    (tmp_path / "tape-rack1-rank0.mend").unlink()
+    put(tape, 1, 2, 3)
+    tape.close()
+    assert notes.kinds == ["tape-stopped"]
+    assert notes.said[0][1]["reason"] == "the file was removed"
+    assert tape.lost == 3

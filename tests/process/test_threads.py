@@ -1,0 +1,351 @@
+"""What may be called from any thread, and where the last reference to a model may go."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mend
+from mend.errors import MendError
+from mend.runtime import driver as driver_module
+from mend.runtime import making
+from mend.runtime.start import LiveRank
+from tests.process import train
+from tests.process.conftest import Configure, Jobs, mend_threads
+from tests.process.racks import until
+
+EVENTS = "events-rack0-rank0.jsonl"
+
+
+class Last:
+    """The last reference to a model that is in a job. `drop` lets go of it."""
+
+    def __init__(self, config: mend.MendConfig) -> None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        runtime = mend.mend_init(model, config, optimizer)
+        rank = runtime._rank
+        assert isinstance(rank, LiveRank)
+        self.rank = rank
+        self._held = [model]
+        self.dropped_by = ""
+
+    def drop(self) -> None:
+        if self._held:
+            self.dropped_by = threading.current_thread().name
+            self._held.clear()
+            gc.collect()
+
+
+def on_worker(last: Last) -> None:
+    last.rank.driver.work(last.drop, lambda _: None)
+
+
+def on_crew(last: Last) -> None:
+    helpers = last.rank.numerics.crew._helpers
+    assert helpers is not None
+    helpers.submit(last.drop)
+
+
+def on_loop(last: Last) -> None:
+    last.rank.driver.call(last.drop)
+
+
+def on_recorder(last: Last) -> None:
+    class Event(dict[str, int]):
+        """Lets go of the model while it is written."""
+
+        def items(self) -> Any:
+            last.drop()
+            return super().items()
+
+    last.rank.recorder.note("recorded", {"values": Event(loss=1)})
+
+
+def on_tape(last: Last) -> None:
+    class Entry:
+        """Lets go of the model while it is encoded; there is no such entry, so the tape ends."""
+
+        def __iter__(self) -> Iterator[Any]:
+            last.drop()
+            return iter(())
+
+    assert last.rank.tape is not None
+    last.rank.tape._waiting.append(Entry())  # type: ignore[arg-type]
+
+
+def on_log(last: Last) -> None:
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            last.drop()
+
+    logger, handler = logging.getLogger("mend"), Handler()
+    logger.addHandler(handler)
+    try:
+        last.rank.recorder.note("fault", {})
+        until(lambda: bool(last.dropped_by), "the handler runs")
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("on", "name"),
+    [
+        (on_worker, "mend-worker_0"),
+        (on_crew, "mend-crew_"),
+        (on_loop, "mend-loop"),
+        (on_recorder, "mend-recorder"),
+        (on_tape, "mend-tape"),
+        (on_log, "mend-log"),
+    ],
+)
+def test_a_model_may_be_freed_on_any_of_mends_threads(
+    alone: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    on: Callable[[Last], None],
+    name: str,
+) -> None:
+    """Its finalizer ends the rank, and with it the thread that it runs on. That joined itself:
+    RuntimeError, and sockets, files and threads were left."""
+    monkeypatch.setattr(making, "crew_threads", lambda: 3)
+    raised = list[Any]()
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    last = Last(alone(diagnostics_dir=tmp_path))
+    on(last)
+    until(lambda: mend_threads() == [], "all threads end")
+    assert last.dropped_by.startswith(name)
+    assert raised == []
+
+
+def test_the_end_does_not_wait_for_ever_for_a_job_and_says_what_is_left(
+    alone: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "WORK_CLOSE_S", 0.05)
+    last, begun, release = (
+        Last(alone(diagnostics_dir=tmp_path)),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def long() -> None:
+        begun.set()
+        release.wait(60)
+
+    last.rank.driver.work(long, lambda _: None)
+    assert begun.wait(30)
+    last.rank.abort()
+    assert mend_threads() == ["mend-worker_0"]
+    told = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
+    (gave_up,) = [event for event in told if event["kind"] == "close-gave-up"]
+    assert gave_up["left"] == ["mend-worker_0"]
+    release.set()
+    until(lambda: mend_threads() == [], "it ends with its job")
+
+
+# -------------------------------------------------------------- looking, from any thread
+
+FRAGMENTS, TOKENS = 3, 6
+LOCKSTEP = {"lockstep": True, "fragments": FRAGMENTS, "sync_period_steps": 6, "overlap_steps": 1}
+
+
+class Watcher:
+    """What must hold of every status, and of those that one thread takes, one after the other."""
+
+    def __init__(self, runtime: mend.Runtime) -> None:
+        self.runtime = runtime
+        self._last = runtime.status()
+        self.digests: dict[tuple[int, ...], str] = {}
+        self.taken = 0
+
+    def look(self) -> mend.Status:
+        status, last = self.runtime.status(), self._last
+        ledger = status.ledger
+        total = ledger.merged + ledger.open + ledger.discarded
+        assert total == pytest.approx(status.tokens, abs=1e-6), "the ledger is of one moment"
+        assert status.tokens == TOKENS * status.step, "steps and tokens are of one moment"
+        assert status.step >= last.step
+        assert all(a >= b for a, b in zip(status.versions, last.versions, strict=True))
+        assert status.rounds_committed >= sum(status.versions)
+        known = self.digests.setdefault(status.versions, status.anchor_digest)
+        assert status.anchor_digest == known, "the digest is that of these versions"
+        self._last = status
+        self.taken += 1
+        return status
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, runtime: mend.Runtime) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    runtime.count_tokens(TOKENS)
+    optimizer.step()
+
+
+def at_line(number: int, files: set[str], act: Callable[[], None]) -> tuple[Any, list[str]]:
+    """A trace function that calls `act` before the given line that runs in these files, and where
+    that was, once it has been. Here a thread may lose its turn."""
+    seen, fired = [0], list[str]()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if Path(frame.f_code.co_filename).name not in files:
+            return None
+        if event == "line":
+            seen[0] += 1
+            if seen[0] == number:
+                fired.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                act()
+        return trace
+
+    return trace, fired
+
+
+def interrupted(
+    number: int, files: set[str], act: Callable[[], None], run: Callable[[], Any]
+) -> str:
+    """Run, with `act` before the given line; returns where that was, empty: there is no such."""
+    trace, fired = at_line(number, files, act)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return fired[0] if fired else ""
+
+
+@pytest.fixture(params=["carry", "overwrite"])
+def trained(alone: Configure, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Watcher]]:
+    """A step of a job of one rack in lockstep, which merges every other step; and its watcher."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = alone(**LOCKSTEP, alignment=request.param)
+    with mend.session(model, config, optimizer) as runtime:
+        yield partial(one_step, model, optimizer, runtime), Watcher(runtime)
+
+
+def test_a_status_that_is_interrupted_anywhere_is_of_one_moment(trained: Any) -> None:
+    """Between two of its lines training makes a whole period. It read a version, and then asked for
+    the digest of that version, which was gone: KeyError."""
+    step, watcher = trained
+
+    def period() -> None:
+        for _ in range(6):
+            step()
+
+    period()
+    number, places = 1, list[str]()
+    files = {"api.py", "handoff.py", "rounds.py", "steps.py", "track.py"}
+    while place := interrupted(number, files, period, watcher.look):
+        places.append(place)
+        number += 1
+    assert len(places) > 10
+    number = 1
+    while interrupted(number, files, period, watcher.runtime.anchor_digest):
+        number += 1
+    assert number > 5
+    assert len(watcher.digests) >= number - 1
+
+
+def test_training_that_is_interrupted_anywhere_shows_one_moment(trained: Any) -> None:
+    """Between two lines of a step somebody looks. The tokens of a merge were counted as merged
+    while they still counted as open."""
+    step, watcher = trained
+    files = {"rounds.py", "steps.py", "track.py"}
+    for at in range(1, 13):
+        number = at
+        while interrupted(number, files, watcher.look, step):
+            number += 12
+    assert watcher.taken > 100
+    assert len(watcher.digests) > 10
+
+
+def test_many_threads_look_while_racks_train(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For real: this process is rack 0 of two, and threads take turns as often as they can."""
+    job = jobs()
+    config = {"fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 0}
+    job.start(1, steps=300, config=config)
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
+    model = train.build("plain", 0)
+    optimizer = train.optimizer_of(model)
+    over, failures = threading.Event(), list[BaseException]()
+    with mend.session(model, mend.MendConfig(**config), optimizer) as runtime:
+        watchers = [Watcher(runtime) for _ in range(3)]
+
+        def watch(watcher: Watcher) -> None:
+            try:
+                while not over.is_set():
+                    watcher.look()
+                    runtime.anchor_digest()
+                    runtime.record(looked=watcher.taken)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=watch, args=(each,)) for each in watchers]
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for step in range(1, 301):
+                optimizer.zero_grad()
+                train.loss_of(model, 0, 0, step).backward()
+                runtime.count_tokens(TOKENS)
+                optimizer.step()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(30)
+            sys.setswitchinterval(before)
+    assert failures == []
+    assert all(watcher.taken > 10 for watcher in watchers)
+    pairs = {pair for watcher in watchers for pair in watcher.digests.items()}
+    assert len(pairs) == len({versions for versions, _ in pairs}) > 10
+    job.ended(1, code=0)
+    assert job.result(1).digest == runtime.status().anchor_digest
+
+
+def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypatch: Any) -> None:
+    """This rack waits in lockstep for another one, which stands still, for as long as it takes."""
+    job = jobs()
+    config = {**LOCKSTEP, "fragments": 1, "give_up_s": 600}
+    job.start(1, steps=12, config=config, at={"2": [["gate", job.gate()]]})
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
+    model = train.build("plain", 0)
+    optimizer = train.optimizer_of(model)
+    runtime = mend.mend_init(model, mend.MendConfig(**config), optimizer)
+    failures = list[str]()
+
+    def steps() -> None:
+        try:
+            for step in range(1, 13):
+                optimizer.zero_grad()
+                train.loss_of(model, 0, 0, step).backward()
+                optimizer.step()
+        except MendError as error:
+            failures.append(str(error))
+
+    training = threading.Thread(target=steps)
+    training.start()
+    until(lambda: runtime.status().step == 6 + 1 and runtime.outer_step_in_flight(), "it waits")
+    runtime.abort()
+    training.join(60)
+    assert not training.is_alive()
+    assert failures == ["this rack has left the job"]
+    assert runtime.status().step == 7
+    assert mend_threads() == []

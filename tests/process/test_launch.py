@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli.launch import Job, launch
+from mend.cli.launch import UNMERGED_EXIT, Job, launch
 from mend.cli.processes import TOKEN, orphans
 
 LIMIT_S = 60.0
@@ -55,6 +55,7 @@ class Launcher:
             "-m",
             "mend.cli",
             "launch",
+            "--no-witness",  # these scripts begin no job, of which it would know
             str(script),
             *arguments,
         ]
@@ -122,14 +123,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_racks_are_told_who_they_are_and_a_failing_one_is_reported_alone(start: Start) -> None:
     launcher = start(TELL, "--fail", "--steps", "3")
-    assert launcher.end() == 1  # torchrun's own status for a failed worker
+    assert launcher.end() == 7  # of the worker; torchrun itself would answer 1
     assert "[rack 0] told 0 2 0 ['--fail', '--steps', '3']" in launcher.said
     assert "[rack 1] told 1 2 0 ['--fail', '--steps', '3']" in launcher.said
     assert "[rack 0] done" in launcher.said
     assert "[rack 1] done" not in launcher.said
     assert "exitcode: 7" in launcher.said or "exitcode  : 7" in launcher.said
     assert "[launch] rack 0 ended exit=0" in launcher.said
-    assert "[launch] rack 1 ended exit=1" in launcher.said
+    assert "[launch] rack 1 ended exit=7" in launcher.said
     assert "\x1b" not in launcher.said, "colours although nobody looks"
 
 
@@ -149,7 +150,7 @@ def test_a_dead_rack_takes_nobody_with_it(start: Start) -> None:
     assert launcher.gone()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_all_racks_and_nothing_is_left(
     start: Start, number: signal.Signals
 ) -> None:
@@ -204,32 +205,140 @@ def test_the_token_of_the_script_is_the_launchers() -> None:
 
 
 KILLED_ONCE = """
-import os, signal, time, torch, mend
-model = torch.nn.Linear(8, 8)
+import os, pathlib, signal, sys, time, torch, mend
+import torch.distributed as dist
+torch.set_num_threads(1)
+model = wrapped = torch.nn.Linear(8, 8)
+rack, ranks = os.environ["MEND_RACK"], int(os.environ["WORLD_SIZE"])
+again = pathlib.Path(sys.argv[1])
+if ranks > 1:
+    dist.init_process_group("gloo")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+second = os.environ["RESTARTED_BY_MEND"] != "0"
+doomed = rack == "1" and os.environ["RANK"] == str(ranks - 1) and not second
+
+def over(step):  # nobody is done before rack 1 has come back; all ranks of a rack agree
+    done = torch.tensor(int(step > 50 and again.exists()))
+    if ranks > 1:
+        dist.all_reduce(done, dist.ReduceOp.MIN)
+    return done.item()
+
 config = mend.MendConfig(sync_period_steps=16, fragments=2, overlap_steps=4)
-with mend.session(model, config, optimizer=optimizer) as runtime:
-    for step in range(150):
-        model(torch.randn(4, 8)).square().mean().backward()
+with mend.session(wrapped, config, optimizer=optimizer) as runtime:
+    if second:
+        again.touch()
+    step = 0
+    while not over(step):
+        step += 1
+        wrapped(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.02)
-        if os.environ["MEND_RACK"] == "1" and not again and step == 40:
+        if doomed and step == 40:
             os.kill(os.getpid(), signal.SIGKILL)
 status = runtime.status()
 print("digest", status.anchor_digest, "open", status.ledger.open, flush=True)
+if ranks > 1:
+    dist.destroy_process_group()
 """
 
 
-def test_a_rack_that_is_killed_is_started_again_and_joins(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "torchrun"), [(1, False), (2, True)], ids=["plain", "torchrun"])
+def test_a_rack_that_is_killed_is_started_again_and_joins(
+    tmp_path: Path, ranks: int, torchrun: bool
+) -> None:
+    """Of two ranks, the survivor and the new one met in the store of the former life, and stood in
+    gloo's beginning for ever: every life has a torchrun of its own."""
     script = tmp_path / "train.py"
     script.write_text(KILLED_ONCE)
     said: list[str] = []
-    job = Job(command=(str(script),), max_restarts=1)
-    assert launch(job, lambda _, line: said.append(line)).status == 0
+    job = Job(
+        command=(str(script), str(tmp_path / "again")), nproc_per_rack=ranks, torchrun=torchrun,
+        max_restarts=2, log_dir=tmp_path / "logs",
+    )  # fmt: skip
+    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
     told = "\n".join(said)
+    assert outcome.status == 0, told
+    killed = "exit=137" if torchrun else "exit=-9 signal=SIGKILL"
+    assert f"[launch] rack 1 ended {killed}" in told
+    assert re.search(r"\[launch\] rack 1 ended exit=\S+ .*restart=1/2 still_running=0", told), told
+    assert "[launch] rack 1 ended exit=0" in told
+    assert "restart=2/2" not in told
     assert "joined versions=" in told
     digests = re.findall(r"digest (\w+) open 0.0", told)
-    assert len(digests) == 2, told
-    assert len(set(digests)) == 1, "both end on the same bits, with everything merged"
+    assert len(digests) == 2 * ranks, told
+    assert len(set(digests)) == 1, "all end on the same bits, with everything merged"
+    assert "digest" in (tmp_path / "logs" / "rack1.log").read_text()
+
+
+FAILS = """
+import os, pathlib, sys, time
+rack, folder, code = os.environ["MEND_RACK"], pathlib.Path(sys.argv[1]), int(sys.argv[2])
+if rack == "1":
+    lives = folder / "lives"
+    lives.write_text(lives.read_text() + "x" if lives.exists() else "x")
+    print("life", os.environ["RESTARTED_BY_MEND"])
+    sys.exit(code)
+while len((folder / "lives").read_text() if (folder / "lives").exists() else "") < int(sys.argv[3]):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "lives", "torchrun"),
+    [(5, 3, False), (UNMERGED_EXIT, 1, False), (UNMERGED_EXIT, 1, True)],
+    ids=["failed", "ended with unmerged work", "the same under torchrun"],
+)
+def test_only_a_rack_that_failed_is_started_again(
+    tmp_path: Path, code: int, lives: int, torchrun: bool
+) -> None:
+    script, said = tmp_path / "fails.py", list[str]()
+    script.write_text(FAILS)
+    job = Job(
+        command=(str(script), str(tmp_path), str(code), str(lives)), witness=False,
+        torchrun=torchrun, max_restarts=2, log_dir=tmp_path / "logs",
+    )  # fmt: skip
+    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    assert outcome.racks == {0: 0, 1: code}, said
+    assert (tmp_path / "lives").read_text() == "x" * lives
+    log = (tmp_path / "logs" / "rack1.log").read_text()
+    assert re.findall(r"life (\d)", log) == [str(life) for life in range(lives)]
+    restarts = [line for line in said if "restart=" in line]
+    assert len(restarts) == lives - 1
+
+
+def test_a_job_that_cannot_begin_ends_at_once_with_the_reason(tmp_path: Path) -> None:
+    """Rack 0 waited for `start_timeout_s` though the coordinator had refused rack 1."""
+    script = tmp_path / "differs.py"
+    script.write_text(
+        "import os, torch, mend\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "fragments = 1 + int(os.environ['MEND_RACK'])\n"
+        "config = mend.MendConfig(fragments=fragments, start_timeout_s=3600)\n"
+        "mend.mend_init(model, config)\n"
+    )
+    for witness in (True, False):
+        said: list[str] = []
+        job = Job(command=(str(script),), witness=witness, torchrun=False)
+        outcome = launch(job, lambda who, line, said=said: said.append(f"[{who}] {line}"))
+        assert outcome.status == 1, said
+        assert outcome.culprit == 1
+        assert re.fullmatch(
+            r'\[launch\] not-begun rack=1 exit=1 reason="rack 1 was refused: rack 1 differs from '
+            r'rack 0: fragments is 2 there and 1 here"', said[-1]
+        ), said  # fmt: skip
+        told = "\n".join(said)
+        assert re.search(r"\[rack 0\] .*waiting for=.*rack 1 was refused", told), told
+
+
+def test_a_rack_that_fails_in_a_running_job_ends_nobody_else(tmp_path: Path) -> None:
+    script, said = tmp_path / "fails.py", list[str]()
+    script.write_text(KILLED_ONCE.replace("os.kill(os.getpid(), signal.SIGKILL)", "os._exit(7)"))
+    (tmp_path / "again").touch()
+    job = Job(
+        command=(str(script), str(tmp_path / "again")), torchrun=False, env={"MEND_EVICT_S": "2"}
+    )
+    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    assert outcome.racks == {0: 0, 1: 7}, said
+    assert not any("not-begun" in line for line in said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from mend.cli.doctor.command import doctor_command
 from mend.cli.launch_command import PASS_ON, launch_command
 from mend.cli.plan_command import plan_command
 from mend.cli.report.command import report_command
+from mend.cli.show import let_go
 from mend.cli.tape_commands import WithCommand, explain_command, replay_command
 from mend.cli.top.command import top_command
 from mend.errors import ConfigError, MendError
@@ -273,5 +275,8 @@ def main() -> None:
     try:
         app()
     except MendError as error:
-        typer.echo(f"mend: {type(error).__name__}: {error}", err=True)
+        with suppress(OSError):  # nobody may read it; the status says it, too
+            typer.echo(f"mend: {type(error).__name__}: {error}", err=True)
         sys.exit(2)
+    finally:
+        let_go()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+NAME = "mend witness"
+"""What each of its lines begins with."""
+
 
 def coordinate(
     bind: str, racks: int, job_id: str, heartbeat_ms: int, diagnostics_dir: Path | None
@@ -12,6 +15,7 @@ def coordinate(
 
     `diagnostics_dir` None: as MEND_DIAGNOSTICS_DIR says. Raises AddressInUse, ConfigError.
     """
+    from mend.cli.show import STDOUT, Printer
     from mend.config import MendConfig  # late, so that `mend --help` needs no torch
     from mend.runtime import witness
 
@@ -27,17 +31,15 @@ def coordinate(
         rack=None,
     )
     folder = diagnostics_dir or config.diagnostics_dir
-    witness.run(
-        bind,
-        racks,
-        job_id,
-        heartbeat_ms,
-        on_progress=_say,
-        diagnostics_dir=Path(folder) if folder else None,
-        tape_mb_max=config.tape_mb_max,
-        observe=config.observe,
-    )
-
-
-def _say(line: str) -> None:
-    print(f"mend witness {line}", flush=True)
+    # Its loop says these lines, and must not wait for who reads them.
+    with Printer(STDOUT, NAME) as printer:
+        witness.run(
+            bind,
+            racks,
+            job_id,
+            heartbeat_ms,
+            on_progress=lambda line: printer.line(f"{NAME} {line}"),
+            diagnostics_dir=Path(folder) if folder else None,
+            tape_mb_max=config.tape_mb_max,
+            observe=config.observe,
+        )

@@ -11,18 +11,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mend.cli.begun import Begun
 from mend.cli.links import Link, Net, links
 from mend.cli.ports import LOOPBACK, free_ports
-from mend.cli.processes import TOKEN, Child, Interrupts, Sink, kill_orphans
+from mend.cli.processes import RESTART, TOKEN, Child, Interrupts, Sink, kill_orphans, orphans
 from mend.errors import ConfigError
 
 POLL_S = 0.05
 WITNESS_EXIT_S = 5.0
 """The witness has this long to see that all racks left, and again once told; then it is killed."""
+
+END_S = 10.0
+"""Racks that are told to end, as the job can never begin, have so long; then they are killed."""
+
+UNMERGED_EXIT = 3
+"""A rack that ended in order, with work that nobody merged. It is not started again: what it has
+is in its weights, and another life would begin without."""
 
 WITNESS_NAME = "witness"
 
@@ -66,12 +74,9 @@ class Job:
                     f"must be at least {least}",
                     "Use 2 racks of 1 process to try.",
                 )
-        if not self.torchrun and (self.nproc_per_rack > 1 or self.max_restarts):
+        if not self.torchrun and self.nproc_per_rack > 1:
             raise ConfigError(
-                "torchrun",
-                False,
-                "several processes per rack and restarts need it",
-                "Leave it out.",
+                "torchrun", False, "several processes per rack need it", "Leave it out."
             )
         if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
             raise ConfigError(
@@ -86,17 +91,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Exit codes as subprocess gives them (negative: the signal). `interrupted`: a signal, or 0."""
+    """Exit codes as subprocess gives them (negative: the signal), of a rack its last life's.
+
+    `interrupted`: a signal, or 0. `culprit`: the rack on account of which all others were ended.
+    """
 
     racks: dict[int, int]
     witness: int | None
     interrupted: int = 0
+    culprit: int | None = None
 
     @property
     def status(self) -> int:
-        """The interrupt's, else that of the first rack that failed, else the witness's."""
+        """The interrupt's, else the culprit's, else that of the first rack that failed, else the
+        witness's."""
         codes = [
             -self.interrupted,
+            self.racks[self.culprit] if self.culprit is not None else 0,
             *(self.racks[rack] for rack in sorted(self.racks)),
             self.witness or 0,
         ]
@@ -186,14 +197,18 @@ def inner_interfaces(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
 
 
-def torchrun_command(job: Job, rack: int) -> list[str]:
-    """One rack: a torchrun with a rendezvous of its own on a port that it picks."""
+def torchrun_command(job: Job, rack: int, restart: int = 0) -> list[str]:
+    """One life of a rack: a torchrun with a rendezvous of its own on a port that it picks.
+
+    It never restarts its workers itself: they would meet in the store of their former life, where
+    gloo finds the addresses of the dead and waits for them.
+    """
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        f"--max-restarts={job.max_restarts}",
+        *(sys.executable, "-m", "mend.cli.torchrun"),
+        "--max-restarts=0",
         *("--nnodes", "1", "--nproc-per-node", str(job.nproc_per_rack)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LOOPBACK}:0"),
-        *("--rdzv-id", f"{job.job_id}-rack{rack}"),
+        *("--rdzv-id", f"{job.job_id}-rack{rack}-{restart}"),
         *job.command,
     ]
 
@@ -220,7 +235,13 @@ class Launch:
         self.job, self._sink = job, sink
         self._token, self._interrupts = os.urandom(8).hex(), Interrupts()
         self.racks: list[Child] = []
+        """The newest life of each."""
         self.witness: Child | None = None
+        self.culprit: int | None = None
+        self._reason, self._kill_s = "", 0.0
+        self._restarts = [0] * job.racks
+        self._environments: list[dict[str, str]] = []
+        self._addresses: list[str] = []
         self._net: Net | None = None
 
     def run(self) -> Outcome:
@@ -237,8 +258,10 @@ class Launch:
                     child.signal(signal.SIGKILL)
                     child.close()
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
+        if (rack := self.culprit) is not None:
+            self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
         witness = self.witness.process.returncode if self.witness is not None else None
-        return Outcome(codes, witness, self._interrupts.first)
+        return Outcome(codes, witness, self._interrupts.first, self.culprit)
 
     @contextmanager
     def _linked(self) -> Iterator[None]:
@@ -263,7 +286,8 @@ class Launch:
         if net is not None:
             hosts = list(net.hosts)
             environ |= inner_interfaces(environ)
-        environments = rack_environments(job, environ, ports, gpus, hosts)
+        self._environments = rack_environments(job, environ, ports, gpus, hosts)
+        self._addresses = [f"tcp://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
         if job.log_dir is not None:
             job.log_dir.mkdir(parents=True, exist_ok=True)
         self._say(
@@ -277,42 +301,48 @@ class Launch:
             command = witness_command(job, ports[-1], hosts[-1])
             unbuffered = {**environ, **job.env, "PYTHONUNBUFFERED": "1"}
             self.witness = self._child(WITNESS_NAME, command, unbuffered, len(hosts) - 1)
-        for rack, environment in enumerate(environments):
-            command = torchrun_command(job, rack)
-            if not job.torchrun:
-                command, environment = plain_command(job), {**environment, **PLAIN, **job.env}
-            child = self._child(f"rack {rack}", command, environment, rack)
-            self.racks.append(child)
+        for rack in range(job.racks):
+            self.racks.append(self._life(rack))
 
-    def _child(self, name: str, command: list[str], env: Mapping[str, str], site: int) -> Child:
+    def _life(self, rack: int) -> Child:
+        job, restart = self.job, self._restarts[rack]
+        environment = {**self._environments[rack], RESTART: str(restart)}
+        command = torchrun_command(job, rack, restart)
+        if not job.torchrun:
+            command, environment = plain_command(job), {**environment, **PLAIN, **job.env}
+        return self._child(f"rack {rack}", command, environment, rack, again=restart > 0)
+
+    def _child(
+        self, name: str, command: list[str], env: Mapping[str, str], site: int, again: bool = False
+    ) -> Child:
         if self._net is not None:
             command = [*self._net.sites[site].prefix, *command]
         folder = self.job.log_dir
         log = folder / f"{name.replace(' ', '')}.log" if folder is not None else None
-        return Child(name, command, env, self._sink, log)
+        return Child(name, command, env, self._sink, log, again=again)
 
     def _say(self, line: str) -> None:
         self._sink("launch", line)
 
     def _watch_racks(self) -> None:
         seen = 0
-        while any(child.running() for child in self.racks):
-            time.sleep(POLL_S)
-            # Read once: a signal that comes while the first is passed on counts as the second.
-            count = self._interrupts.count
-            if count > seen:
-                self._pass_signal(kill=count > 1)
-                seen = count
-            self._attend()
-        self._attend()
+        with closing(Begun()) as begun:
+            while not all(child.reported for child in self.racks):
+                time.sleep(POLL_S)
+                # Read once: a signal that comes while the first is passed on counts as the second.
+                count = self._interrupts.count
+                if count > seen:
+                    self._pass_signal(kill=count > 1)
+                    seen = count
+                self._attend()
+                self._end_what_cannot_begin(begun)
 
     def _pass_signal(self, *, kill: bool) -> None:
         """The first signal goes to the racks; the witness stays, as they may need it to leave."""
         number = signal.SIGKILL if kill else signal.Signals(self._interrupts.first)
         again = "" if kill else " (once more to kill them)"
         self._say(f"signal={number.name} to=all-racks{again}")
-        for child in self.racks:
-            child.signal(number)
+        self._signal(range(len(self.racks)), number)
         if kill:
             kill_orphans(self._token)
 
@@ -327,19 +357,70 @@ class Launch:
             rack = self.racks.index(child) if child in self.racks else None
             left = kill_orphans(self._token, rack) if rack is not None else 0
             child.close()
-            self._report(child, left)
+            again = rack is not None and self._may_restart(rack)
+            if rack is not None and again:
+                self._restarts[rack] += 1
+            self._report(child, left, rack if again else None)
+            if rack is not None and again:
+                self.racks[rack] = self._life(rack)
 
-    def _report(self, child: Child, orphans_killed: int) -> None:
+    def _failed(self, rack: int) -> bool:
+        return self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
+
+    def _may_restart(self, rack: int) -> bool:
+        """Whether a rack that has ended is started again, which tells the others that its former
+        life is over: nothing of that may be left. Not when there is nobody to join."""
+        tried = self._restarts[rack] == self.job.max_restarts
+        if tried or not self._failed(rack) or self._interrupts.count or self.culprit is not None:
+            return False
+        others = [r for r in range(self.job.racks) if r != rack]
+        awaited = [
+            r for r in others
+            if self.racks[r].running()
+            or (self._failed(r) and self._restarts[r] < self.job.max_restarts)
+        ]  # fmt: skip
+        return bool(awaited or not others) and not orphans(self._token, rack)
+
+    def _report(self, child: Child, orphans_killed: int, again: int | None) -> None:
+        """`again`: the rack that is started again now."""
         code = child.process.returncode
         notes = [f"exit={code}"]
         if code < 0:
             notes.append(f"signal={signal.Signals(-code).name}")
         if orphans_killed:
             notes.append(f"orphans_killed={orphans_killed}")
+        if again is not None:
+            notes.append(f"restart={self._restarts[again]}/{self.job.max_restarts}")
         others = [rack for rack, other in enumerate(self.racks) if other.running()]
         if code and others:
             notes.append(f"still_running={','.join(map(str, others))}")
         self._say(f"{child.name} ended {' '.join(notes)}")
+
+    # -------------------------------------------------------------- a job that cannot begin
+
+    def _end_what_cannot_begin(self, begun: Begun) -> None:
+        """A rack that failed for good before the job has begun ends all: nobody can begin without
+        it, and nobody will put it right. The others would wait for `start_timeout_s`."""
+        running = [rack for rack, child in enumerate(self.racks) if child.running()]
+        if self.culprit is not None:
+            if time.monotonic() > self._kill_s:
+                self._signal(running, signal.SIGKILL)
+            return
+        failed = [r for r in range(self.job.racks) if self.racks[r].reported and self._failed(r)]
+        if not failed or not running or self._interrupts.count:
+            return
+        witness = self.witness is not None and self.witness.running()
+        if not begun.never([self._addresses[each] for each in ([-1] if witness else running)]):
+            return
+        self.culprit, self._kill_s = failed[0], time.monotonic() + END_S
+        self._reason = begun.refused(self.culprit) or "see its own lines"
+        ending = ",".join(map(str, running))
+        self._say(f"rack {self.culprit} failed before the job began: ending racks={ending}")
+        self._signal(running, signal.SIGTERM)
+
+    def _signal(self, racks: Sequence[int], number: int) -> None:
+        for rack in racks:
+            self.racks[rack].signal(number)
 
     def _end_witness(self) -> None:
         """It leaves with the last rack. Racks that never joined, or died, leave it waiting."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +58,8 @@ def launch_command(
     Every rack finds its number and everybody's address in MEND_* variables; the script only says
     [bold]mend.mend_init(model, mend.MendConfig(), optimizer=optimizer)[/bold].
 
-    A rack that dies does not stop the others; it is reported, and may be started again.
+    A rack that dies does not stop the others; it is reported, and may be started again. One that
+    fails before the job has begun ends all, as nobody can begin without it.
     Ctrl-C asks all to stop, a second one kills them. The exit status is the first failure's.
 
     With [bold]--link[/bold] every rack and the witness get a network namespace of their own, and
@@ -80,7 +80,7 @@ def launch_command(
       mend launch --link 400mbit,20ms train.py                   [dim]# as root[/dim]
     """
     from mend.cli.launch import Job, launch
-    from mend.cli.show import lines_to
+    from mend.cli.show import STDOUT, Printer, lines_to
 
     job = Job(
         command=("-m", *command) if module else tuple(command),
@@ -94,7 +94,9 @@ def launch_command(
         max_restarts=max_restarts,
         link=link,
     )
-    raise typer.Exit(launch(job, lines_to(sys.stdout)).status)
+    with Printer(STDOUT, "[launch]") as printer:
+        status = launch(job, lines_to(printer)).status
+    raise typer.Exit(status)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -14,14 +14,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
 TOKEN = "LAUNCHED_BY_MEND"
 """Set for every process of a launch, to recognise its orphans. Not MEND_...: those are settings."""
 
+RESTART = "RESTARTED_BY_MEND"
+"""How often a rack was started again, from 0; for scripts."""
+
 READ_BYTES = 1 << 16
+READS_MAX = 16
+"""At once, so that a process that talks without end leaves the others their turn."""
 KILL_ROUNDS_MAX = 50
 
 Sink = Callable[[str, str], None]
@@ -29,15 +34,27 @@ Sink = Callable[[str, str], None]
 
 
 class Child:
-    """One process in a session of its own, and its output cut into lines."""
+    """One process in a session of its own, and its output cut into lines.
+
+    `log`: a file that also gets all of it; `again`: behind what is there.
+    """
 
     def __init__(
-        self, name: str, command: list[str], env: Mapping[str, str], sink: Sink, log: Path | None
+        self,
+        name: str,
+        command: list[str],
+        env: Mapping[str, str],
+        sink: Sink,
+        log: Path | None,
+        *,
+        again: bool = False,
     ) -> None:
         self.name, self._sink = name, sink
         self.reported = False
         tie = [sys.executable, str(Path(__file__).with_name("tied.py")), str(os.getpid())]
-        self._log: BinaryIO | None = log.open("wb") if log is not None else None
+        self._log: FileIO | None = (
+            log.open("ab" if again else "wb", buffering=0) if log is not None else None
+        )
         self.process = subprocess.Popen(
             [*tie, *command], env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True,
@@ -61,14 +78,28 @@ class Child:
         if self._pipe.closed:
             return
         with suppress(BlockingIOError):
-            while chunk := os.read(self._pipe.fileno(), READ_BYTES):
-                if self._log is not None:
-                    self._log.write(chunk)
-                    self._log.flush()
+            for _ in range(READS_MAX):
+                chunk = os.read(self._pipe.fileno(), READ_BYTES)
+                if not chunk:
+                    return
+                self._keep(chunk)
                 self._text += self._decoder.decode(chunk).replace("\r\n", "\n").replace("\r", "\n")
                 *lines, self._text = self._text.split("\n")
                 for line in lines:
                     self._sink(self.name, line)
+
+    def _keep(self, chunk: bytes) -> None:
+        """A log that cannot be written (a full disk) ends here; its process goes on."""
+        if self._log is None:
+            return
+        left = memoryview(chunk)
+        try:
+            while left:
+                left = left[self._log.write(left) :]
+        except OSError as error:
+            self._sink(self.name, f"log-stopped path={self._log.name} reason={error}")
+            self._log.close()
+            self._log = None
 
     def close(self) -> None:
         """Reap it (it must be ending), pass on what it said last, close its files. Idempotent."""
@@ -118,7 +149,10 @@ def kill_orphans(token: str, rack: int | None = None) -> int:
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM inside `caught()`, instead of dying of them."""
+    """Counts SIGINT, SIGTERM and SIGHUP inside `caught()`, instead of dying of them.
+
+    A SIGHUP that is ignored (nohup) stays so: the terminal is gone, and the job goes on.
+    """
 
     def __init__(self) -> None:
         self.first = 0
@@ -131,9 +165,10 @@ class Interrupts:
     @contextmanager
     def caught(self) -> Iterator[None]:
         """Raises ValueError off the main thread, where Python delivers no signals."""
-        before = {
-            number: signal.signal(number, self._ring) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._ring) for number in numbers}
         try:
             yield
         finally:

@@ -396,5 +396,6 @@ class Coordinator:
     def _why(self, starting: bool) -> tuple[str, ...]:
         if starting:
             refused = self.admission.refused
-            return tuple(f"rack {rack} was refused: {refused[rack]}" for rack in sorted(refused))
+            absent = [rack for rack in sorted(refused) if rack not in self.views]  # still
+            return tuple(f"rack {rack} was refused: {refused[rack]}" for rack in absent)
         return tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)

@@ -69,6 +69,8 @@ class Leader:
     silent: bool = False
     failure: tuple[str, str] = ("", "")
     progress_ns: int = 0
+    told: tuple[str, ...] = ()
+    """Refusals that `waiting` has named."""
     sent: dict[Peer, Report | RankOrders] = field(default_factory=dict)
     sent_ns: dict[Peer, int] = field(default_factory=dict)
     serial: int = 0
@@ -173,8 +175,11 @@ class Leader:
         if waited_ns > self.options.start_timeout_ns and not self.failure[0]:
             waited = f"after {waited_ns // SECOND} s: {self._start_reason()}"
             self._fail("StartTimeout", waited, effects)
-        elif now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS:
-            self.progress_ns = now_ns
+            return
+        refused = self.orders.why if self.orders and self.orders.missing else ()
+        due = now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS
+        if due or not set(refused) <= set(self.told):  # a refusal is said at once
+            self.progress_ns, self.told = now_ns, refused
             effects.append(
                 Note("waiting", {"for": self._start_reason(), "seconds": waited_ns // SECOND})
             )

@@ -90,7 +90,7 @@ def view_of_rank(
         detail=failure or detail,
         follows=leader.booth.coordinator,
         policy=log.told.policy or leader.hello.policy,
-        why=leader.why() if log.told.begun else (),
+        why=leader.why(),
         doings=_doings(leader, training, now_ns),
     )
 

@@ -117,7 +117,9 @@ def test_a_module_is_started_as_one() -> None:
     command = torchrun_command(job, 1)
     assert command[-4:] == ["-m", "my.training", "--steps", "3"]
     assert command[command.index("--nproc-per-node") + 1] == "2"
-    assert command[command.index("--rdzv-id") + 1] == "story-rack1"
+    assert command[command.index("--rdzv-id") + 1] == "story-rack1-0"
+    again = torchrun_command(job, 1, 2)
+    assert again[again.index("--rdzv-id") + 1] == "story-rack1-2", "a meeting of its own"
 
 
 def test_a_rack_of_one_process_can_do_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +153,11 @@ def test_the_status_is_that_of_the_first_that_failed(
     assert Outcome(racks, witness, interrupted).status == status
 
 
+def test_the_status_is_that_of_the_rack_on_whose_account_all_were_ended() -> None:
+    assert Outcome({0: -15, 1: 7}, 0, culprit=1).status == 7
+    assert Outcome({0: -15, 1: 7}, 0, interrupted=2, culprit=1).status == 130
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -160,7 +167,6 @@ def test_the_status_is_that_of_the_first_that_failed(
         ({"command": ()}, "command"),
         ({"command": ("-m",)}, "command"),
         ({"torchrun": False, "nproc_per_rack": 2}, "torchrun"),
-        ({"torchrun": False, "max_restarts": 1}, "torchrun"),
     ],
 )
 def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field: str) -> None:

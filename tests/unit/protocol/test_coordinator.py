@@ -92,6 +92,15 @@ def test_the_first_difference_is_named_to_the_rack_that_differs() -> None:
     assert len(job.records) == 1, "the right rack 1 is welcome"
 
 
+def test_a_refused_rack_that_came_right_is_no_reason_to_wait_any_more() -> None:
+    job = Job(racks=3)
+    job.hello(0)
+    job.hello(1, facts=(("model", "tiny"), ("steps", "9")))
+    assert len(job.orders[0].why) == 1
+    job.hello(1)
+    assert (job.orders[0].missing, job.orders[0].why) == ((2,), ())
+
+
 def test_the_lowest_rack_is_the_measure_also_when_it_comes_last() -> None:
     job = Job(racks=3)
     job.hello(1)

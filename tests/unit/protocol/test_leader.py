@@ -175,6 +175,18 @@ def test_a_start_without_all_racks_names_those_that_are_missing() -> None:
     assert failure.detail.endswith("rack 0; rack 0 was refused: steps is 9 there and 8 here")
 
 
+def test_a_rack_that_waits_for_a_refused_one_says_so_at_once_and_once() -> None:
+    """It was said after up to five seconds only."""
+    rack, why = Rack(), ("rack 0 was refused: steps is 9 there and 8 here",)
+    (said,) = notes(rack.told(missing=(0,), why=why), "waiting")
+    assert str(said["for"]).endswith(why[0])
+    assert notes(rack.told(missing=(0,), why=why), "waiting") == []
+    assert notes(rack.tick(PROGRESS_NS - 1), "waiting") == []
+    assert len(notes(rack.tick(1), "waiting")) == 1
+    again = ("rack 0 was refused: steps is 7 there and 8 here",)
+    assert len(notes(rack.told(missing=(0,), why=again), "waiting")) == 1, "another reason"
+
+
 def test_a_start_that_waits_says_so_now_and_then() -> None:
     rack = Rack()
     assert notes(rack.tick(PROGRESS_NS - 1), "waiting") == []

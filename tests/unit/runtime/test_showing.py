@@ -153,6 +153,14 @@ def test_a_rack_that_nobody_answers_says_so() -> None:
     assert found.configured == 2
 
 
+def test_a_rack_that_waits_for_a_refused_one_says_why() -> None:
+    """`mend launch` asks for it: without a witness nobody else knows."""
+    rack, why = Rack(), ("rack 0 was refused: steps is 9 there and 8 here",)
+    rack.told(missing=(0,), why=why)
+    found = Shown(rack).view()
+    assert (found.state, found.why) == ("starting", why)
+
+
 def test_a_rack_knows_itself_and_what_it_was_told_of_the_others() -> None:
     rack = Rack(ranks=2, fragments=2).begun()
     for rank, step_ns in enumerate((SECOND // 10, SECOND // 8)):

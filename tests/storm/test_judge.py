@@ -1,0 +1,101 @@
+"""The judge of the storms is shown diaries with one lie each, and sees it. A true one passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.storm.judge import Life, judge, read_lines
+
+
+def line(kind: str, step: int, version: int, **more: Any) -> dict[str, Any]:
+    """Of a rack that trains ten tokens a step; all of version v is merged."""
+    tokens = 10 * step
+    merged = tokens if kind == "end" else 10 * min(step, 2 * version)
+    return {
+        "kind": kind,
+        "step": step,
+        "tokens": tokens,
+        "told_step": step,
+        "told_tokens": tokens,
+        "ledger": [float(merged), float(tokens - merged), 0.0],
+        "versions": [version, version],
+        "digest": f"digest {version}",
+        **more,
+    }
+
+
+def diary(end: int = 3) -> list[dict[str, Any]]:
+    steps = [line("step", step, step // 2) for step in range(1, 6)]
+    return [line("start", 0, 0), *steps, line("end", 5, end, weights=f"weights {end}")]
+
+
+TRUE = [Life(rack=0, life=0, lines=diary()), Life(rack=1, life=0, lines=diary())]
+
+
+def altered(place: int, **more: Any) -> list[Life]:
+    """Rack 1 says something else in one line."""
+    lines = diary()
+    lines[place] = {**lines[place], **more}
+    return [TRUE[0], replace(TRUE[1], lines=lines)]
+
+
+def test_true_diaries_pass() -> None:
+    killed = Life(rack=2, life=0, lines=diary()[:3], code=-9, killed=True)
+    assert judge([*TRUE, killed]) == []
+
+
+@pytest.mark.parametrize(
+    ("lives", "finding"),
+    [
+        (altered(2, digest="other"), "rack 1 life 0 rank 0 has another digest at [1, 1] than rack"),
+        (altered(-1, weights="other"), "has another weights at [3, 3] than rack 0"),
+        (altered(3, told_tokens=20), "at step 3: 30 tokens trained, mend counts 20"),
+        (altered(3, told_step=2), "at step 3: mend counts 2 steps"),
+        (altered(3, ledger=[10.0, 10.0, 0.0]), "are not the 30 tokens trained"),
+        (altered(3, ledger=[40.0, -10.0, 0.0]), "is negative"),
+        (altered(4, versions=[0, 0], digest="digest 0"), "versions [1, 1] became [0, 0]"),
+        (altered(-1, ledger=[40.0, 10.0, 0.0]), "exits 0 with 10 tokens that nobody merged"),
+        ([TRUE[0], replace(TRUE[1], lines=diary(4))], "says that all is merged, with versions [4"),
+        ([TRUE[0], replace(TRUE[1], lines=diary()[:-1])], "did not come to its end"),
+        ([TRUE[0], replace(TRUE[1], lines=[])], "did not come to its end"),
+        ([TRUE[0], replace(TRUE[1], code=1)], "rack 1 life 0 rank 0 exits 1"),
+        ([TRUE[0], replace(TRUE[1], code=None)], "did not end by itself"),
+    ],
+)
+def test_one_lie_is_one_finding_at_least(lives: list[Life], finding: str) -> None:
+    found = judge(lives)
+    assert any(finding in sentence for sentence in found), found
+
+
+def test_equal_versions_of_two_lives_of_one_rack_are_equal_bits() -> None:
+    first = replace(TRUE[1], lines=diary()[:4], code=-9, killed=True)
+    again = [line("start", 0, 1, digest="other"), *diary()[2:]]
+    found = judge([TRUE[0], first, Life(rack=1, life=1, lines=again)])
+    assert any("another digest at [1, 1]" in sentence for sentence in found), found
+
+
+def test_only_the_end_of_a_dead_life_may_have_been_undone() -> None:
+    """Rack 0 decided version 2 alone and died; the others then made another version 2."""
+    undone = [
+        *diary()[:4],
+        line("step", 4, 2, digest="undone"),
+        line("step", 5, 2, digest="undone"),
+    ]
+    dead = Life(rack=0, life=0, lines=undone, code=-9, killed=True, undoable=True)
+    assert judge([dead, TRUE[1]]) == []
+    assert judge([replace(dead, undoable=False), TRUE[1]])
+    in_the_middle = [*undone, line("step", 6, 3)]
+    lives = [replace(dead, lines=in_the_middle), replace(TRUE[1], lines=[*diary()[:-1],
+             line("step", 6, 3), line("end", 6, 3, weights="w")])]  # fmt: skip
+    assert judge(lives)
+
+
+def test_a_line_that_a_dead_process_was_writing_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "diary"
+    assert read_lines(path) == []
+    path.write_text('{"step": 1}\n{"st')
+    assert read_lines(path) == [{"step": 1}]

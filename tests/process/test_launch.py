@@ -342,3 +342,44 @@ def test_a_rack_that_fails_in_a_running_job_ends_nobody_else(tmp_path: Path) -> 
     outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
     assert outcome.racks == {0: 0, 1: 7}, said
     assert not any("not-begun" in line for line in said)
+
+
+ENDS = """
+import os, sys, torch, mend
+way, model = sys.argv[1], torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+mend.mend_init(model, mend.MendConfig(sync_period_steps=8, fragments=2))
+for step in range(20):
+    model(torch.randn(4, 8)).square().mean().backward()
+    if way == "unseen" and os.environ["MEND_RACK"] == "1":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+if way != "forgets" or os.environ["MEND_RACK"] == "0":
+    print("outcome", mend.mend_shutdown(model).outcome)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "status", "outcome"),
+    [("merges", 0, ""), ("unseen", 3, "uncounted"), ("forgets", 3, "aborted")],
+)
+def test_a_job_whose_work_is_not_merged_is_no_success(
+    tmp_path: Path, way: str, status: int, outcome: str
+) -> None:
+    """Every process exits 0; only the launcher can tell."""
+    script, said = tmp_path / "ends.py", list[str]()
+    script.write_text(ENDS)
+    job = Job(command=(str(script), way), torchrun=False, max_restarts=2)
+    ended = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    assert (ended.racks, ended.status) == ({0: 0, 1: 0}, status), said
+    assert "[rack 0] outcome merged" in said
+    assert not any("restart=" in line for line in said)
+    if outcome:
+        assert said[-1].startswith(f"[launch] unmerged rack=1 outcome={outcome} "), said
+        assert any(
+            line.startswith(f"[rack 1] mend: rack 1 rank 0 ended {outcome}") for line in said
+        )

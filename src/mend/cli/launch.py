@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -19,7 +20,9 @@ from mend.cli.begun import Begun
 from mend.cli.links import Link, Net, links
 from mend.cli.ports import LOOPBACK, free_ports
 from mend.cli.processes import RESTART, TOKEN, Child, Interrupts, Sink, kill_orphans, orphans
+from mend.config.sources import OUTCOMES
 from mend.errors import ConfigError
+from mend.runtime.outcome import KEPT, Ended, read_ended
 
 POLL_S = 0.05
 WITNESS_EXIT_S = 5.0
@@ -94,25 +97,33 @@ class Outcome:
     """Exit codes as subprocess gives them (negative: the signal), of a rack its last life's.
 
     `interrupted`: a signal, or 0. `culprit`: the rack on account of which all others were ended.
+    `unmerged`: what racks told that ended with work of theirs not merged.
     """
 
     racks: dict[int, int]
     witness: int | None
     interrupted: int = 0
     culprit: int | None = None
+    unmerged: Mapping[int, Ended] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
         """The interrupt's, else the culprit's, else that of the first rack that failed, else the
-        witness's."""
+        witness's. Of a rack that told of unmerged work and did not crash: UNMERGED_EXIT."""
         codes = [
             -self.interrupted,
             self.racks[self.culprit] if self.culprit is not None else 0,
-            *(self.racks[rack] for rack in sorted(self.racks)),
+            *(self._code(rack) for rack in sorted(self.racks)),
             self.witness or 0,
         ]
         first = next((code for code in codes if code), 0)
         return 128 - first if first < 0 else first
+
+    def _code(self, rack: int) -> int:
+        code, told = self.racks[rack], self.unmerged.get(rack)
+        if told is not None and (code == 0 or (code == 1 and told.outcome in KEPT)):
+            return UNMERGED_EXIT
+        return code
 
 
 # ------------------------------------------------------------------ environment
@@ -243,10 +254,13 @@ class Launch:
         self._environments: list[dict[str, str]] = []
         self._addresses: list[str] = []
         self._net: Net | None = None
+        self._outcomes = Path()
+        """Where ranks tell how they ended."""
 
     def run(self) -> Outcome:
         """Start everything, pass lines and signals on, return when nothing of it is left."""
-        with self._interrupts.caught(), self._linked():
+        with self._interrupts.caught(), self._linked(), tempfile.TemporaryDirectory() as outcomes:
+            self._outcomes = Path(outcomes)
             try:
                 self._start()
                 self._watch_racks()
@@ -257,11 +271,19 @@ class Launch:
                 for child in self._children():
                     child.signal(signal.SIGKILL)
                     child.close()
+            unmerged = self._unmerged()
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
         if (rack := self.culprit) is not None:
             self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
+        for rack, told in unmerged.items():
+            self._say(f'unmerged rack={rack} outcome={told.outcome} why="{told}"')
         witness = self.witness.process.returncode if self.witness is not None else None
-        return Outcome(codes, witness, self._interrupts.first, self.culprit)
+        return Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
+
+    def _unmerged(self) -> dict[int, Ended]:
+        """Of each rack the first rank whose work was not merged, as its newest life told it."""
+        told = [ended for ended in read_ended(self._outcomes) if not ended.good]
+        return {ended.rack: ended for ended in reversed(told)}
 
     @contextmanager
     def _linked(self) -> Iterator[None]:
@@ -307,6 +329,9 @@ class Launch:
     def _life(self, rack: int) -> Child:
         job, restart = self.job, self._restarts[rack]
         environment = {**self._environments[rack], RESTART: str(restart)}
+        environment[OUTCOMES] = str(self._outcomes)
+        for former in self._outcomes.glob(f"rack{rack}-*"):
+            former.unlink()
         command = torchrun_command(job, rack, restart)
         if not job.torchrun:
             command, environment = plain_command(job), {**environment, **PLAIN, **job.env}
@@ -365,7 +390,9 @@ class Launch:
                 self.racks[rack] = self._life(rack)
 
     def _failed(self, rack: int) -> bool:
-        return self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
+        told = self._unmerged().get(rack)
+        kept = told is not None and told.outcome in KEPT  # its weights are the only copy
+        return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
 
     def _may_restart(self, rack: int) -> bool:
         """Whether a rack that has ended is started again, which tells the others that its former

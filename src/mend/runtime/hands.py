@@ -31,7 +31,10 @@ def from_outside(close: Callable[[], None]) -> None:
 
 
 class Hands:
-    """`count` threads called `name`, each of which begins with `begin`. Any thread may submit."""
+    """`count` threads called `name`, each of which begins with `begin`. Any thread may submit.
+
+    They start with the first job: a witness, which has none, must not load what `begin` loads.
+    """
 
     def __init__(self, count: int, name: str, begin: Callable[[], None]) -> None:
         self._begin, self._closed = begin, False
@@ -41,8 +44,7 @@ class Hands:
             threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
             for number in range(count)
         ]
-        for thread in self._threads:
-            thread.start()
+        self._starting = threading.RLock()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Cancelled at once where the end has begun."""
@@ -50,8 +52,15 @@ class Hands:
         if self._closed:
             future.cancel()
         else:
+            self._start()
             self._jobs.put((future, job))
         return future
+
+    def _start(self) -> None:
+        with self._starting:
+            for thread in self._threads:
+                if thread.ident is None:
+                    thread.start()
 
     def close(self, limit_s: float) -> list[str]:
         """Cancel what has not begun, and wait for what has. Returns the names of threads that are
@@ -68,7 +77,8 @@ class Hands:
             self._jobs.put(None)
         deadline_s = time.monotonic() + limit_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _work(self) -> None:

@@ -36,6 +36,9 @@ WORDS = {
 
 GOOD = frozenset({"running", "merged", "left-early", "local"})
 
+KEPT = frozenset({"left-alone", "kept-local", "uncounted", "not-exchanged"})
+"""The rack ended in order, and what nobody merged is in its weights only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -126,15 +129,29 @@ def tell_end(
         note("ended", fields)
     else:
         note("ended-unmerged", fields)
-        if not _last_lines:
-            atexit.register(_say_last)
-        _last_lines[me] = f"mend: rack {me.rack} rank {me.rank} ended {ended}"
+        _last_lines.add(me, f"mend: rack {me.rack} rank {me.rank} ended {ended}")
 
 
-_last_lines: dict[Peer, str] = {}
+class _LastLines:
+    """One line per rank of this process, written when the process ends. A rank that ends so late
+    that this is over, because its model lived as long as the process, is written at once."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Peer, str] = {}
+        self._over = False
+        atexit.register(self._write)
+
+    def add(self, me: Peer, line: str) -> None:
+        self._lines[me] = line
+        if self._over:
+            self._write()
+
+    def _write(self) -> None:
+        self._over = True
+        for line in self._lines.values():
+            with contextlib.suppress(OSError, ValueError):  # stderr is closed
+                sys.stderr.write(f"{line}\n")
+        self._lines.clear()
 
 
-def _say_last() -> None:
-    for line in _last_lines.values():
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed
-            sys.stderr.write(f"{line}\n")
+_last_lines = _LastLines()

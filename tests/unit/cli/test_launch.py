@@ -23,6 +23,7 @@ from mend.cli.launch import (
 from mend.cli.processes import TOKEN
 from mend.config import MendConfig
 from mend.errors import ConfigError
+from mend.runtime.outcome import Ended
 
 JOB = Job(command=("train.py", "--lr", "3"), racks=2, nproc_per_rack=2, job_id="story")
 PORTS = [5001, 5002, 5003]
@@ -156,6 +157,24 @@ def test_the_status_is_that_of_the_first_that_failed(
 def test_the_status_is_that_of_the_rack_on_whose_account_all_were_ended() -> None:
     assert Outcome({0: -15, 1: 7}, 0, culprit=1).status == 7
     assert Outcome({0: -15, 1: 7}, 0, interrupted=2, culprit=1).status == 130
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "status"),
+    [
+        (0, "kept-local", 3),
+        (0, "aborted", 3),
+        (1, "kept-local", 3),
+        (1, "aborted", 1),
+        (-9, "kept-local", 137),
+        (7, "uncounted", 7),
+    ],
+)
+def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, status: int) -> None:
+    """It crashed: that comes first. `session` raised NotMerged: that is 1, and means 3."""
+    told = {1: Ended(1, 0, word)}
+    assert Outcome({0: 0, 1: code}, 0, unmerged=told).status == status
+    assert Outcome({0: 0, 1: code}, 0, interrupted=2, unmerged=told).status == 130
 
 
 @pytest.mark.parametrize(

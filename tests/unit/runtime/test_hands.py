@@ -35,6 +35,7 @@ def test_every_thread_begins_as_it_was_told() -> None:
         both.wait()
 
     made = Hands(2, "mend-test", begin)
+    made.submit(lambda: None)
     both.wait()
     assert made.close(30) == []
     assert sorted(begun) == ["mend-test_0", "mend-test_1"]
@@ -90,3 +91,15 @@ def test_who_closes_is_none_of_those_that_are_closed() -> None:
     assert by == ["mend-end"]
     from_outside(close)
     assert by[1:] == [threading.current_thread().name]
+
+
+def test_threads_start_with_the_first_job() -> None:
+    """The witness has no jobs; its worker loaded torch beside what it was doing, and ended it."""
+    begun: list[str] = []
+    hands = Hands(2, "mend-test", lambda: begun.append("begun"))
+    assert hands.close(1.0) == []
+    assert begun == []
+    hands = Hands(2, "mend-test", lambda: begun.append("begun"))
+    assert hands.submit(lambda: 5).result(10) == 5
+    assert hands.close(10.0) == []
+    assert begun == ["begun"] * 2

@@ -37,7 +37,20 @@ class GaveUp(MendError):
 
 
 class NonFinite(MendError):
-    """A rack's own delta holds NaN or Inf; it is refused at its own rack."""
+    """A rack's own delta holds NaN, Inf or a magnitude that fp32 cannot square; it is refused at
+    its own rack."""
+
+
+class Unmergeable(MendError):
+    """A merge would give no numbers. `positions`: the members whose payloads are to blame."""
+
+    def __init__(self, text: str, positions: tuple[int, ...]) -> None:
+        self.positions = positions
+        super().__init__(text)
+
+
+class Diverged(MendError):
+    """This rack's weights hold NaN, Inf or absurd numbers; the others go on without it."""
 
 
 class WireError(MendError):

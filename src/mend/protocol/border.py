@@ -49,6 +49,7 @@ def report_misfit(report: Report, member: Member, policy: Policy) -> str:
     if any(offer.member != member for offer in report.offers):
         return "an offer in the name of another rack"
     numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
+    numbers += [bad.offer.fragment for bad in report.bad]
     if any(len(held.digests) != ranks for held in report.held):
         return "a result without one digest per rank"
     return _offers_misfit(report.offers, fragments, ranks) or _numbers_misfit(numbers, fragments)
@@ -62,6 +63,7 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
         return "a result without its digest"
     numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
     numbers += [partial.fragment for partial in report.partials]
+    numbers += [bad.offer.fragment for bad in report.bad]
     return _numbers_misfit(numbers, fragments)
 
 

@@ -15,6 +15,8 @@ from mend.protocol.border import orders_misfit, rank_report_misfit
 from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.protocol.log import Log
 from mend.protocol.messages import (
+    BAD_MAX,
+    Bad,
     Declined,
     Held,
     Hello,
@@ -263,6 +265,7 @@ class Leader:
             hurry=complete and any(rank.hurry for rank in ranks),
             idle=complete and all(rank.idle for rank in ranks),
             gone=gone,
+            bad=_bad(ranks),
         )
 
     def _versions(self) -> tuple[int, ...]:
@@ -308,6 +311,7 @@ class Leader:
                     steps=head.steps,
                     checksums=tuple(part.checksum for part in parts),
                     applied=min(part.applied for part in parts),
+                    norm=max(part.norm for part in parts),
                 )
             )
         return tuple(offers)
@@ -366,6 +370,13 @@ def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
     """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
     parts = [part for rank in ranks for part in rank.parts]
     return tuple(sorted({p.fragment for p in parts if not p.checksum and not p.declined}))
+
+
+def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:
+    """What any rank has found; of several that found the same, the first speaks."""
+    found = {bad.offer: bad for rank in reversed(ranks) for bad in rank.bad}
+    ordered = sorted(found, key=lambda offer: (offer.member, offer.fragment, offer.seq))
+    return tuple(found[offer] for offer in ordered)[:BAD_MAX]
 
 
 def _in_all(lists: list[tuple[OfferId, ...]]) -> tuple[OfferId, ...]:

@@ -199,8 +199,8 @@ class Rank:
                 self._free(member, fragment, seq)
             case ev.Forget(fragment, version, attempt):
                 self._forget(fragment, version, attempt)
-            case ev.Discard(fragment, seq):
-                self.board.discard(fragment, seq)
+            case ev.Discard(fragment, seq, bad):
+                self.board.discard(fragment, seq, bad)
             case ev.Note(kind, fields):
                 self.edge.note(kind, fields)
                 if kind in ("differs", "fault"):
@@ -238,7 +238,7 @@ class Rank:
             else:
                 offer.pend_N = result.pend
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
-                self.tell(ev.Encoded(fragment, seq, result.checksum))
+                self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm))
 
         self.edge.work(job, done)
 

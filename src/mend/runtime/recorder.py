@@ -27,6 +27,8 @@ LOUD = frozenset(
         "fault",
         "differs",
         "declined",
+        "diverged",
+        "drop",
         "coordinator-silent",
         "coordinator-back",
         "takes-over",

@@ -84,7 +84,8 @@ class Trainer(Rounds):
 
         It leaves together with the other racks, or alone after shutdown_timeout_s. A rack that has
         to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
-        that work, and throwing it away would lose it without a trace.
+        that work, and throwing it away would lose it without a trace. Raises Diverged if its
+        weights are no numbers.
         """
         limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
@@ -97,12 +98,12 @@ class Trainer(Rounds):
         yield from self._try_drain(max(0, deadline_ns - self._now_ns()))
         self._post(Leaving())
         yield from self._leave(max(deadline_ns, self._now_ns()))
-        finite = yield from self._agree_and_apply([], self._finite())
-        unmerged = sum(
-            self.tokens - track.tokens_mark
-            for track, fine in zip(self.tracks, finite, strict=True)
-            if fine
-        )
+        wrong = [self._unsound(track) for track in self.tracks]
+        fine = yield from self._agree_and_apply([], [int(not each) for each in wrong])
+        if not all(fine):
+            fragment = fine.index(0)
+            raise self._diverged(fragment, wrong[fragment])
+        unmerged = sum(self.tokens - track.tokens_mark for track in self.tracks)
         anywhere = yield from self._agree_and_apply([], [-unmerged])
         if not self.board.finished:
             why = list(self.board.why)
@@ -153,15 +154,6 @@ class Trainer(Rounds):
             yield from self.drain(limit_ns)
         except GaveUp as error:
             self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
-
-    def _finite(self) -> list[int]:
-        """1 per fragment whose weights on this rank are worth keeping: none is NaN or infinite."""
-        found = []
-        for track in self.tracks:
-            theta_N = self._buffers.empty(track.owned.numel)
-            track.view.read(track.owned, theta_N)
-            found.append(int(theta_N.isfinite().all()))
-        return found
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)

@@ -71,14 +71,15 @@ def values_of(annotation: Any, meta: msgspec.Meta | None = None) -> st.SearchStr
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is tuple:
         return st.tuples(*(values_of(each) for each in arguments))
-    if annotation is type(None):
-        return st.none()
+    if annotation in (bool, type(None)):
+        return st.booleans() if annotation is bool else st.none()
     if annotation is int:
         low = meta.ge if meta and meta.ge is not None else -(2**63)
         high = meta.le if meta and meta.le is not None else 2**63
         return st.integers(int(low), int(high))
-    if annotation is bool:
-        return st.booleans()
+    if annotation is float:
+        assert meta is not None, "a float without limits may be NaN"
+        return st.floats(meta.ge, meta.lt, exclude_max=True)
     if annotation is bytes:
         return st.binary(max_size=40)
     if annotation is str:

@@ -12,12 +12,21 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.errors import PlanMismatch, TransferStalled, WorkerFailed
+from mend.errors import Diverged, PlanMismatch, TransferStalled, WorkerFailed
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.protocol import events as ev
 from mend.protocol.learner import Learner
-from mend.protocol.messages import Gather, Message, Offer, RankReport, Record
+from mend.protocol.messages import (
+    Drop,
+    Ended,
+    Gather,
+    Message,
+    Offer,
+    OfferId,
+    RankReport,
+    Record,
+)
 from mend.protocol.pulls import RETRY_NS_MAX
 from mend.protocol.shelf import LearnerOptions
 from mend.runtime.handoff import Board
@@ -245,6 +254,69 @@ def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
     assert story.board.failure is None
 
 
+@pytest.mark.parametrize("merge", ["mean", "rda"])
+def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_more(
+    merge: str,
+) -> None:
+    story, bad = Story(merge=merge), torch.tensor([0.5, float("nan"), 0.5, 0.5])
+    made = theirs_of(bad)
+    story.told(offers=(made,))
+    story.arrived(made, bad)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held == ()
+    (found,) = report.bad
+    assert found.offer == OfferId(THEIRS, 0, 1)
+    assert "NaN, Inf or magnitudes of inf" in found.reason
+    story.later()
+    assert len(story.edge.noted("merge-failed")) == 1, "it is not tried again"
+    story.told(Drop(0, (Ended(THEIRS, 1),), "rack 0 has diverged", diverged=True))
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.bad == ()
+    assert story.rank.payloads == {}
+
+
+def test_who_spoils_a_payload_himself_blames_nobody() -> None:
+    """A bit flips in this rack's memory: the sender's bytes were good, so he must not end."""
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.rank.payloads[(THEIRS, 0, 1)].view(torch.float32)[2] = float("nan")
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.bad == ()
+    assert [note["error"] for note in story.edge.noted("fetch-failed")] == [
+        "its bytes changed in memory"
+    ]
+    story.later()
+    story.arrived(made, delta)
+    story.later()
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
+
+
+def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
+    """Version 0 was NaN already: no member is to blame, and there is nothing to merge onto."""
+    story, delta = Story(first=float("nan"), theirs=float("nan")), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    assert isinstance(story.board.failure, Diverged)
+    assert "rack 1, fragment 0, version 0: the anchor itself" in str(story.board.failure)
+
+
+def test_an_own_offer_that_the_log_calls_bad_is_told_to_the_training_thread() -> None:
+    story = Story()
+    story.told(Drop(0, (Ended(MINE, 1),), "rack 1 has diverged: NaN", diverged=True))
+    assert story.board.panels[0].discarded == {1: "rack 1 has diverged: NaN"}
+
+
 # -------------------------------------------------------------- own captures
 
 
@@ -280,7 +352,7 @@ def test_a_capture_with_nan_is_refused_at_home() -> None:
     assert "element 1 of the delta" in story.edge.noted("declined")[0]["reason"]
     assert "element 1" in story.board.last_error
     story.told(discarded=((0, 1),))
-    assert story.board.panels[0].discarded == {1}
+    assert story.board.panels[0].discarded == {1: ""}
 
 
 def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:

@@ -57,6 +57,18 @@ class WireError(MendError):
     """A frame from the network is not a message of this protocol."""
 
 
+class OtherVersion(WireError):
+    """A frame of a mend that speaks another version of the wire format."""
+
+    def __init__(self, theirs: int, ours: int, job: str, rack: int, address: str) -> None:
+        self.job, self.rack, self.address = job, rack, address
+        who = "the witness" if rack == 0xFFFF else f"rack {rack}"
+        super().__init__(
+            f"{who} speaks wire version {theirs}, this is version {ours}; run the same mend on all "
+            "racks and the witness"
+        )
+
+
 class TransportError(MendError):
     """Root of what a socket may do to us."""
 

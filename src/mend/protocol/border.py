@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from mend.protocol.epochs import count_of
 from mend.protocol.messages import (
+    RECORDS_FORMAT,
     Commit,
     Drop,
     Gather,
@@ -74,10 +75,19 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
     if first is not None and not begun and not isinstance(first, Genesis):
         return "a log that does not begin with Genesis"
     return (
-        _records_misfit(orders.records, fragments, ranks)
+        format_misfit(orders.records)
+        or _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
     )
+
+
+def format_misfit(records: Iterable[Record]) -> str:
+    """Records that another mend means otherwise."""
+    for record in records:
+        if isinstance(record, Genesis) and record.format != RECORDS_FORMAT:
+            return f"a log of format {record.format}, this mend reads format {RECORDS_FORMAT}"
+    return ""
 
 
 def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:

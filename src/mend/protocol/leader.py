@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass, field
 from msgspec.structs import replace
 
 from mend.protocol.booth import Booth, ways_to_leaders
-from mend.protocol.border import orders_misfit, rank_report_misfit
+from mend.protocol.border import format_misfit, orders_misfit, rank_report_misfit
 from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.protocol.log import Log
 from mend.protocol.messages import (
@@ -122,8 +122,12 @@ class Leader:
         if isinstance(body, RankReport):
             self._on_rank(event, body, now_ns)
         elif isinstance(body, Orders) and self.booth.addressed(event.peer, body):
-            if not orders_misfit(body, self.hello, self.log.written.begun):
+            misfit = orders_misfit(body, self.hello, self.log.written.begun)
+            if not misfit:
                 self._on_orders(event.peer, event.incarnation, body, now_ns, effects)
+            elif format_misfit(body.records) and not self.failure[0]:
+                remedy = "Run the same mend on all racks and the witness."
+                self._fail("Refused", f"the coordinator has {misfit}. {remedy}", effects)
         elif isinstance(body, Prepare):
             vote = self.booth.asked(event.peer, body, now_ns)
             if vote is not None:

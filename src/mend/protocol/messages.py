@@ -50,6 +50,9 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 
 BAD_MAX = 1024
 
+RECORDS_FORMAT = 2
+"""What the records of a log mean; another one is refused by name. 1: shares without norms."""
+
 
 class Word(Struct, frozen=True, array_like=True):
     """Base of everything that travels inside a message."""
@@ -144,6 +147,8 @@ class Genesis(Word, frozen=True, tag=1):
     policy: Policy
     plan: Hex
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    format: Count = RECORDS_FORMAT
+    """Of this and all records behind it."""
 
 
 class Commit(Word, frozen=True, tag=2):

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from mend import errors
-from mend.errors import ConfigError, MendError, NonFinite, WorkerFailed
+from mend.errors import (
+    ConfigError,
+    MendError,
+    NonFinite,
+    OtherVersion,
+    Refused,
+    WorkerFailed,
+)
 from mend.protocol import events as ev
 from mend.protocol.coordinator import Coordinator
 from mend.protocol.leader import Leader
@@ -32,7 +39,7 @@ from mend.protocol.messages import (
     Report,
     Vote,
 )
-from mend.runtime.edge import Edge
+from mend.runtime.edge import Edge, Foreigners
 from mend.runtime.handoff import Board
 from mend.runtime.inbox import Inbox
 from mend.runtime.merging import Merging, said
@@ -113,6 +120,7 @@ class Rank:
         self._merging = Merging(self, tensors)
         self._give = Inbox(roles.name, edge.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
+        self._foreigners = Foreigners(edge)
         for fragment, anchor in enumerate(genesis):
             edge.serve(self._state_key(fragment, anchor), anchor.view())
 
@@ -148,6 +156,8 @@ class Rank:
 
     def tick(self) -> None:
         """Let every machine look at the clock whose deadline has passed."""
+        if not self.board.begun and self._foreigners.settled():
+            self.board.fail(Refused(self._foreigners.said))
         now_ns = self.edge.now_ns()
         for machine in self._machines():
             due = machine.deadline_ns()
@@ -157,6 +167,12 @@ class Rank:
     def crashed(self, error: MendError) -> None:
         """The loop stopped; whoever waits must know."""
         self.board.fail(error)
+
+    def foreign(self, found: OtherVersion) -> None:
+        """No member of a running job is moved by it; who waits for the start waits in vain."""
+        leader = self.roles.leader
+        self._foreigners.met(found, leader.options.peers if leader and not self.board.begun else ())
+        self.board.last_error = str(found)
 
     def deadline_ns(self) -> int | None:
         dues = [due for machine in self._machines() if (due := machine.deadline_ns()) is not None]

@@ -14,6 +14,7 @@ from mend.protocol.events import Connect, Effect, Fail, Heard, Send, Sum, Summed
 from mend.protocol.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.protocol.log import Log
 from mend.protocol.messages import (
+    RECORDS_FORMAT,
     Bad,
     Epoch,
     Gather,
@@ -327,6 +328,17 @@ def test_partials_of_fragments_that_are_not_there_are_not_heard() -> None:
     rack = Rack().begun()
     effects = rack.say(0, partials=(Partial(7, 1, 1, b"a"),))
     assert not any(isinstance(e, Sum) for e in effects)
+
+
+def test_a_log_of_another_format_is_refused_by_name() -> None:
+    rack = Rack()
+    effects = rack.told(replace(genesis(), format=RECORDS_FORMAT + 1))
+    (fail,) = [e for e in effects if isinstance(e, Fail)]
+    assert fail.kind == "Refused"
+    said = f"a log of format {RECORDS_FORMAT + 1}, this mend reads format {RECORDS_FORMAT}"
+    assert said in fail.detail
+    assert "Run the same mend" in fail.detail
+    assert not rack.machine.log.written.begun
 
 
 # -------------------------------------------------------------- captures that give no offer

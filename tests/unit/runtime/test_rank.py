@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.errors import Diverged, PlanMismatch, TransferStalled, WorkerFailed
+from mend.errors import (
+    Diverged,
+    OtherVersion,
+    PlanMismatch,
+    Refused,
+    TransferStalled,
+    WorkerFailed,
+)
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.protocol import events as ev
@@ -29,6 +36,7 @@ from mend.protocol.messages import (
 )
 from mend.protocol.pulls import RETRY_NS_MAX
 from mend.protocol.shelf import LearnerOptions
+from mend.runtime.edge import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor, Numerics
 from mend.runtime.rank import Rank, Roles
@@ -361,6 +369,49 @@ def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:
     captured(story, torch.zeros(N + 1))  # of another size than its anchor
     assert isinstance(story.board.failure, WorkerFailed)
     assert story.board.failure.__cause__ is not None
+
+
+# -------------------------------------------------------------- another version
+
+
+def test_a_rack_that_waits_for_the_start_ends_when_another_version_keeps_talking() -> None:
+    story, found = Story(), OtherVersion(3, 2, "job", 0, "")
+    for _ in range(FOREIGN_FRAMES):
+        story.rank.tick()
+        assert story.board.failure is None, "the other must hear it first"
+        story.rank.foreign(found)
+    story.later(FOREIGN_NS)
+    assert isinstance(story.board.failure, Refused)
+    assert "rack 0 speaks wire version 3, this is version 2" in str(story.board.failure)
+
+
+def test_one_late_frame_of_another_version_ends_nobody() -> None:
+    story = Story()
+    story.rank.foreign(OtherVersion(3, 2, "job", 0, ""))
+    story.later(10 * FOREIGN_NS)
+    assert story.board.failure is None
+
+
+def test_two_versions_do_not_answer_each_other_without_end() -> None:
+    """Each answer is a frame of another version to the other side."""
+    edge = HandEdge()
+    foreigners = Foreigners(edge)  # type: ignore[arg-type]
+    for _ in range(100):
+        foreigners.met(OtherVersion(3, 2, "job", 7, ""), [Peer(1, 0), Peer(7, 0)])
+    assert [to for to, _ in edge.sent] == [Peer(7, 0), Peer(1, 0)]
+    edge.now += FOREIGN_GAP_NS
+    foreigners.met(OtherVersion(3, 2, "job", 7, ""))
+    assert len(edge.sent) == 3
+
+
+def test_a_running_job_is_not_moved_by_another_version() -> None:
+    story = Story()
+    story.told()
+    for _ in range(2 * FOREIGN_FRAMES):
+        story.rank.foreign(OtherVersion(3, 2, "job", 0, ""))
+        story.later(FOREIGN_NS)
+    assert story.board.failure is None
+    assert "wire version 3" in story.board.last_error
 
 
 # -------------------------------------------------------------- what people are told

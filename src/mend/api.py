@@ -16,7 +16,7 @@ from torch import nn
 from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
-from mend.errors import ConfigError, MendError, NotMerged, UsageError
+from mend.errors import ConfigError, Diverged, MendError, NotMerged, UsageError
 from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
 from mend.mesh import rack_of
@@ -134,7 +134,8 @@ def session(
     """mend_init now, mend_shutdown at the end.
 
     On an exception (also Ctrl-C) leave at once and keep the weights. Raises NotMerged at the end
-    when work of this rack was not merged; the model then holds its own weights.
+    when work of this rack was not merged, Diverged when its weights are no numbers; the model then
+    holds its own weights.
     """
     runtime = mend_init(model, config, optimizer, mesh=mesh)
     try:
@@ -143,6 +144,8 @@ def session(
         runtime.abort()
         raise
     status = runtime.shutdown(keep_local=keep_local)
+    if status.outcome == "diverged":
+        raise Diverged(status.outcome_detail)
     if status.outcome not in GOOD:
         raise NotMerged(
             f"rack {status.rack} ended {Outcome(status.outcome, status.outcome_detail)}; "
@@ -353,7 +356,8 @@ class Runtime:
             refusal = self._steps.finish() if self.config.exchange else None
             self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
         except MendError as error:
-            trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+            word = "diverged" if isinstance(error, Diverged) else "failed"
+            trainer.outcome = Outcome(word, f"{type(error).__name__}: {error}")
 
     def abort(self) -> None:
         """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent; any

@@ -37,7 +37,20 @@ class GaveUp(MendError):
 
 
 class NonFinite(MendError):
-    """A rack's own delta holds NaN or Inf; it is refused at its own rack."""
+    """A rack's own delta holds NaN, Inf or a magnitude that fp32 cannot square; it is refused at
+    its own rack."""
+
+
+class Unmergeable(MendError):
+    """A merge would give no numbers. `positions`: the members whose payloads are to blame."""
+
+    def __init__(self, text: str, positions: tuple[int, ...]) -> None:
+        self.positions = positions
+        super().__init__(text)
+
+
+class Diverged(MendError):
+    """This rack's weights hold NaN, Inf or absurd numbers; the others go on without it."""
 
 
 class NotMerged(MendError):
@@ -46,6 +59,18 @@ class NotMerged(MendError):
 
 class WireError(MendError):
     """A frame from the network is not a message of this protocol."""
+
+
+class OtherVersion(WireError):
+    """A frame of a mend that speaks another version of the wire format."""
+
+    def __init__(self, theirs: int, ours: int, job: str, rack: int, address: str) -> None:
+        self.job, self.rack, self.address = job, rack, address
+        who = "the witness" if rack == 0xFFFF else f"rack {rack}"
+        super().__init__(
+            f"{who} speaks wire version {theirs}, this is version {ours}; run the same mend on all "
+            "racks and the witness"
+        )
 
 
 class TransportError(MendError):

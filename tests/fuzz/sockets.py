@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import xxhash
 import zmq
 
-from mend.errors import MendError, TransportError
+from mend.errors import MendError, OtherVersion, TransportError
 from mend.protocol import wire
 from mend.protocol.booth import Booth, WitnessBooth
 from mend.protocol.coordinator import Coordinator
@@ -312,3 +312,7 @@ class Ear:
     def crashed(self, error: MendError) -> None:
         self.failure = error
         self.marked.set()
+
+    def foreign(self, found: OtherVersion) -> None:
+        for witness in self._witnesses:
+            witness.foreign(found)

@@ -1,10 +1,19 @@
-"""train.py as another version of mend would run it."""
+"""train.py as another version of mend would run it; with OTHER_WIRE in the environment, one that
+speaks another wire format, too."""
 
 from __future__ import annotations
 
+import os
+
+from mend.protocol import wire
 from mend.runtime import parts
 from tests.process import train
 
 if __name__ == "__main__":
     setattr(parts, "VERSION", "99.0")  # noqa: B010  # mypy: another module's name
+    if os.environ.get("OTHER_WIRE"):
+        wire.VERSION = 99
+        setattr(wire, "_HEAD", wire.MAGIC + bytes([99]))  # noqa: B010
+        wire.framed.__defaults__ = (wire._HEAD,)
+        wire.body_of.__defaults__ = (wire._HEAD, wire.FRAME_BYTES_MAX)
     train.main()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Result
+from tests.process.racks import Job, Result, environment
 
 CONFIG: dict[str, Any] = {
     "fragments": 2,
@@ -72,6 +75,53 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
     assert all(map(math.isfinite, losses(ill)[9:]))
     assert "of the delta is nan" in ill.status["last_error"]
     assert ill.status["ledger"]["open"] == 0
+
+
+SPOILT: dict[str, tuple[list[list[Any]], str]] = {
+    "nan in the weights": ([["poison"]], " holds nan"),
+    "1e30 in the weights": ([["jump", 1e30]], " holds "),
+    "1e7 in the weights": ([["jump", 1e7]], "its weights moved by"),
+    "nan in the payload": ([["spoil", float("nan")]], "its payload holds NaN, Inf or magnitudes"),
+    "1e30 in the payload": ([["spoil", 1e30]], "its payload holds NaN, Inf or magnitudes"),
+}
+"""What a script does to its rack, and what it is told."""
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "merge"), [*((name, "mean") for name in SPOILT), ("nan in the payload", "rda")]
+)
+def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
+    jobs: Jobs, spoilt: str, merge: str
+) -> None:
+    """All three were NaN one round later, and ended with exit status 0."""
+    acts, told = SPOILT[spoilt]
+    job = jobs(racks=3)
+    config = {**CONFIG, "merge": merge, "shutdown_timeout_s": 20}
+    gate = job.gate()
+    for rack in (0, 1):  # they must not be through before rack 2 is
+        job.start(rack, steps=60, config=config, at={"56": [["gate", gate]]})
+    job.start(2, steps=60, config=config, at={"44": acts})
+    assert job.ended(2) != 0
+    Path(gate).touch()
+    for rack in (0, 1):
+        job.ended(rack, code=0)
+    kind, text = job.told(2)["error"]
+    assert kind == "Diverged"
+    assert text.startswith("rack 2, fragment ")
+    assert told in text
+    assert "Start it again" in text
+    zero, one = job.result(0), job.result(1)
+    assert zero.weights == one.weights
+    assert zero.digest == one.digest
+    floats = [w for tensor in zero.weights.values() for w in tensor]
+    values = struct.unpack(f">{len(floats)}f", struct.pack(f">{len(floats)}i", *floats))
+    assert all(abs(value) < 100 for value in values), "NaN would fail this, too"
+    assert 2 not in [member["rack"] for member in zero.commits[-1]["members"]]
+    if told.startswith("its"):  # the others have found it, so it is in the log
+        argv = [sys.executable, "-m", "mend.cli", "explain", job.events_folder]
+        env = environment(COLUMNS="400")
+        said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+        assert re.search(rf"drop .*rack 2 has diverged: {told}", said), said
 
 
 def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mend.protocol.wire import VERSION
 from tests.process.conftest import Jobs
 from tests.process.racks import Forked, Job
 
@@ -50,6 +51,38 @@ def test_a_rack_that_differs_hears_the_first_difference(
     job.start(1, **{"config": CONFIG, **other})
     assert job.ended(1) == 1
     refused(job, 1, "PlanMismatch", "rack 1 differs from rack 0", difference)
+
+
+@pytest.mark.parametrize("witness", [False, True])
+def test_racks_that_speak_two_wire_formats_both_say_so(jobs: Jobs, witness: bool) -> None:
+    """Each counted the other's frames, and waited until the start timed out."""
+    job = jobs(witness=witness)
+    job.start(0, config=CONFIG)
+    job.start(1, config=CONFIG, script="tests.process.stranger", env={"OTHER_WIRE": "1"})
+    remedy = "run the same mend on all racks"
+    for rack in range(2):
+        assert job.ended(rack) == 1
+    ours = f"rack 1 speaks wire version 99, this is version {VERSION}"
+    refused(job, 0, "Refused", ours, remedy)
+    refused(job, 1, "Refused", f"speaks wire version {VERSION}, this is version 99", remedy)
+    if witness:
+        assert job.witness_event("refused", rack=1)["cause"] == "version"
+
+
+def test_a_rack_of_another_wire_format_does_not_move_a_running_job(job: Job) -> None:
+    config = {**CONFIG, "sideband_heartbeat_ms": 20}
+    for rack in range(2):
+        job.start(rack, config=config, at={"2": [["gate", job.gate()]]})
+    job.event(0, "genesis")
+    env = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": "", "OTHER_WIRE": "1"}
+    script = "tests.process.stranger"
+    late = job.start(1, name="late", config=config, env=env, script=script)
+    assert isinstance(late, Forked)
+    assert late.wait() == 1
+    refused(job, 1, "Refused", f"rack 0 speaks wire version {VERSION}", name="late")
+    Path(job.gate()).touch()
+    for rack in (0, 1):
+        job.ended(rack, code=0)
 
 
 def test_a_rack_that_waits_for_a_refused_one_hears_why(job: Job) -> None:

@@ -211,6 +211,17 @@ class Acts:
         self._healthy = values, copy.deepcopy(self.optimizer.state_dict())
         next(self.model.parameters()).data.fill_(float("nan"))
 
+    def jump(self, far: float) -> None:
+        """Weights become this number: finite, and absurd."""
+        next(self.model.parameters()).data.fill_(far)
+
+    def spoil(self, value: float) -> None:
+        """From here on the bytes of offers are this number, behind mend's own check of them."""
+        from mend.sim.numbers import Spoiler
+
+        numerics = self.runtime._rank.numerics
+        numerics.__class__, numerics._spoils = Spoiler, lambda: value
+
     def repair(self) -> None:
         """Weights and momentum are again what they were before."""
         assert self._healthy is not None

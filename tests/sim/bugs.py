@@ -300,6 +300,21 @@ BUGS = (
         (LEARNER, "if p in self.parts and (self.member, self.parts[p].seq) in named:",
          "if p in self.parts and named is None:"),
     ),
+    _bug(
+        "31",
+        "receivers merge whatever has the right checksum",
+        ("runtime/numerics.py", "if not _sound(values):", "if not len(runs):"),
+    ),
+    _bug(
+        "31b",
+        "what receivers have found bad is nothing to the coordinator",
+        (ROUND, "if scene.bad:", "if scene.bad and not scene.offers:"),
+    ),
+    _bug(
+        "31c",
+        "a rack whose offer was bad is told that it was too old",
+        (LEARNER, 'bad = record.reason if record.diverged else ""', 'bad = record.reason[:0]'),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

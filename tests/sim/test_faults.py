@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from mend.errors import Diverged
 from mend.sim import WITNESS, Report, World
 from mend.sim.faults import KINDS
+from mend.sim.process import Training
 from mend.terms import MS, SECOND, Peer
 
 LONG = {"steps": 36, "step_ns": 50 * MS, "shutdown_ns": 40 * SECOND}
@@ -32,6 +34,8 @@ BREAKS: dict[str, Break] = {
     "slow_worker": lambda w: w.slow_worker(0, 0.2, at=0.2, until=1.0),
     "flip_bytes": lambda w: w.flip(0, 60, at=0.2, until=1.5),
     "flip_frames": lambda w: w.flip(1, 50, frames=True, at=0.2, until=1.5),
+    "nan": lambda w: w.spoil(2, at=0.2, until=1.5),
+    "huge": lambda w: w.spoil(2, huge=True, at=0.2, until=1.5),
     "clock_jump": lambda w: w.clock(0, 1.5, at=0.7),
     "clock_drift": lambda w: w.drift(1, 10_000, at=0.1, until=1.5),
     "crash": lambda w: w.crash(2, at=0.7),
@@ -88,6 +92,57 @@ def test_a_wrong_bit_in_a_payload_is_found_and_it_is_fetched_again() -> None:
     merged = [m["rack"] for f in world.checkers.commits.values() for m in f["members"]]
     assert 0 in merged
     assert report.felt["flip_bytes"] > 0
+
+
+@pytest.mark.parametrize("merge", ["mean", "rda"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("huge", [False, True])
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_rack_that_sends_no_numbers_ends_and_the_others_go_on(
+    merge: str, ranks: int, huge: bool, lockstep: bool
+) -> None:
+    """Its own check has seen nothing and its checksums are right. Every rack was NaN one round
+    later, and all of them ended in order."""
+    fields = {"racks": 3, "ranks": ranks, "merge": merge, "lockstep": lockstep}
+    world = World(seed=3, **fields, **LONG).spoil(1, huge=huge, at=0.7).heal(at=1.6)
+    report = run(world)
+    assert report.commits > 8
+    for peer, training in world.trainings.items():
+        if peer.rack != 1:
+            assert training.failure is None
+            assert training.trainer.open_tokens() == 0
+            continue
+        assert isinstance(training.failure, Diverged)
+        assert "rack 1 has diverged: its payload holds" in str(training.failure)
+    (note, *_) = [f for p in world.processes() for kind, f in p.notes if kind == "drop"]
+    assert note["racks"] == [1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rack_whose_weights_jump_ends_though_all_numbers_are_finite(ranks: int) -> None:
+    """1e5 is a number like any other; beside what was merged before it is an absurd one."""
+    world = World(seed=3, racks=3, ranks=ranks, steps=60, shutdown_ns=40 * SECOND)
+    jumped = False
+
+    def jump(moment: str, training: Training) -> None:
+        nonlocal jumped
+        if moment == "before" and training.process.me.rack == 1 and training.trainer.step == 40:
+            training.parameters[0].data.add_(1e5)
+            jumped = True
+        world.checkers.watch(moment, training)
+
+    for training in world.trainings.values():
+        training._watch = jump
+    report = world.run()
+    assert jumped
+    wrong = [text for text in report.problems if "which is healthy" not in text]
+    assert wrong == []
+    for peer, training in world.trainings.items():
+        assert isinstance(training.failure, Diverged) == (peer.rack == 1)
+        if peer.rack == 1:
+            assert "its weights moved by" in str(training.failure)
+        else:
+            assert training.trainer.tracks[0].anchor.values.abs().max() < 10
 
 
 def test_a_fault_waits_for_its_message_and_strikes_between_two_sends() -> None:

@@ -31,6 +31,9 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 1 (Genesis)"),
     ("24b", 4, "I4: version 1 of fragment 0 was decided"),
     ("28", 1, "I1: Peer(rack=0, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
+    ("31", 32, "I8: Peer(rack=0, rank=0) trains on an anchor that is no numbers"),
+    ("31b", 261, "I4: rack 0 rank 0 left alone"),
+    ("31c", 51, "I8: Peer(rack=0, rank=0) ends in order, though rack 0 has diverged"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 import torch
 
-from mend.errors import PayloadGone, StartTimeout
+from mend.errors import Diverged, PayloadGone, StartTimeout
 from mend.protocol.messages import Message
 from mend.sim import Fault, Report, Scenario, World, draw
 from mend.sim.faults import KINDS
@@ -145,10 +145,14 @@ def test_offers_older_than_max_age_end_though_k_is_never_reached() -> None:
     assert report.finished
 
 
-def test_a_step_that_gave_nan_is_refused_at_its_own_rack_only() -> None:
+def test_a_step_that_gave_nan_is_refused_at_its_own_rack_and_ends_it() -> None:
+    """It declined for ever, and ended in order."""
     world, _ = run(calm(non_finite=((1, 5),)))
     assert "declined" in kinds(world, 1)
     assert "declined" not in kinds(world, 0)
+    ill = world.trainings[Peer(1, 0)]
+    assert isinstance(ill.failure, Diverged)
+    assert "fragment 1, step 9: 1 holds nan" in str(ill.failure)
     healthy = next(t for peer, t in world.trainings.items() if peer.rack == 0)
     assert healthy.trainer.open_tokens() == 0
 

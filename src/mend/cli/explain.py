@@ -12,6 +12,7 @@ import typer
 
 from mend.cli.story import OfferFacts, RankFacts, RoundFacts, Story, story_of
 from mend.errors import ConfigError
+from mend.protocol.messages import Drop
 from mend.runtime.tape_reader import read_tape, tapes_in
 from mend.terms import MS, SECOND, WITNESS
 
@@ -136,6 +137,8 @@ def left_out(story: Story, made: RoundFacts, rack: int) -> str:
             )
     if rack in made.declined:
         return made.declined[rack]
+    for drop in _drops(story, made, rack):
+        return drop.reason
     if closed_ns is None or not story.coordinated:
         return "these tapes do not say why"
     facts = _open_offer(story, made, rack)
@@ -152,6 +155,19 @@ def left_out(story: Story, made: RoundFacts, rack: int) -> str:
     last_ns = story.last_heard_ns(rack, closed_ns)
     when = f", last heard {_ms(closed_ns - last_ns)} before" if last_ns is not None else ""
     return (silent or "it had nothing to offer") + when
+
+
+def _drops(story: Story, made: RoundFacts, rack: int) -> list[Drop]:
+    """What ended the rack's offers of this fragment since its round before."""
+    before = [each.index for each in story.decided if each.fragment == made.fragment]
+    since = max((index for index in before if index < made.index), default=0)
+    return [
+        drop
+        for index, drop in sorted(story.drops.items())
+        if since < index < made.index
+        and drop.fragment == made.fragment
+        and any(ended.member.rack == rack for ended in drop.dropped)
+    ]
 
 
 def _silence(story: Story, made: RoundFacts, rack: int, closed_ns: int) -> str:

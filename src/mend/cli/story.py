@@ -16,6 +16,7 @@ from mend.protocol import events as ev
 from mend.protocol.machines import COORDINATOR, LEARNER
 from mend.protocol.messages import (
     Commit,
+    Drop,
     Genesis,
     Offer,
     Orders,
@@ -102,6 +103,8 @@ class Story:
     coordinated: bool = False
     """Whether the tape of a process that coordinated is among them."""
 
+    drops: dict[int, Drop] = field(default_factory=dict)
+    """Index in the log -> offers that ended without a commit."""
     decided: list[RoundFacts] = field(default_factory=list)
     """In the order of the log."""
 
@@ -165,6 +168,8 @@ def _records(story: Story, prev: int, records: tuple[Record, ...], at_ns: int) -
             made = story.round(record.fragment, record.version)
             made.commit, made.index = record, index
             made.written_ns = _first(made.written_ns, at_ns)
+        elif isinstance(record, Drop):
+            story.drops[index] = record
         elif isinstance(record, Genesis):
             story.rosters.append((index, tuple(seat.member.rack for seat in record.roster)))
         elif isinstance(record, Roster):

@@ -63,4 +63,6 @@ def _half_of_sum(first_N: Tensor, second_N: Tensor, out_N: Tensor) -> bool:
     """
     torch.add(first_N, second_N, out=out_N)
     out_N.mul_(0.5)
-    return math.isfinite(out_N.sum().item())  # infinity and NaN survive every addition
+    # Infinity and NaN survive every product and addition. A square may overflow where the number
+    # does not; then both ways are gone, with the same bits.
+    return math.isfinite(out_N.dot(out_N).item())

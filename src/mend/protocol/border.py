@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from mend.protocol.epochs import count_of
 from mend.protocol.messages import (
+    RECORDS_FORMAT,
     Commit,
     Drop,
     Gather,
@@ -49,6 +50,7 @@ def report_misfit(report: Report, member: Member, policy: Policy) -> str:
     if any(offer.member != member for offer in report.offers):
         return "an offer in the name of another rack"
     numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
+    numbers += [bad.offer.fragment for bad in report.bad]
     if any(len(held.digests) != ranks for held in report.held):
         return "a result without one digest per rank"
     return _offers_misfit(report.offers, fragments, ranks) or _numbers_misfit(numbers, fragments)
@@ -62,6 +64,7 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
         return "a result without its digest"
     numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
     numbers += [partial.fragment for partial in report.partials]
+    numbers += [bad.offer.fragment for bad in report.bad]
     return _numbers_misfit(numbers, fragments)
 
 
@@ -72,10 +75,19 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
     if first is not None and not begun and not isinstance(first, Genesis):
         return "a log that does not begin with Genesis"
     return (
-        _records_misfit(orders.records, fragments, ranks)
+        format_misfit(orders.records)
+        or _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
     )
+
+
+def format_misfit(records: Iterable[Record]) -> str:
+    """Records that another mend means otherwise."""
+    for record in records:
+        if isinstance(record, Genesis) and record.format != RECORDS_FORMAT:
+            return f"a log of format {record.format}, this mend reads format {RECORDS_FORMAT}"
+    return ""
 
 
 def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:

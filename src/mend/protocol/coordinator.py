@@ -305,6 +305,10 @@ class Coordinator:
             effects += [Note("fault", {"detail": fault}) for fault in round_.faults]
             round_.faults.clear()
             if commit is not None:
+                if isinstance(commit, Drop):
+                    racks = [ended.member.rack for ended in commit.dropped]
+                    about = {"fragment": commit.fragment, "racks": racks, "reason": commit.reason}
+                    effects.append(Note("drop", about))
                 self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
 

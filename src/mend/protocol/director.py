@@ -50,7 +50,7 @@ class ScriptedRound(Round):
         dropped = tuple(Ended(offers[e.member.rack].member, e.seq) for e in record.dropped)
         if isinstance(record, Drop):
             self.script.popleft()
-            return Drop(self.fragment, dropped, record.reason)
+            return Drop(self.fragment, dropped, record.reason, record.diverged)
         members = tuple(offers[share.member.rack] for share in named)
         self.differs = first_other(record, members)
         if self.differs or not self._all_hold(record, members, scene, now_ns):
@@ -99,7 +99,15 @@ def first_other(record: Commit, members: Sequence[Offer]) -> str:
 
 
 def _share(offer: Offer) -> Share:
-    return Share(offer.member, offer.seq, offer.base, offer.capture_step, offer.tokens, offer.steps)
+    return Share(
+        offer.member,
+        offer.seq,
+        offer.base,
+        offer.capture_step,
+        offer.tokens,
+        offer.steps,
+        offer.norm,
+    )
 
 
 @dataclass

@@ -58,6 +58,8 @@ class Encoded:
     seq: int
     checksum: str
     declined: str = ""
+    norm: float = 0.0
+    """Greatest magnitude of this rank's part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,9 @@ class Merged:
     tensors: bytes = b""
     """xxh3_64 of this rank's part of every tensor of it, where a tape is kept: which one differs,
     should a replay find another digest."""
+    bad: tuple[tuple[Member, int], ...] = ()
+    """With an error: the offers (member, seq) that must not be merged, though their bytes are those
+    that were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +307,14 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """An own offer died inside the rack; the training threads drop it at one apply point."""
+    """An own offer died; the training threads drop it at one apply point.
+
+    `bad`: the log says that it was not fit to be merged, and why; else empty.
+    """
 
     fragment: int
     seq: int
+    bad: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,12 @@ from dataclasses import InitVar, dataclass, field
 from msgspec.structs import replace
 
 from mend.protocol.booth import Booth, ways_to_leaders
-from mend.protocol.border import orders_misfit, rank_report_misfit
+from mend.protocol.border import format_misfit, orders_misfit, rank_report_misfit
 from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.protocol.log import Log
 from mend.protocol.messages import (
+    BAD_MAX,
+    Bad,
     Declined,
     Held,
     Hello,
@@ -122,8 +124,12 @@ class Leader:
         if isinstance(body, RankReport):
             self._on_rank(event, body, now_ns)
         elif isinstance(body, Orders) and self.booth.addressed(event.peer, body):
-            if not orders_misfit(body, self.hello, self.log.written.begun):
+            misfit = orders_misfit(body, self.hello, self.log.written.begun)
+            if not misfit:
                 self._on_orders(event.peer, event.incarnation, body, now_ns, effects)
+            elif format_misfit(body.records) and not self.failure[0]:
+                remedy = "Run the same mend on all racks and the witness."
+                self._fail("Refused", f"the coordinator has {misfit}. {remedy}", effects)
         elif isinstance(body, Prepare):
             vote = self.booth.asked(event.peer, body, now_ns)
             if vote is not None:
@@ -268,6 +274,7 @@ class Leader:
             hurry=complete and any(rank.hurry for rank in ranks),
             idle=complete and all(rank.idle for rank in ranks),
             gone=gone,
+            bad=_bad(ranks),
         )
 
     def _versions(self) -> tuple[int, ...]:
@@ -313,6 +320,7 @@ class Leader:
                     steps=head.steps,
                     checksums=tuple(part.checksum for part in parts),
                     applied=min(part.applied for part in parts),
+                    norm=max(part.norm for part in parts),
                 )
             )
         return tuple(offers)
@@ -371,6 +379,13 @@ def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
     """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
     parts = [part for rank in ranks for part in rank.parts]
     return tuple(sorted({p.fragment for p in parts if not p.checksum and not p.declined}))
+
+
+def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:
+    """What any rank has found; of several that found the same, the first speaks."""
+    found = {bad.offer: bad for rank in reversed(ranks) for bad in rank.bad}
+    ordered = sorted(found, key=lambda offer: (offer.member, offer.fragment, offer.seq))
+    return tuple(found[offer] for offer in ordered)[:BAD_MAX]
 
 
 def _in_all(lists: list[tuple[OfferId, ...]]) -> tuple[OfferId, ...]:

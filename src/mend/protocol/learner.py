@@ -16,6 +16,8 @@ from mend.protocol.border import rank_orders_misfit
 from mend.protocol.epochs import count_of
 from mend.protocol.log import Folded
 from mend.protocol.messages import (
+    BAD_MAX,
+    Bad,
     Commit,
     Drop,
     Gather,
@@ -29,7 +31,7 @@ from mend.protocol.messages import (
     Record,
     Roster,
 )
-from mend.protocol.pulls import RETRY_NS_MIN, Pulls
+from mend.protocol.pulls import RETRY_NS_MIN, Key, Pulls
 from mend.protocol.shelf import HELD_BEHIND, LINGER_NS, LearnerOptions, Shelf
 from mend.protocol.sums import Phase
 from mend.protocol.weights import merge_weights
@@ -48,6 +50,8 @@ class Learner:
     decided: int = 0
     shelves: list[Shelf] = field(default_factory=list)
     pulls: Pulls = field(default_factory=Pulls)
+    bad: dict[Key, str] = field(default_factory=dict)
+    """Open offers that must not be merged, and why: found here, with the bytes that were sent."""
     parts: dict[int, Part] = field(default_factory=dict)
     step: int = 0
     step_ns: int = 0
@@ -100,16 +104,19 @@ class Learner:
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
-            case ev.Encoded(p, seq, checksum, declined) if (
+            case ev.Encoded(p, seq, checksum, declined, norm) if (
                 p in self.parts and self.parts[p].seq == seq
             ):
-                self.parts[p] = replace(self.parts[p], checksum=checksum, declined=declined)
+                part = replace(self.parts[p], checksum=checksum, declined=declined, norm=norm)
+                self.parts[p] = part
             case ev.Fetched():
                 self._on_fetched(event, now_ns, effects)
             case ev.Measured(p):
                 effects += self.shelves[p].measured(event, now_ns)
             case ev.Merged(p):
                 effects += self.shelves[p].merged(event, now_ns)
+                keys = [(member, p, seq) for member, seq in event.bad]
+                self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
             case ev.Copied(p, version, error):
                 self._on_copied(p, version, error, now_ns, effects)
             case ev.Spoiled(p, version):
@@ -162,6 +169,7 @@ class Learner:
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
         self.folded.take(record)
         effects.append(ev.Told(record))
+        self.bad = {key: why for key, why in self.bad.items() if self.folded.is_open(*key)}
         match record:
             case Genesis():
                 self._on_genesis(record, effects)
@@ -190,7 +198,8 @@ class Learner:
     def _on_drop(self, record: Drop, effects: list[ev.Effect]) -> None:
         for ended in record.dropped:
             if ended.member == self.member:
-                effects.append(ev.Discard(record.fragment, ended.seq))
+                bad = record.reason if record.diverged else ""
+                effects.append(ev.Discard(record.fragment, ended.seq, bad))
             else:
                 self._free(ended.member, record.fragment, ended.seq, effects)
 
@@ -325,7 +334,8 @@ class Learner:
         """Start the merge, or what it needs first, if every payload is here and nothing else is
         being merged. False: it will not come from here."""
         shelf = self.shelves[fragment]
-        here = all(self.pulls.here((member, fragment, seq)) for member, seq, _, _ in members)
+        keys = [(member, fragment, seq) for member, seq, _, _ in members]
+        here = all(self.pulls.here(key) and key not in self.bad for key in keys)
         if not here or shelf.merging is not None or shelf.retry_ns:
             return False
         weights = merge_weights(
@@ -397,4 +407,5 @@ class Learner:
             leaving=self.leaving,
             hurry=self.hurry,
             idle=idle,
+            bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
         )

@@ -29,6 +29,9 @@ from mend.terms import Address, Member, Peer
 RECORDS_KEPT = 65_536
 """Decided records a replica keeps for members that are behind; further back is compacted."""
 
+NORMS_KEPT = 64
+"""Offers per fragment, named last, that a new one is compared with."""
+
 SENT_AT_ONCE = 256
 """Records in one message; a member further behind gets them in several."""
 
@@ -63,6 +66,8 @@ class Folded:
     digests: list[tuple[str, ...]] = field(default_factory=list)
     ended: dict[tuple[Member, int], int] = field(default_factory=dict)
     """(member, fragment) -> highest seq named or dropped."""
+    norms: list[tuple[float, ...]] = field(default_factory=list)
+    """Per fragment the magnitude per step of the offers that were named last, the newest last."""
 
     @property
     def begun(self) -> bool:
@@ -84,6 +89,7 @@ class Folded:
             versions=list(self.versions),
             digests=list(self.digests),
             ended=dict(self.ended),
+            norms=list(self.norms),
         )
 
     def member(self, rack: int) -> Member | None:
@@ -108,6 +114,7 @@ class Folded:
             self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
             self.versions = [0] * len(record.digests)
             self.digests = list(record.digests)
+            self.norms = [()] * len(record.digests)
         elif isinstance(record, Commit):
             fragment = record.fragment
             assert record.version == self.versions[fragment] + 1, (
@@ -118,6 +125,8 @@ class Folded:
             self._end(fragment, (*record.members, *record.dropped))
             self.versions[fragment] = record.version
             self.digests[fragment] = record.digests
+            found = tuple(share.norm / share.steps for share in record.members)
+            self.norms[fragment] = (self.norms[fragment] + found)[-NORMS_KEPT:]
         elif isinstance(record, Drop):
             self._end(record.fragment, record.dropped)
         elif isinstance(record, Roster):

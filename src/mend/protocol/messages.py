@@ -41,6 +41,18 @@ SUMS_BYTES_MAX = 4 << 20
 Blob = Annotated[bytes, Meta(max_length=SUMS_BYTES_MAX)]
 """Opaque to the protocol; whoever reads it checks it."""
 
+NORM_MAX = 2.0**64
+"""Magnitudes from here on have no square in fp32: no norm, variance or second moment of such a
+weight is a number. Whatever reaches it is treated like an infinity."""
+
+Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
+"""Greatest magnitude of a delta: a maximum is exact, however the delta is sharded."""
+
+BAD_MAX = 1024
+
+RECORDS_FORMAT = 2
+"""What the records of a log mean; another one is refused by name. 1: shares without norms."""
+
 
 class Word(Struct, frozen=True, array_like=True):
     """Base of everything that travels inside a message."""
@@ -82,6 +94,7 @@ class Offer(Word, frozen=True):
     checksums: Digests
     applied: Count
     """Version the rack trains on now; grows while the offer stays open."""
+    norm: Norm = 0.0
 
 
 class Share(Word, frozen=True):
@@ -93,6 +106,7 @@ class Share(Word, frozen=True):
     capture_step: Count
     tokens: Count
     steps: Count
+    norm: Norm = 0.0
 
 
 class Ended(Word, frozen=True):
@@ -133,6 +147,8 @@ class Genesis(Word, frozen=True, tag=1):
     policy: Policy
     plan: Hex
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    format: Count = RECORDS_FORMAT
+    """Of this and all records behind it."""
 
 
 class Commit(Word, frozen=True, tag=2):
@@ -158,11 +174,14 @@ class Roster(Word, frozen=True, tag=3):
 
 
 class Drop(Word, frozen=True, tag=4):
-    """Offers that are too old to be merged, at a time when nothing else is there to commit."""
+    """Offers that end without a commit: too old, at a time when nothing else is there to commit,
+    or not fit to be merged."""
 
     fragment: U16
     dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
     reason: Text
+    diverged: bool = False
+    """Their racks' weights are not worth merging; the racks stop."""
 
 
 class Epoch(Word, frozen=True, tag=5):
@@ -247,6 +266,13 @@ class OfferId(Word, frozen=True):
     seq: Count
 
 
+class Bad(Word, frozen=True):
+    """An offer whose bytes are those that its member sent, and must not be merged."""
+
+    offer: OfferId
+    reason: Text
+
+
 class Held(Word, frozen=True):
     """A tentative result that is complete on all ranks of the sender."""
 
@@ -294,6 +320,8 @@ class Report(State, frozen=True, tag=12):
     """Leaving only: nothing of this rack is open any more."""
     gone: bool
     """The rack stops now, whatever the log says (its last word)."""
+    bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
+    """Open offers that a rank of this rack has found not fit to be merged."""
 
 
 class Orders(State, frozen=True, tag=13):
@@ -332,6 +360,7 @@ class Part(Word, frozen=True):
     checksum: Hex
     applied: Count
     declined: Text
+    norm: Norm = 0.0
 
 
 class Partial(Word, frozen=True):
@@ -366,6 +395,7 @@ class RankReport(State, frozen=True, tag=14):
     leaving: bool
     hurry: bool
     idle: bool
+    bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
 
 
 class RankOrders(State, frozen=True, tag=15):

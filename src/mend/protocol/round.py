@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -9,7 +10,16 @@ from enum import Enum, auto
 
 from mend.protocol.epochs import ATTEMPT_LAST, attempt_of
 from mend.protocol.grace import Mean, adaptive_grace_ns
-from mend.protocol.messages import Commit, Drop, Ended, Gather, Offer, Policy, Share
+from mend.protocol.messages import (
+    TEXT_MAX,
+    Commit,
+    Drop,
+    Ended,
+    Gather,
+    Offer,
+    Policy,
+    Share,
+)
 from mend.protocol.quorum import hold, worthwhile
 from mend.protocol.schedule import gap_steps
 from mend.terms import SECOND, Member
@@ -55,6 +65,10 @@ class Scene:
     step_ns: int
     seats: int
     """Racks of the roster; `live` are those of them that are heard."""
+    bad: Mapping[tuple[Member, int], str] = field(default_factory=dict)
+    """Open offers, (member, seq), that were found not fit to be merged, and why."""
+    norm_max: float = math.inf
+    """Greatest magnitude per step that is no absurdity."""
 
 
 @dataclass
@@ -87,6 +101,8 @@ class Round:
     def advance(self, scene: Scene, now_ns: int) -> Commit | Drop | None:
         """Move as far as the scene allows; returns the record to append, if there is one."""
         self.why = ""
+        if scene.bad:
+            return self._drop_bad(scene.bad)
         if (
             self.phase is not Phase.GATHER
             and (old := self._too_old(scene))
@@ -101,10 +117,31 @@ class Round:
         if self.phase is Phase.IDLE and self._opens(scene):
             self.phase, self.opened_ns, self.enough_ns = Phase.OPEN, now_ns, None
         if self.phase is Phase.OPEN:
-            self._try_close(scene, now_ns)
+            drop = self._try_close(scene, now_ns)
+            if drop is not None:
+                return drop
         if self.phase is Phase.GATHER:
             return self._try_commit(scene, now_ns)
         return None
+
+    def _drop_bad(self, bad: Mapping[tuple[Member, int], str]) -> Drop:
+        """They end at once; whatever gathers goes on without them in a new attempt."""
+        reasons = [f"rack {m.rack} has diverged: {bad[m, seq]}" for m, seq in sorted(bad)]
+        ended = tuple(Ended(*name) for name in sorted(bad))
+        return Drop(self.fragment, ended, "; ".join(reasons)[:TEXT_MAX], diverged=True)
+
+    @staticmethod
+    def _absurd(scene: Scene, members: tuple[Offer, ...]) -> dict[tuple[Member, int], str]:
+        """Members that moved absurdly far. Where all of several did, or a rack is alone, that is
+        how training goes now."""
+        far = [offer for offer in members if offer.norm > scene.norm_max * offer.steps]
+        if len(far) == len(members) > 1 or len(scene.contributors) == 1:
+            return {}
+        return {
+            _id(offer): f"its weights moved by {offer.norm / offer.steps:g} per step, the limit is "
+            f"{scene.norm_max:g}"
+            for offer in far
+        }
 
     def decided(self, now_ns: int) -> None:
         """The commit of this round is decided; the next may open."""
@@ -157,7 +194,7 @@ class Round:
         half_period_ns = scene.step_ns * policy.period_steps // 2
         return max(grace_ns, half_period_ns) if under_way else grace_ns
 
-    def _try_close(self, scene: Scene, now_ns: int) -> None:
+    def _try_close(self, scene: Scene, now_ns: int) -> Drop | None:
         arrived = scene.arrived
         if scene.policy.lockstep:
             arrived = tuple(offer for offer in arrived if offer.base == scene.version)
@@ -180,7 +217,7 @@ class Round:
                 + _racks(", too few racks hold what there is of", told)
                 + _racks(", waiting for", waiting - told)
             )
-            return
+            return None
         if self.enough_ns is None:
             self.enough_ns = now_ns
             self.quorum_time.observe(now_ns - self.opened_ns)
@@ -190,9 +227,12 @@ class Round:
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
             self.why = "waiting for" + _racks("", waiting)
-            return
+            return None
+        if absurd := self._absurd(scene, arrived):
+            return self._drop_bad(absurd)
         self.gathered_ns = now_ns
         self._start_attempt(arrived)
+        return None
 
     def _without_removed(self, scene: Scene, now_ns: int) -> None:
         """A rack that was put out or came back as another member takes its offers with it, also
@@ -265,6 +305,7 @@ class Round:
                     offer.capture_step,
                     offer.tokens,
                     offer.steps,
+                    offer.norm,
                 )
                 for offer in self.members
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,13 @@ from mend.protocol.messages import Offer, Report
 from mend.protocol.quorum import hold
 from mend.protocol.round import Scene
 from mend.protocol.view import View
+from mend.terms import Member
+
+ABSURD = 1e4
+"""Times the median magnitude per step of what was merged before: no training moves so suddenly."""
+
+NORMS_MIN = 8
+"""Offers that must have been named before a new one is compared with them."""
 
 Offers = Mapping[tuple[int, int], Offer]
 """(rack, fragment) -> the rack's open offer."""
@@ -36,6 +44,8 @@ def surroundings(
         contributors=frozenset(seated) - newcomers - leaving,
         live=live,
         held={},
+        bad={},
+        norm_max=math.inf,
         step_ns=fastest_ns([reports[rack].step_ns for rack in reports if rack in live]),
         seats=len(seated),
     )
@@ -79,7 +89,33 @@ def scene_of(
         arrived=tuple(arrived),
         declined=frozenset(declined),
         held=held,
+        bad=_found_bad(fragment, mine, [views[rack].report for rack in racks]),
+        norm_max=norm_max(log.norms[fragment]),
     )
+
+
+def _found_bad(
+    fragment: int, offers: Sequence[Offer], reports: Sequence[Report | None]
+) -> dict[tuple[Member, int], str]:
+    """Offers that some rack has found not fit to be merged. One word is enough: whoever says it has
+    compared the bytes with their checksum. The lowest rack that says so gives the reason."""
+    open_ = {(offer.member, offer.seq) for offer in offers}
+    found: dict[tuple[Member, int], str] = {}
+    for report in reports:
+        for bad in report.bad if report is not None else ():
+            name = (bad.offer.member, bad.offer.seq)
+            if bad.offer.fragment == fragment and name in open_:
+                found.setdefault(name, bad.reason)
+    return found
+
+
+def norm_max(recent: Sequence[float]) -> float:
+    """Magnitude per step from which on an offer is absurd; infinite while too little is known, or
+    where most of what is known stood still."""
+    if len(recent) < NORMS_MIN:
+        return math.inf
+    usual = sorted(recent)[len(recent) // 2]
+    return ABSURD * usual if usual > 0 else math.inf
 
 
 def _done_with(fragment: int, around: Scene, views: Mapping[int, View], offers: Offers) -> set[int]:

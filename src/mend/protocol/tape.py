@@ -33,7 +33,7 @@ from mend.protocol.events import Effect, Event
 from mend.protocol.machines import Parts
 
 MAGIC = b"mendtape"
-VERSION = 1
+VERSION = 2
 LEVEL = 6
 """Of zlib: its cost is a few percent of a core at a thousand events a second."""
 
@@ -261,7 +261,10 @@ def check_begin(begin: bytes) -> None:
         raise TapeError("it does not begin like a tape of mend")
     version = _FILE.unpack(begin)[1]
     if version != VERSION:
-        raise TapeError(f"it has format {version}, this mend reads format {VERSION}")
+        raise TapeError(
+            f"it has format {version}, this mend reads format {VERSION}; read it with the mend "
+            "that wrote it"
+        )
 
 
 def read_head(data: bytes, number: int) -> Head:

@@ -1,8 +1,12 @@
 """protocol: messages <-> frames. Strict: a whole message of this version, or a WireError.
 
-A frame is magic, version, checksum, body. The checksum (crc32) finds every single wrong bit, and
-more: TCP's own 16 bits let a flipped bit of a bad card or switch through now and then, and one bit
-may turn a version, a vote or a digest into another well-formed one.
+A frame is magic, version, checksum, body. Whatever a later version changes, these stay, and so do
+the first two fields of the body, job and rack, and the address in a hello: two versions that
+meet can tell each other so. The version changes with every change of a message or of a record.
+
+The checksum (crc32) finds every single wrong bit, and more: TCP's own 16 bits let a flipped bit of
+a bad card or switch through now and then, and one bit may turn a version, a vote or a digest into
+another well-formed one.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ import zlib
 
 import msgspec
 
-from mend.errors import WireError
+from mend.errors import OtherVersion, WireError
 from mend.protocol.messages import Envelope, Record
 
 MAGIC = b"mnd"
-VERSION = 1
+VERSION = 2
 FRAME_BYTES_MAX = 8 << 20
 
 _HEAD = MAGIC + bytes([VERSION])
@@ -38,12 +42,36 @@ def framed(body: bytes, head: bytes = _HEAD) -> bytes:
 
 
 def decode(frame: bytes) -> Envelope:
-    """Raises WireError with what was wrong; never anything else, whatever the bytes."""
+    """Raises WireError with what was wrong; never anything else, whatever the bytes. OtherVersion
+    for a whole frame of a mend that speaks another one."""
+    if frame[:3] == MAGIC and len(frame) > _BODY_AT and frame[3] != VERSION:
+        raise _of_other_version(frame)
     body = body_of(frame)
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         raise WireError(f"not a message of this protocol: {error}") from error
+
+
+def _of_other_version(frame: bytes) -> WireError:
+    """Who sent it, as far as all versions say it alike."""
+    version = frame[3]
+    try:
+        found = msgspec.msgpack.decode(body_of(frame, MAGIC + bytes([version])))
+    except (WireError, msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+        return WireError(f"wire version {version}, this is version {VERSION}: {error}")
+    match found:
+        case [str() as job, int() as rack, *_] if 0 <= rack <= 0xFFFF:
+            return OtherVersion(version, VERSION, job, rack, _address_in(found))
+    return WireError(f"wire version {version}, this is version {VERSION}, from nobody")
+
+
+def _address_in(envelope: object) -> str:
+    """Of the sender's leader, if it is a hello; else empty."""
+    match envelope:
+        case [_, _, _, _, [_, [_, str() as address, *_], *_]] if address.startswith("tcp://"):
+            return address[:256]
+    return ""
 
 
 def body_of(frame: bytes, head: bytes = _HEAD, bytes_max: int = FRAME_BYTES_MAX) -> memoryview:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from mend.errors import ConfigError, GaveUp, MendError, TransportError, WireError
+from mend.errors import ConfigError, GaveUp, MendError, OtherVersion, TransportError, WireError
 from mend.protocol import observing, wire
 from mend.protocol.messages import Envelope, Message
 from mend.runtime.edge import Host
@@ -286,6 +286,8 @@ class Driver:
                     raise WireError(f"a frame of job {envelope.job!r}, this is job {self.job!r}")
             except WireError as error:
                 self._refuse(error)
+                if isinstance(error, OtherVersion) and error.job == self.job:
+                    self._guarded(partial(self._foreign, error))
                 continue
             self._guarded(partial(self._hear, envelope))
 
@@ -293,6 +295,10 @@ class Driver:
         if self._host is not None:
             peer = Peer(envelope.rack, envelope.rank)
             self._host.heard(peer, envelope.incarnation, envelope.body)
+
+    def _foreign(self, found: OtherVersion) -> None:
+        if self._host is not None:
+            self._host.foreign(found)
 
     def _looked(self, route: bytes, frame: bytes) -> None:
         """Somebody who only looks. Not told to the host, so it is on no tape."""

@@ -9,11 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from mend.errors import MendError
-from mend.protocol.messages import Message
-from mend.terms import Address, Peer
+from mend.errors import MendError, OtherVersion
+from mend.protocol.admission import VISITOR
+from mend.protocol.messages import Message, Refusal
+from mend.terms import MS, SECOND, Address, Peer
 
 T = TypeVar("T")
+
+FOREIGN = 0xFFFE
+"""Rack number under which all processes of another version are answered, one after the other."""
+
+FOREIGN_FRAMES = 3
+FOREIGN_NS = 2 * SECOND
+"""A rack that waits for the start gives up when it has heard so many frames of another version, so
+long after the first: until then it answers, so that both sides learn of it."""
+
+FOREIGN_GAP_NS = 200 * MS
+"""Between two answers; each answer is a frame of another version to the other side."""
 
 
 class Edge(Protocol):
@@ -56,3 +68,40 @@ class Host(Protocol):
     def tick(self) -> None: ...
     def deadline_ns(self) -> int | None: ...
     def crashed(self, error: MendError) -> None: ...
+
+    def foreign(self, found: OtherVersion) -> None:
+        """A process of this job speaks another version of the wire format."""
+
+
+class Foreigners:
+    """Processes of this job that speak another version of the wire format, as one process meets
+    them."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._frames = 0
+        self._first_ns = self._answered_ns = 0
+        self.said = ""
+        """The last one, in a sentence."""
+
+    def met(self, found: OtherVersion, others: Sequence[Peer] = ()) -> None:
+        """Answer in our own version, which is all that the other side can read of it; and tell
+        `others`, who may not have met any."""
+        now_ns = self._edge.now_ns()
+        if not self._frames:
+            self._first_ns, self._answered_ns = now_ns, now_ns - FOREIGN_GAP_NS
+        self._frames, self.said = self._frames + 1, str(found)
+        if now_ns - self._answered_ns < FOREIGN_GAP_NS:
+            return
+        self._answered_ns = now_ns
+        ways = [Peer(found.rack, 0), *others]
+        if found.address:
+            ways.append(Peer(FOREIGN, VISITOR))
+            self._edge.connect(ways[-1], found.address)
+        for way in dict.fromkeys(ways):
+            self._edge.send(way, Refusal(0, "version", self.said))
+
+    def settled(self) -> bool:
+        """Whether it is no single late frame, and the others had time to hear it."""
+        waited_ns = self._edge.now_ns() - self._first_ns
+        return self._frames >= FOREIGN_FRAMES and waited_ns >= FOREIGN_NS

@@ -24,7 +24,8 @@ class Panel:
 
     anchors: dict[int, Anchor] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)
-    discarded: set[int] = field(default_factory=set)
+    discarded: dict[int, str] = field(default_factory=dict)
+    """seq -> why it was not fit to be merged, or empty."""
     digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """version -> digests of all rails, as decided; none older than the applied one."""
     decided: int = 0
@@ -130,9 +131,9 @@ class Board:
                 self.settled = settled
                 self.changed.notify_all()
 
-    def discard(self, fragment: int, seq: int) -> None:
+    def discard(self, fragment: int, seq: int, bad: str = "") -> None:
         with self.changed:
-            self.panels[fragment].discarded.add(seq)
+            self.panels[fragment].discarded.setdefault(seq, bad)
             self.changed.notify_all()
 
     def fail(self, error: MendError) -> None:

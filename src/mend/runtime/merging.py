@@ -4,11 +4,12 @@ runs on the loop; what touches elements is done by a worker."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from mend.errors import MendError
+from mend.errors import Diverged, MendError, Unmergeable
 from mend.protocol import events as ev
 from mend.runtime.digest import digest_of, digests_of_tensors
 from mend.runtime.numerics import Anchor
@@ -38,7 +39,7 @@ class Merging:
             effect,
             job,
             lambda blob: self._rank.tell(ev.Measured(*key, blob)),
-            lambda error: self._rank.tell(ev.Measured(*key, b"", error)),
+            lambda error, _: self._rank.tell(ev.Measured(*key, b"", error)),
         )
 
     def sum(self, effect: ev.Sum, tell: Callable[[ev.Event], None]) -> None:
@@ -74,27 +75,31 @@ class Merging:
             self._rank.tentative[key] = made
             self._rank.tell(ev.Merged(*key, made.digest, tensors=each))
 
-        self._work(
-            effect, job, done, lambda error: self._rank.tell(ev.Merged(*key, "", error=error))
-        )
+        def failed(error: str, bad: tuple[int, ...]) -> None:
+            offers = tuple(effect.members[position] for position in bad)
+            self._rank.tell(ev.Merged(*key, "", error=error, bad=offers))
+
+        self._work(effect, job, done, failed)
 
     def _work(
         self,
         effect: ev.Measure | ev.Merge,
         job: Callable[[list[Tensor]], T],
         done: Callable[[T], None],
-        failed: Callable[[str], None],
+        failed: Callable[[str, tuple[int, ...]], None],
     ) -> None:
-        """Do `job` with the payloads, when they are what they were if the effect asks for it."""
+        """Do `job` with the payloads, when they are what they were if the effect asks for it.
+
+        `failed` is told which of them must not be merged; before any is blamed, all are compared
+        with their checksums: what was spoiled here is not its member's fault.
+        """
         rank, fragment = self._rank, effect.fragment
         names = [(member, fragment, seq) for member, seq in effect.members]
-        payloads = [rank.payloads[name] for name in names]
-        checksums = [rank.checksums[name] for name in names]
-        anchor = rank.anchors[(fragment, effect.version - 1)]
-
-        def checked() -> T | list[int]:
-            spoiled = _spoiled(payloads, checksums, anchor) if effect.verify else []
-            return spoiled or job(payloads)
+        inputs = (
+            [rank.payloads[name] for name in names],
+            [rank.checksums[name] for name in names],
+            rank.anchors[(fragment, effect.version - 1)],
+        )
 
         def ended(result: T | list[int] | Exception) -> None:
             if isinstance(result, list):
@@ -103,15 +108,47 @@ class Merging:
                         rank.tell(ev.Spoiled(fragment, effect.version - 1))
                     else:
                         rank.tell(ev.Fetched(*names[position], error="its bytes changed in memory"))
-                failed("an input was spoiled")
+                failed("an input was spoiled", ())
+            elif isinstance(result, Unmergeable):
+                self._blamed(effect, result, failed)
             elif isinstance(result, MendError):
-                failed(said(result))
+                failed(said(result), ())
             elif isinstance(result, Exception):
                 rank.broken(result)
             else:
                 done(result)
 
-        rank.edge.work(checked, ended)
+        rank.edge.work(partial(self._checked, job, effect.verify, *inputs), ended)
+
+    def _checked(
+        self,
+        job: Callable[[list[Tensor]], T],
+        verify: bool,
+        payloads: list[Tensor],
+        checksums: list[str],
+        anchor: Anchor,
+    ) -> T | list[int]:
+        """What the job gives; or which inputs are not what they were, -1 for the anchor."""
+        spoiled = _spoiled(payloads, checksums, anchor) if verify else []
+        try:
+            return spoiled or job(payloads)
+        except Unmergeable:
+            spoiled = _spoiled(payloads, checksums, anchor)
+            if spoiled:
+                return spoiled
+            raise self._numerics.blame(payloads, anchor) from None
+
+    def _blamed(
+        self,
+        effect: ev.Measure | ev.Merge,
+        found: Unmergeable,
+        failed: Callable[[str, tuple[int, ...]], None],
+    ) -> None:
+        rank = self._rank
+        if not found.positions:
+            where = f"rack {rank.me.rack}, fragment {effect.fragment}, version {effect.version - 1}"
+            rank.board.fail(Diverged(f"{where}: {found}. Load a checkpoint into all racks."))
+        failed(str(found), found.positions)
 
 
 def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> list[int]:

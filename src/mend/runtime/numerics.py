@@ -21,9 +21,10 @@ import xxhash
 from torch import Tensor
 
 from mend.codec import Codec
-from mend.errors import NonFinite, WireError
+from mend.errors import NonFinite, Unmergeable, WireError
 from mend.merge import PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer
+from mend.protocol.messages import NORM_MAX
 from mend.runtime.buffers import Buffers, Pin
 from mend.runtime.crew import Crew
 from mend.runtime.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
@@ -62,6 +63,29 @@ def _stretches(
         start = stop
 
 
+def _magnitude(values_n: Tensor) -> float:
+    """The greatest; NaN if one is NaN."""
+    if not values_n.numel():
+        return 0.0
+    low, high = (x.item() for x in torch.aminmax(values_n))
+    return float(max(-low, high))
+
+
+def _sound(values_n: Tensor) -> bool:
+    """Whether all are numbers below NORM_MAX. A square of any that is not is Inf or NaN, and
+    survives every addition; where many squares overflow together, each value is looked at."""
+    return math.isfinite(values_n.dot(values_n).item()) or _magnitude(values_n) < NORM_MAX
+
+
+def first_unsound(values_N: Tensor) -> int | None:
+    """The first element that is no number below NORM_MAX."""
+    for start, stop in _blocks(values_N.numel(), _SINGLE_NUMEL):
+        block_n = values_N[start:stop]
+        if not _sound(block_n):
+            return start + int((~(block_n.abs() < NORM_MAX)).nonzero()[0])
+    return None
+
+
 def _check_buffer(data: Tensor, size: int) -> None:
     found = (tuple(data.shape), data.dtype, data.is_contiguous())
     assert found == ((size,), torch.float32, True), f"no anchor buffer of {size}: {found}"
@@ -92,12 +116,13 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """What an offer sends (B bytes, their xxh3_128) and what it still owes once it is named
-    (`pend`, fp32 N)."""
+    """What an offer sends (B bytes, their xxh3_128), what it still owes once it is named (`pend`,
+    fp32 N), and the greatest magnitude in it."""
 
     payload: Tensor
     checksum: str
     pend: Tensor | None
+    norm: float = 0.0
 
 
 class Numerics:
@@ -155,13 +180,19 @@ class Numerics:
         """x = delta + residual; payload = C(x); pend = x - decode(payload).
 
         With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. The
-        payload may share the memory of `delta_N`. Raises NonFinite for NaN or Inf in x, or when
-        x leaves the range of the codec; `delta_N` is of no use then.
+        payload may share the memory of `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of
+        NORM_MAX in x, or when x leaves the range of the codec; `delta_N` is of no use then.
         """
         numel = delta_N.numel()
         x_N = delta_N if residual_N is None else self.buffers.empty(numel)
-        fill = partial(self._fill, delta_N, residual_N, anchor_N, x_N)
-        self.crew.each([partial(fill, *part) for part in _blocks(numel, PORTION_NUMEL)])
+        parts = list(_blocks(numel, PORTION_NUMEL))
+        norms = [0.0] * len(parts)
+
+        def fill(position: int) -> None:
+            part = parts[position]
+            norms[position] = self._fill(delta_N, residual_N, anchor_N, x_N, *part)
+
+        self.crew.each([partial(fill, position) for position in range(len(parts))])
         payload_B = self.codec.encode(x_N)
         pend_N = None
         if not self.codec.exact:  # x is ours to overwrite unless it is the delta itself
@@ -171,7 +202,7 @@ class Numerics:
         view = bytes_of(payload_B)
         for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
             checksum.update(view[start:stop])
-        return Encoded(payload_B, checksum.hexdigest(), pend_N)
+        return Encoded(payload_B, checksum.hexdigest(), pend_N, max(norms, default=0.0))
 
     def _fill(
         self,
@@ -181,15 +212,21 @@ class Numerics:
         x_N: Tensor,
         begin: int,
         end: int,
-    ) -> None:
-        """Elements [begin, end) of delta (from the snapshot) and of x, which must be finite."""
+    ) -> float:
+        """Elements [begin, end) of delta (from the snapshot) and of x; the greatest magnitude of
+        x, which must be below NORM_MAX."""
+        norm = 0.0
         for first, last in _blocks(end - begin, block_numel()):
             start, stop = begin + first, begin + last
             if anchor_N is not None:
                 torch.sub(anchor_N[start:stop], delta_N[start:stop], out=delta_N[start:stop])
             if residual_N is not None:
                 torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
-            self._refuse_non_finite(x_N[start:stop], start, "the delta")
+            found = _magnitude(x_N[start:stop])
+            if not found < NORM_MAX:
+                self._refuse(x_N[start:stop], start, "the delta")
+            norm = max(norm, found)
+        return norm
 
     def measure(
         self, payloads: Sequence[Tensor], weights: Sequence[float], tensors: Tensors
@@ -243,7 +280,8 @@ class Numerics:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
         `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
-        weights of their own. Raises WireError for a payload of another size.
+        weights of their own. Raises WireError for a payload of another size, Unmergeable when an
+        element of the result is no number below NORM_MAX.
         """
         data = self.empty(anchor.numel) if out is None else out
         runs = runs or [(anchor.numel, tuple(weights))]
@@ -310,6 +348,10 @@ class Numerics:
             state = data[numel + start : numel + stop] if has_state else None
             before = old_state[start:stop] if old_state is not None else None
             self.outer.block(anchor.data[start:stop], before, merged, values, state)
+            # Whatever is not finite in a payload is not finite here, as NaN and Inf survive every
+            # product and sum: one look at the result is one at all that went into it.
+            if not _sound(values):
+                raise Unmergeable("", ())
             if digest is not None:
                 digest.feed(values, state)
 
@@ -355,19 +397,37 @@ class Numerics:
         for start, stop in _blocks(x_N.numel(), size):
             sent = self.codec.decode(payload_B, start, stop, scratch_n[: stop - start])
             torch.sub(x_N[start:stop], sent, out=pend_N[start:stop])
-            self._refuse_non_finite(
-                pend_N[start:stop], start, f"the delta rounded to {self.codec.name}"
-            )
+            if not _sound(pend_N[start:stop]):
+                self._refuse(pend_N[start:stop], start, f"the delta rounded to {self.codec.name}")
 
     @staticmethod
-    def _refuse_non_finite(block_n: Tensor, start: int, what: str) -> None:
-        # NaN or Inf survive every addition; finite values may overflow, and are then looked at.
-        if math.isfinite(block_n.sum().item()):
-            return
-        wrong = (~torch.isfinite(block_n)).nonzero()
-        if len(wrong):
-            first = int(wrong[0])
-            raise NonFinite(
-                f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
-                "Look for a loss that is NaN or a learning rate that is too high."
-            )
+    def _refuse(block_n: Tensor, start: int, what: str) -> None:
+        first = first_unsound(block_n)
+        assert first is not None, f"{what} is sound"
+        raise NonFinite(
+            f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
+            "Look for a loss that is NaN or a learning rate that is too high."
+        )
+
+    def blame(self, payloads: Sequence[Tensor], anchor: Anchor) -> Unmergeable:
+        """Why `merge` gave no numbers, though every payload has its checksum and the anchor its
+        digest: payloads that hold no numbers, or else the longest. Nobody: the anchor itself."""
+        numel = anchor.numel
+        if first_unsound(anchor.values) is not None:
+            return Unmergeable("the anchor itself holds no numbers", ())
+        room_n = torch.empty(min(block_numel(), numel), dtype=torch.float32)
+        norms = []
+        for payload in payloads:
+            norm = 0.0
+            for start, stop in _blocks(numel, block_numel()):
+                decoded = self.codec.decode(payload, start, stop, room_n[: stop - start])
+                found = _magnitude(decoded)
+                norm = max(norm, found if found == found else math.inf)
+            norms.append(norm)
+        guilty = tuple(i for i, norm in enumerate(norms) if not norm < NORM_MAX)
+        if guilty:
+            said = ", ".join(f"{norms[i]:g}" for i in guilty)
+            return Unmergeable(f"its payload holds NaN, Inf or magnitudes of {said}", guilty)
+        longest = max(range(len(norms)), key=lambda i: (norms[i], -i))
+        text = f"merging it leaves the range of fp32; its greatest magnitude is {norms[longest]:g}"
+        return Unmergeable(text, (longest,))

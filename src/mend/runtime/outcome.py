@@ -28,7 +28,7 @@ WORDS = {
     "kept-local": "the model keeps its own weights, which hold work that nobody merged",
     "uncounted": "the model keeps its own weights, which moved without counted steps",
     "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
-    "diverged": "weights are not finite; what was not merged is lost",
+    "diverged": "the model keeps its own weights, which are no numbers; the others go on without",
     "failed": "the model keeps its own weights, as mend could not end in order",
     "aborted": "the rack left at once, without merging what was open",
 }

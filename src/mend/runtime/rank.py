@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from mend import errors
-from mend.errors import ConfigError, MendError, NonFinite, StartTimeout, WorkerFailed
+from mend.errors import (
+    ConfigError,
+    MendError,
+    NonFinite,
+    OtherVersion,
+    Refused,
+    StartTimeout,
+    WorkerFailed,
+)
 from mend.protocol import events as ev
 from mend.protocol.coordinator import Coordinator
 from mend.protocol.leader import Leader
@@ -32,7 +40,7 @@ from mend.protocol.messages import (
     Report,
     Vote,
 )
-from mend.runtime.edge import Edge
+from mend.runtime.edge import Edge, Foreigners
 from mend.runtime.handoff import Board
 from mend.runtime.inbox import Inbox
 from mend.runtime.merging import Merging, said
@@ -115,6 +123,7 @@ class Rank:
         self._give = Inbox(roles.name, edge.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
         self._twin = ""
+        self._foreigners = Foreigners(edge)
         for fragment, anchor in enumerate(genesis):
             edge.serve(self._state_key(fragment, anchor), anchor.view())
 
@@ -157,6 +166,8 @@ class Rank:
 
     def tick(self) -> None:
         """Let every machine look at the clock whose deadline has passed."""
+        if not self.board.begun and self._foreigners.settled():
+            self.board.fail(Refused(self._foreigners.said))
         now_ns = self.edge.now_ns()
         for machine in self._machines():
             due = machine.deadline_ns()
@@ -166,6 +177,12 @@ class Rank:
     def crashed(self, error: MendError) -> None:
         """The loop stopped; whoever waits must know."""
         self.board.fail(error)
+
+    def foreign(self, found: OtherVersion) -> None:
+        """No member of a running job is moved by it; who waits for the start waits in vain."""
+        leader = self.roles.leader
+        self._foreigners.met(found, leader.options.peers if leader and not self.board.begun else ())
+        self.board.last_error = str(found)
 
     def deadline_ns(self) -> int | None:
         dues = [due for machine in self._machines() if (due := machine.deadline_ns()) is not None]
@@ -208,8 +225,8 @@ class Rank:
                 self._free(member, fragment, seq)
             case ev.Forget(fragment, version, attempt):
                 self._forget(fragment, version, attempt)
-            case ev.Discard(fragment, seq):
-                self.board.discard(fragment, seq)
+            case ev.Discard(fragment, seq, bad):
+                self.board.discard(fragment, seq, bad)
             case ev.Note(kind, fields):
                 if kind == "waiting" and self._twin:
                     fields = {**fields, "for": f"{fields['for']}{self._twin}"}
@@ -257,7 +274,7 @@ class Rank:
             else:
                 offer.pend_N = result.pend
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
-                self.tell(ev.Encoded(fragment, seq, result.checksum))
+                self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm))
 
         self.edge.work(job, done)
 

@@ -22,6 +22,8 @@ LOUD = frozenset(
         "fault",
         "differs",
         "declined",
+        "diverged",
+        "drop",
         "coordinator-silent",
         "coordinator-back",
         "takes-over",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.errors import GaveUp
+from mend.errors import Diverged, GaveUp
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.view import Pieces, portions
@@ -26,7 +26,8 @@ from mend.protocol.events import Applied, Captured, Discarded, Event, Progress, 
 from mend.protocol.schedule import Schedule
 from mend.runtime.beside import Beside
 from mend.runtime.handoff import Board
-from mend.runtime.numerics import PORTION_NUMEL, Anchor, Numerics
+from mend.runtime.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
+from mend.runtime.outcome import Outcome
 from mend.runtime.track import (
     AgreeMin,
     Doing,
@@ -70,6 +71,8 @@ class Rounds:
         self.tracks, self.board = tracks, board
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._buffers, self._crew = numerics.buffers, numerics.crew
+        self.outcome = Outcome("running")
+        """How this rank left the job."""
         self.step = 0
         self.tokens = 0
         self.ledger = Ledger()
@@ -284,7 +287,7 @@ class Rounds:
             if self.board.failure is not None:
                 raise self.board.failure
             anchors = {p: dict(self.board.panels[p].anchors) for p in fragments}
-            dead = {p: set(self.board.panels[p].discarded) for p in fragments}
+            dead = {p: dict(self.board.panels[p].discarded) for p in fragments}
         values = list(flags or [])
         for fragment in fragments:
             track = self.tracks[fragment]
@@ -297,17 +300,53 @@ class Rounds:
             version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
             track = self.tracks[fragment]
             if discarded_everywhere and track.offer is not None:
-                self._post(Discarded(fragment, track.offer.seq, self.step))
-                self._note(
-                    "discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
-                )
-                self.ledger.miss("declined or too old")
-                self.board.panels[fragment].discarded.clear()
-                track.offer = None
+                yield from self._discard(fragment, dead[fragment][track.offer.seq])
             if version > track.anchor.version and version >= -minus_oldest:
                 yield from self._apply(fragment, anchors[fragment][version])
                 self._budget_ns = self.options.stall_max_ns
         return agreed[:count]
+
+    def _discard(self, fragment: int, bad: str) -> Doing:
+        """An own offer has ended without being merged. That of a rack whose weights are no numbers
+        any more is the end of the rack: training on, it would never be merged again."""
+        track = self.tracks[fragment]
+        assert track.offer is not None, f"no offer of fragment {fragment} is open"
+        self._post(Discarded(fragment, track.offer.seq, self.step))
+        self._note("discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq})
+        self.ledger.miss("declined or too old")
+        self.board.panels[fragment].discarded.clear()
+        track.offer = None
+        wrong = self._unsound(track)
+        fine = [int(not wrong)]
+        if self.options.ranks > 1:
+            fine = yield AgreeMin(fine)
+        if bad or not fine[0]:
+            raise self._diverged(fragment, bad or wrong)
+
+    def _unsound(self, track: Track) -> str:
+        """What of a fragment's weights on this rank is no usable number, or empty."""
+        theta_N = self._buffers.empty(track.owned.numel)
+        track.view.read(track.owned, theta_N)
+        first = first_unsound(theta_N)
+        if first is None:
+            return ""
+        cuts, slots = track.owned.cuts, track.view.layout.slots
+        slot = next(slot for slot, end in zip(slots, cuts[1:], strict=True) if first < end)
+        return f"{slot.name} holds {theta_N[first].item()}"
+
+    def _diverged(self, fragment: int, why: str) -> Diverged:
+        """`why`: empty where another rank of this rack has found it."""
+        why = why or "another rank of this rack has weights that are no numbers"
+        error = Diverged(
+            f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
+            "racks go on without this one. Start it again, and it joins with the merged weights "
+            "(mend launch --max-restarts 1); look for a loss that is NaN, lower the learning rate, "
+            "or load a checkpoint into all racks."
+        )
+        self._note("diverged", {"step": self.step, "fragment": fragment, "reason": why})
+        self.board.last_error = str(error)
+        self.outcome = Outcome("diverged", why)
+        return error
 
     def _apply(self, fragment: int, anchor: Anchor) -> Doing:
         """Protocol section 7: read the own offer's fate in the commits, realign, move the marks."""

@@ -45,9 +45,6 @@ __all__ = [
 class Trainer(Rounds):
     """Everything a training script calls, by way of `api`. One per rank, on its training thread."""
 
-    outcome = Outcome("running")
-    """How this rank left the job; `close` decides it."""
-
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
         return sum(self.tokens - track.tokens_mark for track in self.tracks)
@@ -90,7 +87,8 @@ class Trainer(Rounds):
         It leaves together with the other racks, or alone after shutdown_timeout_s. A rack that has
         to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
         that work, and throwing it away would lose it without a trace. So does one whose weights may
-        not be overwritten, for the reason that `refusal` is. `outcome` says what came of it.
+        not be overwritten, for the reason that `refusal` is. `outcome` says what came of it. Raises
+        Diverged if the weights are no numbers.
         """
         limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
@@ -121,12 +119,12 @@ class Trainer(Rounds):
 
     def _end(self, keep_local: bool) -> Doing:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""
-        finite = yield from self._agree_and_apply([], self._finite())
-        unmerged = sum(
-            self.tokens - track.tokens_mark
-            for track, fine in zip(self.tracks, finite, strict=True)
-            if fine
-        )
+        wrong = [self._unsound(track) for track in self.tracks]
+        fine = yield from self._agree_and_apply([], [int(not each) for each in wrong])
+        if not all(fine):
+            fragment = fine.index(0)
+            raise self._diverged(fragment, wrong[fragment])
+        unmerged = sum(self.tokens - track.tokens_mark for track in self.tracks)
         anywhere = yield from self._agree_and_apply([], [-unmerged])
         if not self.board.finished:
             why = list(self.board.why)
@@ -138,16 +136,13 @@ class Trainer(Rounds):
         else:
             if not keep_local:
                 yield from self.publish_anchor()
-            self.outcome = self._outcome_of_leaving(finite)
+            self.outcome = self._outcome_of_leaving()
         self._stand()
 
-    def _outcome_of_leaving(self, finite: list[int]) -> Outcome:
-        """`finite`: per fragment, whether the rack's own weights were."""
+    def _outcome_of_leaving(self) -> Outcome:
+        """All work is merged."""
         if not self.tracks:
             return Outcome("local")
-        if not all(finite):
-            bad = [fragment for fragment, fine in enumerate(finite) if not fine]
-            return Outcome("diverged", f"fragments {', '.join(map(str, bad))}")
         if not self.board.finished:
             return Outcome("left-alone", "; ".join(self.board.why))
         others = sorted(member.rack for member in self.board.members - {self.member})
@@ -195,15 +190,6 @@ class Trainer(Rounds):
             yield from self.drain(limit_ns)
         except GaveUp as error:
             self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
-
-    def _finite(self) -> list[int]:
-        """1 per fragment whose weights on this rank are worth keeping: none is NaN or infinite."""
-        found = []
-        for track in self.tracks:
-            theta_N = self._buffers.empty(track.owned.numel)
-            track.view.read(track.owned, theta_N)
-            found.append(int(theta_N.isfinite().all()))
-        return found
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from mend.errors import MendError
+from mend.errors import MendError, OtherVersion
 from mend.protocol.booth import WitnessBooth
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.events import (
@@ -25,7 +25,7 @@ from mend.protocol.machines import BOOTH, COORDINATOR, CoordinatorParts, Parts, 
 from mend.protocol.messages import Message, Orders, Prepare
 from mend.protocol.observing import View
 from mend.runtime.driver import Driver, DriverOptions
-from mend.runtime.edge import Edge
+from mend.runtime.edge import Edge, Foreigners
 from mend.runtime.inbox import Inbox
 from mend.runtime.recorder import Recorder
 from mend.runtime.showing import view_of_witness
@@ -55,6 +55,9 @@ class Witness:
         self.coordinator, self.booth, self.edge = coordinator, booth, edge
         self._progress = progress
         self.failure: MendError | None = None
+        self._foreigners = Foreigners(edge)
+        self._told: set[str] = set()
+        """At most one sentence per rack and version."""
         self._give = Inbox(self._name, edge.now_ns, self._perform, tape).give
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
@@ -70,6 +73,15 @@ class Witness:
 
     def crashed(self, error: MendError) -> None:
         self.failure = error
+
+    def foreign(self, found: OtherVersion) -> None:
+        """It waits on for those who speak as it does; the other hears why it is not one."""
+        self._foreigners.met(found)
+        if str(found) not in self._told:
+            self._told.add(str(found))
+            fields = {"rack": found.rack, "cause": "version", "detail": str(found)}
+            self.edge.note("refused", fields)
+            self._progress(" ".join(f"{key}={value}" for key, value in fields.items()))
 
     def view(self, ended: bool) -> View:
         """What there is to see here."""

@@ -1,4 +1,4 @@
-"""sim.checkers: the invariants I1..I7 of docs/protocol.md, looked at during and after a run.
+"""sim.checkers: the invariants I1..I8 of docs/protocol.md, looked at during and after a run.
 
 Here is what can be seen at a rank: its bits, its ledger, its waits, its bounds. `agreement` looks
 at the log, `liveness` at how a job ends.
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mend.fragment.ledger import VectorLedger
+from mend.protocol.messages import Drop
 from mend.runtime.digest import digest_of
-from mend.runtime.numerics import Numerics
+from mend.runtime.numerics import Numerics, first_unsound
 from mend.runtime.steps import POLL_NS, OpenOffer
 from mend.sim import liveness
 from mend.sim.agreement import Agreement
@@ -146,6 +147,8 @@ class Checkers:
                 watched.ledgers[fragment].named(_sent(offer))
         rail = watched.process.me.rank
         anchor = watched.training.trainer.tracks[fragment].anchor
+        if first_unsound(anchor.values) is not None:
+            self.problem("I8", f"{watched.process.me} trains on an anchor that is no numbers")
         if anchor.version == version:
             digest = digest_of(anchor.data, anchor.numel, anchor.version)
             if self.bits.setdefault((rail, fragment, version), digest) != digest:
@@ -190,6 +193,7 @@ class Checkers:
                 self._tokens(watched)
                 self._vectors(watched)
                 self._stalls(watched)
+                self._sound(watched)
         for text in world.network.missed:
             self.problem("I1", text)
         for detail in liveness.verdict(world, finished):
@@ -238,6 +242,20 @@ class Checkers:
                     f"{watched.process.me}: the ledger of fragment {fragment} is open by "
                     f"{error:.2e}",
                 )
+
+    def _sound(self, watched: Watched) -> None:
+        """I8: nobody ends as if all were well with weights that are no numbers."""
+        if watched.training.failure is not None or not watched.training.ended:
+            return
+        for p in range(len(watched.ledgers)):
+            if first_unsound(self._theta(watched, p)) is not None:
+                self.problem("I8", f"{watched.process.me} ends in order with NaN in fragment {p}")
+        known = watched.training.rank.roles.learner.decided
+        for record in self.agreement.records[1 : known + 1]:
+            if not isinstance(record, Drop) or not record.diverged:
+                continue
+            if any(ended.member == watched.process.member for ended in record.dropped):
+                self.problem("I8", f"{watched.process.me} ends in order, though {record.reason}")
 
     def _stalls(self, watched: Watched) -> None:
         """I5: between two applies the training thread waits at most stall_max_s for results.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mend.fragment.apply import Alignment
+from mend.sim.faults import SPOILT
 from mend.sim.sagas import saga
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
 from mend.terms import MS, SECOND
@@ -87,6 +88,8 @@ def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
         changes["non_finite"] = (
             (rng.randrange(scenario.racks), rng.randint(2, min(scenario.steps))),
         )
+    elif not scenario.lockstep:
+        changes["faults"] = (*faults, *_spoilt(scenario))
     return dataclasses.replace(scenario, **changes)  # type: ignore[arg-type]
 
 
@@ -170,6 +173,17 @@ def _fault(kind: str, scenario: Scenario, rng: random.Random) -> Fault:
             b, amount = rng.randrange(scenario.ranks), rng.choice((10, 500, 3_000)) * MS
     fault = Fault(kind, begin_ns, end_ns, a, b, amount=amount)
     return _behind_a_message(fault, rng) if rng.random() < 0.3 else fault
+
+
+def _spoilt(scenario: Scenario) -> list[Fault]:
+    """In one seed of twenty a rack offers no numbers. Of chance of its own: the other seeds stay as
+    they are."""
+    rng = random.Random(scenario.seed ^ 0xBAD)
+    if rng.random() >= 0.05:
+        return []
+    begin_ns = rng.randint(0, scenario.length_ns // 2)
+    end_ns = begin_ns + rng.choice((200 * MS, SECOND, 10 * SECOND))
+    return [Fault(rng.choice(list(SPOILT)), begin_ns, end_ns, rng.randrange(scenario.racks))]
 
 
 def _behind_a_message(fault: Fault, rng: random.Random) -> Fault:

@@ -6,6 +6,7 @@ one: a row, and where it bites a question to `Broken` (network or process) that 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -43,11 +44,16 @@ KINDS: dict[str, Kind] = {
     "slow_worker": Kind("background jobs of {a} take up to {ms} ms longer"),
     "flip_bytes": Kind("{amount} % of the transfers from {a} have one wrong bit"),
     "flip_frames": Kind("{amount} % of the frames from {a} have one wrong bit"),
+    "nan": Kind("{a} sends NaN, with right checksums"),
+    "huge": Kind("{a} sends 1e30, with right checksums"),
     "clock_jump": Kind("the clock of {a} jumps {ms} ms ahead", lasts=False),
     "clock_drift": Kind("the clock of {a} runs {amount} ppm fast"),
     "crash": Kind("{who} crashes", lasts=False),
     "restart": Kind("{a} crashes, to be started again as a new process"),
 }
+
+
+SPOILT = {"nan": math.nan, "huge": 1e30}
 
 
 def what(fault: Fault) -> str:
@@ -244,6 +250,13 @@ class Broken:
             return False
         self.felt[kind] += 1
         return True
+
+    def spoils(self, rack: int) -> float | None:
+        """What the elements of its payloads become behind its own check; None: they stay."""
+        for kind, value in SPOILT.items():
+            if self._of(kind, rack):
+                return value
+        return None
 
     def _of(self, kind: str, rack: int) -> Fault | None:
         if kind not in self.active:

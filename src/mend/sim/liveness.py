@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mend.errors import GaveUp, Refused, StartTimeout
+from mend.errors import Diverged, GaveUp, Refused, StartTimeout
 from mend.sim.agreement import is_held, is_quorum, is_seated
+from mend.sim.faults import SPOILT
 from mend.sim.scenario import SHUTDOWN_NS
 from mend.terms import SECOND, WITNESS, Peer
 
@@ -24,12 +25,21 @@ def verdict(world: World, finished: bool) -> list[str]:
         stuck = [p for p, t in world.trainings.items() if not t.ended and not t.process.dead]
         problems.append(f"{_names(stuck)} did not end")
     for peer, training in world.trainings.items():
+        if isinstance(training.failure, Diverged) and peer.rack not in _may_diverge(world):
+            problems.append(f"{_names([peer])}, which is healthy, has {training.failure!r}")
         if training.failure is None or training.process.dead or _excused(world, peer, training):
             continue
         problems.append(f"{_names([peer])} failed: {training.failure!r}")
     if finished and not problems and _must_converge(world):
         problems += _not_converged(world)
     return problems
+
+
+def _may_diverge(world: World) -> set[int]:
+    """Racks whose weights or payloads are spoilt on purpose."""
+    scenario = world.scenario
+    spoilt = {fault.a for fault in scenario.faults if fault.kind in SPOILT}
+    return spoilt | {rack for rack, _ in scenario.non_finite}
 
 
 def _excused(world: World, peer: Peer, training: Training) -> bool:

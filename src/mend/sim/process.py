@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from mend.errors import Diverged
 from mend.fragment.shards import put_together, take
 from mend.protocol.events import Event
 from mend.protocol.messages import Envelope, Message, Record
@@ -101,6 +102,11 @@ class Process:
         self.stopped = True
         self.network.where.pop(self.address, None)
         self.network.lanes.pop(self.lane, None)
+
+    def give_up(self) -> None:
+        """The script has failed: say farewell, and be gone."""
+        self.stop()
+        self.crash()
 
     def frozen(self) -> bool:
         return self.loop.now_ns < self.frozen_until_ns
@@ -382,6 +388,8 @@ class Training:
         self.failure = error
         self.ended = True
         self.doing = None
+        if isinstance(error, Diverged):  # the script ends; nobody counts on it any more
+            self.process.later(THREAD_HOP_NS, self.process.give_up)
 
     # -------------------------------------------------------------- hooks of the trainer
 

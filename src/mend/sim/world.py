@@ -39,6 +39,7 @@ from mend.sim.draw import draw
 from mend.sim.faults import Broken, Hands, target
 from mend.sim.loop import Loop
 from mend.sim.network import Network
+from mend.sim.numbers import Spoiler
 from mend.sim.process import Collective, Process, Training, WatchedBoard
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm
 from mend.sim.tape import MemoryTape
@@ -213,7 +214,7 @@ class World(Writer):
         scenario, number = self.scenario, process.me.rack
         board = WatchedBoard(len(tracks), partial(self.checkers.agreement.told, process))
         held: list[Training] = []
-        numerics = self._numerics()
+        numerics = self._numerics(number)
         trainer = Trainer(
             process.member,
             schedule,
@@ -308,10 +309,11 @@ class World(Writer):
             return [torch.full_like(change, float("nan")) for change in found]
         return found
 
-    def _numerics(self) -> Numerics:
+    def _numerics(self, rack: int = -1) -> Numerics:
         scenario = self.scenario
         outer = OUTERS["nesterov"](0.7 if scenario.momentum else 1.0, scenario.momentum)
-        return Numerics(CODECS[scenario.payload](), MERGES[scenario.merge](), outer)
+        rules = CODECS[scenario.payload](), MERGES[scenario.merge](), outer
+        return Spoiler(partial(self.broken.spoils, rack), *rules)
 
     def _learner_options(self) -> LearnerOptions:
         sums = self._numerics().measuring is not None

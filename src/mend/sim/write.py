@@ -124,6 +124,12 @@ class Writer:
         kind = "flip_frames" if frames else "flip_bytes"
         return self._add(kind, rack, at, until, amount=percent)
 
+    def spoil(
+        self, rack: int, *, huge: bool = False, at: float = 0.0, until: float | None = None
+    ) -> Self:
+        """It offers NaN (or 1e30) behind its own check, with the checksums of just that."""
+        return self._add("huge" if huge else "nan", rack, at, until)
+
     def clock(self, rack: int, ahead_s: float, *, at: float = 0.0) -> Self:
         """Its clock jumps ahead; a monotonic clock never goes back."""
         return self._add("clock_jump", rack, at, None, amount=_ns(ahead_s))

@@ -10,7 +10,17 @@ from mend.protocol.admission import VISITOR
 from mend.protocol.coordinator import FAREWELL_NS
 from mend.protocol.epochs import count_of, epoch_of
 from mend.protocol.events import Connect, Finished
-from mend.protocol.messages import TEXT_MAX, Commit, Declined, Drop, Genesis, Roster, Seat
+from mend.protocol.messages import (
+    TEXT_MAX,
+    Bad,
+    Commit,
+    Declined,
+    Drop,
+    Ended,
+    Genesis,
+    Roster,
+    Seat,
+)
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.job import Job, held_of
 from tests.unit.protocol.nouns import (
@@ -334,6 +344,30 @@ def test_racks_that_differ_are_reported_and_asked_again() -> None:
     assert count_of(job.orders[0].gathers[0].attempt) == 2
     job.held(0, 1, result=1)
     assert isinstance(job.records[1], Commit)
+
+
+def test_an_offer_that_one_rack_finds_bad_is_dropped_and_the_rest_is_merged() -> None:
+    """The verdict is in the log; who is told there that his offer is bad ends."""
+    job = Job(racks=3).begun()
+    offers = [offer(rack) for rack in range(3)]
+    job.offered(*offers)
+    (first,) = job.orders[0].gathers
+    effects = job.say(2, bad=(Bad(offer_id(offers[1]), "its payload holds NaN"),))
+    (note,) = notes(effects, "drop")
+    assert note["racks"] == [1]
+    job.follow()
+    drop = job.records[-1]
+    assert isinstance(drop, Drop)
+    assert (drop.dropped, drop.diverged) == ((Ended(member(1), 1),), True)
+    (again,) = job.orders[0].gathers
+    assert again.attempt == first.attempt + 1
+    assert [made.member.rack for made in again.members] == [0, 2]
+    job.held(0, 2)
+    job.follow()
+    assert job.machine.log.told.versions == [1]
+    merged = job.records[-1]
+    assert isinstance(merged, Commit)
+    assert [each.member.rack for each in merged.members] == [0, 2]
 
 
 def test_fragments_do_not_wait_for_each_other() -> None:

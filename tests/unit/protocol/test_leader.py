@@ -14,11 +14,14 @@ from mend.protocol.events import Connect, Effect, Fail, Heard, Send, Sum, Summed
 from mend.protocol.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.protocol.log import Log
 from mend.protocol.messages import (
+    RECORDS_FORMAT,
+    Bad,
     Epoch,
     Gather,
     Held,
     Hello,
     Message,
+    OfferId,
     Orders,
     Part,
     Partial,
@@ -339,6 +342,17 @@ def test_partials_of_fragments_that_are_not_there_are_not_heard() -> None:
     assert not any(isinstance(e, Sum) for e in effects)
 
 
+def test_a_log_of_another_format_is_refused_by_name() -> None:
+    rack = Rack()
+    effects = rack.told(replace(genesis(), format=RECORDS_FORMAT + 1))
+    (fail,) = [e for e in effects if isinstance(e, Fail)]
+    assert fail.kind == "Refused"
+    said = f"a log of format {RECORDS_FORMAT + 1}, this mend reads format {RECORDS_FORMAT}"
+    assert said in fail.detail
+    assert "Run the same mend" in fail.detail
+    assert not rack.machine.log.written.begun
+
+
 # -------------------------------------------------------------- captures that give no offer
 
 
@@ -359,6 +373,22 @@ def test_a_rank_that_declines_declines_for_all_and_all_forget() -> None:
     assert rack.report.declined == (declined,), "until the next version, so that nobody waits"
     rack.told(commit(1, [offer(0, ranks=2)], ranks=2))
     assert rack.report.declined == ()
+
+
+def test_what_any_rank_finds_bad_the_rack_says_once() -> None:
+    rack = Rack(ranks=2).begun()
+    first, second = OfferId(member(1), 0, 3), OfferId(member(0), 0, 4)
+    rack.say(0, bad=(Bad(first, "NaN"),))
+    assert rack.report.bad == (Bad(first, "NaN"),)
+    rack.say(1, bad=(Bad(first, "1e30"), Bad(second, "Inf")))
+    assert rack.report.bad == (Bad(second, "Inf"), Bad(first, "NaN"))
+
+
+def test_the_norm_of_an_offer_is_that_of_its_greatest_part() -> None:
+    rack = Rack(ranks=2).begun()
+    rack.say(0, parts=(part(0, norm=0.25),))
+    rack.say(1, parts=(part(1, norm=0.5),))
+    assert [made.norm for made in rack.report.offers] == [0.5]
 
 
 def test_a_new_offer_takes_back_that_the_last_was_declined() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from mend.protocol.epochs import ATTEMPT_LAST
@@ -193,6 +194,64 @@ def test_an_offer_under_way_does_not_count_but_is_waited_for_longer() -> None:
     assert round_.deadline_ns(replace(both, offers=(first,))) == 100 * MS
     round_.advance(both, 200 * MS)
     assert round_.members == (first,)
+
+
+def moving(rack: int, norm: float, seq: int = 1) -> Offer:
+    return msgspec.structs.replace(offer(rack, seq), norm=norm)
+
+
+def test_an_offer_that_a_rack_has_found_bad_ends_and_the_others_are_merged_anew() -> None:
+    round_, all_in = gathering(offer(0), offer(1), offer(2))
+    found = {(member(1), 1): "its payload holds NaN"}
+    drop = round_.advance(replace(all_in, bad=found), 1)
+    text = "rack 1 has diverged: its payload holds NaN"
+    assert drop == Drop(0, (Ended(member(1), 1),), text, diverged=True)
+    assert round_.advance(scene(offer(0), offer(2)), 2) is None
+    gather = round_.gather(0)
+    assert gather is not None
+    assert gather.attempt == 2
+    assert [each.member.rack for each in gather.members] == [0, 2]
+
+
+def test_when_nobody_else_is_left_the_round_begins_anew() -> None:
+    round_, all_in = gathering(offer(1))
+    assert round_.advance(replace(all_in, bad={(member(1), 1): "NaN"}), 1) is not None
+    assert round_.advance(scene(), 2) is None
+    assert round_.phase is Phase.IDLE
+
+
+def test_who_moves_absurdly_far_ends_when_the_round_closes() -> None:
+    """Per step: an offer of two steps may move twice as far."""
+    round_ = new_round()
+    all_in = replace(scene(moving(0, 20.0), moving(1, 20.1), moving(2, 1e-9)), norm_max=10.0)
+    drop = round_.advance(all_in, 0)
+    assert isinstance(drop, Drop)
+    assert drop.diverged
+    assert [ended.member.rack for ended in drop.dropped] == [1]
+    assert drop.reason == (
+        "rack 1 has diverged: its weights moved by 10.05 per step, the limit is 10"
+    )
+    rest = replace(all_in, offers=all_in.offers[::2], arrived=all_in.arrived[::2])
+    round_.advance(replace(rest, live=frozenset({0, 2})), 1)
+    assert [each.member.rack for each in round_.members] == [0, 2]
+
+
+def test_where_all_move_far_that_is_how_training_goes() -> None:
+    """A learning rate that came back from almost nothing must not end every rack."""
+    round_ = new_round()
+    assert (
+        round_.advance(replace(scene(moving(0, 50.0), moving(1, 60.0), racks=2), norm_max=1.0), 0)
+        is None
+    )
+    assert round_.phase is Phase.GATHER
+
+
+def test_one_that_comes_alone_has_nobody_to_agree_with_unless_it_is_alone() -> None:
+    one = replace(scene(moving(0, 50.0), racks=2, grace_ns=0), norm_max=1.0)
+    assert isinstance(new_round().advance(one, 0), Drop)
+    last, round_ = replace(one, contributors=frozenset({0})), new_round()
+    assert round_.advance(last, 0) is None
+    assert round_.phase is Phase.GATHER
 
 
 def test_who_declined_or_is_dead_or_is_done_is_not_waited_for() -> None:

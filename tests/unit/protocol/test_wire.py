@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mend.errors import WireError
+from mend.errors import OtherVersion, WireError
 from mend.protocol import messages, wire
 from mend.protocol.epochs import epoch_of
 from mend.protocol.messages import (
@@ -71,14 +71,15 @@ def values_of(annotation: Any, meta: msgspec.Meta | None = None) -> st.SearchStr
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is tuple:
         return st.tuples(*(values_of(each) for each in arguments))
-    if annotation is type(None):
-        return st.none()
+    if annotation in (bool, type(None)):
+        return st.booleans() if annotation is bool else st.none()
     if annotation is int:
         low = meta.ge if meta and meta.ge is not None else -(2**63)
         high = meta.le if meta and meta.le is not None else 2**63
         return st.integers(int(low), int(high))
-    if annotation is bool:
-        return st.booleans()
+    if annotation is float:
+        assert meta is not None, "a float without limits may be NaN"
+        return st.floats(meta.ge, meta.lt, exclude_max=True)
     if annotation is bytes:
         return st.binary(max_size=40)
     if annotation is str:
@@ -175,6 +176,33 @@ def test_another_version_is_named() -> None:
     said = f"wire version {VERSION + 1}, this is version {VERSION}"
     with pytest.raises(WireError, match=said):
         decode(bytes(frame))
+
+
+def of_version(number: int, envelope: Envelope) -> bytes:
+    return framed(msgspec.msgpack.encode(envelope), MAGIC + bytes([number]))
+
+
+def test_who_speaks_another_version_is_known_by_what_all_versions_say_alike() -> None:
+    """Such frames were only counted, and both sides waited for the start until it timed out."""
+    said = hello(3, racks=4)
+    with pytest.raises(OtherVersion) as caught:
+        decode(of_version(VERSION + 1, Envelope("job", 3, 0, 7, said)))
+    assert (caught.value.job, caught.value.rack) == ("job", 3)
+    assert caught.value.address == said.seat.address
+    versions = f"rack 3 speaks wire version {VERSION + 1}, this is version {VERSION}"
+    assert str(caught.value) == f"{versions}; run the same mend on all racks and the witness"
+    with pytest.raises(OtherVersion, match="the witness speaks") as caught:
+        decode(of_version(1, Envelope("job", 0xFFFF, 0, 7, report(1))))
+    assert caught.value.address == ""
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", msgspec.msgpack.encode(["job", -1]), msgspec.msgpack.encode({"a": 1})]
+)
+def test_what_only_looks_like_another_version_is_a_frame_like_any_other(body: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        decode(framed(body, MAGIC + bytes([VERSION + 1])))
+    assert not isinstance(caught.value, OtherVersion)
 
 
 def test_sums_over_their_limit_are_not_read() -> None:

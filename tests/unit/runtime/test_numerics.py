@@ -14,13 +14,14 @@ import torch
 import xxhash
 
 from mend.codec import CODECS
-from mend.errors import NonFinite, WireError
-from mend.merge import Average
+from mend.errors import NonFinite, Unmergeable, WireError
+from mend.merge import MERGES, Average
 from mend.outer import Nesterov
 from mend.runtime import numerics as module
 from mend.runtime.crew import stay_on_one_core
 from mend.runtime.digest import StateDigest, digest_of
-from mend.runtime.numerics import Anchor, Numerics
+from mend.runtime.numerics import PORTION_NUMEL, Anchor, Numerics
+from mend.runtime.sums import Tensors, factors_in
 
 WEIGHTS = [float(np.float32(w)) for w in (0.5, 1 / 3, 1 / 7, 0.1)]
 
@@ -233,11 +234,93 @@ def test_one_bad_number_refuses_the_offer(codec: str, value: float, position: in
         make(codec).encode(noise(70_000, 1), delta)
 
 
-def test_huge_but_finite_numbers_are_fine_unless_the_codec_cannot_hold_them() -> None:
-    huge = torch.full((50_000,), torch.finfo(torch.float32).max)
-    make("float32").encode(huge, None)
-    with pytest.raises(NonFinite, match="bfloat16"):
-        make("bfloat16").encode(huge, None)
+def test_numbers_that_fp32_cannot_square_are_refused_like_infinities() -> None:
+    """1e30 is finite, and makes every norm and second moment it comes into infinite."""
+    most = torch.full((50_000,), 2.0**64).nextafter(torch.zeros(()))
+    assert make("float32").encode(most.clone(), None).norm == most[0].item()
+    assert make("bfloat16").encode(most.clone() * 0.9, None).norm < 2.0**64
+    for value in (2.0**64, -1e30):
+        most[41_234] = value
+        with pytest.raises(NonFinite, match="element 41234 of the delta"):
+            make().encode(most.clone(), None)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_norm_of_an_offer_is_its_greatest_magnitude(threads: int) -> None:
+    delta, anchor = noise(PORTION_NUMEL + 77, 1), noise(PORTION_NUMEL + 77, 2)
+    numerics = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, 0.0), threads)
+    snapshot = anchor - delta
+    norm = (anchor - snapshot).abs().max().item()
+    assert numerics.encode(snapshot, None, anchor).norm == norm
+    assert numerics.encode(torch.empty(0), None).norm == 0.0
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), 1e30])
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_payload_that_holds_no_numbers_stops_the_merge_and_is_blamed(
+    codec: str, momentum: float, wrong: float, members: int
+) -> None:
+    """Its checksum is right: the sender's own check did not see it. Two racks of equal weight, one
+    alone and any number are merged by different code."""
+    numerics = make(codec, momentum=momentum)
+    anchor = numerics.genesis(noise(70_000, 1))
+    deltas = [noise(70_000, 2 + m) for m in range(members)]
+    deltas[-1][69_999] = wrong
+    payloads = [numerics.codec.encode(delta) for delta in deltas]
+    weights = {1: [1.0], 2: [0.5, 0.5], 3: [0.25, 0.25, 0.5]}[members]
+    with pytest.raises(Unmergeable):
+        numerics.merge(payloads, weights, anchor, 1)
+    blamed = numerics.blame(payloads, anchor)
+    assert blamed.positions == (members - 1,)
+    assert "NaN, Inf or magnitudes of" in str(blamed)
+
+
+def test_where_every_payload_is_sound_and_their_merge_is_not_the_longest_is_blamed() -> None:
+    numerics = make(lr=4.0, momentum=0.0)
+    anchor = numerics.genesis(torch.zeros(10))
+    deltas = [torch.full((10,), 2.0**63.5), torch.full((10,), 2.0**63.9), noise(10, 1)]
+    payloads = [numerics.codec.encode(delta) for delta in deltas]
+    with pytest.raises(Unmergeable):
+        numerics.merge(payloads, [0.5, 0.5, 0.0], anchor, 1)
+    assert numerics.blame(payloads, anchor).positions == (1,)
+
+
+def test_nobody_is_blamed_for_an_anchor_that_holds_no_numbers() -> None:
+    numerics = make()
+    values = noise(10, 1)
+    values[3] = float("nan")
+    anchor = numerics.genesis(values)
+    payload = numerics.encode(noise(10, 2), None).payload
+    with pytest.raises(Unmergeable):
+        numerics.merge([payload], [1.0], anchor, 1)
+    assert numerics.blame([payload], anchor).positions == ()
+
+
+def test_great_numbers_whose_squares_overflow_together_are_merged() -> None:
+    """The quick look adds squares; where these leave fp32 each number is looked at."""
+    numerics = make(lr=1.0, momentum=0.0)
+    anchor = numerics.genesis(torch.zeros(70_000))
+    payload = numerics.encode(torch.full((70_000,), 2.0**62), None).payload
+    both = numerics.merge([payload, payload], [0.5, 0.5], anchor, 1)
+    assert torch.equal(both.values, torch.full((70_000,), -(2.0**62)))
+
+
+def test_measuring_a_payload_that_holds_no_numbers_leaves_the_word_to_the_merge() -> None:
+    numerics = Numerics(CODECS["float32"](), MERGES["rda"](), Nesterov(1.0, 0.0))
+    anchor = numerics.genesis(noise(70_000, 1))
+    tensors = Tensors((0, 70_000), (False,))
+    for wrong in (float("nan"), float("inf"), 1e30):
+        bad = noise(70_000, 3)
+        bad[5] = wrong
+        payloads = [numerics.codec.encode(noise(70_000, 2)), numerics.codec.encode(bad)]
+        weights = (0.5, 0.5)
+        total = numerics.total([numerics.measure(payloads, weights, tensors)])
+        runs = tensors.runs(weights, factors_in(total, weights, tensors))
+        with pytest.raises(Unmergeable):
+            numerics.merge(payloads, weights, anchor, 1, runs=runs)
+        assert numerics.blame(payloads, anchor).positions == (1,)
 
 
 def test_a_payload_of_another_size_is_refused() -> None:

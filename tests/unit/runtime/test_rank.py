@@ -12,14 +12,31 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.errors import PlanMismatch, TransferStalled, WorkerFailed
+from mend.errors import (
+    Diverged,
+    OtherVersion,
+    PlanMismatch,
+    Refused,
+    TransferStalled,
+    WorkerFailed,
+)
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.protocol import events as ev
 from mend.protocol.learner import Learner
-from mend.protocol.messages import Gather, Message, Offer, RankReport, Record
+from mend.protocol.messages import (
+    Drop,
+    Ended,
+    Gather,
+    Message,
+    Offer,
+    OfferId,
+    RankReport,
+    Record,
+)
 from mend.protocol.pulls import RETRY_NS_MAX
 from mend.protocol.shelf import LearnerOptions
+from mend.runtime.edge import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import Anchor, Numerics
 from mend.runtime.rank import Rank, Roles
@@ -246,6 +263,69 @@ def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
     assert story.board.failure is None
 
 
+@pytest.mark.parametrize("merge", ["mean", "rda"])
+def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_more(
+    merge: str,
+) -> None:
+    story, bad = Story(merge=merge), torch.tensor([0.5, float("nan"), 0.5, 0.5])
+    made = theirs_of(bad)
+    story.told(offers=(made,))
+    story.arrived(made, bad)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held == ()
+    (found,) = report.bad
+    assert found.offer == OfferId(THEIRS, 0, 1)
+    assert "NaN, Inf or magnitudes of inf" in found.reason
+    story.later()
+    assert len(story.edge.noted("merge-failed")) == 1, "it is not tried again"
+    story.told(Drop(0, (Ended(THEIRS, 1),), "rack 0 has diverged", diverged=True))
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.bad == ()
+    assert story.rank.payloads == {}
+
+
+def test_who_spoils_a_payload_himself_blames_nobody() -> None:
+    """A bit flips in this rack's memory: the sender's bytes were good, so he must not end."""
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.rank.payloads[(THEIRS, 0, 1)].view(torch.float32)[2] = float("nan")
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.bad == ()
+    assert [note["error"] for note in story.edge.noted("fetch-failed")] == [
+        "its bytes changed in memory"
+    ]
+    story.later()
+    story.arrived(made, delta)
+    story.later()
+    (_, report) = story.edge.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
+
+
+def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
+    """Version 0 was NaN already: no member is to blame, and there is nothing to merge onto."""
+    story, delta = Story(first=float("nan"), theirs=float("nan")), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    assert isinstance(story.board.failure, Diverged)
+    assert "rack 1, fragment 0, version 0: the anchor itself" in str(story.board.failure)
+
+
+def test_an_own_offer_that_the_log_calls_bad_is_told_to_the_training_thread() -> None:
+    story = Story()
+    story.told(Drop(0, (Ended(MINE, 1),), "rack 1 has diverged: NaN", diverged=True))
+    assert story.board.panels[0].discarded == {1: "rack 1 has diverged: NaN"}
+
+
 # -------------------------------------------------------------- own captures
 
 
@@ -281,7 +361,7 @@ def test_a_capture_with_nan_is_refused_at_home() -> None:
     assert "element 1 of the delta" in story.edge.noted("declined")[0]["reason"]
     assert "element 1" in story.board.last_error
     story.told(discarded=((0, 1),))
-    assert story.board.panels[0].discarded == {1}
+    assert story.board.panels[0].discarded == {1: ""}
 
 
 def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:
@@ -290,6 +370,49 @@ def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:
     captured(story, torch.zeros(N + 1))  # of another size than its anchor
     assert isinstance(story.board.failure, WorkerFailed)
     assert story.board.failure.__cause__ is not None
+
+
+# -------------------------------------------------------------- another version
+
+
+def test_a_rack_that_waits_for_the_start_ends_when_another_version_keeps_talking() -> None:
+    story, found = Story(), OtherVersion(3, 2, "job", 0, "")
+    for _ in range(FOREIGN_FRAMES):
+        story.rank.tick()
+        assert story.board.failure is None, "the other must hear it first"
+        story.rank.foreign(found)
+    story.later(FOREIGN_NS)
+    assert isinstance(story.board.failure, Refused)
+    assert "rack 0 speaks wire version 3, this is version 2" in str(story.board.failure)
+
+
+def test_one_late_frame_of_another_version_ends_nobody() -> None:
+    story = Story()
+    story.rank.foreign(OtherVersion(3, 2, "job", 0, ""))
+    story.later(10 * FOREIGN_NS)
+    assert story.board.failure is None
+
+
+def test_two_versions_do_not_answer_each_other_without_end() -> None:
+    """Each answer is a frame of another version to the other side."""
+    edge = HandEdge()
+    foreigners = Foreigners(edge)  # type: ignore[arg-type]
+    for _ in range(100):
+        foreigners.met(OtherVersion(3, 2, "job", 7, ""), [Peer(1, 0), Peer(7, 0)])
+    assert [to for to, _ in edge.sent] == [Peer(7, 0), Peer(1, 0)]
+    edge.now += FOREIGN_GAP_NS
+    foreigners.met(OtherVersion(3, 2, "job", 7, ""))
+    assert len(edge.sent) == 3
+
+
+def test_a_running_job_is_not_moved_by_another_version() -> None:
+    story = Story()
+    story.told()
+    for _ in range(2 * FOREIGN_FRAMES):
+        story.rank.foreign(OtherVersion(3, 2, "job", 0, ""))
+        story.later(FOREIGN_NS)
+    assert story.board.failure is None
+    assert "wire version 3" in story.board.last_error
 
 
 # -------------------------------------------------------------- what people are told

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mend.errors import GaveUp, PlanMismatch, StartTimeout
+from mend.errors import Diverged, GaveUp, PlanMismatch, StartTimeout
 from mend.protocol.events import Captured, Idle, Leaving, StillOpen
 from mend.protocol.messages import Genesis, Seat
 from mend.runtime.steps import LEAVE_NS, POLL_NS, SAY_NS
@@ -248,27 +248,37 @@ def test_one_rank_with_unmerged_work_makes_all_ranks_keep_theirs() -> None:
     assert len(hand.noted("kept-local")) == 1
 
 
-def test_weights_that_are_not_finite_are_not_worth_keeping() -> None:
+def test_a_rack_whose_last_capture_is_no_number_ends_with_that() -> None:
+    """It ended in order, on the merged weights, as if its own work had been merged."""
     hand = Hand(fragments=2, stall_max_ns=0)
     hand.step(3)
     hand.board.finish()
     with torch.no_grad():
-        hand.model[0][1] = float("nan")
         hand.model[1][0] = float("inf")
-    hand.run(hand.trainer.close())
+    with pytest.raises(Diverged, match="rack 0, fragment 1, step 3: 1 holds inf"):
+        hand.run(hand.trainer.close())
+    assert [fields["fragment"] for _, fields in hand.noted("diverged")] == [1]
+
+
+def test_so_does_one_with_nothing_left_to_capture() -> None:
+    hand = Hand(fragments=2, stall_max_ns=0)
+    hand.step(3)  # fragment 0 is captured in step 2, and its offer stays open
+    hand.board.finish()
+    hand.model[0].data.fill_(float("nan"))
+    with pytest.raises(Diverged, match="rack 0, fragment 0, step 3: 0 holds nan"):
+        hand.run(hand.trainer.close())
     assert hand.noted("kept-local") == []
-    assert [hand.theta(p) for p in (0, 1)] == [0.0, 0.0]
 
 
-def test_weights_that_a_rack_mate_finds_not_finite_are_not_worth_keeping_either() -> None:
-    """A NaN may be in one rank's shard alone; the rack keeps its weights, or it does not."""
+def test_weights_that_a_rack_mate_finds_to_be_no_numbers_end_all_ranks() -> None:
+    """A NaN may be in one rank's shard alone; a rack ends as a whole."""
     hand = Hand(ranks=2, fragments=2, stall_max_ns=0)
     hand.step(3)
     hand.board.finish()
     hand.agree = lambda values: [0, 0] if values == [1, 1] else values
-    hand.run(hand.trainer.close())
+    with pytest.raises(Diverged, match="another rank of this rack"):
+        hand.run(hand.trainer.close())
     assert hand.noted("kept-local") == []
-    assert [hand.theta(p) for p in (0, 1)] == [0.0, 0.0]
 
 
 def test_a_close_in_lockstep_waits_as_long_as_lockstep_does() -> None:

@@ -205,6 +205,14 @@ def test_garbage_is_no_tape(tmp_path: Path, garbage: bytes) -> None:
         read_tape(path)
 
 
+def test_a_tape_of_another_format_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "tape-rack0-rank0.mend"
+    path.write_bytes(form.file_begin()[:-2] + (form.VERSION + 1).to_bytes(2, "big") + b"more")
+    said = f"format {form.VERSION + 1}, this mend reads format {form.VERSION}; read it with the"
+    with pytest.raises(TapeError, match=said):
+        read_tape(path)
+
+
 def test_where_there_is_no_tape_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(TapeError, match="diagnostics_dir"):
         tapes_in([tmp_path])

@@ -1,0 +1,41 @@
+"""sim.numbers: a rack whose memory goes wrong between its own check and its checksum."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mend.codec import Codec
+from mend.merge import Merge
+from mend.outer import OuterOptimizer
+from mend.runtime.numerics import Encoded, Numerics
+from mend.transport.pull_wire import checksum_of
+
+
+class Spoiler(Numerics):
+    """`spoils` is asked at every encode what the payload's elements become; None: they stay."""
+
+    def __init__(
+        self,
+        spoils: Callable[[], float | None],
+        codec: Codec,
+        merge: Merge,
+        outer: OuterOptimizer,
+    ) -> None:
+        super().__init__(codec, merge, outer)
+        self._spoils = spoils
+
+    def encode(
+        self, delta_N: Tensor, residual_N: Tensor | None, anchor_N: Tensor | None = None
+    ) -> Encoded:
+        made = super().encode(delta_N, residual_N, anchor_N)
+        value = self._spoils()
+        if value is None or not delta_N.numel():
+            return made
+        payload_B = self.codec.encode(torch.full_like(delta_N, value))
+        return dataclasses.replace(
+            made, payload=payload_B, checksum=checksum_of(payload_B.numpy().data)
+        )

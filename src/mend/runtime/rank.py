@@ -211,6 +211,9 @@ class Rank:
                 if isinstance(record, Commit):
                     self.edge.note("commit", _commit_fields(record))
                 self.board.told(record)
+            case ev.Restored(snapshot):
+                self.edge.note("snapshot", {"record": snapshot.index})
+                self.board.restore(snapshot)
             case ev.Free(member, fragment, seq):
                 self._free(member, fragment, seq)
             case ev.Forget(fragment, version, attempt):

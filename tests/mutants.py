@@ -296,8 +296,8 @@ MUTANTS = (
     Mutant(
         "broken-promise: an Append below the promise is accepted",
         "protocol/voter.py",
-        "            return False\n        self.promised = epoch\n        if not self.log",
-        "            pass\n        self.promised = epoch\n        if not self.log",
+        "            return False\n        self.promised = epoch\n        if snapshot is not",
+        "            pass\n        self.promised = epoch\n        if snapshot is not",
         ("tests/unit/protocol/test_voter.py",),
     ),
     Mutant(

@@ -68,8 +68,8 @@ BUGS = (
         "3",
         "a voter accepts the log of an epoch below its promise",
         (VOTER, "        if epoch < self.promised:\n            return False\n"
-         "        self.promised = epoch\n        if not",
-         "        self.promised = epoch\n        if not"),
+         "        self.promised = epoch\n        if snapshot",
+         "        self.promised = epoch\n        if snapshot"),
         (BOOTH, "if orders.epoch < self.voter.promised:", "if orders.epoch < 0:"),
     ),
     _bug(
@@ -199,7 +199,7 @@ BUGS = (
     _bug(
         "18b",
         "a rack takes its offer back when a commit does not name it",
-        (ROUNDS, 'if (fate := fate_in(commit, mine))), "")',
+        ("runtime/handoff.py", 'if (fate := fate_in(commit, mine))), "")',
          'if (fate := fate_in(commit, mine))), "dropped" if stretch else "")'),
     ),
     _bug(
@@ -314,6 +314,18 @@ BUGS = (
         "31c",
         "a rack whose offer was bad is told that it was too old",
         (LEARNER, 'bad = record.reason if record.diverged else ""', 'bad = record.reason[:0]'),
+    ),
+    _bug(
+        "32",
+        "a snapshot does not say which offers have ended",
+        (LOG, "ended={(last.member, last.fragment): last.ended for last in snapshot.last},",
+         "ended={},"),
+    ),
+    _bug(
+        "32b",
+        "a snapshot does not say which offers were named",
+        ("runtime/handoff.py", 'return "named" if seq == known.named else "dropped"',
+         'return "named" if seq < known.named else "dropped"'),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

@@ -309,3 +309,20 @@ def test_no_invariant_breaks_under_rda_with_two_ranks(first: int) -> None:
     for seed in range(first, first + BLOCK):
         report = World(dataclasses.replace(draw(seed), merge="rda", ranks=2)).run()
         assert not report.problems, told(report)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("back", ["cut off", "restarted"])
+def test_who_is_further_behind_than_the_log_goes_on_from_a_snapshot(ranks: int, back: str) -> None:
+    """With a log of three records; a rack that missed them, or joins, could never read it."""
+    world = World(seed=3, racks=3, ranks=ranks, records_kept=3, steps=50, shutdown_ns=40 * SECOND)
+    if back == "cut off":
+        world.partition(1, at=0.4, until=1.9)
+    else:
+        world.restart(1, at=0.4, until=1.4)
+    report = world.heal(at=2.0).run()
+    assert not report.problems, told(report)
+    assert "snapshot" in kinds(world, 1)
+    for training in world.trainings.values():
+        assert training.failure is None
+        assert training.trainer.open_tokens() == 0

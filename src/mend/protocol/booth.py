@@ -50,7 +50,13 @@ class Booth:
             return False
         self.heard = (orders.epoch, orders.serial)
         if not self.voter.append(
-            orders.epoch, orders.prev, orders.chain, orders.records, orders.last, orders.decided
+            orders.epoch,
+            orders.prev,
+            orders.chain,
+            orders.records,
+            orders.last,
+            orders.decided,
+            orders.snapshot,
         ):
             detail = f"{peer} contradicts what is decided, behind record {orders.prev}"
             effects.append(Note("fault", {"detail": detail}))

@@ -26,6 +26,7 @@ from mend.protocol.messages import (
     Record,
     Report,
     Roster,
+    Snapshot,
 )
 from mend.terms import Member
 
@@ -76,6 +77,7 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
         return "a log that does not begin with Genesis"
     return (
         format_misfit(orders.records)
+        or _snapshot_misfit(orders.snapshot, orders.prev, fragments, ranks)
         or _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
@@ -93,12 +95,29 @@ def format_misfit(records: Iterable[Record]) -> str:
 def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
     """For a rank: orders of another plan than its own."""
     return (
-        _records_misfit(orders.records, fragments, ranks)
+        _snapshot_misfit(orders.snapshot, orders.prev, fragments, ranks)
+        or _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
         or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
         or _numbers_misfit((total.fragment for total in orders.totals), fragments)
     )
+
+
+def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks: int) -> str:
+    if snapshot is None:
+        return ""
+    if snapshot.format != RECORDS_FORMAT:
+        return f"a snapshot of format {snapshot.format}, this mend reads {RECORDS_FORMAT}"
+    if snapshot.index != prev or not snapshot.lineages:
+        return f"a snapshot of record {snapshot.index} in place of {prev}"
+    each = (snapshot.versions, snapshot.digests, snapshot.norms)
+    if any(len(found) != fragments for found in each) or min(snapshot.versions) < 0:
+        return "a snapshot of another plan"
+    lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
+    if any(len(found) != ranks for found in [*lists, *snapshot.digests]):
+        return "a snapshot with other numbers of ranks"
+    return _numbers_misfit((last.fragment for last in snapshot.last), fragments)
 
 
 def _records_misfit(records: Iterable[Record], fragments: int, ranks: int) -> str:

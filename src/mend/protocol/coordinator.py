@@ -375,14 +375,17 @@ class Coordinator:
         for rack, view in self.views.items():
             if view.gone:
                 continue
-            prev = self.proposer.common(view.member)
+            common = prev = self.proposer.common(view.member)
+            snapshot = None
+            if not log.reaches(common):
+                prev, snapshot = log.decided, log.snapshot()
             orders = Orders(
                 serial=0,
                 to=view.member.incarnation,
                 epoch=self.proposer.epoch,
-                lineage=log.lineage_at(prev),
+                lineage=log.lineage_at(common),
                 prev=prev,
-                chain=log.chain(prev) if log.reaches(prev) else "",
+                chain=log.chain(prev),
                 records=log.after(prev),
                 last=log.last,
                 decided=log.decided,
@@ -392,6 +395,7 @@ class Coordinator:
                 live=live,
                 missing=missing,
                 why=self._why(bool(missing)),
+                snapshot=snapshot,
             )
             if orders != view.sent or now_ns >= view.sent_ns + self.options.heartbeat_ns:
                 view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1

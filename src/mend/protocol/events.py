@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from mend.protocol.messages import Message, Offer, Record
+from mend.protocol.messages import Message, Offer, Record, Snapshot
 from mend.terms import Address, Member, Peer
 
 # ------------------------------------------------------------------ events
@@ -288,6 +288,13 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """All that is decided up to a record, in place of the records: these will not be told."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """A payload nobody needs any more."""
 
@@ -349,6 +356,7 @@ Effect = (
     | Copy
     | Publish
     | Told
+    | Restored
     | Free
     | Forget
     | Discard

@@ -342,6 +342,9 @@ class Leader:
     def _rank_orders(self, rank: int, totals: tuple[Total, ...]) -> RankOrders:
         report = self.ranks.get(rank)
         prev = min(report.decided, self.log.decided) if report else 0
+        snapshot = None
+        if not self.log.reaches(prev):
+            prev, snapshot = self.log.decided, self.log.snapshot()
         orders = self.orders
         ranks = [self.ranks[r] for r in sorted(self.ranks)]
         complete = len(ranks) == self.ranks_configured
@@ -364,6 +367,7 @@ class Leader:
             why=self.why(),
             failure=self.failure,
             finish=self.left(),
+            snapshot=snapshot,
         )
 
 

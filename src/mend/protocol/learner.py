@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mend.protocol import events as ev
 from mend.protocol.border import rank_orders_misfit
 from mend.protocol.epochs import count_of
-from mend.protocol.log import Folded
+from mend.protocol.log import Folded, folded_of
 from mend.protocol.messages import (
     BAD_MAX,
     Bad,
@@ -30,6 +30,7 @@ from mend.protocol.messages import (
     RankReport,
     Record,
     Roster,
+    Snapshot,
 )
 from mend.protocol.pulls import RETRY_NS_MIN, Key, Pulls
 from mend.protocol.shelf import HELD_BEHIND, LINGER_NS, LearnerOptions, Shelf
@@ -139,10 +140,7 @@ class Learner:
         if orders.serial <= self.orders_serial:
             return
         self.orders_serial, self.settled = orders.serial, orders.settled
-        if orders.prev <= self.decided:
-            for record in orders.records[self.decided - orders.prev :]:
-                self.decided += 1
-                self._on_record(record, now_ns, effects)
+        self._read(orders, now_ns, effects)
         for offer in orders.offers:
             self._on_offer(offer)
         for gather in orders.gathers:
@@ -154,6 +152,15 @@ class Learner:
             if fragment in self.parts and self.parts[fragment].seq == seq:
                 effects.append(ev.Discard(fragment, seq))
         self._on_end(orders, effects)
+
+    def _read(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
+        """What is decided and new here."""
+        if orders.snapshot is not None and orders.snapshot.index > self.decided:
+            self._on_snapshot(orders.snapshot, now_ns, effects)
+        if orders.prev <= self.decided:
+            for record in orders.records[self.decided - orders.prev :]:
+                self.decided += 1
+                self._on_record(record, now_ns, effects)
 
     def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
         """The rack cannot go on, or has left."""
@@ -182,6 +189,24 @@ class Learner:
             case Lineage():
                 self._on_roster(effects)
                 self._on_lineage(record, effects)
+
+    def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
+        """The records up to here will not come. What they did to offers is in what they add up
+        to; states are copied, or are here as tentative results."""
+        self.folded, self.decided = folded_of(snapshot), snapshot.index
+        effects.append(ev.Restored(snapshot))
+        for p, shelf in enumerate(self.shelves):
+            version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
+            if version == 0 and shelf.founded(digest, self.own_digests[p]):
+                effects.append(ev.Publish(p, 0, 0))
+            effects += [ev.Forget(p, gone) for gone in shelf.restored(version, digest)]
+            ended = self.folded.ended.get((self.member, p), 0)
+            named, _ = self.folded.named.get((self.member, p), (0, 0))
+            if p in self.parts and named < self.parts[p].seq <= ended:
+                effects.append(ev.Discard(p, self.parts[p].seq))
+        for member, p, seq in self.pulls.wanted():
+            if not self.folded.is_open(member, p, seq):
+                self.shelves[p].linger.setdefault((member, seq), (snapshot.versions[p], now_ns))
 
     def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
         for fragment, digests in enumerate(record.digests):

@@ -12,22 +12,30 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 
 from mend.protocol.messages import (
+    RECORDS_FORMAT,
     Commit,
     Drop,
     Ended,
     Genesis,
+    Last,
     Lineage,
     Policy,
     Record,
     Roster,
     Seat,
     Share,
+    Snapshot,
 )
 from mend.protocol.wire import encode_record
 from mend.terms import Address, Member, Peer
 
-RECORDS_KEPT = 65_536
-"""Decided records a replica keeps for members that are behind; further back is compacted."""
+RECORDS_KEPT = 4_096
+"""Decided records a replica keeps for members that are behind; further back they get a snapshot."""
+
+FORMER_KEPT = 64
+"""Members that lost their seat last, whose late hellos are known."""
+
+LINEAGES_SENT = 64
 
 NORMS_KEPT = 64
 """Offers per fragment, named last, that a new one is compared with."""
@@ -60,12 +68,14 @@ class Folded:
     plan: str = ""
     policy: Policy | None = None
     epoch: int = 0
-    former: frozenset[Member] = frozenset()
-    """Who had a seat and lost it; a rack comes back under another incarnation only."""
+    former: tuple[Member, ...] = ()
+    """Who had a seat and lost it last; a rack comes back under another incarnation only."""
     versions: list[int] = field(default_factory=list)
     digests: list[tuple[str, ...]] = field(default_factory=list)
     ended: dict[tuple[Member, int], int] = field(default_factory=dict)
-    """(member, fragment) -> highest seq named or dropped."""
+    """(member, fragment) -> highest seq named or dropped; of those who have a seat."""
+    named: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
+    """(seq, version) of those named: one that ended and was not named was dropped."""
     norms: list[tuple[float, ...]] = field(default_factory=list)
     """Per fragment the magnitude per step of the offers that were named last, the newest last."""
 
@@ -89,6 +99,7 @@ class Folded:
             versions=list(self.versions),
             digests=list(self.digests),
             ended=dict(self.ended),
+            named=dict(self.named),
             norms=list(self.norms),
         )
 
@@ -123,6 +134,8 @@ class Folded:
             racks = [share.member.rack for share in record.members]
             assert racks == sorted(set(racks)), f"members of a commit must ascend: {racks}"
             self._end(fragment, (*record.members, *record.dropped))
+            for share in record.members:
+                self.named[(share.member, fragment)] = (share.seq, record.version)
             self.versions[fragment] = record.version
             self.digests[fragment] = record.digests
             found = tuple(share.norm / share.steps for share in record.members)
@@ -138,7 +151,10 @@ class Folded:
 
     def _seat(self, record: Roster | Lineage, learners: frozenset[int]) -> None:
         stay = {seat.member for seat in record.members}
-        self.former |= {seat.member for seat in self.seats.values()} - stay
+        gone = {seat.member for seat in self.seats.values()} - stay
+        self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]
+        self.ended = {key: seq for key, seq in self.ended.items() if key[0] in stay}
+        self.named = {key: seq for key, seq in self.named.items() if key[0] in stay}
         self.seats = {seat.member.rack: seat for seat in record.members}
         self.learners, self.witness = learners, record.witness
         self.roster_number = record.number
@@ -146,6 +162,7 @@ class Folded:
     def _begin_anew(self, record: Lineage) -> None:
         self._seat(record, frozenset())
         self.epoch = record.epoch
+        self.named = {key: at for key, at in self.named.items() if at[1] <= record.versions[key[1]]}
         # Offers stay ended that only an undone commit named: they count as dropped.
         self.versions, self.digests = list(record.versions), list(record.digests)
 
@@ -155,6 +172,29 @@ class Folded:
                 f"{ended} of fragment {fragment} ends twice"
             )
             self.ended[(ended.member, fragment)] = ended.seq
+
+
+def folded_of(snapshot: Snapshot) -> Folded:
+    """What it was made of."""
+    return Folded(
+        seats={seat.member.rack: seat for seat in snapshot.members},
+        learners=frozenset(snapshot.learners),
+        witness=snapshot.witness,
+        roster_number=snapshot.number,
+        plan=snapshot.plan,
+        policy=snapshot.policy,
+        epoch=snapshot.epoch,
+        former=snapshot.former,
+        versions=list(snapshot.versions),
+        digests=list(snapshot.digests),
+        ended={(last.member, last.fragment): last.ended for last in snapshot.last},
+        named={
+            (last.member, last.fragment): (last.named, last.version)
+            for last in snapshot.last
+            if last.named
+        },
+        norms=list(snapshot.norms),
+    )
 
 
 def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
@@ -169,7 +209,9 @@ class Log:
     everything decided (what anybody may act on).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = RECORDS_KEPT) -> None:
+        """`kept`: decided records that stay."""
+        self._kept = kept
         self.last = 0
         self.decided = 0
         self._lineages: list[tuple[int, str]] = [(0, "")]
@@ -187,7 +229,8 @@ class Log:
 
     def lineage_at(self, index: int) -> str:
         """What it was when record `index` was the last one."""
-        return next(name for begun, name in reversed(self._lineages) if begun <= index)
+        found = (name for begun, name in reversed(self._lineages) if begun <= index)
+        return next(found, "")
 
     def continues(self, lineage: str, index: int) -> bool:
         """Whether what is said in `lineage`, behind record `index`, is said in this job. One that
@@ -279,7 +322,8 @@ class Log:
                 return record.digests[fragment]
             if isinstance(record, Genesis) and version == 0:
                 return record.digests[fragment]
-        return None
+        newest = self.told.begun and self.told.versions[fragment] == version
+        return self.told.digests[fragment] if newest else None
 
     def _roster_of(self, index: int) -> Folded:
         folded = self.told.copy()
@@ -293,10 +337,52 @@ class Log:
         for record in fresh:
             self.told.take(record)
         self.decided += len(fresh)
-        while self._first <= self.decided - RECORDS_KEPT:
+        while self._first <= self.decided - self._kept:
             del self._records[self._first], self._chains[self._first - 1]
             self._first += 1
         return fresh
+
+    def snapshot(self) -> Snapshot:
+        """Of all that is decided."""
+        told = self.told
+        assert told.policy is not None, "nothing is decided"
+        return Snapshot(
+            index=self.decided,
+            chain=self.chain(self.decided),
+            format=RECORDS_FORMAT,
+            lineages=tuple(at for at in self._lineages if at[0] <= self.decided)[-LINEAGES_SENT:],
+            epoch=told.epoch,
+            number=told.roster_number,
+            members=tuple(told.seats[rack] for rack in sorted(told.seats)),
+            learners=tuple(sorted(told.learners)),
+            witness=told.witness,
+            former=told.former,
+            policy=told.policy,
+            plan=told.plan,
+            versions=tuple(told.versions),
+            digests=tuple(told.digests),
+            last=tuple(
+                Last(*key, *told.named.get(key, (0, 0)), told.ended[key])
+                for key in sorted(told.ended)
+            ),
+            norms=tuple(told.norms),
+        )
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Know what it says to be decided, in place of records that will not come any more.
+
+        What was accepted here and differs from it was never decided; what is behind it stays.
+        """
+        index = snapshot.index
+        if index <= self.decided:
+            return
+        if self.matches(index, snapshot.chain):
+            self.decide(index)
+            return
+        self.last = self.decided = index
+        self.told, self.written = folded_of(snapshot), folded_of(snapshot)
+        self._records, self._chains, self._first = {}, {index: snapshot.chain}, index + 1
+        self._lineages = [(begun, name) for begun, name in snapshot.lineages]
 
     def after(self, index: int, stop: int | None = None) -> tuple[Record, ...]:
         """Records index + 1 .. stop (default: all), at most SENT_AT_ONCE.

@@ -14,7 +14,9 @@ from mend.protocol.director import Director
 from mend.protocol.events import Machine
 from mend.protocol.leader import Leader, LeaderOptions
 from mend.protocol.learner import Learner
+from mend.protocol.log import RECORDS_KEPT, Log
 from mend.protocol.messages import Hello, Record
+from mend.protocol.proposer import Proposer
 from mend.protocol.shelf import LearnerOptions
 from mend.protocol.voter import Voter
 from mend.terms import Member, Peer
@@ -57,6 +59,7 @@ class Parts:
     learner: LearnerParts | None = None
     leader: LeaderParts | None = None
     coordinator: CoordinatorParts | None = None
+    records_kept: int = RECORDS_KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Machines:
 
 def machines_of(parts: Parts) -> Machines:
     """New machines, all of one process together."""
-    me, member, voter = parts.me, parts.member, Voter()
+    me, member, voter = parts.me, parts.member, Voter(Log(parts.records_kept))
     learner = leader = coordinator = booth = None
     if (of := parts.learner) is not None:
         learner = Learner(me, member, of.options, of.own_digests)
@@ -92,7 +95,9 @@ def machines_of(parts: Parts) -> Machines:
         coordinator = (
             Director(me, member, it.job, it.options, voter, script=it.script)
             if it.scripted
-            else Coordinator(me, member, it.job, it.options, voter)
+            else Coordinator(
+                me, member, it.job, it.options, voter, Proposer(Log(parts.records_kept))
+            )
         )
         if leader is None:
             booth = WitnessBooth(Booth(member, voter, me, it.options.detect_ns))

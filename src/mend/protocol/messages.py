@@ -203,6 +203,42 @@ class Lineage(Word, frozen=True, tag=6):
     reason: Text
 
 
+class Last(Word, frozen=True):
+    """The highest offers of one member and fragment that were named, and that ended at all."""
+
+    member: Member
+    fragment: U16
+    named: Count
+    version: Count
+    """Of the commit that named it."""
+    ended: Count
+
+
+class Snapshot(Word, frozen=True):
+    """What records 1..index add up to, in their place: for a log whose reader is too far behind."""
+
+    index: Count
+    chain: Hex
+    format: Count
+    lineages: Annotated[tuple[tuple[Count, Hex], ...], Meta(max_length=64)]
+    """(index, hash) of the records that began the job, or began it anew."""
+    epoch: Count
+    number: Count
+    """Of the roster."""
+    members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    learners: Racks
+    witness: Member | None
+    former: Annotated[tuple[Member, ...], Meta(max_length=64)]
+    policy: Policy
+    plan: Hex
+    versions: Versions
+    digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    last: Annotated[tuple[Last, ...], Meta(max_length=65536)]
+    norms: Annotated[
+        tuple[Annotated[tuple[Norm, ...], Meta(max_length=64)], ...], Meta(max_length=1024)
+    ]
+
+
 Record = Genesis | Commit | Roster | Drop | Epoch | Lineage
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
@@ -346,6 +382,8 @@ class Orders(State, frozen=True, tag=13):
     """Racks that did not say hello yet; empty once the log has begun."""
     why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
     """Why rounds that are open do not close."""
+    snapshot: Snapshot | None = None
+    """Of `prev`, for a receiver whose log ends before what the sender still has."""
 
 
 class Part(Word, frozen=True):
@@ -415,6 +453,7 @@ class RankOrders(State, frozen=True, tag=15):
     """(kind, detail) of what stops this rack, so that all its ranks raise it; else ("", "")."""
     finish: bool
     """Every rank of this rack may stop: the rack has left."""
+    snapshot: Snapshot | None = None
 
 
 Message = Hello | Refusal | Report | Orders | RankReport | RankOrders | Prepare | Vote

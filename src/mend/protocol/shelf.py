@@ -60,6 +60,20 @@ class Shelf:
         self.held |= {0} if digest == own else set()
         return digest == own
 
+    def restored(self, version: int, digest: str) -> list[int]:
+        """Everything up to `version` is decided, and the records of it will not come. Returns what
+        is no longer held: of decided versions in between nobody can tell here that they are."""
+        same = self.digests.get(version) == digest
+        mine = version in self.held and same
+        gone = sorted(v for v in self.held if v > self.applied and not (mine and v == version))
+        self.held -= set(gone)
+        if self.copying is not None and not (self.copying == version and same):
+            self.undone = True  # its number may be given anew
+        self.digests = {v: d for v, d in self.digests.items() if v <= self.applied}
+        self.digests[version] = digest
+        self.commits, self.retry_ns = {}, 0
+        return gone
+
     def committed(self, record: Commit, digest: str, now_ns: int) -> None:
         """The payloads that it names are served until everybody has the result."""
         self.commits[record.version], self.digests[record.version] = record, digest

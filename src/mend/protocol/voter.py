@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mend.protocol.log import Log
-from mend.protocol.messages import Ballot, Record
+from mend.protocol.messages import Ballot, Record, Snapshot
 
 
 @dataclass
@@ -37,16 +37,20 @@ class Voter:
         records: Sequence[Record],
         last: int,
         decided: int,
+        snapshot: Snapshot | None = None,
     ) -> bool:
         """Take what the coordinator of `epoch` has behind `prev`; False for an epoch that is over.
 
         Records that reach its `last` are its whole log: everything else here goes. Records that do
         not are of use only as far as they are decided; accepting a piece could lose what was
-        accepted in an older epoch and counted there.
+        accepted in an older epoch and counted there. `snapshot`: what is decided up to `prev`,
+        where the coordinator has no records any more that this voter could use.
         """
         if epoch < self.promised:
             return False
         self.promised = epoch
+        if snapshot is not None and (snapshot.index, snapshot.chain) == (prev, chain):
+            self.log.install(snapshot)
         if not self.log.matches(prev, chain):
             return True  # the ballot says from where on this voter needs it
         whole = prev + len(records) == last

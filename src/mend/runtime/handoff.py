@@ -12,7 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mend.errors import MendError
-from mend.protocol.messages import Commit, Genesis, Lineage, Record, Roster
+from mend.protocol.messages import (
+    Commit,
+    Genesis,
+    Last,
+    Lineage,
+    Record,
+    Roster,
+    Snapshot,
+)
 from mend.runtime.numerics import Anchor
 from mend.runtime.turnout import Turnout
 from mend.terms import Member
@@ -29,6 +37,23 @@ class Panel:
     digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """version -> digests of all rails, as decided; none older than the applied one."""
     decided: int = 0
+    restored: int = -1
+    """Up to this version commits may be missing: a snapshot came in their place."""
+    last: dict[Member, Last] = field(default_factory=dict)
+    """What it says of the newest offers of each member."""
+
+    def fate(self, mine: tuple[Member, int], base: int, version: int) -> str:
+        """What became of an offer in the versions (base, version]: "named", "dropped" or ""."""
+        member, seq = mine
+        known = self.last.get(member)
+        if base < self.restored <= version and known is not None and seq <= known.ended:
+            return "named" if seq == known.named else "dropped"
+        stretch = [self.commits[v] for v in range(max(base, self._whole(version)) + 1, version + 1)]
+        return next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
+
+    def _whole(self, version: int) -> int:
+        """From behind here on no commit up to `version` is missing."""
+        return self.restored if version >= self.restored else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +127,17 @@ class Board:
                 self._begin_anew(record)
             elif isinstance(record, Roster):
                 self._seat(frozenset(seat.member for seat in record.members))
+            self.changed.notify_all()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Everything up to some record is decided; the records will not be told."""
+        with self.changed:
+            self.begun = True
+            self._seat(frozenset(seat.member for seat in snapshot.members))
+            for p, panel in enumerate(self.panels):
+                panel.decided = panel.restored = snapshot.versions[p]
+                panel.digests[panel.decided] = snapshot.digests[p]
+                panel.last = {last.member: last for last in snapshot.last if last.fragment == p}
             self.changed.notify_all()
 
     def _seat(self, members: frozenset[Member]) -> None:
@@ -182,3 +218,9 @@ class Board:
                 self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s)
                 and ready()
             )
+
+
+def fate_in(commit: Commit, mine: tuple[Member, int]) -> str:
+    if any((share.member, share.seq) == mine for share in commit.members):
+        return "named"
+    return "dropped" if any((ended.member, ended.seq) == mine for ended in commit.dropped) else ""

@@ -221,6 +221,9 @@ class Rank:
                 self.board.told(record)
                 if isinstance(record, Commit):
                     self._note_commit(record)
+            case ev.Restored(snapshot):
+                self.edge.note("snapshot", {"record": snapshot.index})
+                self.board.restore(snapshot)
             case ev.Free(member, fragment, seq):
                 self._free(member, fragment, seq)
             case ev.Forget(fragment, version, attempt):

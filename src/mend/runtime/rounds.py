@@ -39,7 +39,6 @@ from mend.runtime.track import (
     StepOptions,
     Track,
     Wait,
-    fate_in,
     unbroken_run,
 )
 from mend.terms import MS, SECOND, Member
@@ -426,9 +425,7 @@ class Rounds:
             return "", None
         mine = (self.member, track.offer.seq)
         with self.board.changed:
-            panel = self.board.panels[fragment]
-            stretch = [panel.commits[v] for v in range(track.anchor.version + 1, version + 1)]
-        fate = next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
+            fate = self.board.panels[fragment].fate(mine, track.anchor.version, version)
         return fate, track.offer.delta_N if fate == "named" else None
 
     def _settle(self, track: Track, offer: OpenOffer) -> None:

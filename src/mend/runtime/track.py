@@ -12,9 +12,8 @@ from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
-from mend.protocol.messages import Commit
 from mend.runtime.numerics import Anchor
-from mend.terms import Member, Owned
+from mend.terms import Owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +145,3 @@ def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
     while oldest - 1 > base and oldest - 1 in anchors:
         oldest -= 1
     return newest, oldest
-
-
-def fate_in(commit: Commit, mine: tuple[Member, int]) -> str:
-    if any((share.member, share.seq) == mine for share in commit.members):
-        return "named"
-    return "dropped" if any((ended.member, ended.seq) == mine for ended in commit.dropped) else ""

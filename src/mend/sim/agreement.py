@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mend.protocol.log import Log
-from mend.protocol.messages import Commit, Ended, Genesis, Lineage, Record, Roster, Share
+from mend.protocol.log import Folded, Log, folded_of
+from mend.protocol.messages import Commit, Ended, Genesis, Lineage, Record, Roster, Share, Snapshot
 from mend.terms import WITNESS, Member
 
 if TYPE_CHECKING:
@@ -150,6 +150,22 @@ class Agreement:
             found = last or 0
         self.read[id(process)] = found
 
+    def restored(self, process: Process, snapshot: Snapshot) -> None:
+        """A rank is told what the records up to one add up to: is it what they add up to?"""
+        self.looked(process)
+        if self.beyond:
+            return
+        if snapshot.index >= len(self.chains) or self.chains[snapshot.index] != snapshot.chain:
+            self._problem("I1", f"{process.me} acts on a snapshot of another log")
+            return
+        folded = Folded()
+        for record in self.records[1 : snapshot.index + 1]:
+            assert record is not None
+            folded.take(record)
+        if folded != folded_of(snapshot):
+            self._problem("I1", f"{process.me} acts on a snapshot that is not of its records")
+        self.read[id(process)] = snapshot.index
+
     def end(self) -> None:
         """All replicas once more, from their beginning."""
         for process, replicas in self.replicas.values():
@@ -232,7 +248,8 @@ class Agreement:
             return
         record = log.record(index)
         assert isinstance(record, Lineage)
-        same = [i for i in range(min(len(self.chains), index)) if self.chains[i] == log.chain(i)]
+        here = (i for i in range(min(len(self.chains), index)) if log.reaches(i))
+        same = [i for i in here if self.chains[i] == log.chain(i)]
         before, stay = self.rosters[same[-1]], _fold(Seating(), record)
         for other, _ in self.replicas.values():
             votes = is_seated(other, before) and other.me.rack in before.voters

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mend.fragment.apply import Alignment
+from mend.protocol.log import RECORDS_KEPT
 from mend.sim.faults import SPOILT
 from mend.sim.sagas import saga
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
@@ -90,6 +91,7 @@ def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
         )
     elif not scenario.lockstep:
         changes["faults"] = (*faults, *_spoilt(scenario))
+    changes["records_kept"] = _kept(seed)
     return dataclasses.replace(scenario, **changes)  # type: ignore[arg-type]
 
 
@@ -184,6 +186,12 @@ def _spoilt(scenario: Scenario) -> list[Fault]:
     begin_ns = rng.randint(0, scenario.length_ns // 2)
     end_ns = begin_ns + rng.choice((200 * MS, SECOND, 10 * SECOND))
     return [Fault(rng.choice(list(SPOILT)), begin_ns, end_ns, rng.randrange(scenario.racks))]
+
+
+def _kept(seed: int) -> int:
+    """In one seed of five logs are so short that who is behind gets snapshots."""
+    rng = random.Random(seed ^ 0x5A)
+    return 3 if rng.random() < 0.2 else RECORDS_KEPT
 
 
 def _behind_a_message(fault: Fault, rng: random.Random) -> Fault:

@@ -44,6 +44,8 @@ def _may_diverge(world: World) -> set[int]:
 
 def _excused(world: World, peer: Peer, training: Training) -> bool:
     """Failures that are no fault of the job: it could not begin, or not end, as things were."""
+    if isinstance(training.failure, Diverged):
+        return peer.rack in _may_diverge(world)
     if isinstance(training.failure, Refused):  # it came back when the job was over
         over = not world.checkers.agreement.rosters[-1].racks
         return over and any(process.me == peer for process in world.past)

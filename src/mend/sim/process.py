@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from mend.errors import Diverged
 from mend.fragment.shards import put_together, take
 from mend.protocol.events import Event
-from mend.protocol.messages import Envelope, Message, Record
+from mend.protocol.messages import Envelope, Message, Record, Snapshot
 from mend.runtime.edge import Host
 from mend.runtime.handoff import Board
 from mend.runtime.rank import Rank
 from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
+from mend.sim.agreement import Agreement
 from mend.sim.faults import target
 from mend.sim.loop import Loop
 from mend.sim.network import Network
@@ -224,13 +225,17 @@ class Process:
 class WatchedBoard(Board):
     """Tells which records the training thread is shown, in which order."""
 
-    def __init__(self, fragments: int, watch: Callable[[Record], None]) -> None:
+    def __init__(self, fragments: int, process: Process, agreement: Agreement) -> None:
         super().__init__(fragments)
-        self._watch = watch
+        self._process, self._agreement = process, agreement
 
     def told(self, record: Record) -> None:
-        self._watch(record)
+        self._agreement.told(self._process, record)
         super().told(record)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._agreement.restored(self._process, snapshot)
+        super().restore(snapshot)
 
 
 def _slices(shares: list[Share], team: tuple[int, ...], slots: tuple[int, ...]) -> list[Tensor]:

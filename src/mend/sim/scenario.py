@@ -11,6 +11,7 @@ from typing import Any
 
 from mend.errors import ConfigError
 from mend.fragment.apply import Alignment
+from mend.protocol.log import RECORDS_KEPT
 from mend.terms import MS, SECOND
 
 WITNESS_TARGET = 99
@@ -74,6 +75,8 @@ class Scenario:
     merge: str = "mean"
     quiet_ns: int = 0
     """From here on nothing is broken any more, but what crashed stays down; 0: no such time."""
+    records_kept: int = RECORDS_KEPT
+    """Decided records a replica keeps; who is further behind gets a snapshot."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 

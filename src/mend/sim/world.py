@@ -169,7 +169,12 @@ class World(Writer):
     def _build_witness(self) -> None:
         member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
         self.witness = Process(me, member, self.network, self.loop, self.rng)
-        made_of = Parts(me, member, coordinator=self._coordinates(me))
+        made_of = Parts(
+            me,
+            member,
+            coordinator=self._coordinates(me),
+            records_kept=self.scenario.records_kept,
+        )
         tape = self._tape(self.witness, made_of)
         self.witness.watch = self.checkers.noted
         self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
@@ -198,7 +203,8 @@ class World(Writer):
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
                 coordinates = self._coordinates(process.me)
-                made_of = Parts(process.me, member, learner, leader, coordinates)
+                kept = self.scenario.records_kept
+                made_of = Parts(process.me, member, learner, leader, coordinates, kept)
             self._start(process, processes, made_of, parameters, tracks, schedule, collective)
 
     def _start(
@@ -212,7 +218,7 @@ class World(Writer):
         collective: Collective,
     ) -> None:
         scenario, number = self.scenario, process.me.rack
-        board = WatchedBoard(len(tracks), partial(self.checkers.agreement.told, process))
+        board = WatchedBoard(len(tracks), process, self.checkers.agreement)
         held: list[Training] = []
         numerics = self._numerics(number)
         trainer = Trainer(

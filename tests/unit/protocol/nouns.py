@@ -8,7 +8,7 @@ from typing import Any
 from mend.protocol.border import plan_hash
 from mend.protocol.epochs import epoch_of
 from mend.protocol.events import Effect, Note, Send
-from mend.protocol.log import Log
+from mend.protocol.log import RECORDS_KEPT, Log
 from mend.protocol.messages import (
     Ballot,
     Commit,
@@ -160,8 +160,8 @@ def lineage(
     )  # fmt: skip
 
 
-def log_of(*records: Record) -> Log:
-    log = Log()
+def log_of(*records: Record, kept: int = RECORDS_KEPT) -> Log:
+    log = Log(kept)
     for record in records:
         log.append(record)
     return log

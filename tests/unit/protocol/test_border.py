@@ -18,7 +18,19 @@ from mend.protocol.border import (
     report_misfit,
 )
 from mend.protocol.epochs import attempt_of
-from mend.protocol.messages import Declined, Drop, Gather, Held, Offer, Orders, Part, Record
+from mend.protocol.messages import (
+    RECORDS_FORMAT,
+    Declined,
+    Drop,
+    Gather,
+    Held,
+    Last,
+    Offer,
+    Orders,
+    Part,
+    Record,
+    Snapshot,
+)
 from tests.unit.protocol.nouns import (
     FIRST,
     commit,
@@ -26,6 +38,7 @@ from tests.unit.protocol.nouns import (
     genesis,
     hello,
     lineage,
+    log_of,
     member,
     offer,
     orders,
@@ -178,3 +191,35 @@ def test_the_first_difference_is_named() -> None:
 def test_equal_facts_equal_plan() -> None:
     assert plan_hash(hello(0)) == plan_hash(hello(1))
     assert plan_hash(hello(0)) != plan_hash(hello(0, facts=(("model", "big"),)))
+
+
+# -------------------------------------------------------------- snapshots
+
+
+def shown(**changes: object) -> Snapshot:
+    log = log_of(genesis(fragments=2), commit(1, [offer(0, fragment=1)], fragment=1))
+    log.decide(2)
+    return replace(log.snapshot(), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"format": RECORDS_FORMAT + 1}, f"a snapshot of format {RECORDS_FORMAT + 1}"),
+        ({"index": 7}, "a snapshot of record 7 in place of 2"),
+        ({"lineages": ()}, "a snapshot of record 2 in place of 2"),
+        ({"versions": (1,)}, "a snapshot of another plan"),
+        ({"versions": (1, -1)}, "a snapshot of another plan"),
+        ({"norms": ()}, "a snapshot of another plan"),
+        ({"digests": ((), ())}, "a snapshot with other numbers of ranks"),
+        ({"last": (Last(member(0), 2, 1, 1, 1),)}, "fragment 2 of 2"),
+    ],
+)
+def test_a_snapshot_of_another_job_is_not_read(changes: dict[str, object], said: str) -> None:
+    there = shown(**changes)
+    body = replace(orders(1), prev=2, last=2, decided=2, snapshot=there)
+    assert orders_misfit(body, hello(1, fragments=2), begun=False).startswith(said)
+    assert bool(orders_misfit(body, hello(1, fragments=2), begun=False)) == bool(said)
+    to_rank = replace(rank_orders(1), prev=2, snapshot=there)
+    assert bool(rank_orders_misfit(to_rank, 2, 1)) == bool(said)

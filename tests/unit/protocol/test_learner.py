@@ -22,6 +22,7 @@ from mend.protocol.messages import (
     Partial,
     RankReport,
     Record,
+    Snapshot,
     Total,
 )
 from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
@@ -35,6 +36,7 @@ from tests.unit.protocol.nouns import (
     genesis,
     hello,
     lineage,
+    log_of,
     member,
     notes,
     offer,
@@ -845,3 +847,74 @@ def test_payloads_of_the_dead_are_freed_with_them() -> None:
     rack.fetched(theirs)
     effects = rack.told(anew(0, MINE, OTHER), offers=())
     assert of(ev.Free, effects) == [ev.Free(member(THIRD), 0, 1)]
+
+
+# -------------------------------------------------------------- snapshots
+
+
+def snapshot_of(*records: Record) -> Snapshot:
+    log = log_of(*records)
+    log.decide(log.last)
+    return log.snapshot()
+
+
+def restored(rack: Rack, *records: Record, **fields: Any) -> list[Effect]:
+    """Its leader has no records any more that it could use."""
+    shown = snapshot_of(*records)
+    rack.serial += 1
+    return rack.hear(
+        replace(rank_orders(rack.serial, (), **fields), prev=shown.index, snapshot=shown)
+    )
+
+
+def test_a_rank_that_has_read_nothing_begins_with_a_snapshot() -> None:
+    rack = Rack(own_digests=(digest(99),))
+    effects = restored(rack, rack.genesis, *(commit(v, [offer(OTHER, v)]) for v in (1, 2)))
+    assert [each.snapshot.index for each in of(ev.Restored, effects)] == [3]
+    (copy,) = of(ev.Copy, effects)
+    assert (copy.version, copy.digest) == (2, digest(2000))
+    assert rack.report.decided == 3
+    rack.records = [rack.genesis, *(commit(v, [offer(OTHER, v)]) for v in (1, 2))]
+    assert of(ev.Told, rack.told(commit(3, [offer(OTHER, 3)])))[0].record.version == 3  # type: ignore[union-attr]
+
+
+def test_its_own_version_0_is_held_as_after_genesis() -> None:
+    rack = Rack()
+    assert of(ev.Publish, restored(rack, rack.genesis)) == [ev.Publish(0, 0, 0)]
+
+
+@pytest.mark.parametrize("fate", ["named", "dropped", "open"])
+def test_what_became_of_its_own_offer_is_in_the_snapshot(fate: str) -> None:
+    rack = Rack().begun()
+    rack.captured(1)
+    theirs = offer(OTHER)
+    first = commit(1, [offer(MINE), theirs] if fate == "named" else [theirs])
+    more = [Drop(0, (Ended(member(MINE), 1),), "too old")] if fate == "dropped" else []
+    effects = restored(rack, rack.genesis, first, *more)
+    assert of(ev.Discard, effects) == ([ev.Discard(0, 1)] if fate == "dropped" else [])
+    assert [part.seq for part in rack.report.parts] == [1], "until the training thread has heard"
+
+
+def test_payloads_that_were_named_meanwhile_are_freed_in_time() -> None:
+    rack = Rack().begun()
+    theirs = offer(OTHER)
+    rack.told(offers=(theirs,))
+    rack.fetched(theirs)
+    effects = restored(rack, rack.genesis, commit(1, [theirs]))
+    assert of(ev.Free, effects) == [], "another rack may still need it"
+    assert of(ev.Free, rack.tick(LINGER_NS + 1)) == [ev.Free(theirs.member, 0, 1)]
+
+
+def test_versions_that_may_be_undone_are_not_held_any_more() -> None:
+    """A new lineage may be among the records that did not come, with numbers given anew."""
+    rack = Rack().begun()
+    rack.version(1)
+    effects = restored(rack, rack.genesis, *(commit(v, [offer(OTHER, v)]) for v in (1, 2)))
+    assert ev.Forget(0, 1) in of(ev.Forget, effects)
+    assert rack.report.versions == (0,)
+
+
+def test_an_older_snapshot_changes_nothing() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    assert of(ev.Restored, restored(rack, rack.genesis)) == []

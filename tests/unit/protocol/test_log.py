@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mend.protocol import log as log_module
 from mend.protocol.epochs import epoch_of
-from mend.protocol.log import SENT_AT_ONCE, Folded, Log, offers_of
+from mend.protocol.log import RECORDS_KEPT, SENT_AT_ONCE, Folded, Log, folded_of, offers_of
 from mend.protocol.messages import Drop, Ended, Epoch, Record
+from mend.protocol.voter import Voter
 from mend.terms import WITNESS, Peer
 from tests.unit.protocol.nouns import (
     FIRST,
@@ -60,9 +60,9 @@ def test_a_learner_has_a_seat_and_no_vote() -> None:
 
 def test_who_lost_its_seat_is_remembered_and_who_came_back_is_another() -> None:
     found = folded(genesis(racks=3), roster(1, [0, 1]))
-    assert found.former == {member(2)}
+    assert found.former == (member(2),)
     found.take(replace(roster(2, [0, 1]), members=(seat(0), seat(1, life=1))))
-    assert found.former == {member(1), member(2)}
+    assert found.former == (member(2), member(1))
     assert found.member(1) == member(1, life=1)
     assert not found.is_open(member(1), 0, 1)
     assert found.is_open(member(1, life=1), 0, 1)
@@ -190,9 +190,8 @@ def test_after_is_cut_into_messages() -> None:
     assert log.after(log.last + 1) == ()
 
 
-def test_old_records_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "RECORDS_KEPT", 4)
-    log = log_of(*commits(9))
+def test_old_records_are_compacted() -> None:
+    log = log_of(*commits(9), kept=4)
     log.decide(8)
     assert not log.reaches(3)
     assert log.reaches(4)
@@ -200,6 +199,77 @@ def test_old_records_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(log.after(4)) == 6
     assert not log.matches(3, log_of(*commits(2)).chain(3)), "nobody can say any more"
     assert log.chain(4) == log_of(*commits(3)).chain(4)
+
+
+# -------------------------------------------------------------- in place of the beginning
+
+
+def test_a_snapshot_is_what_the_records_add_up_to() -> None:
+    late = replace(offer(1, 2, base=1), norm=3.0)
+    records = [
+        *commits(2),
+        Drop(0, (Ended(member(1), 3),), "too old"),
+        roster(1, [0, 1], learners=[1], witness=True),
+        lineage(SECOND_, [1], dead=[0], versions=[1], number=2),
+        commit(2, [offer(1, 7)], dropped=()),
+        commit(3, [replace(late, seq=9)]),
+    ]
+    log = log_of(*records)
+    log.decide(log.last - 1)
+    assert folded_of(log.snapshot()) == log.told
+    assert (log.snapshot().index, log.snapshot().chain) == (log.decided, log.chain(log.decided))
+
+
+def test_a_reader_that_is_too_far_behind_goes_on_from_a_snapshot() -> None:
+    log = log_of(*commits(9), kept=3)
+    log.decide(8)
+    for known in (0, 2):
+        other = log_of(*commits(9)[:known])
+        other.decide(known)
+        other.install(log.snapshot())
+        assert (other.last, other.decided, other.lineage) == (8, 8, log.lineage)
+        assert other.told == other.written == log.told
+        assert not other.reaches(7)
+        assert other.put(8, log.after(8))
+        assert other.chain(10) == log.chain(10)
+        assert other.continues(log.lineage, 8)
+
+
+def test_what_was_accepted_behind_a_snapshot_and_fits_it_stays() -> None:
+    """It may be decided by just this acceptance."""
+    log = log_of(*commits(5), kept=1)
+    log.decide(4)
+    ahead = log_of(*commits(5))
+    ahead.decide(2)
+    ahead.install(log.snapshot())
+    assert (ahead.decided, ahead.last) == (4, 6)
+    other = log_of(*commits(2), *([Epoch(FIRST)] * 4))
+    other.decide(2)
+    other.install(log.snapshot())
+    assert (other.decided, other.last) == (4, 4), "what differs from a decision was none"
+    before = log_of(*commits(5))
+    before.decide(6)
+    before.install(log.snapshot())
+    assert before.decided == 6, "older than what is known here"
+
+
+def test_a_rack_joins_behind_70_000_records() -> None:
+    """65,536 were kept, and who had not read the first could never join: day 9.7 of a job."""
+    log, voter = Log(), Voter()
+    log.append(genesis())
+    for version in range(1, 70_000):
+        log.append(commit(version, [offer(0, version)]))
+        log.decide(log.last)
+    assert len(log.after(log.decided - RECORDS_KEPT, log.last)) == SENT_AT_ONCE
+    assert not log.reaches(log.decided - RECORDS_KEPT - 1)
+    assert len(vars(log)["_records"]) == RECORDS_KEPT
+    log.append(commit(70_000, [offer(0, 70_000)]))
+    shown, records = log.snapshot(), log.after(log.decided)
+    taken = voter.append(FIRST, shown.index, shown.chain, records, log.last, log.decided, shown)
+    assert taken
+    assert (voter.log.last, voter.log.decided, voter.accepted) == (log.last, log.decided, FIRST)
+    assert voter.log.told == log.told
+    assert voter.log.chain(log.last) == log.chain(log.last)
 
 
 # -------------------------------------------------------------- what nobody decided
@@ -275,10 +345,11 @@ def test_a_lineage_begins_anew_with_those_who_are_left_and_what_they_hold() -> N
     before = [*commits(2), roster(1, [0, 1], learners=[1], witness=True)]
     found = folded(*before, lineage(SECOND_, [1], dead=[0], versions=[1], number=2))
     assert (found.voters, sorted(found.seats)) == ({member(1)}, [1])
-    assert (found.former, found.witness) == ({member(0)}, None)
+    assert (found.former, found.witness) == ((member(0),), None)
     assert (found.roster_number, found.epoch) == (2, SECOND_)
     assert (found.versions, found.digests) == ([1], [(digest(1000),)])
     assert not found.is_open(member(0), 0, 2)
+    assert found.named == {}, "an undone commit has named nobody"
     found.take(commit(2, [offer(1, 7)]))
     assert found.versions == [2]
 
@@ -325,11 +396,9 @@ def test_a_lineage_is_decided_by_those_who_are_left() -> None:
         assert found == [all_three, all_three, {member(2)}, {member(2)}][-len(found) :]
 
 
-def test_the_digests_of_any_version_that_was_made_are_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_digests_of_any_version_that_was_made_are_known() -> None:
     second = lineage(SECOND_, [0, 1], versions=[1], number=1)
-    log = log_of(*commits(2), second, commit(2, [offer(1, 5)]))
+    log = log_of(*commits(2), second, commit(2, [offer(1, 5)]), kept=2)
     assert log.digests_of(0, 0) == genesis().digests[0]
     assert log.digests_of(0, 1) == (digest(1000),)
     assert log.digests_of(0, 2) == (digest(2000),)
@@ -338,7 +407,6 @@ def test_the_digests_of_any_version_that_was_made_are_known(
     assert (two.digests_of(0, 1), two.digests_of(1, 1)) == (None, (digest(1000),))
     anew = log_of(*commits(1), replace(second, digests=((digest(7),),)))
     assert anew.digests_of(0, 1) == (digest(7),), "the newest that says so"
-    monkeypatch.setattr(log_module, "RECORDS_KEPT", 2)
     log.decide(5)
     assert log.digests_of(0, 0) is None, "compacted"
     assert log.digests_of(0, 2) == (digest(2000),)

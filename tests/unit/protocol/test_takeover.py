@@ -488,7 +488,7 @@ def test_a_dead_rack_is_put_out_evict_ns_after_the_take_over() -> None:
     assert isinstance(record, Roster)
     assert [seat.member.rack for seat in record.members] == [1, 2]
     assert cabinet.machine.log.decided == cabinet.machine.log.last
-    assert cabinet.machine.log.told.former == {member(0)}
+    assert cabinet.machine.log.told.former == (member(0),)
 
 
 def test_who_was_not_there_while_nothing_could_be_decided_is_not_put_out_at_once() -> None:

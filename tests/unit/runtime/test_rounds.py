@@ -8,13 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mend.errors import GaveUp, MendError
 from mend.fragment.ledger import VectorLedger
 from mend.protocol.events import Applied, Captured, Discarded, Progress, StillOpen
+from mend.protocol.messages import Last, Snapshot
 from mend.runtime.track import AgreeMin, OpenOffer, Share
-from mend.terms import SECOND
-from tests.unit.runtime.hand import GIVE_UP_NS, NUMEL, STALL_NS, Hand
+from mend.terms import SECOND, Member
+from tests.unit.protocol.nouns import genesis, log_of
+from tests.unit.runtime.hand import GIVE_UP_NS, MINE, NUMEL, STALL_NS, Hand
 
 PATIENT: dict[str, Any] = {"stall_max_ns": 0}
 """Options of a thread that never waits."""
@@ -492,3 +495,33 @@ def test_steps_without_work_cost_nothing() -> None:
     assert [hand.trainer.stepped(1) for _ in range(8)] == [
         False, True, False, True, False, True, False, True,
     ]  # fmt: skip
+
+
+# -------------------------------------------------------------- commits that never came
+
+
+@pytest.mark.parametrize(
+    ("named", "ended", "theta"), [(1, 1, 0.75 + 0.5), (0, 1, 0.75 + 1.5), (0, 0, 0.75 + 1.5)]
+)
+def test_the_fate_is_read_from_a_snapshot_where_commits_are_missing(
+    named: int, ended: int, theta: float
+) -> None:
+    """Captured in step 4 with 1.0, two steps ago; what was not named is carried on top."""
+    hand = Hand(stall_max_ns=0)
+    hand.step(5)
+    hand.board.restore(snapshot_with(MINE, named, ended, version=3))
+    anchor = hand.numerics.adopt(torch.full((4,), 0.75), 4, 3)
+    hand.board.publish(0, anchor)
+    hand.step(1)
+    assert hand.theta() == theta
+    ((_, fields),) = hand.noted("applied")
+    fate = {(1, 1): "named", (0, 1): "dropped", (0, 0): "none"}[(named, ended)]
+    assert (fields["version"], fields["fate"]) == (3, fate)
+    assert (hand.track().offer is None) == bool(ended)
+
+
+def snapshot_with(rack: Member, named: int, ended: int, version: int) -> Snapshot:
+    log = log_of(genesis())
+    log.decide(1)
+    last = Last(rack, 0, named, version if named else 0, ended)
+    return replace(log.snapshot(), versions=(version,), last=(last,))

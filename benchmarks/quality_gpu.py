@@ -255,6 +255,7 @@ def main() -> None:
     if out.exists():
         sys.exit(f"quality_gpu: {out} is there already; remove it, or name another --out")
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         bench = Bench(plan, SIZES[plan.size], installed(plan.racks), device)

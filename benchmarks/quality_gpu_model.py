@@ -150,7 +150,8 @@ def losses(
     M, B, T = text_MBT1.shape[0], text_MBT1.shape[1], text_MBT1.shape[2] - 1
     width, heads, low = size.width, size.heads, weight["head"].dtype
     # A product with one-hot rows: unlike an embedding's scatter, its backward has one order.
-    hot = functional.one_hot(text_MBT1[..., :-1].reshape(M, B * T), BYTES).to(low)
+    every = torch.arange(BYTES, device=text_MBT1.device)
+    hot = (text_MBT1[..., :-1].reshape(M, B * T, 1) == every).to(low)
     x = torch.bmm(hot, weight["bytes"]).view(M, B, T, width) + weight["places"][:, None, :T]
     x = x.view(M, B * T, width).float()
 

@@ -17,7 +17,8 @@ carry tau steps later. The CPU size is compared with mend.reference in tests/uni
 
 --warm W: the first W of the steps are data-parallel for all arms; then each goes its way.
 --minutes: a piece ends there, writes OUT.part beside OUT and exits with 75; the same command again
-goes on from it, to the same bits as one long run. A finished run is not made again.
+goes on from it, to the same bits as one long run (tested on a CPU). A finished run is not made
+again.
 
 How to read it: `loss` is nats per byte of the merged model (the mean of the racks' weights) at the
 end, by arm and seed. quality_gpu_table compares: only runs on one text compare.
@@ -53,9 +54,9 @@ from benchmarks.quality_gpu_model import (
     WEIGHT_DECAY,
     Size,
     Texts,
-    installed,
     leaves_of,
     losses,
+    sources,
     start,
 )
 from benchmarks.quality_gpu_outer import Outer, learning_rate, parsed
@@ -258,7 +259,7 @@ def main() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        bench = Bench(plan, SIZES[plan.size], installed(plan.racks), device)
+        bench = Bench(plan, SIZES[plan.size], sources(plan.racks, options.text), device)
         finished = run(bench, out.with_suffix(".part"), options)
     except ValueError as error:
         sys.exit(f"quality_gpu: {error}")
@@ -289,6 +290,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         "--look", type=int, default=0, help="steps between looks (default: the end)"
     )
     parser.add_argument("--held-out", type=int, default=128, help="batches of a look")
+    parser.add_argument("--text", type=Path, help="folder of packages (default: all installed)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="of this piece")
     parser.add_argument("--compile", action="store_true", help="torch.compile the losses")
     parser.add_argument("--out", type=Path, default=Path("runs/quality_gpu.json"))

@@ -175,11 +175,13 @@ def losses(
 # ------------------------------------------------------------------ text
 
 
-def installed(racks: int) -> Corpus:
-    """The Python sources of this machine: the standard library and all that is installed, by
-    package, at most 400 kB of each; racks and the held-out part have packages of their own."""
+def sources(racks: int, folder: Path | None = None) -> Corpus:
+    """The Python sources of a folder, or of this machine: the standard library and all that is
+    installed. At most 400 kB of a package; racks and the held-out part have packages of their own.
+    """
     paths = sysconfig.get_paths()
-    roots = [paths["stdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()]
+    machine = [paths["stdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()]
+    roots = [folder] if folder else machine
     found: dict[str, bytes] = {}
     for root in dict.fromkeys(Path(each).resolve() for each in roots):
         if root.is_dir():

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quality_gpu_model import SIZES
 from benchmarks.quality_gpu_outer import Arm, parsed
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
 
@@ -87,7 +89,7 @@ def table(reports: Sequence[Report]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for said, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
-        mean = t_interval(list(by_seed.values())).mean
+        mean = statistics.fmean(by_seed.values())
         plain = shown(above(losses, said, base_of(losses, parsed(said))))
         parallel = shown(above(losses, said, "dp" if "dp" in losses else None))
         lines.append(f"| `{said}` | {len(by_seed)} | {mean:.4f} | {plain} | {parallel} |")
@@ -111,6 +113,11 @@ def _order(said: str) -> tuple[Any, ...]:
     return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, said)
 
 
+def _place(plan: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Small models first; of one size few racks first, from scratch before warm."""
+    return (list(SIZES).index(plan["size"]), plan["racks"], plan["warm"], plan["steps"])
+
+
 def page(reports: Sequence[Report]) -> str:
     head = [
         "# Quality on a GPU",
@@ -119,7 +126,8 @@ def page(reports: Sequence[Report]) -> str:
         "arms: `python -m benchmarks.quality_gpu --help`.",
         "",
     ]
-    tables = [line for group in joined(reports).values() for line in table(group)]
+    corners = sorted(joined(reports).values(), key=lambda group: _place(group[0]["plan"]))
+    tables = [line for group in corners for line in table(group)]
     return "\n".join([*head, *tables])
 
 

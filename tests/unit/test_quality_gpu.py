@@ -4,7 +4,6 @@ pieces is the run in one piece."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from benchmarks import quality_gpu, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
-from benchmarks.quality_gpu_model import SIZES, Size, leaves_of
+from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of
 from benchmarks.quality_gpu_outer import Outer, Pending, parsed
 from mend.cli.text import Corpus
 from mend.reference import (
@@ -50,11 +49,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
+def torch_as_it_was() -> Iterator[None]:
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(strict)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 def corpus(racks: int = 3) -> Corpus:
@@ -331,37 +333,85 @@ def test_an_arm_that_makes_no_sense_is_refused(said: str) -> None:
         parsed(said)
 
 
+def test_every_rack_trains_on_its_own_text_and_the_held_out_one_is_seen_by_none() -> None:
+    made = Texts(Corpus((b"a" * 90, b"b" * 40, b"c" * 30), b"d" * 50), SIZE, CPU)
+    batch = made.batch([0, 1], 1)
+    assert batch.shape == (2, 3, SIZE.batch, SIZE.context + 1)
+    assert [set(batch[:, rack].flatten().tolist()) for rack in range(3)] == [{97}, {98}, {99}]
+    assert set(made.held_out(9).flatten().tolist()) == {100}
+
+
+def test_windows_depend_on_seed_and_step_alone() -> None:
+    text, again = bench().texts, bench().texts
+    assert torch.equal(text.batch([1], 7), again.batch([0, 1], 7)[1:])
+    assert not torch.equal(text.batch([1], 7), text.batch([1], 8))
+    assert not torch.equal(text.batch([1], 7), text.batch([0], 7))
+
+
+def report(*seeds: float | None, arm: str) -> dict[str, Any]:
+    return {
+        "plan": {"size": "5M", "racks": 2, "steps": 9, "warm": 0, "learning_rate": 0.1},
+        "text": {"sha256": "0" * 64, "bytes": [9, 9, 9]},
+        "machine": {"device": "cpu", "torch": "2"},
+        "losses": {arm: [list(seeds)]},
+        "command": arm,
+    }
+
+
+def test_a_table_pairs_arms_by_seed_also_of_two_runs() -> None:
+    runs = [report(2.0, 4.0, arm="merge"), report(1.8, 3.8, arm="merge:mu=.5")]
+    text = quality_gpu_table.page([*runs, report(None, 4.0, arm="merge:mu=.9")])
+    assert "| `merge:mu=.5` | 2 | 2.8000 | -7.50 [-39.2" in text  # 12.706 * 2.5 each way
+    assert "| `merge:mu=.9` | 2 | inf | - | - |" in text, "an arm that diverged is shown as such"
+    other = {**runs[1], "text": {"sha256": "1" * 64, "bytes": [9, 9, 9]}}
+    assert "-7.50" not in quality_gpu_table.page([runs[0], other]), "another text"
+
+
+def test_the_kept_page_is_that_of_the_kept_runs() -> None:
+    kept = ROOT / "benchmarks/results"
+    runs = [json.loads(path.read_text()) for path in sorted((kept / "quality_gpu").glob("*.json"))]
+    assert len(runs) == 8
+    assert quality_gpu_table.page(runs) == (kept / "quality_gpu.md").read_text()
+
+
 # ------------------------------------------------------------------ as a command
 
 
-def command(*words: str, status: int = 0) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.quality_gpu", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=110,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ran.returncode == status, ran.stderr
-    return ran.stdout + ran.stderr
-
-
-def test_the_command_ends_in_a_piece_goes_on_and_is_not_run_twice(tmp_path: Path) -> None:
+def test_the_command_ends_in_a_piece_goes_on_and_is_not_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run.json"
-    words = (
-        "--size", "tiny", "--racks", "2", "--seeds", "2", "--steps", "12", "--held-out", "2",
-        "--arms", "dp,merge:H=4,merge:H=4:lr=1-.7:mu=.9:ramp=3", "--out", str(out),
-    )  # fmt: skip
-    assert "1 of 12 steps" in command(*words, "--minutes", "0", status=quality_gpu.NOT_FINISHED)
+
+    def command(*more: str) -> object:
+        words = (
+            "--size", "tiny", "--racks", "2", "--seeds", "2", "--steps", "12", "--held-out", "2",
+            "--arms", "dp,merge:H=4,merge:H=4:lr=1-.7:mu=.9:ramp=3", "--out", str(out),
+            "--text", str(ROOT / "src/mend"),
+        )  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["quality_gpu", *words, *more])
+        try:
+            quality_gpu.main()
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    assert command("--minutes", "0") == quality_gpu.NOT_FINISHED
+    assert "1 of 12 steps" in capsys.readouterr().out
     assert not out.exists()
-    command(*words)
+    assert "another plan" in str(command("--learning-rate", "1"))
+    assert command() == 0
     found = json.loads(out.read_text())
     assert found["looks"] == [12]
     assert set(found["losses"]) == {"dp", "merge:H=4", "merge:H=4:lr=1-.7:mu=.9:ramp=3"}
     assert not out.with_suffix(".part").exists()
-    assert "is there already" in command(*words, status=1)
+    assert "is there already" in str(command())
     assert "merge:H=4" in quality_gpu_table.page([found])
 
 
-def test_the_help_explains_every_word_of_an_arm() -> None:
-    said = command("--help")
+def test_the_help_of_the_process_explains_every_word_of_an_arm() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "benchmarks.quality_gpu", "--help"],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=True,
+    ).stdout  # fmt: skip
     for word in (*quality_gpu_outer._KEYS, *quality_gpu_outer.KINDS):
         assert word in said

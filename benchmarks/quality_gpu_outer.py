@@ -1,0 +1,220 @@
+"""benchmarks.quality_gpu_outer: the arms of the batched quality bench, and mend's outer rule on
+whole fragments. Which rack is captured when, what a merge makes of it, how the racks move under it.
+
+Written as: KIND[:KEY=VALUE]...
+
+dp           one model per seed: the gradients of all racks averaged in every step
+alone        no exchange; its loss is the mean of the racks' own
+merge        every rack in every round
+turns        one rack per round, each captured R times as seldom as rounds come
+straggler    the last rack is in every fourth round only, with four periods of movement
+
+H=64         steps between two captures of a fragment by one rack
+tau=0        steps from a capture to its apply (carry: what was learnt meanwhile is kept)
+lr=1         outer learning rate; lr=1-.7: from 1 to .7 as the ramp rises
+mu=0         outer Nesterov momentum; with a ramp the value at its end
+ramp=0       c > 0: the ramp is min(k / (k + c), .9) / .9 of the way, k rounds merged before this
+             one; 0: at its end from the first round
+weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans
+divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KINDS = ("dp", "alone", "merge", "turns", "straggler")
+EVERY = 4
+"""Rounds per offer of the straggler."""
+RAMP_END = 0.9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One way to train. `lr`: at the start and at the end of the ramp."""
+
+    kind: str
+    period: int = 64
+    overlap: int = 0
+    lr: tuple[float, float] = (1.0, 1.0)
+    momentum: float = 0.0
+    ramp: float = 0.0
+    weight: str = "tokens"
+    divisor: str = "named"
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "kind": self.kind not in KINDS,
+            "H": self.period < 1,
+            "tau": not 0 <= self.overlap < self.period,
+            "mu": not 0 <= self.momentum < 1,
+            "ramp": self.ramp < 0,
+            "weight": self.weight not in ("tokens", "period"),
+            "divisor": self.divisor not in ("named", "live"),
+        }
+        if bad := [key for key, is_wrong in wrong.items() if is_wrong]:
+            raise ValueError(f"{', '.join(bad)} out of range in {self}")
+
+    @property
+    def exchanges(self) -> bool:
+        return self.kind not in ("dp", "alone")
+
+    def outer(self, rounds: Fraction) -> tuple[float, float]:
+        """(lr, mu) of a round before which `rounds` were merged."""
+        share = 1.0
+        if self.ramp:
+            share = min(float(rounds) / (float(rounds) + self.ramp), RAMP_END) / RAMP_END
+        return self.lr[0] + (self.lr[1] - self.lr[0]) * share, self.momentum * share
+
+
+def parsed(said: str) -> Arm:
+    """Raises ValueError that names the word that makes no sense."""
+    kind, *words = said.split(":")
+    kept: dict[str, Any] = {"kind": kind}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in _KEYS:
+            raise ValueError(f"{word!r} of {said!r}: there are {', '.join(_KEYS)}")
+        name, read = _KEYS[key]
+        kept[name] = read(value)
+    return Arm(**kept)
+
+
+def _rates(said: str) -> tuple[float, float]:
+    first, _, last = said.partition("-")
+    return float(first), float(last or first)
+
+
+_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "H": ("period", int),
+    "tau": ("overlap", int),
+    "lr": ("lr", _rates),
+    "mu": ("momentum", float),
+    "ramp": ("ramp", float),
+    "weight": ("weight", str),
+    "divisor": ("divisor", str),
+}
+
+
+@dataclass(slots=True)
+class Pending:
+    """Offers of one fragment that are captured and not merged yet. `own`: [S, racks in it, N] per
+    leaf of the fragment: how far each rack moved from its anchor."""
+
+    fragment: int
+    apply_at: int
+    racks: list[int]
+    weights: list[Fraction]
+    own: list[Tensor]
+
+
+class Outer:
+    """The outer side of one arm. `thetas`: views [S, R, N] of its racks' weights, per leaf.
+    `fragments[p]`: the leaves of fragment p. Steps count from 1 where the racks begin to part."""
+
+    def __init__(
+        self, arm: Arm, thetas: Sequence[Tensor], fragments: Sequence[Sequence[int]]
+    ) -> None:
+        assert arm.exchanges, f"{arm.kind} exchanges nothing"
+        self.arm, self._thetas, self._fragments = arm, thetas, fragments
+        self._racks = thetas[0].shape[1]
+        self.anchors = [theta[:, 0].clone() for theta in thetas]
+        self.momenta = [torch.zeros_like(each) for each in self.anchors] if arm.momentum else []
+        self.rounds = [Fraction(0)] * len(fragments)
+        self._pending: list[Pending] = []
+        self._marks = [[0] * self._racks for _ in fragments]  # step of the last capture
+
+    def after(self, step: int) -> None:
+        """Apply what is due, then capture what is due: the order of mend's reference."""
+        for pending in [each for each in self._pending if each.apply_at == step]:
+            self._merge(pending)
+        for fragment in range(len(self._fragments)):
+            for racks in self._captured(fragment, step):
+                pending = self._capture(fragment, step, racks)
+                if not self.arm.overlap:
+                    self._merge(pending)
+
+    def _captured(self, fragment: int, step: int) -> list[list[int]]:
+        """The racks of each round of this fragment that opens now."""
+        period, everyone = self.arm.period, list(range(self._racks))
+        first = (fragment + 1) * period // len(self._fragments)  # 0: due at H
+        if self.arm.kind == "turns":
+            begun = [step - first - rack * period // self._racks for rack in everyone]
+            return [[rack] for rack in everyone if begun[rack] >= 0 and begun[rack] % period == 0]
+        if step < max(first, 1) or (step - first) % period:
+            return []
+        late = self.arm.kind == "straggler" and (step - first) // period % EVERY != EVERY - 1
+        return [everyone[:-1] if late else everyone]
+
+    def _capture(self, fragment: int, step: int, racks: list[int]) -> Pending:
+        own = [
+            self.anchors[leaf][:, None] - self._thetas[leaf][:, racks]
+            for leaf in self._fragments[fragment]
+        ]
+        weights = [
+            Fraction(1)
+            if self.arm.weight == "period"
+            else Fraction(step - self._marks[fragment][rack])
+            for rack in racks
+        ]
+        for rack in racks:
+            self._marks[fragment][rack] = step
+        pending = Pending(fragment, step + self.arm.overlap, racks, weights, own)
+        self._pending.append(pending)
+        return pending
+
+    @torch.no_grad()
+    def _merge(self, pending: Pending) -> None:
+        """b <- (1 - s (1 - mu)) b + s D;  A' = A - lr (s D + mu b), with s = 1 unless racks are
+        missing and the divisor counts them; theta <- theta + (A' - A) + own of those named."""
+        self._pending.remove(pending)
+        fragment, total = pending.fragment, sum(pending.weights)
+        live = self.arm.divisor == "live"
+        part = Fraction(len(pending.racks), self._racks) if live else Fraction(1)
+        lr, mu = self.arm.outer(self.rounds[fragment])
+        self.rounds[fragment] += part
+        for leaf, own in zip(self._fragments[fragment], pending.own, strict=True):
+            delta = sum(
+                own[:, place].double() * float(weight / total)
+                for place, weight in enumerate(pending.weights)
+            )
+            assert isinstance(delta, Tensor)
+            step = delta = (delta * float(part)).float()
+            if self.momenta:
+                self.momenta[leaf].mul_(1 - float(part) * (1 - mu)).add_(delta)
+                step = delta + self.momenta[leaf] * mu
+            old, theta = self.anchors[leaf], self._thetas[leaf]
+            self.anchors[leaf] = old - step * lr
+            theta += (self.anchors[leaf] - old)[:, None]
+            theta[:, pending.racks] += own
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs beside the weights."""
+        pending = [
+            (each.fragment, each.apply_at, each.racks, each.weights, each.own)
+            for each in self._pending
+        ]
+        return {
+            "anchors": self.anchors, "momenta": self.momenta, "rounds": self.rounds,
+            "marks": self._marks, "pending": pending,
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.anchors, self.momenta = state["anchors"], state["momenta"]
+        self.rounds, self._marks = state["rounds"], state["marks"]
+        self._pending = [Pending(*each) for each in state["pending"]]
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Inner: linear warm-up over a tenth, then cosine to a tenth. `step` counts from 1."""
+    warm = max(1, steps // 10)
+    if step <= warm:
+        return peak * step / warm
+    return peak * (0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, steps - warm)))

@@ -1,0 +1,135 @@
+"""benchmarks.quality_gpu_table: runs of the batched quality bench as tables.
+
+    python -m benchmarks.quality_gpu_table benchmarks/results/quality_gpu/*.json --out PAGE.md
+
+Runs with one plan and one text are one table, also when their arms were run apart. `above lr 1`:
+100 (loss / loss - 1) against `merge` with the same H (outer lr 1, no momentum, tau 0), paired by
+seed: mean and 95 % t-interval over the seeds; `above dp` the same against data parallel. Negative
+is better. Two seeds make wide intervals: the t quantile is 12.7, of three 4.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality_gpu_model import SIZES
+from benchmarks.quality_gpu_outer import Arm, parsed
+from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
+
+Report = Mapping[str, Any]
+Losses = dict[str, dict[int, float]]
+"""By arm and seed, at the end."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality_gpu_table", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("runs", type=Path, nargs="+", help="the JSON of quality_gpu --out")
+    parser.add_argument("--out", type=Path, help="write the page there, too")
+    options = parser.parse_args()
+    text = page([json.loads(path.read_text()) for path in options.runs])
+    if options.out:
+        options.out.write_text(text)
+    print(text)
+
+
+def joined(reports: Sequence[Report]) -> dict[str, list[Report]]:
+    """Reports that compare, by what they have in common."""
+    found: dict[str, list[Report]] = {}
+    for report in reports:
+        key = json.dumps([report["plan"], report["text"]["sha256"]], sort_keys=True)
+        found.setdefault(key, []).append(report)
+    return found
+
+
+def losses_of(reports: Sequence[Report]) -> Losses:
+    """A loss that was no number is infinite: that arm diverged."""
+    return {
+        said: {seed: math.inf if v is None else v for seed, v in enumerate(looks[-1])}
+        for report in reports
+        for said, looks in report["losses"].items()
+    }
+
+
+def above(losses: Losses, said: str, base: str | None) -> Interval | None:
+    """Percent, paired by seed; None where there is nothing to compare with."""
+    if base is None or base == said:
+        return None
+    pct = paired_pct(losses[said], losses[base])
+    return t_interval(pct) if pct and all(map(math.isfinite, pct)) else None
+
+
+def base_of(losses: Losses, arm: Arm) -> str | None:
+    """What is written for: every rack in every round, lr 1, no momentum, tau 0, the same H."""
+    plain = Arm(kind="merge", period=arm.period)
+    return next((said for said in losses if parsed(said) == plain), None)
+
+
+def shown(pct: Interval | None) -> str:
+    return signed(None if pct is None else asdict(pct))
+
+
+def table(reports: Sequence[Report]) -> list[str]:
+    """One corner as Markdown lines."""
+    plan, losses = reports[0]["plan"], losses_of(reports)
+    start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
+    lines = [
+        f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps",
+        "",
+        "| arm | seeds | loss | above lr 1, % | above dp, % |",
+        "|---|---|---|---|---|",
+    ]
+    for said, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
+        mean = statistics.fmean(by_seed.values())
+        plain = shown(above(losses, said, base_of(losses, parsed(said))))
+        parallel = shown(above(losses, said, "dp" if "dp" in losses else None))
+        lines.append(f"| `{said}` | {len(by_seed)} | {mean:.4f} | {plain} | {parallel} |")
+    machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in reports}
+    size = [round(part / 1e6, 1) for part in reports[0]["text"]["bytes"]]
+    return [
+        *lines,
+        "",
+        f"Inner peak learning rate {plan['learning_rate']}; {', '.join(sorted(machines))}; text "
+        f"`{reports[0]['text']['sha256'][:16]}`: MB by rack {size[:-1]}, held out {size[-1]}.",
+        "",
+        "```",
+        *(report["command"] for report in reports),
+        "```",
+        "",
+    ]
+
+
+def _order(said: str) -> tuple[Any, ...]:
+    arm = parsed(said)
+    return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, said)
+
+
+def _place(plan: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Small models first; of one size few racks first, from scratch before warm."""
+    return (list(SIZES).index(plan["size"]), plan["racks"], plan["warm"], plan["steps"])
+
+
+def page(reports: Sequence[Report]) -> str:
+    head = [
+        "# Quality on a GPU",
+        "",
+        "Written by `python -m benchmarks.quality_gpu_table`; how to read it: docs/quality.md, "
+        "arms: `python -m benchmarks.quality_gpu --help`.",
+        "",
+    ]
+    corners = sorted(joined(reports).values(), key=lambda group: _place(group[0]["plan"]))
+    tables = [line for group in corners for line in table(group)]
+    return "\n".join([*head, *tables])
+
+
+if __name__ == "__main__":
+    main()

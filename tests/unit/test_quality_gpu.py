@@ -1,0 +1,417 @@
+"""The batched quality bench follows the rule of mend's one-page reference, arm by arm, and a run in
+pieces is the run in one piece."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import quality_gpu, quality_gpu_outer, quality_gpu_table
+from benchmarks.quality_gpu import Bench, Plan
+from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of
+from benchmarks.quality_gpu_outer import Outer, Pending, parsed
+from mend.cli.text import Corpus
+from mend.reference import (
+    Anchor,
+    Applied,
+    Captured,
+    Commit,
+    Event,
+    Facts,
+    Named,
+    Rack,
+    Settings,
+    lockstep,
+    merge,
+    outer_step,
+    replay,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+SIZE = Size(16, 4, 2, 16, 2)
+TOKENS = SIZE.batch * SIZE.context
+PLAN = Plan(
+    size="test", racks=3, seeds=2, steps=13, warm=0, learning_rate=3e-3, look=13, held_out=2,
+    arms=("merge:H=4",),
+)  # fmt: skip
+PARTS = [[2 * part, 2 * part + 1] for part in range(SIZE.fragments)]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(strict)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def corpus(racks: int = 3) -> Corpus:
+    found = [path.read_bytes() for path in sorted((ROOT / "src/mend/fragment").glob("*.py"))]
+    assert len(found) > racks
+    return Corpus(tuple(found[1 : racks + 1]), found[0])
+
+
+def bench(*arms: str, **changes: Any) -> Bench:
+    plan = replace(PLAN, arms=arms or PLAN.arms, **changes)
+    return Bench(plan, SIZE, corpus(plan.racks), CPU)
+
+
+def done(*arms: str, **changes: Any) -> Bench:
+    made = bench(*arms, **changes)
+    for _ in range(made.plan.steps):
+        made.advance()
+    return made
+
+
+def theta(made: Bench, arm: int, seed: int, rack: int) -> list[Tensor]:
+    """Per fragment, flat."""
+    leaves = [made.view(value.detach())[arm, seed, rack] for value in made.values]
+    return [torch.cat([leaves[leaf] for leaf in part]) for part in PARTS]
+
+
+def single(made: Bench, seed: int, rack: int) -> Rack:
+    """One rack of one seed as a model of its own, for the reference."""
+    whole = corpus(made.plan.racks)
+    own = Bench(
+        replace(made.plan, racks=1, seeds=seed + 1, arms=("alone",)),
+        SIZE, Corpus(whole.racks[:1], whole.held_out), CPU,
+    )  # fmt: skip
+    starts = [value.detach()[seed : seed + 1] for value in own.values]
+    own.plan = replace(own.plan, seeds=1)
+    own._take([value.clone() for value in starts], 1)
+
+    def train(step: int) -> int:
+        own.step = step
+        own.train(made.texts.batch([seed], step)[0, rack][None])
+        return TOKENS
+
+    return Rack(tuple(own.values), train)
+
+
+def settings(arm: str) -> Settings:
+    said = parsed(arm)
+    return Settings(
+        fragments=PARTS, period=said.period, overlap=said.overlap, outer_lr=said.lr[0],
+        momentum=said.momentum,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ the reference
+
+
+@pytest.mark.parametrize(
+    "arm", ["merge:H=4", "merge:H=4:tau=3", "merge:H=3:tau=1:lr=.7:mu=.9", "merge:H=1"]
+)
+def test_a_batched_arm_is_the_reference(arm: str) -> None:
+    made = done("alone", arm, "merge:H=2:lr=.5")
+    for seed in range(2):
+        out = lockstep([single(made, seed, rack) for rack in range(3)], settings(arm), 13)
+        assert min(len(versions) for versions in out.anchors) > 3
+        for rack in range(3):
+            for part, ours in enumerate(theta(made, 1, seed, rack)):
+                torch.testing.assert_close(ours, out.thetas[rack][part], rtol=0, atol=1e-4)
+                assert float((ours - out.anchors[part][0].values).abs().max()) > 1e-2
+        for part, versions in enumerate(out.anchors):
+            ours = torch.cat([made.outers[1].anchors[leaf][seed] for leaf in PARTS[part]])
+            applied = versions[int(made.outers[1].rounds[part])]
+            torch.testing.assert_close(ours, applied.values, rtol=0, atol=1e-4)
+
+
+class Spied(Outer):
+    """Writes down what is captured and merged."""
+
+    now = 0
+    log: list[tuple[str, int, Pending]]
+
+    def after(self, step: int) -> None:
+        self.now = step
+        super().after(step)
+
+    def _capture(self, fragment: int, step: int, racks: list[int]) -> Pending:
+        pending = super()._capture(fragment, step, racks)
+        self.log.append(("capture", step, pending))
+        return pending
+
+    def _merge(self, pending: Pending) -> None:
+        self.log.append(("merge", self.now, pending))
+        super()._merge(pending)
+
+
+def told(log: list[tuple[str, int, Pending]], racks: int, steps: int) -> tuple[list[Facts], Any]:
+    """The same run in the words of the reference; counters and versions are worked out anew."""
+    events: list[list[Event]] = [[] for _ in range(racks)]
+    seq = [[0] * 4 for _ in range(racks)]
+    marks = [[0] * 4 for _ in range(racks)]
+    versions = [0] * 4
+    members: dict[int, list[Named]] = {}
+    commits = []
+    for what, step, pending in log:
+        part = pending.fragment
+        if what == "capture":
+            members[id(pending)] = []
+            for rack in pending.racks:
+                seq[rack][part] += 1
+                spent, marks[rack][part] = step - marks[rack][part], step
+                events[rack].append(Captured(step, part, seq[rack][part]))
+                members[id(pending)].append(
+                    Named(rack, seq[rack][part], versions[part], spent * TOKENS, spent)
+                )
+        else:
+            versions[part] += 1
+            commits.append(Commit(part, versions[part], members[id(pending)]))
+            for each in events:
+                each.append(Applied(step, part, versions[part]))
+    return [Facts(steps, each) for each in events], commits
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "turns:H=6:tau=1:lr=.7:mu=.6",
+        "turns:H=3:tau=2:lr=.4",
+        "straggler:H=2:tau=1:lr=.7:mu=.3",
+        "straggler:H=2",
+    ],
+)
+def test_partial_rounds_are_the_reference_too(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offers that wait while other rounds are applied; offers that span four periods."""
+    Spied.log = []
+    monkeypatch.setattr(quality_gpu, "Outer", Spied)
+    made = done(arm, seeds=1, steps=19)
+    facts, commits = told(Spied.log, 3, 19)
+    assert len({len(commit.members) for commit in commits}) == (2 if "straggler" in arm else 1)
+    out = replay([single(made, 0, rack) for rack in range(3)], settings(arm), facts, commits)
+    for rack in range(3):
+        for ours, theirs in zip(theta(made, 0, 0, rack), out.thetas[rack], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_a_ramp_counts_the_rounds_before() -> None:
+    arm = parsed("merge:H=4:lr=1-.7:mu=.9:ramp=3")
+    assert arm.outer(Fraction(0)) == (1.0, 0.0)
+    assert arm.outer(Fraction(3)) == pytest.approx((1 - 0.3 * 5 / 9, 0.5))
+    assert arm.outer(Fraction(27)) == pytest.approx((0.7, 0.9))
+    assert arm.outer(Fraction(1000)) == pytest.approx((0.7, 0.9))
+    assert parsed("merge:lr=.7:mu=.9").outer(Fraction(0)) == (0.7, 0.9)
+
+
+def test_a_ramp_is_the_outer_step_of_the_reference_with_other_settings_each_round() -> None:
+    arm, made = "merge:H=4:lr=1-.7:mu=.9:ramp=3", done("merge:H=4:lr=1-.7:mu=.9:ramp=3", seeds=1)
+    racks = [single(made, 0, rack) for rack in range(3)]
+
+    def read(rack: Rack, part: int) -> Tensor:
+        return torch.cat([rack.parameters[leaf].detach().flatten() for leaf in PARTS[part]])
+
+    anchors = [Anchor(0, v, torch.zeros_like(v)) for v in (read(racks[0], p) for p in range(4))]
+    for step in range(1, 14):
+        for rack in racks:
+            rack.train(step)
+        for part in range(4):
+            if not settings(arm).due(part, step):
+                continue
+            old = anchors[part]
+            lr, mu = parsed(arm).outer(Fraction(old.version))
+            delta = merge([old.values - read(rack, part) for rack in racks], [1 / 3] * 3)
+            now = replace(settings(arm), outer_lr=lr, momentum=mu)
+            anchors[part] = outer_step(old, delta, now)
+            for rack in racks:
+                sizes = [rack.parameters[leaf].numel() for leaf in PARTS[part]]
+                for leaf, value in zip(PARTS[part], anchors[part].values.split(sizes), strict=True):
+                    rack.parameters[leaf].detach().copy_(value[None])
+    assert [anchor.version for anchor in anchors] == [4, 3, 3, 3]
+    for part in range(4):
+        torch.testing.assert_close(theta(made, 0, 0, 2)[part], read(racks[2], part), rtol=0,
+                                   atol=1e-4)  # fmt: skip
+
+
+def test_missing_racks_shrink_the_step_and_the_forgetting() -> None:
+    """Two racks in turns, divided by both: half a delta, half a round, by hand."""
+    theta_SRN = torch.tensor([[[1.0], [1.0]]])
+    outer = Outer(parsed("turns:H=2:lr=1:mu=.5:divisor=live"), [theta_SRN], [[0]])
+    theta_SRN[0, 0] -= 0.5
+    outer.after(1)  # nobody is due: the only fragment is due at H
+    outer.after(2)  # rack 0: s D = .25, b = .25, step .25 + .5 * .25
+    assert outer.anchors[0].item() == pytest.approx(0.625)
+    assert theta_SRN.flatten().tolist() == pytest.approx([0.625, 0.625])
+    theta_SRN[0, 1] -= 0.1
+    outer.after(3)  # rack 1: s D = .05, b = .75 * .25 + .05 = .2375, step .05 + .5 * .2375
+    assert outer.anchors[0].item() == pytest.approx(0.625 - 0.16875)
+    assert theta_SRN.flatten().tolist() == pytest.approx([0.45625, 0.45625])
+    assert outer.rounds == [Fraction(1)]
+
+
+# ------------------------------------------------------------------ the bench
+
+
+def test_data_parallel_is_one_model_on_the_text_of_all() -> None:
+    made = done("dp", "alone", seeds=1)
+    one = bench("alone", seeds=1, racks=1)
+    for step in range(1, 14):
+        one.step = step
+        batch = made.texts.batch([0], step)[0].flatten(0, 1)
+        one.train(batch[None])
+    for rack in range(3):
+        for ours, theirs in zip(theta(made, 0, 0, rack), theta(one, 0, 0, 0), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    assert not torch.allclose(theta(made, 1, 0, 0)[0], theta(made, 1, 0, 1)[0], atol=1e-3)
+
+
+def test_an_arm_does_not_see_the_others() -> None:
+    few, many = done("merge:H=4"), done("dp", "merge:H=4", "merge:H=2:lr=.7:mu=.9")
+    assert few.curve[-1][1][0] == pytest.approx(many.curve[-1][1][1], abs=1e-5)
+    assert few.curve[-1][1][0] != pytest.approx(many.curve[-1][1][2], abs=1e-4)
+
+
+def test_a_warm_start_is_data_parallel_for_all() -> None:
+    """Up to the end of the warm start, and then each as a run that begins there."""
+    made = bench("dp", "merge:H=4:tau=1", warm=5)
+    for _ in range(5):
+        made.advance()
+    assert made.wide == 2
+    rest = bench("dp", seeds=2)
+    for _ in range(5):
+        rest.advance()
+    for arm in range(2):
+        for rack in range(3):
+            for ours, theirs in zip(theta(made, arm, 1, rack), theta(rest, 0, 1, 0), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    while made.step < 13:
+        made.advance()
+        rest.advance()
+    for ours, theirs in zip(theta(made, 0, 1, 0), theta(rest, 0, 1, 0), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    assert made.outers[1].rounds == [2, 2, 2, 1], "applied at 2, 6; 3, 7; 4, 8; 5 behind it"
+
+
+@pytest.mark.parametrize("cut", [3, 5, 8])
+def test_a_run_in_pieces_is_the_run_in_one(cut: int, tmp_path: Path) -> None:
+    arms = ("dp", "turns:H=4:tau=2:mu=.9:ramp=2:divisor=live", "straggler:H=2:tau=1:mu=.3")
+    whole = done(*arms, warm=5, look=4, steps=12)
+    first, second = (bench(*arms, warm=5, look=4, steps=12) for _ in range(2))
+    while first.step < cut:
+        first.advance()
+    first.save(tmp_path / "part")
+    second.load(tmp_path / "part")
+    assert second.step == cut
+    while second.step < 12:
+        second.advance()
+    assert second.curve == whole.curve
+    assert len(whole.curve) == 2
+    for ours, theirs in zip(second.values, whole.values, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_piece_of_another_run_is_refused(tmp_path: Path) -> None:
+    bench().save(tmp_path / "part")
+    with pytest.raises(ValueError, match="another plan or text"):
+        bench(learning_rate=1e-3).load(tmp_path / "part")
+
+
+@pytest.mark.parametrize(("name", "millions"), [("5M", 4.9), ("25M", 25.5), ("125M", 126.5)])
+def test_a_size_has_the_parameters_of_its_name(name: str, millions: float) -> None:
+    count = sum(leaf.numel for leaf in leaves_of(SIZES[name]))
+    assert count == pytest.approx(millions * 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("said", ["mrge", "merge:h=3", "merge:tau=64", "merge:mu=1", "merge:H=x"])
+def test_an_arm_that_makes_no_sense_is_refused(said: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parsed(said)
+
+
+def test_every_rack_trains_on_its_own_text_and_the_held_out_one_is_seen_by_none() -> None:
+    made = Texts(Corpus((b"a" * 90, b"b" * 40, b"c" * 30), b"d" * 50), SIZE, CPU)
+    batch = made.batch([0, 1], 1)
+    assert batch.shape == (2, 3, SIZE.batch, SIZE.context + 1)
+    assert [set(batch[:, rack].flatten().tolist()) for rack in range(3)] == [{97}, {98}, {99}]
+    assert set(made.held_out(9).flatten().tolist()) == {100}
+
+
+def test_windows_depend_on_seed_and_step_alone() -> None:
+    text, again = bench().texts, bench().texts
+    assert torch.equal(text.batch([1], 7), again.batch([0, 1], 7)[1:])
+    assert not torch.equal(text.batch([1], 7), text.batch([1], 8))
+    assert not torch.equal(text.batch([1], 7), text.batch([0], 7))
+
+
+def report(*seeds: float | None, arm: str) -> dict[str, Any]:
+    return {
+        "plan": {"size": "5M", "racks": 2, "steps": 9, "warm": 0, "learning_rate": 0.1},
+        "text": {"sha256": "0" * 64, "bytes": [9, 9, 9]},
+        "machine": {"device": "cpu", "torch": "2"},
+        "losses": {arm: [list(seeds)]},
+        "command": arm,
+    }
+
+
+def test_a_table_pairs_arms_by_seed_also_of_two_runs() -> None:
+    runs = [report(2.0, 4.0, arm="merge"), report(1.8, 3.8, arm="merge:mu=.5")]
+    text = quality_gpu_table.page([*runs, report(None, 4.0, arm="merge:mu=.9")])
+    assert "| `merge:mu=.5` | 2 | 2.8000 | -7.50 [-39.2" in text  # 12.706 * 2.5 each way
+    assert "| `merge:mu=.9` | 2 | inf | - | - |" in text, "an arm that diverged is shown as such"
+    other = {**runs[1], "text": {"sha256": "1" * 64, "bytes": [9, 9, 9]}}
+    assert "-7.50" not in quality_gpu_table.page([runs[0], other]), "another text"
+
+
+def test_the_kept_page_is_that_of_the_kept_runs() -> None:
+    kept = ROOT / "benchmarks/results"
+    runs = [json.loads(path.read_text()) for path in sorted((kept / "quality_gpu").glob("*.json"))]
+    assert len(runs) == 8
+    assert quality_gpu_table.page(runs) == (kept / "quality_gpu.md").read_text()
+
+
+# ------------------------------------------------------------------ as a command
+
+
+def test_the_command_ends_in_a_piece_goes_on_and_is_not_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.json"
+
+    def command(*more: str) -> object:
+        words = (
+            "--size", "tiny", "--racks", "2", "--seeds", "2", "--steps", "12", "--held-out", "2",
+            "--arms", "dp,merge:H=4,merge:H=4:lr=1-.7:mu=.9:ramp=3", "--out", str(out),
+            "--text", str(ROOT / "src/mend"),
+        )  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["quality_gpu", *words, *more])
+        try:
+            quality_gpu.main()
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    assert command("--minutes", "0") == quality_gpu.NOT_FINISHED
+    assert "1 of 12 steps" in capsys.readouterr().out
+    assert not out.exists()
+    assert "another plan" in str(command("--learning-rate", "1"))
+    assert command() == 0
+    found = json.loads(out.read_text())
+    assert found["looks"] == [12]
+    assert set(found["losses"]) == {"dp", "merge:H=4", "merge:H=4:lr=1-.7:mu=.9:ramp=3"}
+    assert not out.with_suffix(".part").exists()
+    assert "is there already" in str(command())
+    assert "merge:H=4" in quality_gpu_table.page([found])
+
+
+def test_the_help_of_the_process_explains_every_word_of_an_arm() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "benchmarks.quality_gpu", "--help"],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=True,
+    ).stdout  # fmt: skip
+    for word in (*quality_gpu_outer._KEYS, *quality_gpu_outer.KINDS):
+        assert word in said

@@ -208,7 +208,8 @@ def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
     until(applied, f"rack 1 has it on its tape that it applied something\n{job.logs()}")
     job.processes[1].signal(signal.SIGKILL)
     assert job.ended(1) == -signal.SIGKILL
-    job.ended(0, code=0)
+    job.ended(0, code=1)
+    assert job.result(0).error[0] == "NotMerged", "what it trained alone is in its weights only"
     script = read_script([job.events_folder])
     assert any(sentence.startswith("rack 1 is replayed up to step") for sentence in script.omitted)
     Replay(jobs, script).equal(steps=STEPS)

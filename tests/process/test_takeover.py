@@ -6,6 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, until
 
@@ -129,3 +131,39 @@ def test_a_rack_that_lost_its_quorum_goes_on_when_the_dead_one_is_started_again(
 
 def joined(job: Job, rack: int) -> list[dict[str, Any]]:
     return [event for event in job.events(rack) if event["kind"] == "joined"]
+
+
+@pytest.mark.parametrize("witness", [False, True])
+def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witness: bool) -> None:
+    """The one that is left hears no quorum. It stands down, learns by the hellos that the two are
+    new processes, begins a new lineage, and both join it."""
+    job = jobs(racks=3, witness=witness)
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    left, lost = (2, (0, 1)) if witness else (0, (1, 2))
+    for rack in lost:
+        job.start(rack, **options, at={"12": [["gate", job.gate("never")]]})
+    job.start(left, **options, at={"12": [["gate", gate]]})
+    first_commits(job, 3)
+    for rack in lost:
+        job.processes[rack].signal(signal.SIGKILL)
+    for rack in lost:
+        assert job.ended(rack) == -signal.SIGKILL
+    for rack in lost:
+        job.start(rack, **options)
+    anew = job.witness_event("lineage") if witness else job.event(left, "lineage")
+    assert anew["without"] == list(lost)
+    for rack in lost:
+        until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
+    Path(gate).touch()
+    for rack in range(3):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(3)]
+    assert len({result.digest for result in results}) == 1
+    named = [(m["rack"], m["seq"]) for c in results[left].commits for m in c["members"]]
+    for rack in lost:
+        assert named.count((rack, 1)) >= 3, "its offers count from one again, and are merged"
+    assert all(result.status["ledger"]["open"] == 0 for result in results)
+    assert not any(result.kinds("left-alone", "differs", "fault") for result in results)
+    if witness:
+        job.witness_ended()

@@ -51,7 +51,7 @@ LOG, ELECTION = "protocol/log.py", "protocol/election.py"
 ACCEPTED = "reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
 IN_DECIDE = "{member for member, last in reached.items() if last > index}, log.voters_at(index + 1)"
 OWN_STEP_DOWN = "if self.proposer.leading and self.voter.promised > self.proposer.epoch:"
-ENOUGH = "return quorum(promised, voters) or bool(left < voters and left and left <= promised)"
+LEFT = "left and left <= promised for left in lefts"
 
 BUGS = (
     _bug(
@@ -286,7 +286,7 @@ BUGS = (
     _bug(
         "28",
         "a new lineage begins without the silent, dead or not",
-        (PROPOSER, ENOUGH, "return quorum(promised, voters) or bool(left & promised)"),
+        (PROPOSER, LEFT, "left & promised for left in lefts"),
     ),
     _bug(
         "29",
@@ -299,6 +299,23 @@ BUGS = (
         "offers that only an undone commit named stay open",
         (LEARNER, "if p in self.parts and (self.member, self.parts[p].seq) in named:",
          "if p in self.parts and named is None:"),
+    ),
+    _bug(
+        "31",
+        "a coordinator that hears no quorum stays",
+        (COORDINATOR, "if self.proposer.leading and not self._hears_quorum(now_ns):",
+         "if self.proposer.leading and now_ns < 0:"),
+    ),
+    _bug(
+        "31b",
+        "a rack says hello until a record gives it a seat, decided or not",
+        ("protocol/leader.py", "        if not self._is_seated():\n            self._say_hello",
+         "        if not self.log.written.begun:\n            self._say_hello"),
+    ),
+    _bug(
+        "31c",
+        "racks that come back get their seats one by one, whatever that costs",
+        ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

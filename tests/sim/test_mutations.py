@@ -31,6 +31,9 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 1 (Genesis)"),
     ("24b", 4, "I4: version 1 of fragment 0 was decided"),
     ("28", 1, "I1: Peer(rack=0, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
+    ("31", 44, "I4: rack 1 rank 0 failed: StartTimeout"),
+    ("31b", 195, "I4: rack 1 rank 0 failed: StartTimeout"),
+    ("31c", 394, "I4: rack 1 rank 0 failed: StartTimeout"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

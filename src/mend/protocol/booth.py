@@ -31,7 +31,18 @@ class Booth:
         log = self.voter.log
         mine = orders.to == self.member.incarnation
         job = not log.written.begun or log.continues(orders.lineage, orders.prev)
-        return mine and job and peer == Peer(owner_of(orders.epoch), 0)
+        return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
+
+    def homeless(self) -> bool:
+        """Whether no decided roster that it has read ever had a seat for this member."""
+        told = self.voter.log.told
+        return self.member not in told.members | told.former
+
+    def _strayed(self, orders: Orders) -> bool:
+        """Whether the job, whose log it began to read before it had a seat, has gone on in a
+        lineage that this log does not know; then it reads that one, from the beginning."""
+        log = self.voter.log
+        return log.written.begun and self.homeless() and not log.knows(orders.lineage)
 
     def follow(
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
@@ -41,6 +52,8 @@ class Booth:
         if orders.epoch < self.voter.promised:
             effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
             return False
+        if self._strayed(orders):
+            self.voter.start_over()
         if incarnation != self.life and not self.voter.log.written.begun:
             self.heard = (0, 0)
         if orders.epoch > self.heard[0]:

@@ -75,6 +75,10 @@ class Coordinator:
     """Serial of everybody's newest vote, in this epoch."""
     over_ns: int | None = None
     seated: bool = False
+    moved_ns: int = 0
+    """When it last looked; a gap is its own sleep, and nobody's silence."""
+    awake_ns: int = 0
+    """Since when it has led without such a gap."""
 
     def __post_init__(self) -> None:
         options = self.options
@@ -99,6 +103,10 @@ class Coordinator:
         if self.proposer.leading and self.voter.promised > self.proposer.epoch:
             # Its own vote has gone to another, who must have the time to win the others'.
             self.election.lost(now_ns, at_once=False)
+            self._step_down(effects)
+        if self.proposer.leading and not self._hears_quorum(now_ns):
+            effects.append(Note("no-quorum", {"epoch": number_of(self.proposer.epoch)}))
+            self.election.lost(now_ns, at_once=True)
             self._step_down(effects)
         if not self.proposer.leading:
             effects += self.election.move(now_ns)
@@ -125,12 +133,13 @@ class Coordinator:
         self.proposer.dead.discard(member)
         match event.body:
             case Hello() as hello:
+                self.election.attest(member, hello)
                 if self.proposer.leading:
                     self._on_hello(member, hello, now_ns, effects)
-                else:
-                    self.election.attest(member, hello)
-            case Report() as report if self.proposer.leading:
-                self._on_report(member, report, now_ns, effects)
+            case Report() as report:
+                self.election.attest(member)
+                if self.proposer.leading:
+                    self._on_report(member, report, now_ns, effects)
             case Vote(lineage=name, ballot=b) as vote if self.log.continues(name, b.decided):
                 self._on_vote(member, vote, now_ns, effects)
             case Orders() as orders if self.election.heard(orders, now_ns):
@@ -215,6 +224,7 @@ class Coordinator:
             members[WITNESS] = log.witness
         self.views = {rack: View(m, now_ns, now_ns) for rack, m in members.items()}
         self.offers, self.round_dues, self.votes, self.over_ns = {}, [], {}, None
+        self.awake_ns = now_ns
         self._new_rounds(log.policy.fragments)
         number = number_of(self.proposer.epoch)
         effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
@@ -226,8 +236,26 @@ class Coordinator:
         times = Mean(), Mean()
         self.rounds = [Round(p, *times, self.proposer.epoch) for p in range(fragments)]
 
+    def _hears_quorum(self, now_ns: int) -> bool:
+        """Whether those that were heard in the last two detection times could decide anything.
+
+        Who leads and hears no quorum is in the way: others wait for its orders, and those that are
+        left cannot begin anew. Its own sleep does not count as their silence.
+        """
+        limit_ns = 2 * self.options.detect_ns
+        if now_ns - self.moved_ns >= self.options.detect_ns:
+            self.awake_ns = now_ns
+        self.moved_ns = now_ns
+        if now_ns - self.awake_ns < limit_ns or self.log.told.over:
+            return True
+        views = self.views.values()
+        return self.proposer.may_decide(
+            {view.member for view in views if now_ns - view.heard_ns < limit_ns}
+        )
+
     def _step_down(self, effects: list[Effect]) -> None:
-        """A higher epoch is promised somewhere: nothing that is said here counts any more."""
+        """Nothing that is said here counts any more: a higher epoch is promised somewhere, or no
+        quorum is heard."""
         about: dict[str, object] = {"epoch": number_of(self.proposer.epoch)}
         led = self.proposer.leading
         effects.append(Note("deposed", about) if led else Note("stands-no-more", about))

@@ -177,6 +177,8 @@ class Lineage(Word, frozen=True, tag=6):
     epoch: Count
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    learners: Racks
+    """Which of them do not hold these versions, and have no vote until they do."""
     witness: Member | None
     dead: Annotated[tuple[Member, ...], Meta(max_length=64)]
     versions: Versions

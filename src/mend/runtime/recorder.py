@@ -31,6 +31,7 @@ LOUD = frozenset(
         "coordinator-back",
         "takes-over",
         "deposed",
+        "no-quorum",
         "lineage",
         "joined",
         "rack-silent",

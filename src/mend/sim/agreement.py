@@ -162,7 +162,8 @@ class Agreement:
     # -------------------------------------------------------------- one list
 
     def _advanced(self, process: Process, replica: Replica, log: Log) -> None:
-        if log.decided < replica.decided and replica.votes:
+        had_a_seat = any(is_seated(process, roster) for roster in self.rosters)
+        if log.decided < replica.decided and replica.votes and had_a_seat:
             self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
         for index in range(known + 1, log.decided + 1):
@@ -341,11 +342,9 @@ def _fold(roster: Seating, record: Record) -> Seating:
     if isinstance(record, Genesis):
         seats, witness = record.roster, record.witness
         learners = frozenset[int]()
-    elif isinstance(record, Roster):
+    elif isinstance(record, Roster | Lineage):
         seats, witness = record.members, record.witness
         learners = frozenset(record.learners)
-    elif isinstance(record, Lineage):
-        seats, witness, learners = record.members, record.witness, frozenset[int]()
     else:
         return roster
     racks = {seat.member.rack: seat.member for seat in seats}

@@ -154,7 +154,8 @@ def lineage(
 ) -> Lineage:
     """Its result of version v has the digest 1000 v, as that of `commit`, also at version 0."""
     return Lineage(
-        epoch, number, tuple(seat(rack) for rack in racks), member(WITNESS) if witness else None,
+        epoch, number, tuple(seat(rack) for rack in racks), (),
+        member(WITNESS) if witness else None,
         tuple(member(rack) for rack in dead), tuple(versions),
         tuple((digest(1000 * version),) for version in versions), "a test",
     )  # fmt: skip

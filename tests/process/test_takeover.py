@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mend.terms import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, until
 
@@ -167,3 +168,51 @@ def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witne
     assert not any(result.kinds("left-alone", "differs", "fault") for result in results)
     if witness:
         job.witness_ended()
+
+
+def test_a_witness_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None:
+    """Both racks live and know the job; rack 1 is started again as well, and says hello."""
+    job = jobs(witness=True)
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(0, **options, at={"12": [["gate", gate]]})
+    job.start(1, **options, at={"12": [["gate", job.gate("never")]]})
+    first_commits(job, 2)
+    assert job.witness is not None
+    job.witness.kill()
+    job.event(0, "takes-over")
+    job.start_witness()
+    job.processes[1].signal(signal.SIGKILL)
+    assert job.ended(1) == -signal.SIGKILL
+    job.start(1, **options, env={"MEND_START_TIMEOUT_S": "20"})
+    assert job.ended(1) == 1, "one of three votes is no quorum, so it gets no seat"
+    assert job.told(1)["error"][0] == "StartTimeout"
+    begun = [e for e in job.events(WITNESS) if e["kind"] == "genesis"]
+    assert len(begun) == 1, "the first witness's"
+    assert not [e for e in job.events(1) if e["kind"] == "genesis"]
+    Path(gate).touch()
+    job.ended(0)
+
+
+def test_a_rack_0_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None:
+    """Rack 1 of three goes on; racks 0, the founder, and 2 are started again."""
+    job = jobs(racks=3)
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(1, **options, at={"12": [["gate", gate]]})
+    for rack in (0, 2):
+        job.start(rack, **options, at={"12": [["gate", job.gate("never")]]})
+    first_commits(job, 3)
+    for rack in (0, 2):
+        job.processes[rack].signal(signal.SIGKILL)
+    for rack in (0, 2):
+        assert job.ended(rack) == -signal.SIGKILL
+        job.start(rack, **options)
+    job.event(1, "lineage")
+    for rack in (0, 2):
+        until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
+    Path(gate).touch()
+    for rack in range(3):
+        job.ended(rack, code=0)
+    assert len({job.result(rack).digest for rack in range(3)}) == 1
+    assert len([e for e in job.events(0) if e["kind"] == "genesis"]) == 1, "of its first life"

@@ -88,8 +88,8 @@ BUGS = (
     _bug(
         "5",
         "a take-over asks the voters of the decided roster only",
-        (PROPOSER, "return [log.voters_at(log.decided + 1)] + [log.voters_at(index + 1) for index "
-         "in changes]", "return [log.voters_at(log.decided + 1) for _ in (changes, None)]"),
+        (PROPOSER, "return [log.roster_at(log.decided + 1)] + [log.roster_at(index + 1) for index "
+         "in changes]", "return [log.roster_at(log.decided + 1) for _ in (changes, None)]"),
     ),
     _bug(
         "6",
@@ -237,8 +237,8 @@ BUGS = (
     _bug(
         "23",
         "the log begins when a majority of the racks has said hello",
-        (COORDINATOR, "if len(hellos) < self.options.racks:",
-         "if 2 * len(hellos) <= self.options.racks:"),
+        (COORDINATOR, "missing = len(hellos) < self.options.racks",
+         "missing = 2 * len(hellos) <= self.options.racks"),
     ),
     _bug(
         "24",
@@ -299,6 +299,36 @@ BUGS = (
         "offers that only an undone commit named stay open",
         (LEARNER, "if p in self.parts and (self.member, self.parts[p].seq) in named:",
          "if p in self.parts and named is None:"),
+    ),
+    _bug(
+        "23b",
+        "a quorum decides Genesis",
+        (PROPOSER, "if index == 0 and not log.roster_at(1).members <= ",
+         "if index < 0 and not log.roster_at(1).members <= "),
+    ),
+    _bug(
+        "23c",
+        "hellos that waited for a former life of the founder begin a job, and a quorum decides it",
+        (PROPOSER, "if index == 0 and not log.roster_at(1).members <= ",
+         "if index < 0 and not log.roster_at(1).members <= "),
+        (COORDINATOR,
+         "missing or not all(self._answered(r, now_ns) for r in hellos):", "missing:"),
+    ),
+    _bug(
+        "23d",
+        "a founder waits for ever for the vote of a rack that has died",
+        (COORDINATOR, "if log.begun and seats != log.seats:", "if log.begun and not seats:"),
+    ),
+    _bug(
+        "23e",
+        "a founder does not outbid the promises to its former life",
+        (COORDINATOR, "if self.proposer.leading and self._homeless():",
+         "if self.proposer.leading and now_ns < 0:"),
+    ),
+    _bug(
+        "23f",
+        "a rack that has promised to a founder does not join a job that lives",
+        (BOOTH, "if not self._joins(orders, now_ns):", "if now_ns < 0:"),
     ),
     _bug(
         "31",

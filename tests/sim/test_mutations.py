@@ -15,10 +15,10 @@ from tests.sim.bugs import BUGS, ELSEWHERE, occurrences, planted
 NAMED = {bug.name: bug for bug in BUGS}
 
 SHOWN: tuple[tuple[str, int, str], ...] = (
-    ("1", 0, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis)"),
+    ("1", 0, "I1: Peer(rack=0, rank=0) decided record 2 (Commit)"),
     ("4", 53, "I1: Peer(rack=65535, rank=0) decided record 5 (Roster) with the votes"),
     ("5", 53, "I1: Peer(rack=0, rank=0): fault"),
-    ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 8 (Commit) with the votes"),
+    ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 16 (Roster) with the votes"),
     ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
     ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
     ("11", 20, "I1: Peer(rack=0, rank=0): fault"),
@@ -28,12 +28,13 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("16", 0, "I2: Peer(rack=0, rank=0): Ledger("),
     ("18", 8, "I4: rack 1 rank 0 left alone"),
     ("22", 4, "I5: Peer(rack=1, rank=0) waited"),
-    ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 1 (Genesis)"),
+    ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 2 (Commit)"),
     ("24b", 4, "I4: version 1 of fragment 0 was decided"),
     ("28", 1, "I1: Peer(rack=0, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
-    ("31", 44, "I4: rack 1 rank 0 failed: StartTimeout"),
-    ("31b", 195, "I4: rack 1 rank 0 failed: StartTimeout"),
-    ("31c", 394, "I4: rack 1 rank 0 failed: StartTimeout"),
+    ("23b", 9, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis) with the votes [0] of [0, 1]"),
+    ("23d", 303, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("31", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("31b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

@@ -21,6 +21,8 @@ class Booth:
     coordinator: Peer
     detect_ns: int
     orders_ns: int | None = None
+    lives_ns: int | None = None
+    """When orders of a job came in which something is decided."""
     life: int | None = None
     """Incarnation of the coordinator; before the first record it may be started again."""
     heard: tuple[int, int] = (0, 0)
@@ -32,6 +34,17 @@ class Booth:
         mine = orders.to == self.member.incarnation
         job = not log.written.begun or log.continues(orders.lineage, orders.prev)
         return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
+
+    def _joins(self, orders: Orders, now_ns: int) -> bool:
+        """Whoever hears of a job that lives joins it, whatever it has promised to a founder, and
+        does not hear the founder any more. False: these are a founder's."""
+        if orders.decided > 0:
+            self.lives_ns = now_ns
+            if not self.voter.log.told.begun and orders.epoch < self.voter.promised:
+                self.voter.start_over()
+                self.voter.promised = 0
+            return True
+        return self.lives_ns is None or now_ns - self.lives_ns >= self.detect_ns
 
     def homeless(self) -> bool:
         """Whether no decided roster that it has read ever had a seat for this member."""
@@ -49,6 +62,8 @@ class Booth:
     ) -> bool:
         """Take the log as far as it is new; whether these are the newest orders. A coordinator
         whose epoch is over is told so."""
+        if not self._joins(orders, now_ns):
+            return False
         if orders.epoch < self.voter.promised:
             effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
             return False

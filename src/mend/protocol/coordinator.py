@@ -87,10 +87,7 @@ class Coordinator:
             self.me, self.member, self.voter, self.proposer, options.heartbeat_ns, options.detect_ns
         )
         if options.first:
-            self.proposer.found(epoch_of(1, *self.member))
-            self.election.see(1)
-            if self.me.rack == WITNESS:
-                self.views[WITNESS] = View(self.member, 0)
+            self._found(0)
 
     @property
     def log(self) -> Log:
@@ -108,6 +105,9 @@ class Coordinator:
             effects.append(Note("no-quorum", {"epoch": number_of(self.proposer.epoch)}))
             self.election.lost(now_ns, at_once=True)
             self._step_down(effects)
+        if not self.proposer.leading and self._may_found(now_ns):
+            self.voter.start_over()
+            self._found(now_ns)
         if not self.proposer.leading:
             effects += self.election.move(now_ns)
             if self.proposer.try_lead():
@@ -121,7 +121,7 @@ class Coordinator:
 
     def deadline_ns(self) -> int | None:
         if not self.proposer.leading:
-            return self.election.due_ns()
+            return self._founds_ns() if self._homeless() else self.election.due_ns()
         sent = [view.sent_ns for view in self.views.values() if not view.gone]
         waits = [sent_ns + self.options.heartbeat_ns for sent_ns in sent]
         return min([*waits, *self.round_dues], default=None)
@@ -140,16 +140,23 @@ class Coordinator:
                 self.election.attest(member)
                 if self.proposer.leading:
                     self._on_report(member, report, now_ns, effects)
-            case Vote(lineage=name, ballot=b) as vote if self.log.continues(name, b.decided):
+            case Vote(lineage=name, ballot=b) as vote if self.log.continues(
+                name, b.decided
+            ) or self._may_undo(b):
                 self._on_vote(member, vote, now_ns, effects)
+            case Orders() as orders if self._lives(event.peer, orders):
+                self.election.heard_ns = now_ns
+                if self.proposer.leading:
+                    self._step_down(effects)
             case Orders() as orders if self.election.heard(orders, now_ns):
                 self._step_down(effects)
             case Prepare(lineage=name) as prepare if self.voter.log.continues(name, prepare.after):
                 self.election.see(number_of(prepare.epoch))
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
-        rack, begun = sender.rack, self.log.written.begun
-        fits = self.admission.hear(sender, hello, self.views, self.log.written, now_ns, effects)
+        rack, begun = sender.rack, self.log.told.begun
+        log = self.log.written if begun else self.log.told
+        fits = self.admission.hear(sender, hello, self.views, log, now_ns, effects)
         if not fits or begun:
             return
         if rack not in self.views or self.views[rack].member != hello.seat.member:
@@ -164,6 +171,8 @@ class Coordinator:
         view, policy = self.views.get(member.rack), self._policy()
         if view is None or view.member != member or policy is None:
             return
+        if report.to != self.member.incarnation:
+            return  # it waited for somebody else, or does not know yet who asks
         if report_misfit(report, member, policy):
             return
         view.heard_ns = now_ns
@@ -171,7 +180,7 @@ class Coordinator:
             return
         view.report, view.gone = report, report.gone
         view.got = frozenset((offer.member.rack, offer.fragment, offer.seq) for offer in report.got)
-        if report.gone and not self.log.written.begun:
+        if report.gone and not self.log.told.begun:
             del self.views[member.rack], self.admission.hellos[member.rack]
             return
         for offer in report.offers:
@@ -199,9 +208,61 @@ class Coordinator:
         self, member: Member, ballot: Ballot, now_ns: int, effects: list[Effect]
     ) -> None:
         self.election.see(number_of(ballot.promised))
-        if not self.proposer.hear(member, ballot):
+        if self.proposer.hear(member, ballot):
+            return
+        if self.proposer.leading and self._homeless():
+            self._found(now_ns)  # its former life has asked for promises, too
+        else:
             self.election.lost(now_ns, at_once=self.proposer.leading)
             self._step_down(effects)
+
+    # -------------------------------------------------------------- the beginning
+
+    def _found(self, now_ns: int) -> None:
+        """Ask all racks to begin the job, in an epoch of its own; from an empty log.
+
+        The epoch is the challenge: a rack that reports in it has heard this very question, holds
+        nothing of a job that runs, and will not take part in the beginning of another one.
+        """
+        number = max(self.election.seen, number_of(self.voter.promised)) + 1
+        self.election.see(number)
+        self.proposer.found(epoch_of(number, *self.member))
+        self.votes, self.moved_ns, self.awake_ns = {}, now_ns, now_ns
+        for view in self.views.values():
+            view.report = view.sent = None
+        if self.me.rack == WITNESS:
+            self.views[WITNESS] = View(self.member, now_ns)
+
+    def _homeless(self) -> bool:
+        """Whether it founds jobs, and has no seat in one that it knows to be decided."""
+        told = self.voter.log.told
+        return self.options.first and self.member not in told.members | told.former
+
+    def _may_undo(self, ballot: Ballot) -> bool:
+        """Whether the voter has a beginning that nobody decided, of a former life of this founder:
+        its promise is to be outbid."""
+        return self._homeless() and ballot.decided == 0
+
+    def _lives(self, peer: Peer, orders: Orders) -> bool:
+        """Whether a founder is told of a job that lives: then there is none to be founded."""
+        mine = orders.to == self.member.incarnation and peer != self.me
+        return mine and orders.decided > 0 and self._homeless()
+
+    def _founds_ns(self) -> int | None:
+        heard_ns = self.election.heard_ns
+        return None if heard_ns is None else heard_ns + 2 * self.options.detect_ns
+
+    def _may_found(self, now_ns: int) -> bool:
+        """Whether it followed somebody who is not heard any more before it got a seat."""
+        due_ns = self._founds_ns()
+        return self._homeless() and due_ns is not None and now_ns >= due_ns
+
+    def _answered(self, rack: int, now_ns: int) -> bool:
+        """Whether this rack is there, and has promised to begin in this epoch."""
+        view = self.views[rack]
+        report = view.report
+        fresh = report is not None and report.ballot.promised == self.proposer.epoch
+        return fresh and view.live(now_ns, self.options.detect_ns)
 
     def _policy(self) -> Policy | None:
         """Of the log, or before it of the racks that said hello, which is the same for all."""
@@ -277,8 +338,8 @@ class Coordinator:
 
     def _move(self, now_ns: int, effects: list[Effect]) -> None:
         """To a fixed point: a decision lets rounds commit, and a commit may be decided at once."""
-        if not self.log.written.begun:
-            self._try_genesis(effects)
+        if not self.log.told.begun:
+            self._try_genesis(now_ns, effects)
         before = -1
         while before != (before := self.log.last + self.log.decided):
             self._decide(now_ns, effects)
@@ -291,9 +352,15 @@ class Coordinator:
         elif racks and all(view.gone for view in racks):
             effects.append(Finished())
 
-    def _try_genesis(self, effects: list[Effect]) -> None:
+    def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
+        """Once all racks have answered. If one of them dies before it has voted, nothing is decided
+        and its next life is asked with the others, anew."""
         hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
-        if len(hellos) < self.options.racks:
+        seats, log = {rack: hello.seat for rack, hello in hellos.items()}, self.log.written
+        if log.begun and seats != log.seats:
+            self._found(now_ns)
+        missing = len(hellos) < self.options.racks
+        if self.log.written.begun or missing or not all(self._answered(r, now_ns) for r in hellos):
             return
         lowest = hellos[min(hellos)]
         self.proposer.append(
@@ -394,7 +461,7 @@ class Coordinator:
         live = tuple(sorted(self._live(now_ns) - {WITNESS}))
         settled = settled_versions([self.views[rack].report for rack in live], len(versions))
         offers = tuple(self.offers[key] for key in sorted(self.offers))
-        expected = range(0 if log.written.begun else self.options.racks)
+        expected = range(0 if log.told.begun else self.options.racks)
         missing = tuple(rack for rack in expected if rack not in self.views)
         for rack, view in self.views.items():
             if view.gone:

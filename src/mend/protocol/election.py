@@ -82,7 +82,7 @@ class Election:
 
     def may_stand(self) -> bool:
         log = self.voter.log
-        voting = log.written.begun and self.member in log.written.voters
+        voting = log.told.begun and self.member in log.written.voters
         return voting and not log.told.over and not self.proposer.leading
 
     def due_ns(self) -> int | None:

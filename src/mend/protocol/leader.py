@@ -255,6 +255,7 @@ class Leader:
         )
         return Report(
             serial=0,
+            to=self.booth.life or 0,
             ballot=self.voter.ballot(),
             fresh=fresh or not self.log.told.begun,
             step=ranks[0].step if ranks else 0,

@@ -278,6 +278,9 @@ class Declined(Word, frozen=True):
 class Report(State, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
+    to: Count
+    """Incarnation of the coordinator whose orders it heard last; 0: it has heard none. What waited
+    for a former life of the receiver is not for this one."""
     ballot: Ballot
     fresh: bool
     step: Count

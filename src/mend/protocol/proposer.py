@@ -40,8 +40,9 @@ class Proposer:
         return self.leading and 0 < self.opening <= self.log.decided
 
     def found(self, epoch: int) -> None:
-        """The first epoch of a job, over an empty log; its first record will be Genesis."""
-        self.epoch, self.leading, self.opening = epoch, True, 1
+        """An epoch over an empty log, whose first record will be Genesis."""
+        self.log, self.epoch, self.leading, self.opening = Log(), epoch, True, 1
+        self.ballots, self.held = {}, {}
 
     def stand(self, epoch: int, log: Log) -> None:
         """Ask for promises, beginning from a copy of the own voter's log."""
@@ -215,10 +216,12 @@ class Proposer:
         return min(same, self.log.last)
 
     def decide(self) -> list[Record]:
-        """Index i is decided when a quorum of the roster in force at i accepted it in this epoch;
-        returns what is newly so."""
+        """Index i is decided when a quorum of the roster in force at i accepted it in this epoch,
+        Genesis when all its members did; returns what is newly so."""
         log, index = self.log, self.log.decided
         reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}
+        if index == 0 and not log.roster_at(1).members <= {m for m in reached if reached[m] > 0}:
+            return []  # all must begin this job, and no other: a majority could begin two
         while index < log.last and quorum(
             {member for member, last in reached.items() if last > index}, log.voters_at(index + 1)
         ):

@@ -15,7 +15,7 @@ from mend.errors import WireError
 from mend.protocol.messages import Envelope, Record
 
 MAGIC = b"mnd"
-VERSION = 1
+VERSION = 2
 FRAME_BYTES_MAX = 8 << 20
 
 _HEAD = MAGIC + bytes([VERSION])

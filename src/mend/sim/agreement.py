@@ -119,19 +119,15 @@ class Agreement:
             self._survives(commit)
 
     def _gone(self) -> bool:
-        """Whether the job as it was can decide nothing any more, or is over and known to nobody."""
-        roster = self.rosters[-1]
-        if len(self.rosters) > 1 and not roster.racks:
-            return not any(self._remembers(process) for process, _ in self.replicas.values())
-        seated = [process for process, _ in self.replicas.values() if is_seated(process, roster)]
-        dead = {process.me.rack for process in seated if process.dead}
-        return bool(roster.racks) and not is_quorum(roster.voters - dead, roster.voters)
+        """Whether nobody who lives knows the job that began first: one name, one job."""
+        return not any(self._remembers(process) for process, _ in self.replicas.values())
 
     def _remembers(self, process: Process) -> bool:
-        """Whether it lives and has the log of the job that began first."""
-        logs = [replica.owner.log for replica in self.replicas[id(process)][1]]
-        known = (log for log in logs if log.last >= 1 and log.reaches(1))
-        return not process.dead and any(log.chain(1) == self.chains[1] for log in known)
+        """Whether it lives and has the log of the job that began first as its own."""
+        votes = [r.owner.log for r in self.replicas[id(process)][1] if r.votes]
+        known = (log for log in votes if log.last >= 1 and log.reaches(1))
+        alive = not process.dead and not process.stopped
+        return alive and any(log.chain(1) == self.chains[1] for log in known)
 
     def told(self, process: Process, record: Record) -> None:
         """A rank acts on a record: it must be the one behind the last it was told."""
@@ -203,7 +199,7 @@ class Agreement:
         anew = _next_lineage(log, index)  # decides with its own voters, and all before itself
         voters = after if own else before if anew is None else _fold(before, anew)
         votes = self._votes(index, voters)
-        if not is_quorum(votes, voters.voters):
+        if not (votes >= voters.voters if own else is_quorum(votes, voters.voters)):
             self._problem(
                 "I1",
                 f"{process.me} decided record {index} ({type(record).__name__}) with the votes "

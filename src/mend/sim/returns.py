@@ -23,7 +23,7 @@ LENGTH_S = 14.0
 
 def returns(seed: int) -> Scenario | None:
     """The scenario of a seed that tells one; None for the others."""
-    rng = random.Random(f"return {seed}")
+    rng = random.Random(f"coming back {seed}")
     return rng.choice(RETURNS)(seed, rng) if rng.random() < SHARE else None
 
 
@@ -75,5 +75,48 @@ def _cut_and_lost(seed: int, rng: random.Random) -> Scenario:
     return _ended(scenario, cuts + _restarts([lost], rng, begin_ns + seconds(rng, 0.0, 2.0)))
 
 
+def _stale(scenario: Scenario, rng: random.Random, fault: Fault) -> list[Fault]:
+    """What is sent to it while it is dead reaches its next life, most times."""
+    until_ns = fault.end_ns + SECOND
+    return [fault] + ([Fault("stale", 0, until_ns, fault.a)] if rng.random() < 0.7 else [])
+
+
+def _at_birth(seed: int, rng: random.Random) -> Scenario:
+    """Right behind one of its first messages the founder, or a rack, is started again."""
+    voters = rng.choice(((2, False), (2, True), (3, False), (3, True)))
+    scenario = job(seed, rng, voters, seconds=6)
+    founder = WITNESS_TARGET if scenario.witness else 0
+    faults = []
+    for _ in range(rng.choice((1, 1, 2))):
+        who = rng.choice((founder, founder, *range(scenario.racks)))
+        after = "Orders" if who == founder else rng.choice(("Hello", "Report"))
+        end_ns, nth = seconds(rng, 0.05, 2.5), rng.randint(1, 3 * scenario.racks)
+        fault = Fault("restart", 0, end_ns, who, after=after, nth=nth)
+        faults += _stale(scenario, rng, fault)
+    quiet_ns = 4 * SECOND
+    return told(scenario, faults, quiet_ns)
+
+
+def _twice(seed: int, rng: random.Random) -> Scenario:
+    """In a job that runs the founder is started again beside a rack that lives on, and others."""
+    voters = rng.choice(((2, False), (2, True), (3, False), (3, True)))
+    scenario = job(seed, rng, voters, LENGTH_S)
+    lives = rng.randrange(1, scenario.racks)
+    founder = WITNESS_TARGET if scenario.witness else 0
+    others = [rack for rack in range(scenario.racks) if rack not in (lives, founder)]
+    lost = [founder, *rng.sample(others, rng.randint(0, len(others)))]
+    faults = []
+    for fault in _restarts(lost, rng, seconds(rng, 0.3, 3.0)):
+        faults += _stale(scenario, rng, fault)
+    return _ended(scenario, faults)
+
+
 Return = Callable[[int, random.Random], Scenario]
-RETURNS: tuple[Return, ...] = (_two_at_once, _two_at_once, _all_but_one, _cut_and_lost)
+RETURNS: tuple[Return, ...] = (
+    _two_at_once,
+    _all_but_one,
+    _cut_and_lost,
+    _at_birth,
+    _at_birth,
+    _twice,
+)

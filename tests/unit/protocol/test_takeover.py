@@ -77,7 +77,8 @@ class Cabinet:
         options = CoordinatorOptions(3, HEARTBEAT_NS, DETECT_NS, first=False)
         self.voter = self.booths[rack].voter
         self.machine = Coordinator(self.me, member(rack), "job", options, self.voter)
-        self.reports = {r: report(0, ballot=ballot(epoch=0)) for r in racks}
+        to = member(rack).incarnation
+        self.reports = {r: report(0, to=to, ballot=ballot(epoch=0)) for r in racks}
         self.orders: dict[int, Orders] = {}
         self.held: tuple[int, ...] = ()
         """Versions that racks say they hold when they promise."""

@@ -85,7 +85,7 @@ def report(serial: int) -> Report:
     """It claims that its rack is done and gone."""
     ballot = Ballot(epoch_of(1, 0), epoch_of(1, 0), 99, 99, 99, "", ())
     return Report(
-        serial, ballot, True, 999, 1, (99, 99), (), (), (), (), (), leaving=True, hurry=True,
+        serial, 0, ballot, True, 999, 1, (99, 99), (), (), (), (), (), leaving=True, hurry=True,
         idle=True, gone=True,
     )  # fmt: skip
 

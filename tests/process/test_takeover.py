@@ -6,6 +6,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mend.terms import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, until
 
@@ -129,3 +132,87 @@ def test_a_rack_that_lost_its_quorum_goes_on_when_the_dead_one_is_started_again(
 
 def joined(job: Job, rack: int) -> list[dict[str, Any]]:
     return [event for event in job.events(rack) if event["kind"] == "joined"]
+
+
+@pytest.mark.parametrize("witness", [False, True])
+def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witness: bool) -> None:
+    """The one that is left hears no quorum. It stands down, learns by the hellos that the two are
+    new processes, begins a new lineage, and both join it."""
+    job = jobs(racks=3, witness=witness)
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    left, lost = (2, (0, 1)) if witness else (0, (1, 2))
+    for rack in lost:
+        job.start(rack, **options, at={"12": [["gate", job.gate("never")]]})
+    job.start(left, **options, at={"12": [["gate", gate]]})
+    first_commits(job, 3)
+    for rack in lost:
+        job.processes[rack].signal(signal.SIGKILL)
+    for rack in lost:
+        assert job.ended(rack) == -signal.SIGKILL
+    for rack in lost:
+        job.start(rack, **options)
+    anew = job.witness_event("lineage") if witness else job.event(left, "lineage")
+    assert anew["without"] == list(lost)
+    for rack in lost:
+        until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
+    Path(gate).touch()
+    for rack in range(3):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(3)]
+    assert len({result.digest for result in results}) == 1
+    named = [(m["rack"], m["seq"]) for c in results[left].commits for m in c["members"]]
+    for rack in lost:
+        assert named.count((rack, 1)) >= 3, "its offers count from one again, and are merged"
+    assert all(result.status["ledger"]["open"] == 0 for result in results)
+    assert not any(result.kinds("left-alone", "differs", "fault") for result in results)
+    if witness:
+        job.witness_ended()
+
+
+def test_a_witness_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None:
+    """Both racks live and know the job; rack 1 is started again as well, and says hello."""
+    job = jobs(witness=True)
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(0, **options, at={"12": [["gate", gate]]})
+    job.start(1, **options, at={"12": [["gate", job.gate("never")]]})
+    first_commits(job, 2)
+    assert job.witness is not None
+    job.witness.kill()
+    job.event(0, "takes-over")
+    job.start_witness()
+    job.processes[1].signal(signal.SIGKILL)
+    assert job.ended(1) == -signal.SIGKILL
+    job.start(1, **options, env={"MEND_START_TIMEOUT_S": "20"})
+    assert job.ended(1) == 1, "one of three votes is no quorum, so it gets no seat"
+    assert job.told(1)["error"][0] == "StartTimeout"
+    begun = [e for e in job.events(WITNESS) if e["kind"] == "genesis"]
+    assert len(begun) == 1, "the first witness's"
+    assert not [e for e in job.events(1) if e["kind"] == "genesis"]
+    Path(gate).touch()
+    job.ended(0)
+
+
+def test_a_rack_0_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None:
+    """Rack 1 of three goes on; racks 0, the founder, and 2 are started again."""
+    job = jobs(racks=3)
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(1, **options, at={"12": [["gate", gate]]})
+    for rack in (0, 2):
+        job.start(rack, **options, at={"12": [["gate", job.gate("never")]]})
+    first_commits(job, 3)
+    for rack in (0, 2):
+        job.processes[rack].signal(signal.SIGKILL)
+    for rack in (0, 2):
+        assert job.ended(rack) == -signal.SIGKILL
+        job.start(rack, **options)
+    job.event(1, "lineage")
+    for rack in (0, 2):
+        until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
+    Path(gate).touch()
+    for rack in range(3):
+        job.ended(rack, code=0)
+    assert len({job.result(rack).digest for rack in range(3)}) == 1
+    assert len([e for e in job.events(0) if e["kind"] == "genesis"]) == 1, "of its first life"

@@ -51,7 +51,7 @@ LOG, ELECTION = "protocol/log.py", "protocol/election.py"
 ACCEPTED = "reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
 IN_DECIDE = "{member for member, last in reached.items() if last > index}, log.voters_at(index + 1)"
 OWN_STEP_DOWN = "if self.proposer.leading and self.voter.promised > self.proposer.epoch:"
-ENOUGH = "return quorum(promised, voters) or bool(left < voters and left and left <= promised)"
+LEFT = "left and left <= promised for left in lefts"
 
 BUGS = (
     _bug(
@@ -88,8 +88,8 @@ BUGS = (
     _bug(
         "5",
         "a take-over asks the voters of the decided roster only",
-        (PROPOSER, "return [log.voters_at(log.decided + 1)] + [log.voters_at(index + 1) for index "
-         "in changes]", "return [log.voters_at(log.decided + 1) for _ in (changes, None)]"),
+        (PROPOSER, "return [log.roster_at(log.decided + 1)] + [log.roster_at(index + 1) for index "
+         "in changes]", "return [log.roster_at(log.decided + 1) for _ in (changes, None)]"),
     ),
     _bug(
         "6",
@@ -237,8 +237,8 @@ BUGS = (
     _bug(
         "23",
         "the log begins when a majority of the racks has said hello",
-        (COORDINATOR, "if len(hellos) < self.options.racks:",
-         "if 2 * len(hellos) <= self.options.racks:"),
+        (COORDINATOR, "missing = len(hellos) < self.options.racks",
+         "missing = 2 * len(hellos) <= self.options.racks"),
     ),
     _bug(
         "24",
@@ -286,7 +286,7 @@ BUGS = (
     _bug(
         "28",
         "a new lineage begins without the silent, dead or not",
-        (PROPOSER, ENOUGH, "return quorum(promised, voters) or bool(left & promised)"),
+        (PROPOSER, LEFT, "left & promised for left in lefts"),
     ),
     _bug(
         "29",
@@ -326,6 +326,53 @@ BUGS = (
         "a snapshot does not say which offers were named",
         ("runtime/handoff.py", 'return "named" if seq == known.named else "dropped"',
          'return "named" if seq < known.named else "dropped"'),
+    ),
+    _bug(
+        "23b",
+        "a quorum decides Genesis",
+        (PROPOSER, "if index == 0 and not log.roster_at(1).members <= ",
+         "if index < 0 and not log.roster_at(1).members <= "),
+    ),
+    _bug(
+        "23c",
+        "hellos that waited for a former life of the founder begin a job, and a quorum decides it",
+        (PROPOSER, "if index == 0 and not log.roster_at(1).members <= ",
+         "if index < 0 and not log.roster_at(1).members <= "),
+        (COORDINATOR,
+         "missing or not all(self._answered(r, now_ns) for r in hellos):", "missing:"),
+    ),
+    _bug(
+        "23d",
+        "a founder waits for ever for the vote of a rack that has died",
+        (COORDINATOR, "if log.begun and seats != log.seats:", "if log.begun and not seats:"),
+    ),
+    _bug(
+        "23e",
+        "a founder does not outbid the promises to its former life",
+        (COORDINATOR, "if self.proposer.leading and self._homeless():",
+         "if self.proposer.leading and now_ns < 0:"),
+    ),
+    _bug(
+        "23f",
+        "a rack that has promised to a founder does not join a job that lives",
+        (BOOTH, "if not self._joins(orders, now_ns):", "if now_ns < 0:"),
+    ),
+    _bug(
+        "33",
+        "a coordinator that hears no quorum stays",
+        (COORDINATOR, "if self.proposer.leading and not self._hears_quorum(now_ns):",
+         "if self.proposer.leading and now_ns < 0:"),
+    ),
+    _bug(
+        "33b",
+        "a rack says hello until a record gives it a seat, decided or not",
+        ("protocol/leader.py", "        if not self._is_seated():\n            self._say_hello",
+         "        if not self.log.written.begun:\n            self._say_hello"),
+    ),
+    _bug(
+        "33c",
+        "racks that come back get their seats one by one, whatever that costs",
+        ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

@@ -40,7 +40,12 @@ BREAKS: dict[str, Break] = {
     "clock_drift": lambda w: w.drift(1, 10_000, at=0.1, until=1.5),
     "crash": lambda w: w.crash(2, at=0.7),
     "restart": lambda w: w.restart(2, at=0.7, until=1.2),
+    "stale": lambda w: w.restart(2, at=0.7, until=1.2).stale(2, until=1.4),
 }
+
+
+WITH = {"stale": ("restart",)}
+"""What a kind needs to be felt."""
 
 
 def run(world: World) -> Report:
@@ -56,10 +61,11 @@ def job() -> World:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_of_every_kind_is_felt_and_borne(kind: str) -> None:
     world = BREAKS[kind](job())
-    assert {fault.kind for fault in world.scenario.faults} == {kind}
+    assert {fault.kind for fault in world.scenario.faults} == {kind, *WITH.get(kind, ())}
     report = run(world.heal(at=1.6))
     assert report.felt[kind] > 0, report.felt
-    assert {name for name, count in report.felt.items() if count} <= {kind}, report.felt
+    felt = {name for name, count in report.felt.items() if count}
+    assert felt <= {kind, *WITH.get(kind, ())}, report.felt
     assert report.commits > 5
     assert report.finished
 

@@ -15,10 +15,10 @@ from tests.sim.bugs import BUGS, ELSEWHERE, occurrences, planted
 NAMED = {bug.name: bug for bug in BUGS}
 
 SHOWN: tuple[tuple[str, int, str], ...] = (
-    ("1", 0, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis)"),
+    ("1", 0, "I1: Peer(rack=0, rank=0) decided record 2 (Commit)"),
     ("4", 53, "I1: Peer(rack=65535, rank=0) decided record 5 (Roster) with the votes"),
     ("5", 53, "I1: Peer(rack=0, rank=0): fault"),
-    ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 8 (Commit) with the votes"),
+    ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 16 (Roster) with the votes"),
     ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
     ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
     ("11", 20, "I1: Peer(rack=0, rank=0): fault"),
@@ -28,7 +28,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("16", 0, "I2: Peer(rack=0, rank=0): Ledger("),
     ("18", 8, "I4: rack 1 rank 0 left alone"),
     ("22", 4, "I5: Peer(rack=1, rank=0) waited"),
-    ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 1 (Genesis)"),
+    ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 2 (Commit)"),
     ("24b", 4, "I4: version 1 of fragment 0 was decided"),
     ("28", 1, "I1: Peer(rack=0, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
     ("31", 32, "I8: Peer(rack=0, rank=0) trains on an anchor that is no numbers"),
@@ -36,6 +36,10 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("32", 15, "I1: Peer(rack=1, rank=0) acts on a snapshot that is not of its records"),
     ("32b", 742, "I2: Peer(rack=1, rank=0): the log names 84 tokens"),
     ("31c", 51, "I8: Peer(rack=0, rank=0) ends in order, though rack 0 has diverged"),
+    ("23b", 9, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis) with the votes [0] of [0, 1]"),
+    ("23d", 303, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("33", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("33b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

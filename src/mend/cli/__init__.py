@@ -239,6 +239,9 @@ def explore_command(
     twins: Annotated[
         int, typer.Option(help="Racks started again while their former life still runs.")
     ] = 0,
+    votes: Annotated[
+        int, typer.Option(help="Members whose seat or vote one roster may change.")
+    ] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="States after which to stop.")] = None,
 ) -> None:
     """Try every order in which votes, messages and deaths of a small job can meet.
@@ -266,6 +269,7 @@ def explore_command(
         rosters=rosters,
         attempts=attempts,
         twins=twins,
+        votes=votes,
     )
     raise typer.Exit(explore(bounds, limit, Console()))
 

@@ -21,6 +21,8 @@ class Booth:
     coordinator: Peer
     detect_ns: int
     orders_ns: int | None = None
+    lives_ns: int | None = None
+    """When orders of a job came in which something is decided."""
     life: int | None = None
     """Incarnation of the coordinator; before the first record it may be started again."""
     heard: tuple[int, int] = (0, 0)
@@ -31,16 +33,42 @@ class Booth:
         log = self.voter.log
         mine = orders.to == self.member.incarnation
         job = not log.written.begun or log.continues(orders.lineage, orders.prev)
-        return mine and job and peer == Peer(owner_of(orders.epoch), 0)
+        return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
+
+    def _joins(self, orders: Orders, now_ns: int) -> bool:
+        """Whoever hears of a job that lives joins it, whatever it has promised to a founder, and
+        does not hear the founder any more. False: these are a founder's."""
+        if orders.decided > 0:
+            self.lives_ns = now_ns
+            if not self.voter.log.told.begun and orders.epoch < self.voter.promised:
+                self.voter.start_over()
+                self.voter.promised = 0
+            return True
+        return self.lives_ns is None or now_ns - self.lives_ns >= self.detect_ns
+
+    def homeless(self) -> bool:
+        """Whether no decided roster that it has read ever had a seat for this member."""
+        told = self.voter.log.told
+        return self.member not in told.members and self.member not in told.former
+
+    def _strayed(self, orders: Orders) -> bool:
+        """Whether the job, whose log it began to read before it had a seat, has gone on in a
+        lineage that this log does not know; then it reads that one, from the beginning."""
+        log = self.voter.log
+        return log.written.begun and self.homeless() and not log.knows(orders.lineage)
 
     def follow(
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
     ) -> bool:
         """Take the log as far as it is new; whether these are the newest orders. A coordinator
         whose epoch is over is told so."""
+        if not self._joins(orders, now_ns):
+            return False
         if orders.epoch < self.voter.promised:
             effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
             return False
+        if self._strayed(orders):
+            self.voter.start_over()
         if incarnation != self.life and not self.voter.log.written.begun:
             self.heard = (0, 0)
         if orders.epoch > self.heard[0]:

@@ -75,6 +75,10 @@ class Coordinator:
     """Serial of everybody's newest vote, in this epoch."""
     over_ns: int | None = None
     seated: bool = False
+    moved_ns: int = 0
+    """When it last looked; a gap is its own sleep, and nobody's silence."""
+    awake_ns: int = 0
+    """Since when it has led without such a gap."""
 
     def __post_init__(self) -> None:
         options = self.options
@@ -83,10 +87,7 @@ class Coordinator:
             self.me, self.member, self.voter, self.proposer, options.heartbeat_ns, options.detect_ns
         )
         if options.first:
-            self.proposer.found(epoch_of(1, *self.member))
-            self.election.see(1)
-            if self.me.rack == WITNESS:
-                self.views[WITNESS] = View(self.member, 0)
+            self._found(0)
 
     @property
     def log(self) -> Log:
@@ -100,6 +101,13 @@ class Coordinator:
             # Its own vote has gone to another, who must have the time to win the others'.
             self.election.lost(now_ns, at_once=False)
             self._step_down(effects)
+        if self.proposer.leading and not self._hears_quorum(now_ns):
+            effects.append(Note("no-quorum", {"epoch": number_of(self.proposer.epoch)}))
+            self.election.lost(now_ns, at_once=True)
+            self._step_down(effects)
+        if not self.proposer.leading and self._may_found(now_ns):
+            self.voter.start_over()
+            self._found(now_ns)
         if not self.proposer.leading:
             effects += self.election.move(now_ns)
             if self.proposer.try_lead():
@@ -113,7 +121,7 @@ class Coordinator:
 
     def deadline_ns(self) -> int | None:
         if not self.proposer.leading:
-            return self.election.due_ns()
+            return self._founds_ns() if self._homeless() else self.election.due_ns()
         sent = [view.sent_ns for view in self.views.values() if not view.gone]
         waits = [sent_ns + self.options.heartbeat_ns for sent_ns in sent]
         return min([*waits, *self.round_dues], default=None)
@@ -125,22 +133,30 @@ class Coordinator:
         self.proposer.dead.discard(member)
         match event.body:
             case Hello() as hello:
+                self.election.attest(member, hello)
                 if self.proposer.leading:
                     self._on_hello(member, hello, now_ns, effects)
-                else:
-                    self.election.attest(member, hello)
-            case Report() as report if self.proposer.leading:
-                self._on_report(member, report, now_ns, effects)
-            case Vote(lineage=name, ballot=b) as vote if self.log.continues(name, b.decided):
+            case Report() as report:
+                self.election.attest(member)
+                if self.proposer.leading:
+                    self._on_report(member, report, now_ns, effects)
+            case Vote(lineage=name, ballot=b) as vote if self.log.continues(
+                name, b.decided
+            ) or self._may_undo(b):
                 self._on_vote(member, vote, now_ns, effects)
+            case Orders() as orders if self._lives(event.peer, orders):
+                self.election.heard_ns = now_ns
+                if self.proposer.leading:
+                    self._step_down(effects)
             case Orders() as orders if self.election.heard(orders, now_ns):
                 self._step_down(effects)
             case Prepare(lineage=name) as prepare if self.voter.log.continues(name, prepare.after):
                 self.election.see(number_of(prepare.epoch))
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
-        rack, begun = sender.rack, self.log.written.begun
-        fits = self.admission.hear(sender, hello, self.views, self.log.written, now_ns, effects)
+        rack, begun = sender.rack, self.log.told.begun
+        log = self.log.written if begun else self.log.told
+        fits = self.admission.hear(sender, hello, self.views, log, now_ns, effects)
         if not fits or begun:
             return
         if rack not in self.views or self.views[rack].member != hello.seat.member:
@@ -155,6 +171,8 @@ class Coordinator:
         view, policy = self.views.get(member.rack), self._policy()
         if view is None or view.member != member or policy is None:
             return
+        if report.to != self.member.incarnation:
+            return  # it waited for somebody else, or does not know yet who asks
         if report_misfit(report, member, policy):
             return
         view.heard_ns = now_ns
@@ -162,7 +180,7 @@ class Coordinator:
             return
         view.report, view.gone = report, report.gone
         view.got = frozenset((offer.member.rack, offer.fragment, offer.seq) for offer in report.got)
-        if report.gone and not self.log.written.begun:
+        if report.gone and not self.log.told.begun:
             del self.views[member.rack], self.admission.hellos[member.rack]
             return
         for offer in report.offers:
@@ -190,9 +208,62 @@ class Coordinator:
         self, member: Member, ballot: Ballot, now_ns: int, effects: list[Effect]
     ) -> None:
         self.election.see(number_of(ballot.promised))
-        if not self.proposer.hear(member, ballot):
+        if self.proposer.hear(member, ballot):
+            return
+        if self.proposer.leading and self._homeless():
+            self._found(now_ns)  # its former life has asked for promises, too
+        else:
             self.election.lost(now_ns, at_once=self.proposer.leading)
             self._step_down(effects)
+
+    # -------------------------------------------------------------- the beginning
+
+    def _found(self, now_ns: int) -> None:
+        """Ask all racks to begin the job, in an epoch of its own; from an empty log.
+
+        The epoch is the challenge: a rack that reports in it has heard this very question, holds
+        nothing of a job that runs, and will not take part in the beginning of another one.
+        """
+        number = max(self.election.seen, number_of(self.voter.promised)) + 1
+        self.election.see(number)
+        self.proposer.found(epoch_of(number, *self.member))
+        self.votes, self.moved_ns, self.awake_ns = {}, now_ns, now_ns
+        for view in self.views.values():
+            view.report = view.sent = None
+        if self.me.rack == WITNESS:
+            self.views[WITNESS] = View(self.member, now_ns)
+
+    def _homeless(self) -> bool:
+        """Whether it founds jobs, and has no seat in one that it knows to be decided."""
+        told = self.voter.log.told
+        seated = self.member in told.members or self.member in told.former
+        return self.options.first and not seated
+
+    def _may_undo(self, ballot: Ballot) -> bool:
+        """Whether the voter has a beginning that nobody decided, of a former life of this founder:
+        its promise is to be outbid."""
+        return self._homeless() and ballot.decided == 0
+
+    def _lives(self, peer: Peer, orders: Orders) -> bool:
+        """Whether a founder is told of a job that lives: then there is none to be founded."""
+        mine = orders.to == self.member.incarnation and peer != self.me
+        return mine and orders.decided > 0 and self._homeless()
+
+    def _founds_ns(self) -> int | None:
+        heard_ns = self.election.heard_ns
+        return None if heard_ns is None else heard_ns + 2 * self.options.detect_ns
+
+    def _may_found(self, now_ns: int) -> bool:
+        """Whether it followed somebody who is not heard any more before it got a seat."""
+        due_ns = self._founds_ns()
+        return self._homeless() and due_ns is not None and now_ns >= due_ns
+
+    def _answered(self, rack: int, now_ns: int) -> bool:
+        """Whether this rack is there, and has promised to begin in this epoch."""
+        view = self.views[rack]
+        report = view.report
+        fresh = report is not None and report.ballot.promised == self.proposer.epoch
+        return fresh and view.live(now_ns, self.options.detect_ns)
 
     def _policy(self) -> Policy | None:
         """Of the log, or before it of the racks that said hello, which is the same for all."""
@@ -215,6 +286,7 @@ class Coordinator:
             members[WITNESS] = log.witness
         self.views = {rack: View(m, now_ns, now_ns) for rack, m in members.items()}
         self.offers, self.round_dues, self.votes, self.over_ns = {}, [], {}, None
+        self.awake_ns = now_ns
         self._new_rounds(log.policy.fragments)
         number = number_of(self.proposer.epoch)
         effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
@@ -226,8 +298,26 @@ class Coordinator:
         times = Mean(), Mean()
         self.rounds = [Round(p, *times, self.proposer.epoch) for p in range(fragments)]
 
+    def _hears_quorum(self, now_ns: int) -> bool:
+        """Whether those that were heard in the last two detection times could decide anything.
+
+        Who leads and hears no quorum is in the way: others wait for its orders, and those that are
+        left cannot begin anew. Its own sleep does not count as their silence.
+        """
+        limit_ns = 2 * self.options.detect_ns
+        if now_ns - self.moved_ns >= self.options.detect_ns:
+            self.awake_ns = now_ns
+        self.moved_ns = now_ns
+        if now_ns - self.awake_ns < limit_ns or self.log.told.over:
+            return True
+        views = self.views.values()
+        return self.proposer.may_decide(
+            {view.member for view in views if now_ns - view.heard_ns < limit_ns}
+        )
+
     def _step_down(self, effects: list[Effect]) -> None:
-        """A higher epoch is promised somewhere: nothing that is said here counts any more."""
+        """Nothing that is said here counts any more: a higher epoch is promised somewhere, or no
+        quorum is heard."""
         about: dict[str, object] = {"epoch": number_of(self.proposer.epoch)}
         led = self.proposer.leading
         effects.append(Note("deposed", about) if led else Note("stands-no-more", about))
@@ -249,8 +339,8 @@ class Coordinator:
 
     def _move(self, now_ns: int, effects: list[Effect]) -> None:
         """To a fixed point: a decision lets rounds commit, and a commit may be decided at once."""
-        if not self.log.written.begun:
-            self._try_genesis(effects)
+        if not self.log.told.begun:
+            self._try_genesis(now_ns, effects)
         before = -1
         while before != (before := self.log.last + self.log.decided):
             self._decide(now_ns, effects)
@@ -263,9 +353,15 @@ class Coordinator:
         elif racks and all(view.gone for view in racks):
             effects.append(Finished())
 
-    def _try_genesis(self, effects: list[Effect]) -> None:
+    def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
+        """Once all racks have answered. If one of them dies before it has voted, nothing is decided
+        and its next life is asked with the others, anew."""
         hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
-        if len(hellos) < self.options.racks:
+        seats, log = {rack: hello.seat for rack, hello in hellos.items()}, self.log.written
+        if log.begun and seats != log.seats:
+            self._found(now_ns)
+        missing = len(hellos) < self.options.racks
+        if self.log.written.begun or missing or not all(self._answered(r, now_ns) for r in hellos):
             return
         lowest = hellos[min(hellos)]
         self.proposer.append(
@@ -370,7 +466,7 @@ class Coordinator:
         live = tuple(sorted(self._live(now_ns) - {WITNESS}))
         settled = settled_versions([self.views[rack].report for rack in live], len(versions))
         offers = tuple(self.offers[key] for key in sorted(self.offers))
-        expected = range(0 if log.written.begun else self.options.racks)
+        expected = range(0 if log.told.begun else self.options.racks)
         missing = tuple(rack for rack in expected if rack not in self.views)
         for rack, view in self.views.items():
             if view.gone:

@@ -52,16 +52,25 @@ class Election:
         # Standing for a higher epoch ends as well: not even my own vote is promised to it yet.
         return self.proposer.epoch not in (0, orders.epoch)
 
-    def attest(self, sender: Member, hello: Hello) -> None:
+    def attest(self, sender: Member, hello: Hello | None = None) -> None:
         """Whoever starts a rack again has seen its former life end; that is what a launcher does.
-        Two lives of a rack at once would become two jobs, which refuse each other."""
-        log = self.voter.log.written
-        former, policy = log.member(sender.rack), log.policy
-        if former is None or policy is None or not policy.restart_attests:
+        Two lives of a rack at once would become two jobs, which refuse each other.
+
+        Without a hello it must have a seat in the place of a voter, by a record that may not be
+        decided yet: who follows a log says no hello.
+        """
+        log, told = self.voter.log.written, self.voter.log.told
+        if hello and sender in log.members - log.voters:
+            self.proposer.blank.add(sender)
+        if log.policy is None or not log.policy.restart_attests or sender in log.former:
             return
-        fits = hello.seat.member == sender and hello.policy == policy
-        if fits and sender not in log.former and former not in (sender, self.member):
-            self.proposer.dead.add(former)
+        if hello and (hello.seat.member != sender or hello.policy != log.policy):
+            return
+        if hello is None and log.member(sender.rack) != sender:
+            return
+        for former in log.voters | told.voters:
+            if former.rack == sender.rack and former not in (sender, self.member):
+                self.proposer.dead.add(former)
 
     def see(self, number: int) -> None:
         if number < NUMBER_MAX:
@@ -73,7 +82,7 @@ class Election:
 
     def may_stand(self) -> bool:
         log = self.voter.log
-        voting = log.written.begun and self.member in log.written.voters
+        voting = log.told.begun and self.member in log.written.voters
         return voting and not log.told.over and not self.proposer.leading
 
     def due_ns(self) -> int | None:

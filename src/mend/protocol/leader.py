@@ -79,6 +79,7 @@ class Leader:
 
     def __post_init__(self, coordinator: Peer) -> None:
         self.booth = Booth(self.member, self.voter, coordinator, self.options.detect_ns)
+        self.founder = coordinator
 
     @property
     def log(self) -> Log:
@@ -99,7 +100,7 @@ class Leader:
         elif isinstance(event, Summed):
             effects += self.totals.summed(event)
         self._watch(now_ns, effects)
-        if not self.log.written.begun:
+        if not self._is_seated():
             self._say_hello(now_ns, effects)
         self._flush(self.booth.coordinator, self._report(now_ns), now_ns, effects)
         totals = self._totals(effects)
@@ -113,9 +114,13 @@ class Leader:
 
     def left(self) -> bool:
         """Whether the log says that this rack is no member any more."""
-        inside = self.log.told.member(self.member.rack) == self.member
-        self.seated = self.seated or inside
-        return self.seated and not inside
+        return self._is_seated() and self.log.told.member(self.member.rack) != self.member
+
+    def _is_seated(self) -> bool:
+        """Whether this rack has a decided seat, or had one. Before that the job may go on without
+        it, and with another log: it keeps asking, and its ranks read nothing."""
+        self.seated = self.seated or not self.booth.homeless()
+        return self.seated
 
     # -------------------------------------------------------------- what is said to us
 
@@ -235,7 +240,8 @@ class Leader:
         first = (self.booth.coordinator,)
         if now_ns - self.started_ns <= self.options.detect_ns:
             return first
-        return first + tuple(peer for peer in self.options.peers if peer not in first)
+        others = (self.founder, *self.options.peers)
+        return tuple(dict.fromkeys((*first, *others)))
 
     def _flush(
         self, to: Peer, message: Report | RankOrders, now_ns: int, effects: list[Effect]
@@ -260,6 +266,7 @@ class Leader:
         )
         return Report(
             serial=0,
+            to=self.booth.life or 0,
             ballot=self.voter.ballot(),
             fresh=fresh or not self.log.told.begun,
             step=ranks[0].step if ranks else 0,
@@ -351,7 +358,7 @@ class Leader:
         return RankOrders(
             serial=0,
             prev=prev,
-            records=self.log.after(prev, self.log.decided),
+            records=self.log.after(prev, self.log.decided) if self._is_seated() else (),
             offers=orders.offers if orders else (),
             gathers=orders.gathers if orders else (),
             totals=totals,

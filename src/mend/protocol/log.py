@@ -27,7 +27,7 @@ from mend.protocol.messages import (
     Snapshot,
 )
 from mend.protocol.wire import encode_record
-from mend.terms import Address, Member, Peer
+from mend.terms import WITNESS, Address, Member, Peer
 
 RECORDS_KEPT = 4_096
 """Decided records a replica keeps for members that are behind; further back they get a snapshot."""
@@ -51,9 +51,10 @@ a log as a whole, or not at all."""
 def voters_of(
     seats: Iterable[Seat], learners: Collection[int], witness: Member | None
 ) -> frozenset[Member]:
-    """Who has a vote under such a roster."""
+    """Who has a vote under such a roster. The witness is named among the learners, by its rack
+    number, where it has none."""
     voters = {seat.member for seat in seats if seat.member.rack not in learners}
-    return frozenset(voters | ({witness} if witness else set()))
+    return frozenset(voters | ({witness} if witness and WITNESS not in learners else set()))
 
 
 @dataclass
@@ -90,6 +91,11 @@ class Folded:
     @property
     def voters(self) -> frozenset[Member]:
         return voters_of(self.seats.values(), self.learners, self.witness)
+
+    @property
+    def members(self) -> frozenset[Member]:
+        """All that have a seat, and the witness."""
+        return voters_of(self.seats.values(), (), self.witness)
 
     def copy(self) -> Folded:
         """An own one to go on with."""
@@ -160,7 +166,7 @@ class Folded:
         self.roster_number = record.number
 
     def _begin_anew(self, record: Lineage) -> None:
-        self._seat(record, frozenset())
+        self._seat(record, frozenset(record.learners))
         self.epoch = record.epoch
         self.named = {key: at for key, at in self.named.items() if at[1] <= record.versions[key[1]]}
         # Offers stay ended that only an undone commit named: they count as dropped.
@@ -239,6 +245,10 @@ class Log:
         here = (self.lineage, self.lineage_at(min(index, self.last)))
         return lineage in here and lineage not in over
 
+    def knows(self, lineage: str) -> bool:
+        """Whether this log is of that lineage, or was before it began anew."""
+        return any(lineage == name for _, name in self._lineages)
+
     def chain(self, index: int) -> str:
         """Hash over records 1..index: equal hash, equal history."""
         return self._chains[index]
@@ -299,15 +309,19 @@ class Log:
         return True
 
     def voters_at(self, index: int) -> frozenset[Member]:
-        """Who decides record `index` (not decided yet): the newest roster before it; the first
-        record of a lineage brings its own."""
+        """Who decides record `index` (not decided yet)."""
+        return self.roster_at(index).voters
+
+    def roster_at(self, index: int) -> Folded:
+        """What is in force for record `index` (not decided yet): the newest roster before it; the
+        first record of a lineage brings its own."""
         changes = [
             i
             for i in range(self.decided + 1, min(index, self.last) + 1)
             if isinstance(self._records[i], Genesis | Lineage)
             or (isinstance(self._records[i], Roster) and i < index)
         ]
-        return (self._roster_of(changes[-1]) if changes else self.told).voters
+        return self._roster_of(changes[-1]) if changes else self.told
 
     def digests_of(self, fragment: int, version: int) -> tuple[str, ...] | None:
         """Of any version that the written log made; None where that is compacted."""

@@ -196,6 +196,8 @@ class Lineage(Word, frozen=True, tag=6):
     epoch: Count
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    learners: Racks
+    """Which of them do not hold these versions, and have no vote until they do."""
     witness: Member | None
     dead: Annotated[tuple[Member, ...], Meta(max_length=64)]
     versions: Versions
@@ -338,6 +340,9 @@ class Declined(Word, frozen=True):
 class Report(State, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
+    to: Count
+    """Incarnation of the coordinator whose orders it heard last; 0: it has heard none. What waited
+    for a former life of the receiver is not for this one."""
     ballot: Ballot
     fresh: bool
     step: Count

@@ -5,10 +5,10 @@ Without time and without addresses, like `voter`, its counterpart.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from mend.protocol.log import UNDECIDED_MAX, Log
+from mend.protocol.log import UNDECIDED_MAX, Folded, Log
 from mend.protocol.messages import Ballot, Epoch, Lineage, Record, Roster
 from mend.protocol.quorum import quorum
 from mend.terms import Member
@@ -27,6 +27,8 @@ class Proposer:
     """Versions that the racks of voters hold; needed for a new lineage only."""
     dead: set[Member] = field(default_factory=set)
     """Voters whose process is over: attested, never guessed."""
+    blank: set[Member] = field(default_factory=set)
+    """Learners that do not know of their seat yet: they hold nothing that could be lost."""
 
     @property
     def standing(self) -> bool:
@@ -38,8 +40,9 @@ class Proposer:
         return self.leading and 0 < self.opening <= self.log.decided
 
     def found(self, epoch: int) -> None:
-        """The first epoch of a job, over an empty log; its first record will be Genesis."""
-        self.epoch, self.leading, self.opening = epoch, True, 1
+        """An epoch over an empty log, whose first record will be Genesis."""
+        self.log, self.epoch, self.leading, self.opening = Log(), epoch, True, 1
+        self.ballots, self.held = {}, {}
 
     def stand(self, epoch: int, log: Log) -> None:
         """Ask for promises, beginning from a copy of the own voter's log."""
@@ -53,22 +56,27 @@ class Proposer:
         """A voter's newest ballot; False when it shows that this epoch is over."""
         if ballot.promised > self.epoch:
             return False
+        self.blank.discard(member)
         self.ballots[member] = ballot
         return True
 
     # -------------------------------------------------------------- winning
 
     def asked(self) -> frozenset[Member]:
-        """Whom to ask for a promise: the voters of every roster that may be in force."""
-        return frozenset().union(*self._rosters(self.log))
+        """Whom to ask for a promise: the voters of every roster that may be in force; where some
+        are dead also who has a seat without a vote, for a new lineage."""
+        return frozenset().union(
+            *(
+                roster.members if roster.voters & self.dead else roster.voters
+                for roster in self._rosters(self.log)
+            )
+        )
 
     def would_win(self, me: Member) -> bool:
         """Whether my own promise is all that is missing. It is given last: a candidate that nobody
         hears must not bar itself from the coordinator that the others follow."""
         promised = {member for member in self.ballots if self._has_promised(member)}
-        return self.standing and all(
-            self._enough(promised | {me}, voters) for voters in self._rosters(self.log)
-        )
+        return self.standing and self._enough(promised | {me}, self._rosters(self.log))
 
     def try_lead(self) -> bool:
         """Take over if the promises suffice: adopt the log that was accepted last, close it with
@@ -95,10 +103,10 @@ class Proposer:
             adopted.put(best.prev, best.records)  # else it ends before what is decided
         self.log = adopted  # it may name more voters to ask; what is undecided may still be cut
         rosters = self._rosters(adopted)
-        if not all(self._enough(promises.keys(), voters) for voters in rosters):
+        if not self._enough(promises.keys(), rosters):
             return False
         opening: Record | None = Epoch(self.epoch)
-        if not all(quorum(promises.keys(), voters) for voters in rosters):
+        if not all(quorum(promises.keys(), roster.voters) for roster in rosters):
             opening = self._lineage(promises.keys())
         if opening is None:
             return False
@@ -106,21 +114,31 @@ class Proposer:
         self.leading, self.opening = True, self.log.last
         return True
 
-    def _enough(self, promised: Set[Member], voters: frozenset[Member]) -> bool:
-        """A quorum, or everybody who is left."""
-        left = voters - self.dead
-        return quorum(promised, voters) or bool(left < voters and left and left <= promised)
+    def _enough(self, promised: Set[Member], rosters: Sequence[Folded]) -> bool:
+        """A quorum of each, or everybody who is left in any: who has a seat without a vote may
+        hold what no voter that lives does."""
+        lefts = [each.members - self.dead - (self.blank - each.voters) for each in rosters]
+        return all(quorum(promised, each.voters) for each in rosters) or all(
+            left and left <= promised for left in lefts
+        )
 
     def _lineage(self, left: Set[Member]) -> Lineage | None:
         """How the job goes on with these alone; None while it is not known what they hold, or
         where there is no rack among them."""
         log = self.log.written
-        seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in left)
-        held = [self.held.get(seat.member, ()) for seat in seats]
+        stay = left | self.blank  # a seat that is taken away is not given to the same life again
+        seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in stay)
+        nothing = dict.fromkeys(self.blank, (-1,) * len(log.versions))
+        held = [(nothing | self.held).get(seat.member, ()) for seat in seats]
         if not seats or any(len(versions) != len(log.versions) for versions in held):
             return None
         best = [max(of) for of in zip(*held, strict=True)]
         versions = tuple(map(min, best, log.versions))
+        behind = {
+            seat.member.rack
+            for seat, has in zip(seats, held, strict=True)
+            if any(mine < version for mine, version in zip(has, versions, strict=True))
+        }
         digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
         if any(found is None for found in digests):
             return None
@@ -128,6 +146,7 @@ class Proposer:
             epoch=self.epoch,
             number=log.roster_number + 1,
             members=seats,
+            learners=tuple(sorted(behind)) if len(behind) < len(seats) else (),
             witness=log.witness if log.witness in left else None,
             dead=tuple(sorted(self.dead)),
             versions=versions,
@@ -156,14 +175,14 @@ class Proposer:
                 self.log.decide(ballot.prev + len(known))
 
     @staticmethod
-    def _rosters(log: Log) -> list[frozenset[Member]]:
-        """The voters of the roster that is decided, and of every one that is not yet."""
+    def _rosters(log: Log) -> list[Folded]:
+        """The roster that is decided, and every one that is not yet."""
         changes = [
             index
             for index in range(log.decided + 1, log.last + 1)
             if isinstance(log.record(index), Roster | Lineage)
         ]
-        return [log.voters_at(log.decided + 1)] + [log.voters_at(index + 1) for index in changes]
+        return [log.roster_at(log.decided + 1)] + [log.roster_at(index + 1) for index in changes]
 
     # -------------------------------------------------------------- leading
 
@@ -178,6 +197,16 @@ class Proposer:
         assert self.leading, "only a coordinator appends"
         self.log.append(record)
 
+    def may_decide(self, heard: Set[Member]) -> bool:
+        """Whether these could decide the next record, or a new lineage that is not decided yet."""
+        log = self.log
+        nexts = [log.decided + 1] + [
+            index
+            for index in range(log.decided + 1, log.last + 1)
+            if isinstance(log.record(index), Lineage)
+        ]
+        return not log.written.begun or any(quorum(heard, log.voters_at(i)) for i in nexts)
+
     def common(self, member: Member) -> int:
         """Up to where a voter's log is surely the same as this one."""
         ballot = self.ballots.get(member)
@@ -187,10 +216,12 @@ class Proposer:
         return min(same, self.log.last)
 
     def decide(self) -> list[Record]:
-        """Index i is decided when a quorum of the roster in force at i accepted it in this epoch;
-        returns what is newly so."""
+        """Index i is decided when a quorum of the roster in force at i accepted it in this epoch,
+        Genesis when all its members did; returns what is newly so."""
         log, index = self.log, self.log.decided
         reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}
+        if index == 0 and not log.roster_at(1).members <= {m for m in reached if reached[m] > 0}:
+            return []  # all must begin this job, and no other: a majority could begin two
         while index < log.last and quorum(
             {member for member, last in reached.items() if last > index}, log.voters_at(index + 1)
         ):

@@ -67,6 +67,8 @@ def _proposals(hall: Hall) -> Iterable[Roster]:
             yield _without(log, rack, f"rack {rack} left")
     for rack in sorted(hall.joining):
         yield _with(log, hall.joining[rack])
+    if len(hall.joining) > 1:  # with the seat of one former life alone a quorum might lack bytes
+        yield _with(log, *(hall.joining[rack] for rack in sorted(hall.joining)))
     for rack in sorted(log.learners):
         report_of = hall.reports.get(rack)
         if report_of and rack in hall.live and list(report_of.versions) == log.versions:
@@ -83,12 +85,11 @@ def _without(log: Folded, rack: int, reason: str) -> Roster:
     return _changed(log, seats, log.learners - {rack}, reason)
 
 
-def _with(log: Folded, hello: Hello) -> Roster:
-    """As a learner: it gets its vote when it holds what is decided."""
-    rack = hello.seat.member.rack
-    reason = f"rack {rack} {'is back' if rack in log.seats else 'joins'}"
-    seats = {**log.seats, rack: hello.seat}
-    return _changed(log, seats, log.learners | {rack}, reason)
+def _with(log: Folded, *hellos: Hello) -> Roster:
+    """As learners: they get their votes when they hold what is decided."""
+    new = {hello.seat.member.rack: hello.seat for hello in hellos}
+    back = [f"rack {rack} {'is back' if rack in log.seats else 'joins'}" for rack in new]
+    return _changed(log, {**log.seats, **new}, log.learners | new.keys(), ", ".join(back))
 
 
 def _changed(

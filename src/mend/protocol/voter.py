@@ -66,6 +66,10 @@ class Voter:
         self.log.decide(min(decided, reached))
         return True
 
+    def start_over(self) -> None:
+        """Forget the log. For who never had a seat in it: of such a log nobody counted anything."""
+        self.log, self.accepted = Log(), 0
+
     def ballot(self, after: int | None = None) -> Ballot:
         """What this voter says; with the records behind `after` for a candidate."""
         log = self.log

@@ -28,6 +28,7 @@ LOUD = frozenset(
         "coordinator-back",
         "takes-over",
         "deposed",
+        "no-quorum",
         "lineage",
         "joined",
         "rack-silent",

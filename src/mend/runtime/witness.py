@@ -109,6 +109,8 @@ class Witness:
                     "roster",
                     "takes-over",
                     "deposed",
+                    "no-quorum",
+                    "lineage",
                     "fault",
                 ):
                     self._progress(

@@ -119,19 +119,15 @@ class Agreement:
             self._survives(commit)
 
     def _gone(self) -> bool:
-        """Whether the job as it was can decide nothing any more, or is over and known to nobody."""
-        roster = self.rosters[-1]
-        if len(self.rosters) > 1 and not roster.racks:
-            return not any(self._remembers(process) for process, _ in self.replicas.values())
-        seated = [process for process, _ in self.replicas.values() if is_seated(process, roster)]
-        dead = {process.me.rack for process in seated if process.dead}
-        return bool(roster.racks) and not is_quorum(roster.voters - dead, roster.voters)
+        """Whether nobody who lives knows the job that began first: one name, one job."""
+        return not any(self._remembers(process) for process, _ in self.replicas.values())
 
     def _remembers(self, process: Process) -> bool:
-        """Whether it lives and has the log of the job that began first."""
-        logs = [replica.owner.log for replica in self.replicas[id(process)][1]]
-        known = (log for log in logs if log.last >= 1 and log.reaches(1))
-        return not process.dead and any(log.chain(1) == self.chains[1] for log in known)
+        """Whether it lives and has the log of the job that began first as its own."""
+        votes = [r.owner.log for r in self.replicas[id(process)][1] if r.votes]
+        known = (log for log in votes if log.last >= 1 and log.reaches(1))
+        alive = not process.dead and not process.stopped
+        return alive and any(log.chain(1) == self.chains[1] for log in known)
 
     def told(self, process: Process, record: Record) -> None:
         """A rank acts on a record: it must be the one behind the last it was told."""
@@ -178,7 +174,8 @@ class Agreement:
     # -------------------------------------------------------------- one list
 
     def _advanced(self, process: Process, replica: Replica, log: Log) -> None:
-        if log.decided < replica.decided and replica.votes:
+        had_a_seat = any(is_seated(process, roster) for roster in self.rosters)
+        if log.decided < replica.decided and replica.votes and had_a_seat:
             self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
         for index in range(known + 1, log.decided + 1):
@@ -218,7 +215,7 @@ class Agreement:
         anew = _next_lineage(log, index)  # decides with its own voters, and all before itself
         voters = after if own else before if anew is None else _fold(before, anew)
         votes = self._votes(index, voters)
-        if not is_quorum(votes, voters.voters):
+        if not (votes >= voters.voters if own else is_quorum(votes, voters.voters)):
             self._problem(
                 "I1",
                 f"{process.me} decided record {index} ({type(record).__name__}) with the votes "
@@ -358,11 +355,9 @@ def _fold(roster: Seating, record: Record) -> Seating:
     if isinstance(record, Genesis):
         seats, witness = record.roster, record.witness
         learners = frozenset[int]()
-    elif isinstance(record, Roster):
+    elif isinstance(record, Roster | Lineage):
         seats, witness = record.members, record.witness
         learners = frozenset(record.learners)
-    elif isinstance(record, Lineage):
-        seats, witness, learners = record.members, record.witness, frozenset[int]()
     else:
         return roster
     racks = {seat.member.rack: seat.member for seat in seats}

@@ -4,7 +4,7 @@ Drawn are scenarios, not single events. Each seed enables its own few kinds of f
 intensity (swarm testing, Groce et al. 2012: with all of them always on, most runs look alike), in
 small rosters and short runs, and now and then a plot: a story of several faults that uniform chance
 would hardly ever tell, such as a coordinator that dies right behind its n-th message. Some seeds
-are a story as a whole, with a job long enough for it: see `sagas`.
+are a story as a whole, with a job long enough for it: see `sagas` and `returns`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from mend.fragment.apply import Alignment
 from mend.protocol.log import RECORDS_KEPT
 from mend.sim.faults import SPOILT
+from mend.sim.returns import returns
 from mend.sim.sagas import saga
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
 from mend.terms import MS, SECOND
@@ -63,7 +64,7 @@ PATIENCE_NS = 20 * SECOND
 def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
     """The scenario of a seed. `fixed`: fields of Scenario that are not drawn, such as a user's own
     racks, H, P, tau and K."""
-    story = None if fixed else saga(seed)
+    story = None if fixed else returns(seed) or saga(seed)
     if story is not None:
         return story
     rng = random.Random(seed)

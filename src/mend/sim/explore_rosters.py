@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from mend.protocol import rosters
 from mend.protocol.log import Folded
-from mend.protocol.messages import Hello, Policy, Report, Roster, Seat
+from mend.protocol.messages import Policy, Report, Roster, Seat
 from mend.protocol.rosters import Hall
 from mend.protocol.view import View
 from mend.sim.explore_parts import Parts
 from mend.terms import Member
 
-REMOVE, JOIN, VOTE = "remove", "join", "vote"
+REMOVE, JOIN, VOTE, DEMOTE = "remove", "join", "vote", "demote"
 NEVER = -1
 """The number of a record that may not be appended."""
 
@@ -35,31 +35,38 @@ def _nothing(kind: type[Struct]) -> dict[str, Any]:
     return dict.fromkeys(kind.__struct_fields__, 0)
 
 
+Change = tuple[tuple[str, Member], ...]
+"""What one record does, member by member."""
+
+
 class Rosters:
     """`held[node]`: the newest version its rack ever reported; what a dead one said stays said."""
 
     def __init__(self, parts: Parts, members: tuple[Member, ...]) -> None:
         self.parts, self.members = parts, members
-        self.record: Callable[[int, str, Member, tuple[int, ...]], int] = cache(self._record)
+        self.record: Callable[[int, Change, tuple[int, ...]], int] = cache(self._record)
 
-    def _record(self, log: int, kind: str, member: Member, held: tuple[int, ...]) -> int:
+    def _record(self, log: int, change: Change, held: tuple[int, ...]) -> int:
         """Number of the record that makes this change behind `log`; NEVER if bytes might be lost
         by it."""
         folded = self.parts.log(log).written
-        roster = self._proposal(folded, kind, member)
-        if roster is None or not rosters._keeps_bytes(self._hall(folded, held), roster):
+        roster = self._proposal(folded, change)
+        if not rosters._keeps_bytes(self._hall(folded, held), roster):
             return NEVER
         return self.parts.records.number(roster)
 
-    def _proposal(self, folded: Folded, kind: str, member: Member) -> Roster | None:
-        rack = member.rack
-        if kind == JOIN:
-            hello = Hello(seat(member), policy(len(self.members)), (), ())
-            return rosters._with(folded, hello)
-        if kind == VOTE:
-            learners = folded.learners - {rack}
-            return rosters._changed(folded, folded.seats, learners, "")
-        return rosters._without(folded, rack, "")
+    def _proposal(self, folded: Folded, change: Change) -> Roster:
+        seats, learners = dict(folded.seats), set(folded.learners)
+        for kind, member in change:
+            rack = member.rack
+            learners.discard(rack)
+            if kind == REMOVE:
+                del seats[rack]
+            elif kind == JOIN:
+                seats[rack] = seat(member)
+            if kind in (JOIN, DEMOTE):
+                learners.add(rack)
+        return rosters._changed(folded, seats, learners, "")
 
     def _hall(self, folded: Folded, held: tuple[int, ...]) -> Hall:
         reported = dict(zip(self.members, held, strict=True))

@@ -24,6 +24,8 @@ class Bounds:
 
     `epochs`: times that somebody stands for a new one, won or not. `attempts`: per version and
     epoch. `twins`: racks that are started again while their former life, cut off, still runs.
+    `votes`: members whose seat or vote one roster changes; from two on votes are also taken away
+    from members that keep their seats, the witness among them.
     """
 
     racks: int = 2
@@ -34,6 +36,7 @@ class Bounds:
     rosters: int = 0
     attempts: int = 1
     twins: int = 0
+    votes: int = 1
 
 
 class Node(NamedTuple):

@@ -8,15 +8,17 @@ version. docs/model_check.md says what is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from operator import is_
 
 from mend.protocol.epochs import attempt_of, count_of, epoch_of
+from mend.protocol.log import Folded
 from mend.protocol.messages import Commit, Genesis
 from mend.protocol.proposer import Proposer
 from mend.protocol.quorum import hold, quorum
 from mend.protocol.voter import Voter
 from mend.sim.explore_parts import ProposerShot
-from mend.sim.explore_rosters import JOIN, NEVER, REMOVE, VOTE, Rosters, policy, seat
+from mend.sim.explore_rosters import DEMOTE, JOIN, NEVER, REMOVE, VOTE, Rosters, policy, seat
 from mend.sim.explore_state import (
     DEAD,
     NOBODY,
@@ -131,8 +133,9 @@ class World(Deciding):
         yield Action("count", term.owner, place)
         yield Action("gather", term.owner, place)
         yield Action("commit", term.owner, place)
-        for kind, node in self._changes(state, term):
-            yield Action("roster", term.owner, place, (node,), kind)
+        for changes in self._rosters(state, term):
+            kinds, nodes = zip(*changes, strict=True)
+            yield Action("roster", term.owner, place, nodes, "+".join(kinds))
 
     def _of_candidate(
         self, state: State, place: int, term: Term, shot: ProposerShot
@@ -265,6 +268,7 @@ class World(Deciding):
         if owner.log.last != owner.log.decided:
             return
         for node, member in enumerate(self.members):
+            yield from self._votes(node, log)
             if member.rack == WITNESS:
                 continue
             its, former = state.nodes[node], Member(member.rack, 1)
@@ -277,20 +281,41 @@ class World(Deciding):
                 if alone or its.voter >= 0 or state.used.twins < self.bounds.twins:
                     yield JOIN, node
 
+    def _votes(self, node: int, log: Folded) -> Iterator[tuple[str, int]]:
+        """Votes that are taken from members that stay, and given back to the witness."""
+        member = self.members[node]
+        if self.bounds.votes < 2:
+            return
+        if member in log.voters:
+            yield DEMOTE, node
+        elif member == log.witness:
+            yield VOTE, node
+
+    def _rosters(self, state: State, term: Term) -> Iterator[tuple[tuple[str, int], ...]]:
+        """One change, or as many at once as the bounds allow, each of another rack."""
+        changes = list(self._changes(state, term))
+        for count in range(1, self.bounds.votes + 1):
+            for group in combinations(changes, count):
+                racks = {self.members[node].rack for _, node in group}
+                if len(racks) == count:
+                    yield group
+
     def _roster(self, state: State, action: Action) -> State | None:
-        kind, (node,) = action.change, action.nodes
+        changes = list(zip(action.change.split("+"), action.nodes, strict=True))
         term = state.terms[action.at]
         log = self.parts.proposers[state.nodes[term.owner].proposer].log
         held = tuple(its.held for its in state.nodes)
-        record = self.rosters.record(log, kind, self.members[node], held)
+        change = tuple((kind, self.members[node]) for kind, node in changes)
+        record = self.rosters.record(log, change, held)
         if record == NEVER:
             return None
         used = state.used._replace(rosters=state.used.rosters + 1)
-        if kind == JOIN and state.nodes[node].voter == NOBODY:
-            former = self.members.index(Member(self.members[node].rack, 1))
-            if state.nodes[former].voter >= 0:
-                used = used._replace(twins=used.twins + 1)
-            state = put(state, node, Node(self.empty))
+        for kind, node in changes:
+            if kind == JOIN and state.nodes[node].voter == NOBODY:
+                former = self.members.index(Member(self.members[node].rack, 1))
+                if state.nodes[former].voter >= 0:
+                    used = used._replace(twins=used.twins + 1)
+                state = put(state, node, Node(self.empty))
         return self.propose(state._replace(used=used), term, record)
 
     def _crash(self, state: State, action: Action) -> State | None:

@@ -50,6 +50,7 @@ KINDS: dict[str, Kind] = {
     "clock_drift": Kind("the clock of {a} runs {amount} ppm fast"),
     "crash": Kind("{who} crashes", lasts=False),
     "restart": Kind("{a} crashes, to be started again as a new process"),
+    "stale": Kind("frames that find {a} dead wait for its next life"),
 }
 
 
@@ -198,6 +199,10 @@ class Broken:
                 self.felt["partition"] += 1
                 return True
         return False
+
+    def waits(self, rack: int) -> bool:
+        """Whether frames for a process of `rack` that is dead wait for its next life."""
+        return any(fault.a == rack for fault in self.active.get("stale", ()))
 
     def loses(self, a: int, b: int) -> bool:
         """Whether this one frame is lost."""

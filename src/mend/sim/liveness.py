@@ -1,4 +1,8 @@
-"""sim.liveness: I4, how a job must end: nobody hangs, and where a quorum can go on, it did."""
+"""sim.liveness: I4, how a job must end: nobody hangs, and where a quorum can go on, it did.
+
+Where all racks live again, in whatever life, the job must go on too: whoever starts a rack again
+has seen its former life end.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 CONVERGED_NS = 15 * SECOND
 """From the moment when nothing is broken any more and all have trained, to the end of the job."""
 
+FOUND_NS = 9 * SECOND
+"""Until a lost quorum is noticed, those that are left have begun anew, and all have joined."""
+
 
 def verdict(world: World, finished: bool) -> list[str]:
     """What is wrong with the way this job ended, in sentences."""
@@ -30,7 +37,9 @@ def verdict(world: World, finished: bool) -> list[str]:
         if training.failure is None or training.process.dead or _excused(world, peer, training):
             continue
         problems.append(f"{_names([peer])} failed: {training.failure!r}")
-    if finished and not problems and _must_converge(world):
+    if finished and not problems and all_back(world):
+        problems += _not_back(world)
+    if finished and not problems and (_must_converge(world) or all_back(world)):
         problems += _not_converged(world)
     return problems
 
@@ -42,6 +51,33 @@ def _may_diverge(world: World) -> set[int]:
     return spoilt | {rack for rack, _ in scenario.non_finite}
 
 
+def all_back(world: World) -> bool:
+    """Whether every rack lives at the end, some of them started again while the others trained,
+    and all had the time to find each other. Then nothing excuses a job that does not go on."""
+    scenario = world.scenario
+    patient = scenario.quiet_ns > 0 and scenario.shutdown_ns > SHUTDOWN_NS
+    if not patient or scenario.lockstep or any(t.process.dead for t in world.trainings.values()):
+        return False
+    again = {process.me.rack for process in world.past}
+    if WITNESS in again and world.checkers.agreement.rosters[-1].witness:
+        return False  # its vote is lost, and nobody gives it one
+    stayed = [t for peer, t in world.trainings.items() if peer.rack not in again]
+    since_ns = scenario.quiet_ns + FOUND_NS
+    return bool(again) and all(not t.trained_ns or t.trained_ns > since_ns for t in stayed)
+
+
+def _not_back(world: World) -> list[str]:
+    """Every rack must have had a seat in its last life."""
+    rosters = world.checkers.agreement.rosters
+    lost = [
+        peer
+        for peer, training in world.trainings.items()
+        if training.failure is None
+        and not any(is_seated(training.process, roster) for roster in rosters)
+    ]
+    return [f"{_names(lost)} lives again and never got a seat"] if lost else []
+
+
 def _excused(world: World, peer: Peer, training: Training) -> bool:
     """Failures that are no fault of the job: it could not begin, or not end, as things were."""
     if isinstance(training.failure, Diverged):
@@ -50,7 +86,7 @@ def _excused(world: World, peer: Peer, training: Training) -> bool:
         over = not world.checkers.agreement.rosters[-1].racks
         return over and any(process.me == peer for process in world.past)
     broken = bool(world.scenario.faults) or world.scenario.loss > 0
-    return broken and isinstance(training.failure, GaveUp | StartTimeout)
+    return broken and not all_back(world) and isinstance(training.failure, GaveUp | StartTimeout)
 
 
 def _must_converge(world: World) -> bool:

@@ -6,6 +6,7 @@ Loses, doubles, delays, cuts and spoils as `faults` says.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,15 @@ WIRE_CHECKED_ONE_IN = 8
 INSIDE_NS = MS // 10
 """From a process to another of its rack."""
 
+EARLY_FRAMES_MAX = 64
+"""That wait for a process at an address, as many as the live transport keeps for a peer."""
+
+
+def broken_waits(broken: Broken, address: str) -> bool:
+    """Whether frames for the dead process at `address` wait there."""
+    rack, _, _ = address.removeprefix("tcp://sim:").partition("-")
+    return broken.waits(target(int(rack)))
+
 
 class Network:
     """`where` maps addresses to processes; a crashed process is no longer found."""
@@ -45,6 +55,8 @@ class Network:
         self.broken = broken or Broken(loop, rng)
         self.where: dict[str, Process] = {}
         self.lanes: dict[Address, Process] = {}
+        self.kept: dict[str, deque[Envelope]] = {}
+        """Frames that wait for the next life at an address."""
         self.frames = 0
         self.missed: list[str] = []
         """Frames with a wrong bit that were taken for good; there must be none."""
@@ -61,7 +73,20 @@ class Network:
                 self._deliver(receiver, envelope, INSIDE_NS)
             else:
                 self._send_far(here, target(receiver.me.rack), receiver, envelope)
+        elif broken_waits(self.broken, address):
+            self._keep(address, envelope)
         self.broken.sent(here, type(envelope.body).__name__)
+
+    def _keep(self, address: str, envelope: Envelope) -> None:
+        self.kept.setdefault(address, deque(maxlen=EARLY_FRAMES_MAX)).append(envelope)
+
+    def enter(self, process: Process) -> None:
+        """A process listens, and hears first what waited for its former life."""
+        self.where[process.address] = process
+        self.lanes[process.lane] = process
+        for envelope in self.kept.pop(process.address, ()):
+            self.broken.felt["stale"] += 1
+            self._deliver(process, envelope, INSIDE_NS)
 
     def _send_far(self, here: int, there: int, receiver: Process, envelope: Envelope) -> None:
         broken = self.broken
@@ -73,7 +98,13 @@ class Network:
             self._deliver(receiver, envelope, broken.delay_ns(here, there))
 
     def _deliver(self, receiver: Process, envelope: Envelope, delay_ns: int) -> None:
-        self.loop.at(self.loop.now_ns + delay_ns, lambda: receiver.receive(envelope))
+        def arrive() -> None:
+            if receiver.dead and broken_waits(self.broken, receiver.address):
+                self._keep(receiver.address, envelope)
+            else:
+                receiver.receive(envelope)
+
+        self.loop.at(self.loop.now_ns + delay_ns, arrive)
 
     def _survives_a_flip(self, envelope: Envelope) -> bool:
         """One bit of the frame is wrong. Whoever takes it for a message has not looked."""

@@ -73,8 +73,7 @@ class Process:
 
     def start(self, host: Host) -> None:
         self.host = host
-        self.network.where[self.address] = self
-        self.network.lanes[self.lane] = self
+        self.network.enter(self)
         self._arm()
 
     def crash(self) -> None:

@@ -157,6 +157,10 @@ class Writer:
         """Crashes at `at`, comes back at `until` as a new process that remembers nothing."""
         return self._add("restart", rack, at, until, after=after)
 
+    def stale(self, rack: int, *, at: float = 0.0, until: float | None = None) -> Self:
+        """Frames for it that find it dead wait, and its next life hears them first."""
+        return self._add("stale", rack, at, until)
+
     def heal(self, *, at: float) -> Self:
         """From here on nothing is broken; what crashed stays down."""
         self.scenario = dataclasses.replace(self.scenario, quiet_ns=_ns(at))

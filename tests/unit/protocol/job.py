@@ -38,14 +38,24 @@ class Job:
         self.machine = Coordinator(me, member(me.rack), "job", options, self.voter)
         self.votes = 0
         self.now_ns = 100 * SECOND
-        self.reports = {rack: report(0, fragments) for rack in range(racks)}
+        self.to = member(me.rack).incarnation
+        self.reports = {rack: report(0, fragments, to=self.to) for rack in range(racks)}
         self.lives = dict.fromkeys(range(racks), 0)
         self.orders: dict[int, Orders] = {}
         """The newest that every rack was sent."""
 
     def hello(self, rack: int, **changes: Any) -> list[Effect]:
+        """A founder is asked to begin the job, and promises it at once."""
         fields = {"racks": self.racks, "fragments": self.fragments, **self.policy, **changes}
-        return self.hear(rack, hello(rack, **fields), life=changes.get("life", 0))
+        life = changes.get("life", 0)
+        effects = self.hear(rack, hello(rack, **fields), life)
+        view = self.machine.views.get(rack)
+        if not self.machine.log.told.begun and view and view.member == member(rack, life):
+            if self.lives[rack] != life:
+                self.reports[rack] = report(0, self.fragments, to=self.to)
+            self.lives[rack] = life
+            effects += self.say(rack)
+        return effects
 
     def hear(self, rack: int, body: Hello | Report, life: int = 0) -> list[Effect]:
         return self._give(Heard(Peer(rack, 0), member(rack, life).incarnation, body))
@@ -102,7 +112,8 @@ class Job:
     def come_back(self, rack: int) -> list[Effect]:
         """As a new member that holds nothing; its former life must be silent by now."""
         self.lives[rack] += 1
-        self.reports[rack] = report(0, self.fragments, versions=(-1,) * self.fragments)
+        blank = (-1,) * self.fragments
+        self.reports[rack] = report(0, self.fragments, to=self.to, versions=blank)
         return self.hello(rack, life=self.lives[rack])
 
     def follow(self, *racks: int) -> list[Effect]:

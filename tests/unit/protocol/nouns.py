@@ -154,7 +154,8 @@ def lineage(
 ) -> Lineage:
     """Its result of version v has the digest 1000 v, as that of `commit`, also at version 0."""
     return Lineage(
-        epoch, number, tuple(seat(rack) for rack in racks), member(WITNESS) if witness else None,
+        epoch, number, tuple(seat(rack) for rack in racks), (),
+        member(WITNESS) if witness else None,
         tuple(member(rack) for rack in dead), tuple(versions),
         tuple((digest(1000 * version),) for version in versions), "a test",
     )  # fmt: skip
@@ -175,6 +176,7 @@ def ballot(last: int = 0, decided: int = 0, epoch: int = FIRST) -> Ballot:
 def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
     """A rack that has just begun: it holds version 0 and nothing else happened."""
     fields: dict[str, Any] = {
+        "to": member(0).incarnation,
         "ballot": ballot(epoch=0), "fresh": True, "step": 0, "step_ns": 0,
         "versions": (0,) * fragments, "offers": (), "declined": (), "coming": (), "got": (),
         "held": (), "leaving": False, "hurry": False, "idle": False, "gone": False,

@@ -289,3 +289,38 @@ def test_a_witness_answers_candidates_and_nobody_else() -> None:
     assert witness.hear(Peer(1, 0), rank_report(1)) == []
     assert witness.machine.handle(Tick(), witness.now_ns) == []
     assert witness.machine.deadline_ns() is None, "it waits for nothing"
+
+
+# -------------------------------------------------------------- before it has a seat
+
+
+def anew(*racks: int) -> list[Any]:
+    """The log that goes on without what the first one decided behind its first record."""
+    return [BEGIN, lineage(epoch_of(5, 2), racks, dead=[0])]
+
+
+def of_the_new_lineage(serial: int, records: list[Any], **changes: Any) -> Orders:
+    fields = {"epoch": epoch_of(5, 2), "lineage": log_of(*records).lineage, **changes}
+    log = log_of(*records)
+    prev = {"prev": len(records), "chain": log.chain(len(records)), "records": ()}
+    return orders(serial, records, **prev, **fields)
+
+
+def test_who_never_had_a_seat_reads_the_log_of_the_lineage_that_begins_anew() -> None:
+    """Rack 1 was started again, and read the log of a coordinator that then lost its quorum."""
+    ears = Ears(begun=False)
+    ears.booth.member = member(1, life=1)
+    to = {"to": member(1, life=1).incarnation}
+    ears.told(orders(1, [BEGIN, commit(1, [offer(0)])], decided=2, **to))
+    assert ears.booth.voter.log.decided == 2
+    assert ears.booth.homeless()
+    assert ears.told(of_the_new_lineage(1, anew(2), **to), RIVAL, member(2).incarnation) == []
+    assert ears.booth.voter.log.last == 0, "nobody counted what it had"
+    assert ears.booth.voter.promised == epoch_of(5, 2)
+
+
+def test_who_had_a_seat_stays_with_its_job() -> None:
+    ears = Ears()
+    assert not ears.booth.homeless()
+    assert ears.told(of_the_new_lineage(1, anew(2)), RIVAL, member(2).incarnation) is None
+    assert ears.booth.voter.log.last == 1

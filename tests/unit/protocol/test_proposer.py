@@ -364,7 +364,8 @@ def test_the_first_epoch_opens_with_the_first_record() -> None:
     cast.proposer.append(BEGIN)
     assert not cast.proposer.open
     assert cast.follow(0) == []
-    assert cast.follow(2) == [BEGIN]
+    assert cast.follow(2) == []
+    assert cast.follow(1) == [BEGIN], "all of them, not a quorum"
     assert cast.proposer.open
 
 
@@ -654,3 +655,64 @@ def test_a_lineage_is_not_decided_by_too_few_of_who_is_left() -> None:
     assert cast.follow(2) == [], "the higher of two"
     assert cast.follow(1) == [anew, Epoch(FOURTH)]
     assert proposer.open
+
+
+def test_a_lineage_needs_the_promise_of_who_has_a_seat_without_a_vote() -> None:
+    """Of the voters none may be left: what they decided, only a learner may hold."""
+    records = [BEGIN, roster(1, [0, 1, 2], learners=[1, 2])]
+    cast = cast_of(0, 1, 2, records=records)
+    proposer = cast.stand()
+    proposer.dead = {member(0)}
+    for rack in (1, 2):
+        proposer.held[member(rack)] = (0,)
+    assert proposer.asked() == {member(0), member(1), member(2)}
+    assert not cast.promise(1)
+    assert cast.promise(2)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member.rack for seat in record.members] == [1, 2]
+
+
+def test_a_learner_that_does_not_know_of_its_seat_is_not_needed() -> None:
+    records = [BEGIN, roster(1, [0, 1, 2], learners=[2])]
+    cast = cast_of(0, 1, 2, records=records)
+    proposer = cast.stand()
+    proposer.dead, proposer.blank = {member(0)}, {member(2)}
+    proposer.held[member(1)] = (0,)
+    assert cast.promise(1)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member.rack for seat in record.members] == [1, 2], "and keeps its seat"
+    assert record.learners == (2,)
+
+
+def test_who_is_behind_has_no_vote_in_a_new_lineage() -> None:
+    """A quorum of those that hold nothing could go on without the bytes."""
+    records = [genesis(racks=5), commit(1, [offer(0)])]
+    cast = cast_of(0, 1, 2, 3, 4, records=records)
+    proposer = cast.stand()
+    proposer.dead = {member(0), member(3), member(4)}
+    proposer.held = {member(1): (0,), member(2): (1,)}
+    assert not cast.promise(1)
+    assert cast.promise(2)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert (record.versions, record.learners) == ((1,), (1,))
+    assert proposer.log.written.voters == {member(2)}
+
+
+def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> None:
+    """Of the voters behind that record one is a quorum, of those before it none is left."""
+    again = replace(BEGIN.roster[2], member=member(2, life=1))
+    back = replace(roster(1, [0, 1, 2], learners=[2]), members=(*BEGIN.roster[:2], again))
+    cast = Cast(0, 1, 2, me=0)
+    cast.accepts(FIRST, [BEGIN, back], 1, 0)
+    proposer = cast.stand()
+    proposer.dead = {member(1), member(2)}
+    proposer.held[member(0)] = (0,)
+    assert not cast.promise(0)
+    proposer.blank = {again.member}
+    assert cast.promise(0)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member for seat in record.members] == [member(0), again.member]

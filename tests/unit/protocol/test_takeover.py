@@ -77,7 +77,8 @@ class Cabinet:
         options = CoordinatorOptions(3, HEARTBEAT_NS, DETECT_NS, first=False)
         self.voter = self.booths[rack].voter
         self.machine = Coordinator(self.me, member(rack), "job", options, self.voter)
-        self.reports = {r: report(0, ballot=ballot(epoch=0)) for r in racks}
+        to = member(rack).incarnation
+        self.reports = {r: report(0, to=to, ballot=ballot(epoch=0)) for r in racks}
         self.orders: dict[int, Orders] = {}
         self.held: tuple[int, ...] = ()
         """Versions that racks say they hold when they promise."""
@@ -519,3 +520,75 @@ def test_a_rack_that_was_put_out_is_not_heard_any_more() -> None:
     cabinet.hear(0, replace(late, ballot=ballot(1, 1), offers=(offer(0),)))
     assert cabinet.records[: len(before)] == before
     assert (0, 0) not in cabinet.machine.offers
+
+
+# -------------------------------------------------------------- who hears no quorum
+
+
+def heard_from(cabinet: Cabinet, racks: Sequence[int], duration_ns: int) -> list[Effect]:
+    """These racks report for so long, and the clock is looked at."""
+    effects: list[Effect] = []
+    for _ in range(2 * duration_ns // DETECT_NS):
+        effects += cabinet.tick(DETECT_NS // 2)
+        for rack in racks:
+            effects += cabinet.say(rack)
+    return effects
+
+
+def test_a_coordinator_that_hears_no_quorum_stands_down_after_two_detection_times() -> None:
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    cabinet.reach = {1}
+    effects = heard_from(cabinet, [1], 2 * DETECT_NS - DETECT_NS // 2)
+    assert cabinet.machine.proposer.leading
+    effects = heard_from(cabinet, [1], DETECT_NS)
+    assert notes(effects, "no-quorum") == [{"epoch": 2}]
+    assert notes(effects, "stands"), "at once: nobody else was heard to lead"
+    assert not any(isinstance(body, Orders) for body in sent(cabinet.tick(HEARTBEAT_NS)))
+
+
+def test_a_coordinator_that_hears_a_quorum_stays() -> None:
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    cabinet.reach = {1}
+    assert not notes(heard_from(cabinet, [1, 2], 20 * DETECT_NS), "no-quorum")
+    assert cabinet.machine.proposer.leading
+
+
+def test_a_coordinator_that_slept_hears_the_others_first() -> None:
+    """What waits in its inbox is not read yet when it looks at the clock."""
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    cabinet.reach = set()
+    assert not notes(cabinet.tick(100 * DETECT_NS), "no-quorum")
+    assert cabinet.machine.proposer.leading
+
+
+def test_a_lost_quorum_comes_back_with_the_racks_that_are_started_again() -> None:
+    """Racks 0 and 2 die together under the coordinator of rack 1, and both are started again."""
+    begin = genesis(racks=3)
+    settings = replace(begin.policy, restart_attests=True)
+    cabinet = Cabinet(records=[replace(begin, policy=settings)])
+    cabinet.takes_over()
+    cabinet.reach, cabinet.held = {1}, (0,)
+    effects = heard_from(cabinet, [1], DETECT_NS)
+    for _ in range(6):
+        for rack in (0, 2):
+            again = replace(hello(rack, racks=3, life=1), policy=settings)
+            effects += cabinet.hear(rack, again, life=1)
+        effects += heard_from(cabinet, [1], DETECT_NS // 2)
+    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": (0,)}]
+    assert cabinet.machine.log.told.voters == {member(1)}
+
+
+def test_who_has_a_seat_by_an_undecided_record_attests_with_its_reports() -> None:
+    """It follows a log, so it says no hello any more."""
+    begin = genesis(racks=3)
+    settings = replace(begin.policy, restart_attests=True)
+    again = replace(begin.roster[2], member=member(2, life=1))
+    back = replace(roster(1, [0, 1, 2], learners=[2]), members=(*begin.roster[:2], again))
+    cabinet = Cabinet(records=[replace(begin, policy=settings), back], decided=1, reach=())
+    cabinet.hear(2, report(1), life=1)
+    assert cabinet.machine.proposer.dead == {member(2)}
+    cabinet.hear(2, report(2))
+    assert cabinet.machine.proposer.dead == set(), "a late word, or two lives of one rack"

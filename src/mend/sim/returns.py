@@ -1,0 +1,122 @@
+"""sim.returns: stories of processes that die together, or at a bad moment, and are started again.
+
+What a launcher or a person does after a power cut. Each ends with every rack alive, in whatever
+life: then the job must go on, as `liveness` asks. Their chance is their own, so that all other
+seeds stay what they were.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from mend.sim.sagas import job, seconds, told
+from mend.sim.scenario import WITNESS_TARGET, Fault, Scenario
+from mend.terms import SECOND
+
+SHARE = 0.06
+"""Of all seeds."""
+
+LENGTH_S = 14.0
+"""Of the training: longer than it takes until a lost quorum is noticed and a lineage begins."""
+
+
+def returns(seed: int) -> Scenario | None:
+    """The scenario of a seed that tells one; None for the others."""
+    rng = random.Random(f"coming back {seed}")
+    return rng.choice(RETURNS)(seed, rng) if rng.random() < SHARE else None
+
+
+def _ended(scenario: Scenario, faults: list[Fault]) -> Scenario:
+    """Quiet once everybody is started again."""
+    return told(scenario, faults, max(fault.end_ns for fault in faults) + SECOND)
+
+
+def _restarts(racks: list[int], rng: random.Random, begin_ns: int) -> list[Fault]:
+    """They die within a tenth of a second, and come back one by one."""
+    return [
+        Fault("restart", at_ns, at_ns + seconds(rng, 0.05, 4.0), rack)
+        for rack in racks
+        for at_ns in (begin_ns + seconds(rng, 0.0, 0.1),)
+    ]
+
+
+def _two_at_once(seed: int, rng: random.Random) -> Scenario:
+    """Those that are left are no quorum, most times; perhaps one of them coordinates."""
+    voters = rng.choice(((3, False), (3, False), (3, True), (3, True), (4, False), (2, True)))
+    scenario = job(seed, rng, voters, LENGTH_S)
+    targets = [*range(scenario.racks), *([WITNESS_TARGET] if scenario.witness else [])]
+    lost = rng.sample(targets, 2)
+    if WITNESS_TARGET in lost:  # it is not known to be dead by being started again
+        lost = rng.sample(range(scenario.racks), 2)
+    return _ended(scenario, _restarts(lost, rng, seconds(rng, 0.5, 3.0)))
+
+
+def _all_but_one(seed: int, rng: random.Random) -> Scenario:
+    """One rack is left, perhaps with the witness."""
+    scenario = job(seed, rng, rng.choice(((3, False), (3, True), (4, False))), LENGTH_S)
+    left = rng.randrange(scenario.racks)
+    lost = [rack for rack in range(scenario.racks) if rack != left]
+    return _ended(scenario, _restarts(lost, rng, seconds(rng, 0.5, 3.0)))
+
+
+def _cut_and_lost(seed: int, rng: random.Random) -> Scenario:
+    """A rack is heard by nobody, or hears nobody, while another one dies and comes back."""
+    scenario = job(seed, rng, rng.choice(((3, False), (3, True), (2, True))), LENGTH_S)
+    away, lost = rng.sample(range(scenario.racks), 2)
+    others = [rack for rack in range(scenario.racks) if rack != away]
+    others += [WITNESS_TARGET] if scenario.witness else []
+    begin_ns, deaf = seconds(rng, 0.5, 2.0), rng.random() < 0.5
+    end_ns = begin_ns + seconds(rng, 3.0, 6.0)
+    cuts = [
+        Fault("cut", begin_ns, end_ns, *((other, away) if deaf else (away, other)))
+        for other in others
+    ]
+    return _ended(scenario, cuts + _restarts([lost], rng, begin_ns + seconds(rng, 0.0, 2.0)))
+
+
+def _stale(scenario: Scenario, rng: random.Random, fault: Fault) -> list[Fault]:
+    """What is sent to it while it is dead reaches its next life, most times."""
+    until_ns = fault.end_ns + SECOND
+    return [fault] + ([Fault("stale", 0, until_ns, fault.a)] if rng.random() < 0.7 else [])
+
+
+def _at_birth(seed: int, rng: random.Random) -> Scenario:
+    """Right behind one of its first messages the founder, or a rack, is started again."""
+    voters = rng.choice(((2, False), (2, True), (3, False), (3, True)))
+    scenario = job(seed, rng, voters, seconds=6)
+    founder = WITNESS_TARGET if scenario.witness else 0
+    faults = []
+    for _ in range(rng.choice((1, 1, 2))):
+        who = rng.choice((founder, founder, *range(scenario.racks)))
+        after = "Orders" if who == founder else rng.choice(("Hello", "Report"))
+        end_ns, nth = seconds(rng, 0.05, 2.5), rng.randint(1, 3 * scenario.racks)
+        fault = Fault("restart", 0, end_ns, who, after=after, nth=nth)
+        faults += _stale(scenario, rng, fault)
+    quiet_ns = 4 * SECOND
+    return told(scenario, faults, quiet_ns)
+
+
+def _twice(seed: int, rng: random.Random) -> Scenario:
+    """In a job that runs the founder is started again beside a rack that lives on, and others."""
+    voters = rng.choice(((2, False), (2, True), (3, False), (3, True)))
+    scenario = job(seed, rng, voters, LENGTH_S)
+    lives = rng.randrange(1, scenario.racks)
+    founder = WITNESS_TARGET if scenario.witness else 0
+    others = [rack for rack in range(scenario.racks) if rack not in (lives, founder)]
+    lost = [founder, *rng.sample(others, rng.randint(0, len(others)))]
+    faults = []
+    for fault in _restarts(lost, rng, seconds(rng, 0.3, 3.0)):
+        faults += _stale(scenario, rng, fault)
+    return _ended(scenario, faults)
+
+
+Return = Callable[[int, random.Random], Scenario]
+RETURNS: tuple[Return, ...] = (
+    _two_at_once,
+    _all_but_one,
+    _cut_and_lost,
+    _at_birth,
+    _at_birth,
+    _twice,
+)

@@ -1,0 +1,132 @@
+"""How a job begins: all racks answer the founder's question and vote; and what keeps it from
+beginning twice under one name."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from mend.protocol.epochs import epoch_of, number_of
+from mend.protocol.messages import Genesis, Orders
+from mend.terms import SECOND, WITNESS, Peer
+from tests.unit.protocol.job import Job
+from tests.unit.protocol.nouns import (
+    DETECT_NS,
+    FIRST,
+    HEARTBEAT_NS,
+    ballot,
+    genesis,
+    hello,
+    member,
+    orders,
+    report,
+)
+
+
+def asked() -> Job:
+    """Both racks have said hello, and nothing else."""
+    job = Job()
+    for rack in range(2):
+        job.hear(rack, hello(rack))
+    return job
+
+
+def test_a_hello_alone_begins_nothing() -> None:
+    """It may have waited in a queue for a founder that has died since."""
+    job = asked()
+    job.tick(HEARTBEAT_NS)
+    assert job.records == []
+    assert job.orders[1].epoch == FIRST, "the question"
+    job.say(0)
+    assert job.records == []
+    job.say(1)
+    assert isinstance(job.records[0], Genesis)
+
+
+def test_an_answer_to_a_former_life_of_the_founder_is_none() -> None:
+    job = asked()
+    job.say(0)
+    promised = ballot(0, 0, job.machine.proposer.epoch)
+    for to in (0, member(0, life=1).incarnation):
+        job.hear(1, report(10, to=to, ballot=promised))
+        assert job.records == []
+    job.hear(1, report(11, ballot=replace(promised, promised=epoch_of(0, 0), accepted=0)))
+    assert job.records == [], "a report of before it was asked"
+    job.hear(1, report(12, ballot=promised))
+    assert len(job.records) == 1
+
+
+def test_an_answer_of_long_ago_is_none() -> None:
+    job = asked()
+    job.say(1)
+    job.tick(DETECT_NS)
+    job.say(0)
+    assert job.records == []
+    job.say(1)
+    assert len(job.records) == 1
+
+
+def test_a_founder_outbids_the_promises_to_its_former_life() -> None:
+    job = asked()
+    job.say(0)
+    job.hear(1, report(1, ballot=replace(ballot(), promised=epoch_of(7, 0), accepted=0)))
+    assert job.machine.proposer.leading
+    assert number_of(job.machine.proposer.epoch) == 8
+    assert job.orders[1].epoch == job.machine.proposer.epoch
+    assert job.records == []
+    for rack in range(2):
+        job.say(rack)
+    assert len(job.records) == 1
+
+
+def test_a_founder_begins_again_when_a_rack_dies_before_its_vote() -> None:
+    job = Job(3)
+    for rack in range(3):
+        job.hello(rack)
+    for rack in (0, 1):
+        job.say(rack, accepted=1)
+    first = job.machine.proposer.epoch
+    for _ in range(2):
+        job.tick(DETECT_NS // 2)
+        for rack in (0, 1):
+            job.say(rack)
+    job.hear(2, hello(2, racks=3, life=1), life=1)
+    assert job.records == [], "the old one cannot be decided: its member is dead"
+    assert job.machine.proposer.epoch > first
+    job.lives[2] = 1
+    job.reports[2] = report(0, to=job.to)
+    for rack in range(3):
+        job.reports[rack] = replace(job.reports[rack], ballot=ballot())
+        job.say(rack)
+    (record,) = job.records
+    assert isinstance(record, Genesis)
+    assert record.roster[2].member == member(2, life=1)
+
+
+def test_a_rack_that_joined_nothing_founds_when_nobody_leads_it_any_more() -> None:
+    """Rack 0 was started again and read the log of a job whose last members then died."""
+    job = Job()
+    voter, to = job.voter, member(0).incarnation
+    body = orders(1, [genesis()], epoch=epoch_of(3, 1), to=to)
+    body = replace(body, records=(replace(genesis(), roster=genesis().roster[1:]),))
+    voter.append(body.epoch, 0, "", body.records, 1, 1)
+    job.machine.election.heard(body, job.now_ns)
+    job.tick()
+    assert not job.machine.proposer.leading
+    assert job.machine.deadline_ns() == job.now_ns + 2 * DETECT_NS
+    job.tick(2 * DETECT_NS - 1)
+    assert not job.machine.proposer.leading
+    job.tick(1)
+    assert job.machine.proposer.leading
+    assert number_of(job.machine.proposer.epoch) == 4
+    assert voter.log.last == 0
+
+
+def test_a_witness_that_was_started_again_hears_no_vote_for_another_job() -> None:
+    job = Job(witness=True)
+    for rack in range(2):
+        job.hear(rack, hello(rack))
+    job.tick(10 * SECOND)
+    assert job.records == []
+    assert job.machine.me == Peer(WITNESS, 0)
+    assert isinstance(job.orders[0], Orders)
+    assert job.orders[0].lineage == ""

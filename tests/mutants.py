@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "early-genesis: the log begins without all racks",
         "protocol/coordinator.py",
-        "if len(hellos) < self.options.racks:",
-        "if len(hellos) < 1:",
+        "missing = len(hellos) < self.options.racks",
+        "missing = len(hellos) < 1",
     ),
     Mutant(
         "endless-budget: each apply point has a stall budget of its own",
@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "one-roster: a take-over asks only the voters of the roster that is decided",
         "protocol/proposer.py",
-        " + [log.voters_at(index + 1) for index in changes]",
+        " + [log.roster_at(index + 1) for index in changes]",
         "",
         ("tests/unit/protocol/test_proposer.py",),
     ),

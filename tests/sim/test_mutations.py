@@ -21,7 +21,6 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 16 (Roster) with the votes"),
     ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
     ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
-    ("11", 20, "I1: Peer(rack=0, rank=0): fault"),
     ("12", 0, "I3: offer 1 of fragment 0 of rack 2 ends in versions 1 and 3"),
     ("13", 4, "I2: Peer(rack=1, rank=0): the log names 28 tokens"),
     ("14", 4, "I2: Peer(rack=0, rank=0): the ledger of fragment 0 is open"),

@@ -59,8 +59,8 @@ def all_back(world: World) -> bool:
     if not patient or scenario.lockstep or any(t.process.dead for t in world.trainings.values()):
         return False
     again = {process.me.rack for process in world.past}
-    if WITNESS in again and world.checkers.agreement.rosters[-1].witness:
-        return False  # its vote is lost, and nobody gives it one
+    if world.witness is not None and (world.witness.dead or WITNESS in again):
+        return False  # its vote is lost, and nobody gives it one; or nobody is left to found
     stayed = [t for peer, t in world.trainings.items() if peer.rack not in again]
     since_ns = scenario.quiet_ns + FOUND_NS
     return bool(again) and all(not t.trained_ns or t.trained_ns > since_ns for t in stayed)

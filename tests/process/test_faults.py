@@ -124,9 +124,9 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
         assert re.search(rf"drop .*rack 2 has diverged: {told}", said), said
 
 
-def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result:
-    """Rack 1 is ended by a signal; rack 0 trains on to its end. `middle`: with a round in
-    flight."""
+def killed_and_left(job: Job, number: signal.Signals, *, middle: bool, code: int) -> Result:
+    """Rack 1 is ended by a signal; rack 0 trains on to its end, with this exit code. `middle`: with
+    a round in flight."""
     config = {**CONFIG, "simulated_merge_delay_ms": 30}
     gate = job.gate()
     # Steps 8 and 9: fragment 1 has just been captured, its offer takes 30 ms to arrive.
@@ -138,7 +138,7 @@ def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result
     silent = job.event(0, "rack-silent", peer=1)
     assert silent["effect"]
     Path(gate).touch()
-    job.ended(0, code=1)
+    job.ended(0, code=code)
     return job.result(0)
 
 
@@ -150,7 +150,7 @@ def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result
 def test_the_other_rack_trains_on_and_keeps_its_work(
     jobs: Jobs, number: signal.Signals, middle: bool
 ) -> None:
-    left = killed_and_left(jobs(witness=True), number, middle=middle)
+    left = killed_and_left(jobs(witness=True), number, middle=middle, code=1)
     status = left.status
     assert status["step"] == len(left.losses) == 80
     stalled(left, outages=1)
@@ -168,6 +168,6 @@ def test_the_other_rack_trains_on_and_keeps_its_work(
 
 def test_without_a_witness_the_rack_that_coordinated_trains_on_too(job: Job) -> None:
     """Two voters, of which rack 0 alone is a quorum; what it merges alone is safe with it."""
-    left = killed_and_left(job, signal.SIGKILL, middle=False)
-    assert left.status["step"] == 80
+    left = killed_and_left(job, signal.SIGKILL, middle=False, code=0)
+    assert (left.status["step"], left.status["outcome"]) == (80, "merged")
     stalled(left, outages=2)

@@ -140,7 +140,8 @@ def test_a_killed_rack_leaves_a_tape_that_replays(jobs: Jobs) -> None:
     job.event(1, "applied", version=1)
     job.processes[1].signal(signal.SIGKILL)
     assert job.ended(1) == -signal.SIGKILL
-    job.ended(0, code=0)
+    job.ended(0, code=1)
+    assert job.result(0).status["outcome"] == "kept-local"
     status, said = mend("replay", Path(job.events_folder) / "tape-rack1-rank0.mend")
     assert status == 0, said
     assert "equal: " in said

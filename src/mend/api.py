@@ -140,8 +140,8 @@ def session(
     runtime = mend_init(model, config, optimizer, mesh=mesh)
     try:
         yield runtime
-    except BaseException:
-        runtime.abort()
+    except BaseException as error:
+        runtime._leave(Outcome("aborted", type(error).__name__))
         raise
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":
@@ -345,7 +345,7 @@ class Runtime:
                 self._unhook()
                 self._rank.close()
             finally:
-                self.abort()
+                self._leave(Outcome("aborted"))
         assert self._last is not None
         return self._last
 
@@ -362,10 +362,14 @@ class Runtime:
     def abort(self) -> None:
         """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent; any
         thread: a training thread that waits for other racks raises GaveUp."""
+        self._leave(Outcome("abandoned"))
+
+    def _leave(self, outcome: Outcome) -> None:
+        """`outcome`: unless there is one already."""
         self._unhook()
         if self._last is None:
             if self._trainer.outcome.word == "running":
-                self._trainer.outcome = Outcome("aborted")
+                self._trainer.outcome = outcome
             self._last = self._status()
         self._finalizer.detach()
         self._async_tp.close()

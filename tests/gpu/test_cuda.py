@@ -208,7 +208,8 @@ def test_a_step_that_is_captured_is_refused_with_the_remedy() -> None:
     runtime = mend.mend_init(made, alone(), optimizer)
     try:
         graph = torch.cuda.CUDAGraph()
-        with pytest.raises(mend.MendError, match="each replay, from the first one on"), torch.cuda.graph(graph):
+        refused = pytest.raises(mend.MendError, match="each replay, from the first one on")
+        with refused, torch.cuda.graph(graph):
             optimizer.step()
     finally:
         runtime.abort()

@@ -24,17 +24,19 @@ WORDS = {
     "merged": "all work is merged, and the racks left together with the same bits",
     "left-early": "all work is merged, and the other racks train on",
     "local": "this rack trained for itself (exchange=False)",
+    "abandoned": "the script called abort(): the model keeps its own weights",
     "left-alone": "all work is merged, but nobody confirmed the end: other racks may differ",
     "kept-local": "the model keeps its own weights, which hold work that nobody merged",
     "uncounted": "the model keeps its own weights, which moved without counted steps",
     "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
     "diverged": "the model keeps its own weights, which are no numbers; the others go on without",
     "failed": "the model keeps its own weights, as mend could not end in order",
-    "aborted": "the rack left at once, without merging what was open",
+    "aborted": "the rack left without mend_shutdown: the model keeps its own weights",
 }
-"""What `status().outcome` may be. The first four claim success."""
+"""What `status().outcome` may be."""
 
-GOOD = frozenset({"running", "merged", "left-early", "local"})
+GOOD = frozenset({"running", "merged", "left-early", "local", "abandoned"})
+"""All work is merged, or the script asked for what became of it."""
 
 KEPT = frozenset({"left-alone", "kept-local", "uncounted", "not-exchanged"})
 """The rack ended in order, and what nobody merged is in its weights only."""
@@ -52,7 +54,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether all that was trained is merged."""
+        """Whether nothing is lost that the script did not give up itself."""
         return self.word in GOOD
 
     def __str__(self) -> str:
@@ -117,7 +119,7 @@ def tell_end(
     A rank that never took a step has nothing to tell: what stopped it was raised.
     """
     outcome = trainer.outcome if trainer.outcome.word != "running" else Outcome("aborted")
-    if outcome.word == "aborted" and not trainer.step:
+    if outcome.word in ("aborted", "abandoned") and not trainer.step:
         return
     merged = trainer.ledger.merged / (len(trainer.tracks) or 1)
     ended = Ended(

@@ -91,11 +91,13 @@ def test_two_racks_that_list_the_other_only_need_a_number_each(
 
 
 def test_two_racks_whose_lists_are_in_another_order_are_told(start: Start, two: list[str]) -> None:
-    """Each finds itself first in its list, so both are rack 0."""
+    """Each finds itself first in its list, so both are rack 0: each founds, and may refuse the
+    other before it has heard that it founds as well."""
     limit = {"MEND_START_TIMEOUT_S": "12"}
     pair = [start(two[0], two, **limit), start(two[1], two[::-1], **limit)]
-    for one in pair:
-        assert "another live process says it is rack 0" in one.error()
+    for one, other in zip(pair, two[::-1], strict=True):
+        refused = "another live process says it is rack 0" in one.error()
+        assert refused or f"the process at {other} says that it is rack 0 as well" in one.error()
 
 
 def test_two_racks_that_are_both_rack_1_are_told(start: Start, two: list[str]) -> None:

@@ -275,7 +275,7 @@ class Launch:
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
         if (rack := self.culprit) is not None:
             self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
-        for rack, told in unmerged.items():
+        for rack, told in sorted(unmerged.items()):
             self._say(f'unmerged rack={rack} outcome={told.outcome} why="{told}"')
         witness = self.witness.process.returncode if self.witness is not None else None
         return Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)

@@ -92,8 +92,10 @@ def value_of(  # noqa: C901 - one flat table
             return None
         case inspect.LiteralType(values=values):
             return rng.choice(values)
-        case inspect.FloatType():
-            return rng.choice((0.0, -1.0, 1e308, rng.random()))
+        case inspect.FloatType(ge=least, lt=below):
+            drawn = rng.choice((0.0, -1.0, 1e308, rng.random()))
+            fits = (least is None or drawn >= least) and (below is None or drawn < below)
+            return drawn if wild or fits else rng.random()
     raise NotImplementedError(f"say here what a value of {kind} looks like")
 
 

@@ -148,7 +148,7 @@ class Sums:
             tuple([1.0 / 2 ** (members - 1).bit_length()] * members) for members in MEMBERS
         ]
         self.partials = [
-            [self._partial(members, generator, scale) for scale in (1.0, 1e-30, 0.0, 1e30)]
+            [self._partial(members, generator, scale) for scale in (1.0, 1e-30, 0.0, 1e18)]
             for members in MEMBERS
         ]
 

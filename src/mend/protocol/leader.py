@@ -210,7 +210,9 @@ class Leader:
             absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
             advice = "start it with the same job_id, racks and addresses"
             return "; ".join([absent, *(self.orders.why or (advice,))])
-        return "the first record of the log is not decided"
+        silent = sorted(set(range(self.hello.policy.racks)) - set(self.orders.live))
+        without = f", and rack {', '.join(map(str, silent))} is silent" if silent else ""
+        return f"every rack has to vote for the first record of the log{without}"
 
     def _where(self) -> str:
         """The coordinator, for people."""

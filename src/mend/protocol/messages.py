@@ -104,8 +104,8 @@ class Share(Word, frozen=True):
     seq: Count
     base: Count
     capture_step: Count
-    tokens: Count
-    steps: Count
+    tokens: Annotated[int, Meta(ge=1, le=2**62)]
+    steps: Annotated[int, Meta(ge=1, le=2**62)]
     norm: Norm = 0.0
 
 

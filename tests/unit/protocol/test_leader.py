@@ -202,7 +202,9 @@ def test_a_start_that_waits_says_so_now_and_then() -> None:
     assert notes(rack.tick(PROGRESS_NS - 1), "waiting") == []
     rack.told(genesis(), decided=0)
     (note,) = notes(rack.tick(1), "waiting")
-    assert note["for"] == "the first record of the log is not decided"
+    assert note["for"] == (
+        "every rack has to vote for the first record of the log, and rack 0, 1 is silent"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""2,000 whole jobs with faults, and what a seed promises: the same run, every time.
+"""1,000 whole jobs with faults, and what a seed promises: the same run, every time.
 
 Every run looks at I1..I6 while it goes (mend.sim.checkers). A failing seed prints its story; look
 closer with `mend simulate --seed N --trace`.
@@ -22,7 +22,7 @@ from mend.sim.scenario import SHUTDOWN_NS, calm
 from mend.sim.story import setup
 from mend.terms import MS, SECOND, Address, Peer
 
-SEEDS, BLOCK = 2_000, 50
+SEEDS, BLOCK = 1_000, 50
 RADIAL_SEEDS = 30
 """Of them, done again with racks of two ranks that merge by rda."""
 

@@ -174,7 +174,8 @@ def test_a_witness_that_is_started_again_begins_no_second_job(jobs: Jobs) -> Non
     """Both racks live and know the job; rack 1 is started again as well, and says hello."""
     job = jobs(witness=True)
     gate = job.gate()
-    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    config = {**CONFIG, "shutdown_timeout_s": 2}
+    options: dict[str, Any] = {"steps": 48, "config": config, "pace_ms": 2}
     job.start(0, **options, at={"12": [["gate", gate]]})
     job.start(1, **options, at={"12": [["gate", job.gate("never")]]})
     first_commits(job, 2)
@@ -184,7 +185,7 @@ def test_a_witness_that_is_started_again_begins_no_second_job(jobs: Jobs) -> Non
     job.start_witness()
     job.processes[1].signal(signal.SIGKILL)
     assert job.ended(1) == -signal.SIGKILL
-    job.start(1, **options, env={"MEND_START_TIMEOUT_S": "20"})
+    job.start(1, **options, env={"MEND_START_TIMEOUT_S": "10"})
     assert job.ended(1) == 1, "one of three votes is no quorum, so it gets no seat"
     assert job.told(1)["error"][0] == "StartTimeout"
     begun = [e for e in job.events(WITNESS) if e["kind"] == "genesis"]

@@ -25,7 +25,7 @@ from mend.runtime.alone import AloneRank
 from mend.runtime.async_tp import AsyncTp
 from mend.runtime.counted_steps import CountedSteps
 from mend.runtime.making import live_rank
-from mend.runtime.outcome import GOOD, Outcome
+from mend.runtime.outcome import Ended, Outcome
 from mend.runtime.start import BUFFERS_PAGE, LiveRank
 from mend.runtime.status import Status, TokenLedger
 from mend.runtime.step_hooks import HoldsParameters, held_by, optimizers_of
@@ -146,11 +146,11 @@ def session(
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":
         raise Diverged(status.outcome_detail)
-    if status.outcome not in GOOD:
+    how = (status.outcome, status.outcome_detail, status.step, status.tokens, status.ledger.merged)
+    ended = Ended(status.rack, status.rank, *how)
+    if not ended.good:
         raise NotMerged(
-            f"rack {status.rack} ended {Outcome(status.outcome, status.outcome_detail)}; "
-            f"{status.ledger.merged:.0f} of {status.tokens} tokens are merged. Save this model "
-            "before you start the rack again"
+            f"rack {status.rack} ended {ended}. Save this model before you start the rack again"
         )
 
 

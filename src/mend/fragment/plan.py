@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from mend.errors import ConfigError
-from mend.fragment.shards import WHOLE, Shard, local_of, placement_of, shard_of
+from mend.fragment.shards import WHOLE, Shard, bytes_held, local_of, placement_of, shard_of
 from mend.terms import Layout, Slot
 
 
@@ -174,17 +173,16 @@ def inventory(model: nn.Module, *, hash_all: bool, frozen: bool = False) -> tupl
             id(parameter) in known,
             shard_of(name, parameter),
             placement_of(parameter),
-            _hash(local_of(parameter)) if hash_all or id(parameter) not in known else "",
+            _hash(parameter) if hash_all or id(parameter) not in known else "",
         )
         for name, parameter in unwrap(model).named_parameters()
     )
 
 
-def _hash(local: Tensor) -> str:
+def _hash(parameter: Tensor) -> str:
+    local = local_of(parameter)
     digest = xxhash.xxh3_64(f"{tuple(local.shape)} {local.dtype}\n".encode())
-    if local.numel():
-        flat = local.cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+    digest.update(bytes_held(parameter))
     return digest.hexdigest()
 
 

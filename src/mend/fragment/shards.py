@@ -103,6 +103,13 @@ def local_of(parameter: Tensor) -> Tensor:
     return parameter.detach() if spread is None else spread.to_local().detach()
 
 
+def bytes_held(tensor: Tensor) -> memoryview:
+    """What this rank holds of a tensor, as bytes in row-major order on the CPU."""
+    flat = local_of(tensor).cpu().contiguous().reshape(-1)
+    view: memoryview = flat.view(torch.uint8).numpy().data
+    return view
+
+
 def shard_of(name: str, parameter: Tensor) -> Shard:
     """Which box of the tensor this rank holds. Raises ConfigError for a DTensor that is partial."""
     spread = as_dtensor(parameter)

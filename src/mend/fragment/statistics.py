@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import torch
 import xxhash
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from mend.fragment.plan import unwrap
-from mend.fragment.shards import local_of
+from mend.fragment.shards import bytes_held
 
 NAMED_MAX = 4
 """Names in a sentence; the rest is counted."""
@@ -32,7 +31,10 @@ def running_statistics(model: nn.Module) -> list[str]:
 
 def buffer_digests(model: nn.Module) -> dict[str, str]:
     """Name -> digest of what this rank holds of it, but for those of `running_statistics`."""
-    return {name: _digest(buffer) for name, buffer in _others(unwrap(model))}
+    return {
+        name: xxhash.xxh3_128_hexdigest(bytes_held(buffer))
+        for name, buffer in _others(unwrap(model))
+    }
 
 
 def in_few_words(names: Iterable[str]) -> str:
@@ -50,8 +52,3 @@ def _others(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in hidden and buffer.is_floating_point() and not buffer.is_meta:
                 yield f"{path}.{name}" if path else name, buffer
-
-
-def _digest(buffer: Tensor) -> str:
-    local = local_of(buffer.detach()).cpu().contiguous()
-    return xxhash.xxh3_128_hexdigest(local.reshape(-1).view(torch.uint8).numpy().data)

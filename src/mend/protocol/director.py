@@ -15,7 +15,7 @@ from mend.protocol.coordinator import Coordinator
 from mend.protocol.events import Effect, Fail
 from mend.protocol.grace import Mean
 from mend.protocol.log import offers_of
-from mend.protocol.messages import Commit, Drop, Ended, Offer, Record, Roster, Share
+from mend.protocol.messages import Commit, Drop, Ended, Offer, Record, Roster, share_of
 from mend.protocol.round import Phase, Round, Scene
 
 DIFFERS = "ReplayDiffers"
@@ -56,7 +56,7 @@ class ScriptedRound(Round):
         if self.differs or not self._all_hold(record, members, scene, now_ns):
             return None
         self.script.popleft()
-        shares = tuple(_share(offer) for offer in members)
+        shares = tuple(share_of(offer) for offer in members)
         return Commit(self.fragment, record.version, shares, dropped, record.digests, record.reason)
 
     def _all_hold(
@@ -96,18 +96,6 @@ def first_other(record: Commit, members: Sequence[Offer]) -> str:
                     f"{name} is {then} in the log of the tape, {now} now"
                 )
     return ""
-
-
-def _share(offer: Offer) -> Share:
-    return Share(
-        offer.member,
-        offer.seq,
-        offer.base,
-        offer.capture_step,
-        offer.tokens,
-        offer.steps,
-        offer.norm,
-    )
 
 
 @dataclass

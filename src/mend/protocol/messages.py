@@ -109,6 +109,19 @@ class Share(Word, frozen=True):
     norm: Norm = 0.0
 
 
+def share_of(offer: Offer) -> Share:
+    """What the log remembers of an offer that is merged."""
+    return Share(
+        offer.member,
+        offer.seq,
+        offer.base,
+        offer.capture_step,
+        offer.tokens,
+        offer.steps,
+        offer.norm,
+    )
+
+
 class Ended(Word, frozen=True):
     """An offer that will not be merged."""
 

@@ -18,7 +18,7 @@ from mend.protocol.messages import (
     Gather,
     Offer,
     Policy,
-    Share,
+    share_of,
 )
 from mend.protocol.quorum import hold, worthwhile
 from mend.protocol.schedule import gap_steps
@@ -297,18 +297,7 @@ class Round:
         return Commit(
             fragment=self.fragment,
             version=scene.version + 1,
-            members=tuple(
-                Share(
-                    offer.member,
-                    offer.seq,
-                    offer.base,
-                    offer.capture_step,
-                    offer.tokens,
-                    offer.steps,
-                    offer.norm,
-                )
-                for offer in self.members
-            ),
+            members=tuple(share_of(offer) for offer in self.members),
             dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(scene)),
             digests=digests,
             reason=self.closed_by,

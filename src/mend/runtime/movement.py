@@ -13,13 +13,12 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 import xxhash
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mend.errors import UsageError
-from mend.fragment.shards import local_of
+from mend.fragment.shards import bytes_held
 from mend.runtime.track import Track
 
 CANARIES_MAX = 8
@@ -150,12 +149,8 @@ class Movement:
 
     def _hashes(self) -> list[str]:
         """Of what this rank holds of every exchanged parameter."""
-        found = []
-        for reference in self._parameters:
-            if (parameter := reference()) is not None:
-                flat = local_of(parameter).cpu().contiguous().reshape(-1)
-                found.append(xxhash.xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data))
-        return found
+        parameters = (reference() for reference in self._parameters)
+        return [xxhash.xxh3_128_hexdigest(bytes_held(p)) for p in parameters if p is not None]
 
 
 class _LoadHook:

@@ -75,7 +75,7 @@ class Ended(msgspec.Struct, frozen=True):
 
     @property
     def good(self) -> bool:
-        return self.outcome in GOOD
+        return Outcome(self.outcome).good
 
     def __str__(self) -> str:
         told = Outcome(self.outcome, self.detail)

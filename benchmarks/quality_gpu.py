@@ -15,6 +15,10 @@ warm-up over a tenth of the steps, cosine to a tenth), so arms are compared in p
 The outer rule is mend's: fragments, schedule, delta from the rack's anchor, mean, Nesterov step,
 carry tau steps later. The CPU size is compared with mend.reference in tests/unit/test_quality_gpu.
 
+--inner muon: the matrices of the blocks step by Muon (Jordan 2024; Nesterov 0.95, five
+Newton-Schulz steps, scaled to AdamW's size as in Liu et al. 2025, arXiv 2502.16982), the rest by
+AdamW, at one rate.
+
 --warm W: the first W of the steps are data-parallel for all arms; then each goes its way.
 --minutes: a piece ends there, writes OUT.part beside OUT and exits with 75; the same command again
 goes on from it, to the same bits as one long run (tested on a CPU). A finished run is not made
@@ -52,6 +56,7 @@ from benchmarks.quality_gpu_model import (
     CLIP_NORM,
     SIZES,
     WEIGHT_DECAY,
+    Muon,
     Size,
     Texts,
     leaves_of,
@@ -82,10 +87,14 @@ class Plan:
     held_out: int
     """Batches of a look."""
     arms: tuple[str, ...]
+    inner: str = "adamw"
 
     @property
     def basis(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key not in ("seeds", "arms")}
+        kept = {key: value for key, value in asdict(self).items() if key not in ("seeds", "arms")}
+        if self.inner == "adamw":  # results from before there was another one compare
+            del kept["inner"]
+        return kept
 
 
 class Bench:
@@ -117,6 +126,7 @@ class Bench:
             for leaf, value in zip(self.leaves, self.values, strict=True)
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=True)
+        self.muon = Muon(self.leaves, self.values) if self.plan.inner == "muon" else None
 
     def view(self, value: Tensor) -> Tensor:
         """[arms, S, R, N]"""
@@ -134,6 +144,7 @@ class Bench:
         """The end of the warm start: its model and moments for all arms."""
         width = len(self.arms)
         old = [self.optimizer.state[value] for value in self.values]
+        moments = self.muon.momenta if self.muon else []
         firsts = [self.view(value.detach())[0, :, 0] for value in self.values]
         self._take(firsts, width)
         for value, state in zip(self.values, old, strict=True):
@@ -141,6 +152,8 @@ class Bench:
                 key: part if part.dim() == 0 else part.repeat(width, 1)
                 for key, part in state.items()
             }
+        if self.muon:
+            self.muon.momenta = [each.repeat(width, 1) for each in moments]
         self.wide = width
         self._part()
 
@@ -179,8 +192,11 @@ class Bench:
         scale_M1 = (CLIP_NORM / (norms.norm(dim=0) + 1e-6)).clamp(max=1.0)[:, None]
         for grad in grads:
             grad.mul_(scale_M1)
+        rate = learning_rate(self.step, self.plan.steps, self.plan.learning_rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.plan.steps, self.plan.learning_rate)
+            group["lr"] = rate
+        if self.muon:
+            self.muon.step(rate)
         self.optimizer.step()
 
     # ---- the held-out loss
@@ -218,6 +234,7 @@ class Bench:
                 "plan": asdict(self.plan), "text": self.texts.sha256, "step": self.step,
                 "wide": self.wide, "values": [value.detach() for value in self.values],
                 "optimizer": self.optimizer.state_dict(), "curve": self.curve,
+                "muon": self.muon.momenta if self.muon else [],
                 "outers": {number: outer.state() for number, outer in self.outers.items()},
             },
             fresh,
@@ -238,6 +255,8 @@ class Bench:
             for value, old in zip(self.values, kept["values"], strict=True):
                 value.copy_(old)
         self.optimizer.load_state_dict(kept["optimizer"])
+        if self.muon:
+            self.muon.momenta = kept["muon"]
         for number, state in kept["outers"].items():
             self.outers[number].load(state)
 
@@ -250,7 +269,7 @@ def main() -> None:
     plan = Plan(
         size=options.size, racks=options.racks, seeds=options.seeds, steps=options.steps,
         warm=options.warm, learning_rate=options.learning_rate, look=options.look or options.steps,
-        held_out=options.held_out, arms=tuple(options.arms.split(",")),
+        held_out=options.held_out, arms=tuple(options.arms.split(",")), inner=options.inner,
     )  # fmt: skip
     out: Path = options.out
     if out.exists():
@@ -285,6 +304,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1024, help="of each rack, warm ones included")
     parser.add_argument("--warm", type=int, default=0, help="data-parallel steps at the start")
     parser.add_argument("--arms", default=ARMS, help=f"default {ARMS}")
+    parser.add_argument("--inner", choices=("adamw", "muon"), default="adamw", help="optimizer")
     parser.add_argument("--learning-rate", type=float, default=7e-4, help="inner peak")
     parser.add_argument(
         "--look", type=int, default=0, help="steps between looks (default: the end)"

@@ -172,6 +172,47 @@ def losses(
     return each.view(M, -1).mean(1)
 
 
+# ------------------------------------------------------------------ Muon
+
+
+class Muon:
+    """The inner step of the matrices of all blocks. `momenta`: one [M, N] per leaf, float32."""
+
+    def __init__(self, leaves: Sequence[Leaf], values: Sequence[Tensor]) -> None:
+        self.leaves, self.values = leaves, values
+        self.momenta = [torch.zeros_like(value) for value in values]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Moves what is Muon's, and takes its gradient away, so that AdamW only decays it."""
+        for leaf, value, momentum_MN in zip(self.leaves, self.values, self.momenta, strict=True):
+            if not leaf.decays or value.grad is None:
+                continue
+            momentum_MN.mul_(0.95).add_(value.grad)
+            sizes = [slot.numel for slot in leaf.slots]
+            columns = [each.split(sizes, dim=1) for each in (value, value.grad, momentum_MN)]
+            for slot, weight, grad, momentum in zip(leaf.slots, *columns, strict=True):
+                if slot.name in ("bytes", "places", "head"):
+                    continue
+                moved = orthogonal((grad + 0.95 * momentum).unflatten(1, slot.shape))
+                weight.sub_(moved.flatten(1), alpha=rate * 0.2 * math.sqrt(max(slot.shape)))
+                grad.zero_()
+
+
+def orthogonal(x_MAB: Tensor) -> Tensor:
+    """Each matrix with its singular values near 1: five quintic Newton-Schulz steps."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = x_MAB.shape[1] > x_MAB.shape[2]
+    x = x_MAB.mT if tall else x_MAB
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    if x.is_cuda:
+        x = x.to(torch.bfloat16)
+    for _ in range(5):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if tall else x).float()
+
+
 # ------------------------------------------------------------------ text
 
 

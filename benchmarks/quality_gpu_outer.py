@@ -17,6 +17,7 @@ ramp=0       c > 0: the ramp is min(k / (k + c), .9) / .9 of the way, k rounds m
              one; 0: at its end from the first round
 weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans
 divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks
+rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Arm:
     ramp: float = 0.0
     weight: str = "tokens"
     divisor: str = "named"
+    rise: float = 0.0
 
     def __post_init__(self) -> None:
         wrong = {
@@ -58,6 +60,7 @@ class Arm:
             "ramp": self.ramp < 0,
             "weight": self.weight not in ("tokens", "period"),
             "divisor": self.divisor not in ("named", "live"),
+            "rise": self.rise < 0,
         }
         if bad := [key for key, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{', '.join(bad)} out of range in {self}")
@@ -68,10 +71,13 @@ class Arm:
 
     def outer(self, rounds: Fraction) -> tuple[float, float]:
         """(lr, mu) of a round before which `rounds` were merged."""
-        share = 1.0
-        if self.ramp:
-            share = min(float(rounds) / (float(rounds) + self.ramp), RAMP_END) / RAMP_END
+        share = _risen(rounds, self.ramp)
         return self.lr[0] + (self.lr[1] - self.lr[0]) * share, self.momentum * share
+
+
+def _risen(rounds: Fraction, ramp: float) -> float:
+    """How far a ramp is after so many rounds, 0 to 1."""
+    return min(float(rounds) / (float(rounds) + ramp), RAMP_END) / RAMP_END if ramp else 1.0
 
 
 def parsed(said: str) -> Arm:
@@ -100,6 +106,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ramp": ("ramp", float),
     "weight": ("weight", str),
     "divisor": ("divisor", str),
+    "rise": ("rise", float),
 }
 
 
@@ -138,7 +145,7 @@ class Outer:
         for fragment in range(len(self._fragments)):
             for racks in self._captured(fragment, step):
                 pending = self._capture(fragment, step, racks)
-                if not self.arm.overlap:
+                if pending.apply_at == step:
                     self._merge(pending)
 
     def _captured(self, fragment: int, step: int) -> list[list[int]]:
@@ -166,14 +173,16 @@ class Outer:
         ]
         for rack in racks:
             self._marks[fragment][rack] = step
-        pending = Pending(fragment, step + self.arm.overlap, racks, weights, own)
+        overlap = round(self.arm.overlap * _risen(self.rounds[fragment], self.arm.rise))
+        pending = Pending(fragment, step + overlap, racks, weights, own)
         self._pending.append(pending)
         return pending
 
     @torch.no_grad()
     def _merge(self, pending: Pending) -> None:
-        """b <- (1 - s (1 - mu)) b + s D;  A' = A - lr (s D + mu b), with s = 1 unless racks are
-        missing and the divisor counts them; theta <- theta + (A' - A) + own of those named."""
+        """b <- (1 - s (1 - mu)) b + s D;  A' = A - lr s (D + mu b), with s = 1 unless racks are
+        missing and the divisor counts them; theta <- theta + (A' - A) + own of those named. The
+        momentum's part has s, too: 1 / s such rounds are one round of all."""
         self._pending.remove(pending)
         fragment, total = pending.fragment, sum(pending.weights)
         live = self.arm.divisor == "live"
@@ -189,7 +198,7 @@ class Outer:
             step = delta = (delta * float(part)).float()
             if self.momenta:
                 self.momenta[leaf].mul_(1 - float(part) * (1 - mu)).add_(delta)
-                step = delta + self.momenta[leaf] * mu
+                step = delta + self.momenta[leaf] * (mu * float(part))
             old, theta = self.anchors[leaf], self._thetas[leaf]
             self.anchors[leaf] = old - step * lr
             theta += (self.anchors[leaf] - old)[:, None]

@@ -83,7 +83,7 @@ def table(reports: Sequence[Report]) -> list[str]:
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
     lines = [
-        f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps",
+        f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",
         "",
         "| arm | seeds | loss | above lr 1, % | above dp, % |",
         "|---|---|---|---|---|",
@@ -98,7 +98,7 @@ def table(reports: Sequence[Report]) -> list[str]:
     return [
         *lines,
         "",
-        f"Inner peak learning rate {plan['learning_rate']}; {', '.join(sorted(machines))}; text "
+        f"{', '.join(sorted(machines))}; text "
         f"`{reports[0]['text']['sha256'][:16]}`: MB by rack {size[:-1]}, held out {size[-1]}.",
         "",
         "```",
@@ -113,9 +113,16 @@ def _order(said: str) -> tuple[Any, ...]:
     return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, said)
 
 
+def _inner(plan: Mapping[str, Any]) -> str:
+    """The inner optimizer and its peak rate."""
+    name = {"adamw": "AdamW", "muon": "Muon"}[plan.get("inner", "adamw")]
+    return f"{name} {plan['learning_rate']}"
+
+
 def _place(plan: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Small models first; of one size few racks first, from scratch before warm."""
-    return (list(SIZES).index(plan["size"]), plan["racks"], plan["warm"], plan["steps"])
+    """Small models first; of one size few racks first, from scratch before warm, AdamW first."""
+    size = list(SIZES).index(plan["size"])
+    return (size, plan["racks"], plan["warm"], plan["steps"], _inner(plan))
 
 
 def page(reports: Sequence[Report]) -> str:

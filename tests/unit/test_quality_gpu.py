@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks import quality_gpu, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
-from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of
+from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of, orthogonal
 from benchmarks.quality_gpu_outer import Outer, Pending, parsed
 from mend.cli.text import Corpus
 from mend.reference import (
@@ -244,13 +244,13 @@ def test_missing_racks_shrink_the_step_and_the_forgetting() -> None:
     outer = Outer(parsed("turns:H=2:lr=1:mu=.5:divisor=live"), [theta_SRN], [[0]])
     theta_SRN[0, 0] -= 0.5
     outer.after(1)  # nobody is due: the only fragment is due at H
-    outer.after(2)  # rack 0: s D = .25, b = .25, step .25 + .5 * .25
-    assert outer.anchors[0].item() == pytest.approx(0.625)
-    assert theta_SRN.flatten().tolist() == pytest.approx([0.625, 0.625])
+    outer.after(2)  # rack 0: s D = .25, b = .25, step .25 + .5 * .5 * .25
+    assert outer.anchors[0].item() == pytest.approx(0.6875)
+    assert theta_SRN.flatten().tolist() == pytest.approx([0.6875, 0.6875])
     theta_SRN[0, 1] -= 0.1
-    outer.after(3)  # rack 1: s D = .05, b = .75 * .25 + .05 = .2375, step .05 + .5 * .2375
-    assert outer.anchors[0].item() == pytest.approx(0.625 - 0.16875)
-    assert theta_SRN.flatten().tolist() == pytest.approx([0.45625, 0.45625])
+    outer.after(3)  # rack 1: s D = .05, b = .75 * .25 + .05 = .2375, step .05 + .25 * .2375
+    assert outer.anchors[0].item() == pytest.approx(0.6875 - 0.109375)
+    assert theta_SRN.flatten().tolist() == pytest.approx([0.578125, 0.578125])
     assert outer.rounds == [Fraction(1)]
 
 
@@ -297,11 +297,11 @@ def test_a_warm_start_is_data_parallel_for_all() -> None:
     assert made.outers[1].rounds == [2, 2, 2, 1], "applied at 2, 6; 3, 7; 4, 8; 5 behind it"
 
 
-@pytest.mark.parametrize("cut", [3, 5, 8])
-def test_a_run_in_pieces_is_the_run_in_one(cut: int, tmp_path: Path) -> None:
-    arms = ("dp", "turns:H=4:tau=2:mu=.9:ramp=2:divisor=live", "straggler:H=2:tau=1:mu=.3")
-    whole = done(*arms, warm=5, look=4, steps=12)
-    first, second = (bench(*arms, warm=5, look=4, steps=12) for _ in range(2))
+@pytest.mark.parametrize(("cut", "inner"), [(3, "muon"), (5, "adamw"), (8, "muon")])
+def test_a_run_in_pieces_is_the_run_in_one(cut: int, inner: str, tmp_path: Path) -> None:
+    arms = ("dp", "turns:H=4:tau=2:mu=.9:ramp=2:divisor=live", "merge:H=4:tau=2:rise=2")
+    whole = done(*arms, warm=5, look=4, steps=12, inner=inner)
+    first, second = (bench(*arms, warm=5, look=4, steps=12, inner=inner) for _ in range(2))
     while first.step < cut:
         first.advance()
     first.save(tmp_path / "part")
@@ -313,6 +313,25 @@ def test_a_run_in_pieces_is_the_run_in_one(cut: int, tmp_path: Path) -> None:
     assert len(whole.curve) == 2
     for ours, theirs in zip(second.values, whole.values, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_muon_moves_every_direction_of_a_matrix_by_about_the_same() -> None:
+    chance = torch.Generator().manual_seed(3)
+    for shape in ((2, 24, 8), (2, 8, 24)):
+        moved = orthogonal(torch.randn(shape, generator=chance) ** 3)
+        singular = torch.linalg.svdvals(moved)
+        assert singular.min() > 0.6, shape
+        assert singular.max() < 1.3, shape
+
+
+def test_the_overlap_rises_with_the_rounds_that_were_merged() -> None:
+    theta = torch.zeros(1, 2, 6)
+    outer = Outer(parsed("merge:H=9:tau=8:rise=2"), [theta], [[0]])
+    due = []
+    for step in range(1, 60):
+        outer.after(step)
+        due += [(each.apply_at - step) for each in outer._pending if step % 9 == 0]
+    assert due == [3, 4, 5, 6, 6]  # 8 (k / (k + 2)) / .9 from k = 1; nothing waits at k = 0
 
 
 def test_a_piece_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Talks in lines of JSON. In: {"argv", "env", "log"}; argv is a module and its arg
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -64,15 +65,22 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _load() -> None:
-    """Import what takes seconds; torch's optimizers bring half of it with their first step."""
+    """Import what takes seconds; torch's optimizers bring half of it with their first step.
+
+    Nothing of it is rubbish. A child that does not know this looks through all of it for some when
+    it ends, and so copies it: a second of work.
+    """
     import torch
 
+    import mend.api
     import mend.cli.coordinate
     import mend.runtime.witness  # noqa: F401
 
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1).step()
+    gc.collect()
+    gc.freeze()
 
 
 def _reap(children: set[int]) -> None:

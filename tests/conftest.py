@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from mend.cli.ports import free_ports as picked
 from mend.config.sources import LAUNCH_PORTS
+from tests.process.racks import Nursery
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, print_blob=True
@@ -43,6 +44,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     if (worker := os.environ.get("PYTEST_XDIST_WORKER", "")).startswith("gw"):
         first = 20_000 + 2_000 * (int(worker[2:]) % 5)  # ports that no other worker picks
         monkeypatch.setenv(LAUNCH_PORTS, f"{first}-{first + 1_999}")
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """One for all tests of a worker."""
+    made = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""Fixtures of the process tests: one nursery for all, and jobs that are ended with their test."""
+"""Fixtures of the process tests: jobs that are ended with their test."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +14,6 @@ import mend
 from tests.process.racks import Job, Nursery
 
 Jobs = Callable[..., Job]
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -72,6 +66,12 @@ def alone(free_ports: Callable[[int], list[int]]) -> Iterator[Configure]:
 
     yield make
     assert mend_threads() == []
+
+
+@pytest.fixture
+def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher in this process has its racks forked."""
+    monkeypatch.setattr(sys, "executable", nursery.python)
 
 
 def mend_threads() -> list[str]:

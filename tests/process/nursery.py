@@ -1,32 +1,91 @@
 """A process with torch loaded that forks others on request, so that a rack starts in milliseconds.
 
 What it forks is an ordinary process with its own session, signals, environment and output file.
-Talks in lines of JSON. In: {"argv", "env", "log"}; argv is a module and its arguments. Out:
-{"pid"} as the answer, {"ended", "code"} whenever one ends. At the end of its input it kills all.
+Talks in lines of JSON. In: {"argv", "env", "log"}; argv is what follows `python`, a module or a
+script. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. At the end of its input it
+kills all.
+
+`python -m tests.process.nursery DESCRIPTOR` also listens at that socket, for `warm.py`, with which
+whoever starts `python` gets a fork instead: one connection for each, see `_answer`.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import gc
+import io
 import json
 import os
 import runpy
 import select
 import signal
+import socket
 import sys
+import types
+from pathlib import Path
 from typing import Any
 
 READ_BYTES = 1 << 16
+DESCRIPTORS = 3
+ASKS_S = 10.0
+"""A client that connects has asked within this; the machine may be slow."""
 
 
 def main() -> None:
-    request = _serve()
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:  # in the child, far from the loop: it ends like any other program
-        sys.argv = request["argv"]
-        runpy.run_module(request["argv"][0], run_name="__main__", alter_sys=True)
+        _run(request["argv"])
 
 
-def _serve() -> dict[str, Any] | None:
+def _run(argv: list[str]) -> None:
+    """As `python argv...` does."""
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv, path = argv, Path(argv[0])
+    script = types.ModuleType("__main__")
+    script.__dict__.update(__file__=argv[0], __builtins__=builtins)
+    sys.modules["__main__"] = script
+    exec(compile(path.read_bytes(), argv[0], "exec"), script.__dict__)
+
+
+class Forks:
+    """All that were forked and still run, and who has asked for them."""
+
+    def __init__(self) -> None:
+        self.running: set[int] = set()
+        self.asked: dict[int, socket.socket] = {}
+        """pid -> its connection, of those that came by the socket."""
+
+    def reap(self) -> None:
+        while self.running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self.running.discard(pid)
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self.asked:
+                with self.asked.pop(pid) as client, contextlib.suppress(OSError):
+                    client.sendall(b"%d\n" % code)
+            else:
+                print(json.dumps({"ended": pid, "code": code}), flush=True)
+
+    def gone(self, client: socket.socket) -> None:
+        """Whoever asked for it has ended, perhaps by SIGKILL, which it could not pass on."""
+        for pid in [pid for pid, each in self.asked.items() if each is client]:
+            del self.asked[pid]
+            os.kill(pid, signal.SIGKILL)
+        client.close()
+
+    def kill(self) -> None:
+        for pid in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _serve(door: socket.socket) -> dict[str, Any] | None:
     """Fork until the input ends; returns the request in a child, None in the nursery itself."""
     _load()
     threads = os.listdir("/proc/self/task")
@@ -36,52 +95,92 @@ def _serve() -> dict[str, Any] | None:
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
-    children: set[int] = set()
-    text = b""
+    forks, text = Forks(), b""
     while True:
-        ready, _, _ = select.select([0, woken], [], [])
+        clients = list(forks.asked.values())
+        ready, _, _ = select.select([0, woken, door, *clients], [], [])
         if woken in ready:
             os.read(woken, READ_BYTES)
-            _reap(children)
-        if 0 not in ready:
-            continue
-        chunk = os.read(0, READ_BYTES)
-        if not chunk:
-            break
-        *lines, text = (text + chunk).split(b"\n")
-        for line in lines:
-            request = json.loads(line)
+            forks.reap()
+        for client in clients:
+            if client in ready and client.fileno() >= 0:
+                forks.gone(client)
+        requests: list[tuple[dict[str, Any], socket.socket | None]] = []
+        if door in ready:
+            requests += _asked(door)
+        if 0 in ready:
+            chunk = os.read(0, READ_BYTES)
+            if not chunk:
+                break
+            *lines, text = (text + chunk).split(b"\n")
+            requests += [(json.loads(line), None) for line in lines]
+        for request, client in requests:
             pid = os.fork()
             if pid == 0:
-                _become(request, woken, wake)
-                return dict(request)
-            children.add(pid)
-            print(json.dumps({"pid": pid}), flush=True)
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+                _become(request, woken, wake, door.detach())
+                return request
+            _answer(forks, pid, request, client)
+    forks.kill()
     return None
 
 
-def _load() -> None:
-    """Import what takes seconds; torch's optimizers bring half of it with their first step."""
-    import torch
+def _asked(door: socket.socket) -> list[tuple[dict[str, Any], socket.socket | None]]:
+    """One request by the socket: three descriptors, then a line."""
+    client, _ = door.accept()
+    client.settimeout(ASKS_S)
+    _, descriptors, _, _ = socket.recv_fds(client, 1, DESCRIPTORS)
+    with client.makefile("rb") as line:
+        told = line.readline()
+    if len(descriptors) != DESCRIPTORS or not told.endswith(b"\n"):  # it was killed meanwhile
+        client.close()
+        return []
+    return [({**json.loads(told), "descriptors": descriptors}, client)]
 
+
+def _answer(forks: Forks, pid: int, request: dict[str, Any], client: socket.socket | None) -> None:
+    """Its process id now, its exit code when it ends."""
+    forks.running.add(pid)
+    if client is None:
+        print(json.dumps({"pid": pid}), flush=True)
+        return
+    forks.asked[pid] = client
+    for descriptor in request["descriptors"]:
+        os.close(descriptor)
+    with contextlib.suppress(OSError):
+        client.sendall(b"%d\n" % pid)
+
+
+def _load() -> None:
+    """Import what takes seconds; torch's optimizers bring half of it with their first step, and the
+    command line's arguments some with their first word.
+
+    Nothing of it is rubbish. A child that does not know this looks through all of it for some when
+    it ends, and so copies it: a second of work.
+    """
+    import torch
+    import torch.distributed.launcher.api
+
+    import mend.api
+    import mend.cli
     import mend.cli.coordinate
-    import mend.runtime.witness  # noqa: F401
+    import mend.cli.launch
+    import mend.runtime.witness
 
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1).step()
+    with contextlib.redirect_stdout(io.StringIO()):
+        mend.cli.app(["version"], standalone_mode=False)
+    gc.collect()
+    gc.freeze()
 
 
-def _reap(children: set[int]) -> None:
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        children.discard(pid)
-        print(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}), flush=True)
+def _python_path() -> list[str]:
+    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+
+
+OWN_PATHS = [each for each in sys.path if each not in (os.getcwd(), *_python_path())]
+"""Of the installation."""
 
 
 def _become(request: dict[str, Any], *inherited: int) -> None:
@@ -90,17 +189,32 @@ def _become(request: dict[str, Any], *inherited: int) -> None:
     # Python leaves Ctrl-C alone where a shell in the background has it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in request.get("ignored", ()):
+        signal.signal(number, signal.SIG_IGN)
     for descriptor in inherited:
         os.close(descriptor)
     os.setsid()
     os.environ.clear()
     os.environ.update(request["env"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for old, new in ((nothing, 0), (log, 1), (log, 2)):
+    if "descriptors" in request:
+        _stand_in(request)
+        given = request["descriptors"]
+    else:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        given = [nothing, log, log]
+    for new, old in enumerate(given):
         os.dup2(old, new)
-    os.close(nothing)
-    os.close(log)
+    for descriptor in set(given):
+        os.close(descriptor)
+
+
+def _stand_in(request: dict[str, Any]) -> None:
+    """For a `python` that somebody started elsewhere: with its folder, its paths, its name."""
+    os.chdir(request["folder"])
+    sys.executable, argv = request["executable"], request["argv"]
+    first = request["folder"] if argv[0] == "-m" else str(Path(argv[0]).resolve().parent)
+    sys.path[:] = [first, *_python_path(), *OWN_PATHS]
 
 
 if __name__ == "__main__":

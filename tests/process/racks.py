@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +24,9 @@ LIMIT_S = 60.0
 """Longer than anything here takes on a slow machine; reaching it is a failure."""
 
 READ_BYTES = 1 << 16
+WAITING_MAX = 64
+"""Processes that ask the nursery at once, while it loads torch."""
+
 POLL_S = 0.01
 
 
@@ -48,13 +53,28 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Nursery:
-    """This side of `tests.process.nursery`."""
+    """This side of `tests.process.nursery`. `folder` is short: a socket's path has a limit."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.process.nursery"], cwd=ROOT, env=environment(),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+    def __init__(self, folder: Path) -> None:
+        address, python = folder / "nursery", folder / "python"
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(address))
+            door.listen(WAITING_MAX)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.process.nursery", str(door.fileno())], cwd=ROOT,
+                env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                pass_fds=[door.fileno()],
+            )  # fmt: skip
+        warm = [sys.executable, "-IS", str(ROOT / "tests/process/warm.py"), sys.executable]
+        words = shlex.join([*warm, str(address), str(python)])
+        python.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        python.chmod(0o755)
+        torchrun = python.with_name("torchrun")
+        torchrun.write_text(f'#!/bin/sh\nexec {python} -m torch.distributed.run "$@"\n')
+        torchrun.chmod(0o755)
+        self.python = str(python)
+        """An interpreter that is forked instead of started, and so is what it starts. For whatever
+        is not about a process's own start."""
         self._born: list[int] = []
         self._text = b""
         self.codes: dict[int, int] = {}
@@ -63,7 +83,7 @@ class Nursery:
     def fork(self, argv: list[str], env: dict[str, str], log: Path) -> int:
         """Start `python -m argv...`; returns its process id."""
         assert self._process.stdin is not None
-        request = {"argv": argv, "env": env, "log": str(log)}
+        request = {"argv": ["-m", *argv], "env": env, "log": str(log)}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         until(self._has_forked, "the nursery forks")
@@ -171,9 +191,11 @@ class Siblings:
 class Torchrun:
     """A rack of several ranks, as users start it."""
 
-    def __init__(self, argv: list[str], ranks: int, env: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, nursery: Nursery, argv: list[str], ranks: int, env: dict[str, str], log: Path
+    ) -> None:
         self.log, self._token = log, os.urandom(8).hex()
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [nursery.python, "-m", "torch.distributed.run", "--standalone"]
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [*command, "--nproc-per-node", str(ranks), "-m", *argv], cwd=ROOT, stdout=out,
@@ -276,7 +298,7 @@ class Job:
         environ = {**self.environment(rack), **(env or {})}
         started: Forked | Siblings | Torchrun
         if self.ranks > 1 and self._torchrun:
-            started = Torchrun(argv, self.ranks, environ, log)
+            started = Torchrun(self._nursery, argv, self.ranks, environ, log)
         elif self.ranks > 1:
             meeting = self._meetings[rack]
             started = Siblings(self._nursery, argv, self.ranks, environ, log, meeting)

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from mend.cli import demo
@@ -30,6 +31,7 @@ def mend(*arguments: object) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_demos_tape_replays(tmp_path: Path) -> None:
     """The free run, where who is in a merge, and when it is applied, is as it happens to be."""
     recipe = demo.recipes(quick=True, steps=40, out=tmp_path)[FREE]

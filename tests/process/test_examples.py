@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from mend.cli.processes import TOKEN, orphans
-from tests.process.racks import LIMIT_S, ROOT, environment, until
+from tests.process.racks import LIMIT_S, ROOT, Nursery, environment, until
 
 EXAMPLES = ROOT / "examples"
 RESULT = re.compile(r"rack=(\d) step=(\d+) versions=([\d,]+) digest=([0-9a-f]{64}) \w+=([\d.]+)")
@@ -39,16 +39,16 @@ class End:
     loss: float
 
 
-def with_torchrun(**more: str) -> dict[str, str]:
+def with_torchrun(python: str = sys.executable, **more: str) -> dict[str, str]:
     """An environment in which the shell finds this Python's torchrun."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
     return environment(PATH=path, **more)
 
 
-def ends(*command: str, **more: str) -> list[End]:
+def ends(*command: str, python: str, **more: str) -> list[End]:
     """Run to the end, which must be a good one; what the racks said last, by rack."""
     done = subprocess.run(
-        command, cwd=ROOT, env=with_torchrun(**more), capture_output=True, text=True,
+        command, cwd=ROOT, env=with_torchrun(python, **more), capture_output=True, text=True,
         timeout=2 * LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,10 +61,10 @@ def ends(*command: str, **more: str) -> list[End]:
     return sorted(found, key=lambda end: end.rack)
 
 
-def launched(example: str, *arguments: str, ranks: int = 2) -> list[End]:
+def launched(python: str, example: str, *arguments: str, ranks: int = 2) -> list[End]:
     return ends(
-        sys.executable, "-m", "mend.cli", "launch", "--racks", "2", "--nproc-per-rack", str(ranks),
-        str(EXAMPLES / example), *arguments,
+        python, "-m", "mend.cli", "launch", "--racks", "2", "--nproc-per-rack", str(ranks),
+        str(EXAMPLES / example), *arguments, python=python,
     )  # fmt: skip
 
 
@@ -81,13 +81,14 @@ def agree(found: list[End], steps: int) -> None:
 
 
 def test_minimal() -> None:
-    found = launched("minimal.py", "--steps", "100", ranks=1)
+    """The one here that runs as it does for a user, with interpreters of its own."""
+    found = launched(sys.executable, "minimal.py", "--steps", "100", ranks=1)
     agree(found, 100)
     assert found[0].loss < 0.5, "the truth is half learnt"
 
 
-def test_ddp() -> None:
-    agree(launched("ddp.py", "--steps", "24"), 24)
+def test_ddp(nursery: Nursery) -> None:
+    agree(launched(nursery.python, "ddp.py", "--steps", "24"), 24)
 
 
 def loaded(example: str) -> ModuleType:
@@ -99,10 +100,11 @@ def loaded(example: str) -> ModuleType:
     return module
 
 
-def test_fsdp2_saves_a_model_that_one_process_can_load(tmp_path: Path) -> None:
+def test_fsdp2_saves_a_model_that_one_process_can_load(nursery: Nursery, tmp_path: Path) -> None:
     """Made of shards, evaluated between steps, merged: the file holds what the racks evaluated."""
     path = tmp_path / "merged.pt"
-    found = launched("fsdp2.py", "--steps", "24", "--evaluate-every", "7", "--save", str(path))
+    evaluated = ("--evaluate-every", "7", "--save", str(path))
+    found = launched(nursery.python, "fsdp2.py", "--steps", "24", *evaluated)
     agree(found, 24)
     module = loaded("fsdp2")
     model = module.ByteGPT()
@@ -112,12 +114,12 @@ def test_fsdp2_saves_a_model_that_one_process_can_load(tmp_path: Path) -> None:
     assert alone == pytest.approx(found[0].loss, abs=2e-4)
 
 
-def test_one_torchrun_over_both_racks(free_ports: FreePorts) -> None:
+def test_one_torchrun_over_both_racks(nursery: Nursery, free_ports: FreePorts) -> None:
     first, second = free_ports(2)
     peers = f"0=tcp://127.0.0.1:{first},1=tcp://127.0.0.1:{second}"
     found = ends(
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
-        str(EXAMPLES / "one_torchrun.py"), "--steps", "24",
+        nursery.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
+        str(EXAMPLES / "one_torchrun.py"), "--steps", "24", python=nursery.python,
         MEND_RANKS_PER_RACK="2", MEND_SIDEBAND_PEERS=peers,
     )  # fmt: skip
     agree(found, 24)
@@ -129,14 +131,15 @@ def ports_in_a_row(free_ports: FreePorts) -> str:
     return str(next(low for low, high in itertools.pairwise(found) if high == low + 1))
 
 
-def test_two_torchruns_and_nothing_else(free_ports: FreePorts) -> None:
+def test_two_torchruns_and_nothing_else(nursery: Nursery, free_ports: FreePorts) -> None:
     script, example = str(EXAMPLES / "two_racks.sh"), str(EXAMPLES / "ddp.py")
-    found = ends(script, example, "--steps", "24", PORT=ports_in_a_row(free_ports), NPROC="1")
-    agree(found, 24)
+    beside = {"PORT": ports_in_a_row(free_ports), "NPROC": "1"}
+    agree(ends(script, example, "--steps", "24", python=nursery.python, **beside), 24)
 
 
 def test_one_interrupt_ends_both_racks(free_ports: FreePorts) -> None:
-    """Like Ctrl-C, which reaches the script and not the torchruns in their groups."""
+    """Like Ctrl-C, which reaches the script and not the torchruns in their groups. All are started
+    as a user's are."""
     token = os.urandom(8).hex()
     more = {"PORT": ports_in_a_row(free_ports), "NPROC": "1", TOKEN: token}
     command = [str(EXAMPLES / "two_racks.sh"), str(EXAMPLES / "ddp.py"), "--steps", "1000000"]

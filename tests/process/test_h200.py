@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.racks import LIMIT_S, ROOT, environment
+from tests.process.racks import LIMIT_S, ROOT, Nursery, environment
 
 TINY = (
     *("--shape", "tiny", "--sequences", "2", "--positions", "16", "--fragments", "4"),
@@ -24,10 +24,10 @@ TINY = (
 
 
 def launched(
-    folder: Path, ranks: int, *more: str, script: str = "h200"
+    nursery: Nursery, folder: Path, ranks: int, *more: str, script: str = "h200"
 ) -> subprocess.CompletedProcess[str]:
     command = [
-        *(sys.executable, "-m", "mend.cli", "launch", "--no-witness", "--racks", "2"),
+        *(nursery.python, "-m", "mend.cli", "launch", "--no-witness", "--racks", "2"),
         *("--nproc-per-rack", str(ranks), f"benchmarks/{script}.py", "--out", str(folder)),
         *(*TINY, *more),
     ]
@@ -53,8 +53,8 @@ def table(folder: Path, *more: str) -> str:
     return done.stdout
 
 
-def test_two_racks_run_every_cell_from_the_same_start(tmp_path: Path) -> None:
-    launched(tmp_path, 1, "--delays", "0,30", "--recompute")
+def test_two_racks_run_every_cell_from_the_same_start(nursery: Nursery, tmp_path: Path) -> None:
+    launched(nursery, tmp_path, 1, "--delays", "0,30", "--recompute")
     both = [lines(tmp_path / f"rack{rack}-rank0.jsonl") for rack in range(2)]
     cells = [[line for line in one if line["kind"] == "cell"] for one in both]
     modes = [(line["mode"], line["delay_ms"]) for line in cells[0] if line["repeat"] == 0]
@@ -75,25 +75,29 @@ def test_two_racks_run_every_cell_from_the_same_start(tmp_path: Path) -> None:
     assert "| concurrent | 30 |" in said
 
 
-def test_racks_of_shards_do_the_same_with_two_ranks_each(tmp_path: Path) -> None:
-    launched(tmp_path, 2, "--parallel", "fsdp2", "--delays", "20", "--tau", "2")
+def test_racks_of_shards_do_the_same_with_two_ranks_each(nursery: Nursery, tmp_path: Path) -> None:
+    launched(nursery, tmp_path, 2, "--parallel", "fsdp2", "--delays", "20", "--tau", "2")
     assert len(list(tmp_path.glob("rack*-rank*.jsonl"))) == 4
     said = table(tmp_path)
     assert "2 racks x 2" in said
     assert "delay 20 ms: losses of blocking and concurrent equal" in said
 
 
-def test_torchft_runs_the_same_steps_where_it_is_installed(tmp_path: Path) -> None:
+def test_torchft_runs_the_same_steps_where_it_is_installed(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     pytest.importorskip("torchft")
-    launched(tmp_path, 1, script="torchft_cell")
+    launched(nursery, tmp_path, 1, script="torchft_cell")
     cells = [one for one in lines(tmp_path / "rack0-rank0.jsonl") if one["kind"] == "cell"]
     assert [one["mode"] for one in cells] == ["none", "torchft-blocking", "torchft-overlap"]
     assert all(one["bytes_sent"] > 0 for one in cells[1:])
     assert "| torchft-overlap | 0 |" in table(tmp_path)
 
 
-def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(tmp_path: Path) -> None:
-    launched(tmp_path, 1, "--delays", "0", "--budget-s", "0.1")
+def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    launched(nursery, tmp_path, 1, "--delays", "0", "--budget-s", "0.1")
     for rack in range(2):
         found = lines(tmp_path / f"rack{rack}-rank0.jsonl")
         assert [line["kind"] for line in found] == ["start", "end"]

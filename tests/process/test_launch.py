@@ -1,7 +1,8 @@
 """`mend launch` with real processes: racks are told who they are, and no process outlives it.
 
 Every process of a launch, the witness too, carries a token in its environment; "gone" means that no
-process of this machine carries it.
+process of this machine carries it. Where a test is about something else than how processes begin
+and are ended, they are forked (`nursery.python`): they carry no token, but end with one that does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pytest
 
 from mend.cli.launch import UNMERGED_EXIT, Job, launch
 from mend.cli.processes import TOKEN, orphans
+from tests.process.racks import Nursery
 
 LIMIT_S = 60.0
 
@@ -49,9 +51,9 @@ while True:
 class Launcher:
     """A running `mend launch` whose output is read until something has been said."""
 
-    def __init__(self, script: Path, *arguments: str) -> None:
+    def __init__(self, script: Path, *arguments: str, python: str = sys.executable) -> None:
         command = [
-            sys.executable,
+            python,
             "-m",
             "mend.cli",
             "launch",
@@ -62,6 +64,7 @@ class Launcher:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.said = ""
         self.token = ""
+        self.workers: list[int] = []
 
     def until(self, enough: Callable[[str], bool]) -> None:
         """Read until `enough(everything said)`."""
@@ -80,7 +83,9 @@ class Launcher:
         """Wait until both racks train: rack -> (worker, its torchrun)."""
         pattern = re.compile(r"up (\d) (\d+) (\d+)\n")
         self.until(lambda said: len(pattern.findall(said)) == 2)
-        return {int(r): (int(pid), int(parent)) for r, pid, parent in pattern.findall(self.said)}
+        found = {int(r): (int(pid), int(parent)) for r, pid, parent in pattern.findall(self.said)}
+        self.workers = [pid for pid, _ in found.values()]
+        return found
 
     def end(self) -> int:
         out, _ = self.process.communicate(timeout=LIMIT_S)
@@ -91,11 +96,19 @@ class Launcher:
         """Whether every process of the launch ends within the limit."""
         assert self.token
         limit = time.monotonic() + LIMIT_S
-        while left := orphans(self.token):
+        while left := orphans(self.token) + [p for p in self.workers if alive(p)]:
             if time.monotonic() > limit:
                 pytest.fail(f"still there: {left}")
             os.sched_yield()
         return True
+
+
+def alive(pid: int) -> bool:
+    """Not a zombie either, which waits for nothing but to be counted."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 Start = Callable[..., Launcher]
@@ -105,10 +118,10 @@ Start = Callable[..., Launcher]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Launcher] = []
 
-    def begin(text: str, *arguments: str) -> Launcher:
+    def begin(text: str, *arguments: str, **how: str) -> Launcher:
         script = tmp_path / "script.py"
         script.write_text(text)
-        started.append(Launcher(script, *arguments))
+        started.append(Launcher(script, *arguments, **how))
         return started[-1]
 
     yield begin
@@ -121,8 +134,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_racks_are_told_who_they_are_and_a_failing_one_is_reported_alone(start: Start) -> None:
-    launcher = start(TELL, "--fail", "--steps", "3")
+def test_racks_are_told_who_they_are_and_a_failing_one_is_reported_alone(
+    start: Start, nursery: Nursery
+) -> None:
+    launcher = start(TELL, "--fail", "--steps", "3", python=nursery.python)
     assert launcher.end() == 7  # of the worker; torchrun itself would answer 1
     assert "[rack 0] told 0 2 0 ['--fail', '--steps', '3']" in launcher.said
     assert "[rack 1] told 1 2 0 ['--fail', '--steps', '3']" in launcher.said
@@ -150,11 +165,13 @@ def test_a_dead_rack_takes_nobody_with_it(start: Start) -> None:
     assert launcher.gone()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "forked"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)]
+)
 def test_a_signal_reaches_all_racks_and_nothing_is_left(
-    start: Start, number: signal.Signals
+    start: Start, nursery: Nursery, number: signal.Signals, forked: bool
 ) -> None:
-    launcher = start(HANG, "--child")
+    launcher = start(HANG, "--child", python=nursery.python if forked else sys.executable)
     launcher.up()
     launcher.process.send_signal(number)
     assert launcher.end() == 128 + number
@@ -174,6 +191,7 @@ def test_a_second_signal_kills_what_ignores_the_first(start: Start) -> None:
     assert launcher.gone()
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_second_signal_counts_even_while_the_first_is_passed_on(tmp_path: Path) -> None:
     """It was swallowed: the count was read again after the racks had been told."""
     script = tmp_path / "script.py"
@@ -244,6 +262,7 @@ if ranks > 1:
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("ranks", "torchrun"), [(1, False), (2, True)], ids=["plain", "torchrun"])
 def test_a_rack_that_is_killed_is_started_again_and_joins(
     tmp_path: Path, ranks: int, torchrun: bool
@@ -285,6 +304,7 @@ while len((folder / "lives").read_text() if (folder / "lives").exists() else "")
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("code", "lives", "torchrun"),
     [(5, 3, False), (UNMERGED_EXIT, 1, False), (UNMERGED_EXIT, 1, True)],
@@ -308,6 +328,7 @@ def test_only_a_rack_that_failed_is_started_again(
     assert len(restarts) == lives - 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_job_that_cannot_begin_ends_at_once_with_the_reason(tmp_path: Path) -> None:
     """Rack 0 waited for `start_timeout_s` though the coordinator had refused rack 1."""
     script = tmp_path / "differs.py"
@@ -332,6 +353,7 @@ def test_a_job_that_cannot_begin_ends_at_once_with_the_reason(tmp_path: Path) ->
         assert re.search(r"\[rack 0\] .*waiting for=.*rack 1 was refused", told), told
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_rack_that_fails_in_a_running_job_ends_nobody_else(tmp_path: Path) -> None:
     script, said = tmp_path / "fails.py", list[str]()
     script.write_text(KILLED_ONCE.replace("os.kill(os.getpid(), signal.SIGKILL)", "os._exit(7)"))
@@ -363,6 +385,7 @@ if way != "forgets" or os.environ["MEND_RACK"] == "0":
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("way", "status", "outcome"),
     [("merges", 0, ""), ("unseen", 3, "uncounted"), ("forgets", 3, "aborted")],

@@ -38,7 +38,7 @@ class World:
         argv, log = ["tests.process.meshed", json.dumps(told)], self._folder / "log"
         environ = environment(**(env or {}))
         if torchrun:
-            self.started = Torchrun(argv, RANKS, environ, log)
+            self.started = Torchrun(self._nursery, argv, RANKS, environ, log)
         else:
             self.started = Siblings(self._nursery, argv, RANKS, environ, log, self._port)
         ended = self.started.wait()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import LIMIT_S, environment, until
+from tests.process.racks import LIMIT_S, Nursery, environment, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 
@@ -39,14 +39,14 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
     """`mend launch` of a script that talks; it goes on when the file `gate` is there."""
     (tmp_path / "talk.py").write_text(TALK)
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(*, lines: int = 3, code: int = 0, shell: str = "", **how: Any) -> Any:
         command = [
-            *(sys.executable, "-m", "mend.cli", "launch", "--no-witness"),
+            *(nursery.python, "-m", "mend.cli", "launch", "--no-witness"),
             *("--log-dir", str(tmp_path / "logs"), str(tmp_path / "talk.py")),
             *(str(lines), str(tmp_path), str(code)),
         ]

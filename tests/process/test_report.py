@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.racks import LIMIT_S, ROOT, environment
+from tests.process.racks import LIMIT_S, ROOT, Nursery, environment
 
 pytestmark = pytest.mark.process
 
@@ -39,20 +39,23 @@ with mend.session(model, config, optimizer) as runtime:
 """
 
 
-def mend(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def mend(
+    *arguments: str, python: str = sys.executable, **more: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mend.cli", *arguments], cwd=ROOT, env=environment(**more),
+        [python, "-m", "mend.cli", *arguments], cwd=ROOT, env=environment(**more),
         capture_output=True, text=True, timeout=2 * LIMIT_S, check=False,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job of two racks."""
     folder = tmp_path_factory.mktemp("job")
     script, events = folder / "train.py", folder / "events"
     script.write_text(SCRIPT)
-    done = mend("launch", "--racks", "2", str(script), MEND_DIAGNOSTICS_DIR=str(events))
+    launch = ("launch", "--racks", "2", str(script))
+    done = mend(*launch, python=nursery.python, MEND_DIAGNOSTICS_DIR=str(events))
     assert done.returncode == 0, done.stdout + done.stderr
     return events
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 
 from mend.cli.sweep import read as sweep_read
 from mend.errors import ConfigError
+from tests.process.racks import Nursery
 
 pytestmark = pytest.mark.process
 
@@ -27,8 +27,8 @@ LIMIT_S = 140.0
 
 
 @contextmanager
-def started(out: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "mend.cli", "bench", "delay-sweep", *SETTINGS]
+def started(python: str, out: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [python, "-m", "mend.cli", "bench", "delay-sweep", *SETTINGS]
     with subprocess.Popen(
         [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
@@ -46,9 +46,11 @@ def done(out: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_sweep_that_was_stopped_goes_on_and_ends_with_table_and_json(tmp_path: Path) -> None:
+def test_a_sweep_that_was_stopped_goes_on_and_ends_with_table_and_json(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    with started(out) as first:
+    with started(nursery.python, out) as first:
         while not done(out) and first.poll() is None:
             time.sleep(0.05)
         first.send_signal(signal.SIGINT)
@@ -58,7 +60,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_with_table_and_json(tmp_path:
     assert "the same command goes on behind the 1 cells" in " ".join(said.split())
     assert json.loads((out / "sweep.json").read_text())["cells_missing"] == 2
 
-    with started(out) as second:
+    with started(nursery.python, out) as second:
         said, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, said
     assert "1 cells are there" in " ".join(said.split())

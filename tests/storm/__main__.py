@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,11 +28,12 @@ def main() -> int:
     first, _, end = told.seeds.partition(":")
     seeds = range(int(first), int(end or int(first) + 1))
     kinds = {name: KINDS[name] for name in told.kinds.split(",") if name} or usual()
-    nursery = Nursery()
-    try:
-        failed = [seed for seed in seeds if not clean(seed, told.keep, kinds, nursery)]
-    finally:
-        nursery.close()
+    with tempfile.TemporaryDirectory() as folder:
+        nursery = Nursery(Path(folder))
+        try:
+            failed = [seed for seed in seeds if not clean(seed, told.keep, kinds, nursery)]
+        finally:
+            nursery.close()
     print(f"{len(seeds)} seeds, with findings: {failed or 'none'}")
     return 1 if failed else 0
 

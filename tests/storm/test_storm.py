@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from tests.process.racks import Nursery
 from tests.storm.storm import KINDS, Kind, Storm, drawn_shape, usual
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("seed", [0, 3])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._rows import ROWS
+from tests.process.racks import Nursery
 
 pytestmark = pytest.mark.process
 
@@ -45,10 +46,10 @@ def tried_elsewhere(name: str) -> bool:
     return name in ELSEWHERE or name.startswith(("h200", "quality"))
 
 
-def printed(name: str, *arguments: str) -> str:
+def printed(nursery: Nursery, name: str, *arguments: str) -> str:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        [nursery.python, "-m", f"benchmarks.{name}", *arguments],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, timeout=100,
         capture_output=True, check=False,
     )  # fmt: skip
@@ -63,8 +64,8 @@ def test_every_benchmark_is_tried_somewhere() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(TINY) - set(ELSEWHERE)))
-def test_it_prints_one_json_object_with_what_a_result_needs(name: str) -> None:
-    found = json.loads(printed(name, *TINY[name]))
+def test_it_prints_one_json_object_with_what_a_result_needs(name: str, nursery: Nursery) -> None:
+    found = json.loads(printed(nursery, name, *TINY[name]))
     assert found.keys() >= KEYS
     assert found["name"] == name
     assert isinstance(found["pass"], bool)
@@ -90,10 +91,10 @@ def test_help_teaches_how_to_read_the_figures(
     assert "--save" in said or name == "peers"
 
 
-def test_the_racks_of_a_benchmark_do_the_work_they_are_timed_for() -> None:
+def test_the_racks_of_a_benchmark_do_the_work_they_are_timed_for(nursery: Nursery) -> None:
     """A sync that skipped its parts would be the fastest of all: each of them took some time."""
-    found = json.loads(printed("outer_sync", "--numel", "300000", "--repeats", "2"))
+    found = json.loads(printed(nursery, "outer_sync", "--numel", "300000", "--repeats", "2"))
     parts = found["cpu_ms"]
     assert all(parts[name] > 0 for name in ("capture", "encode", "merge", "apply")), parts
-    stall = json.loads(printed("stall", *TINY["stall"]))
+    stall = json.loads(printed(nursery, "stall", *TINY["stall"]))
     assert stall["at_steps_ms"]["apply"]["max"] > stall["at_steps_ms"]["other"]["min"]

@@ -23,6 +23,7 @@ from benchmarks.quality_arms import ARMS, CORE, Arm, Cell, Curve, Inner, Outer, 
 from mend.cli.demo_model import Size, loss_of
 from mend.cli.text import Corpus
 from mend.errors import UsageError
+from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parent.parent.parent
 PLAN = Plan(
@@ -335,13 +336,14 @@ def test_a_plan_never_looks_between_two_merges() -> None:
 
 @pytest.mark.process
 def test_a_quick_table_with_mend_itself_and_again_from_what_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    nursery: Nursery,
+) -> None:  # fmt: skip
     pytest.importorskip("matplotlib")
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     words = ["--quick", "--into", str(tmp_path), "--seeds", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.quality", *words,
+        [nursery.python, "-m", "benchmarks.quality", *words,
          "--arms", "diloco,mend-concurrent,page-concurrent"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, timeout=110,
         capture_output=True, check=False,

@@ -1,0 +1,64 @@
+"""`python`, but warm: has a nursery fork what it is asked to run, and stands for that process.
+
+`python -IS warm.py PYTHON SOCKET NAME argv...`: NAME is what the fork takes for its interpreter, so
+that what it starts in turn is warm too. Its output is ours, signals are passed on, we end as it
+ends, and it ends with us. What would not load torch anyway is run by PYTHON itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+COLD = "tied.py"
+"""Binds itself to the process that starts it, so it must be its child."""
+
+PASSED_ON = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+
+
+def main() -> None:
+    python, address, name, *argv = sys.argv[1:]
+    words = argv[1:] if argv[:1] == ["-u"] else argv
+    if not words or words[0].endswith(COLD) or not (words[0] == "-m" or words[0].endswith(".py")):
+        os.execv(python, [python, *argv])
+    child, early = 0, list[int]()
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if not child:
+            early.append(number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+    for number in set(PASSED_ON) - set(ignored):
+        signal.signal(number, pass_on)
+    request = {
+        "argv": words, "env": dict(os.environ), "folder": os.getcwd(), "executable": name,
+        "ignored": ignored,
+    }  # fmt: skip
+    with socket.socket(socket.AF_UNIX) as nursery:
+        nursery.connect(address)
+        socket.send_fds(nursery, [b"\0"], [0, 1, 2])
+        nursery.sendall(json.dumps(request).encode() + b"\n")
+        with nursery.makefile("rb") as said:
+            child = int(said.readline())
+            for number in early:
+                pass_on(number, None)
+            code = int(said.readline())
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -304,6 +304,8 @@ class Runtime:
             outcome_detail=trainer.outcome.detail,
             rounds_by_racks=rounds_by_racks,
             rounds_recent=rounds_recent,
+            outer_rounds=board.outer_last[0],
+            outer_momentum=board.outer_last[1],
             log_lines_lost=rank.recorder.lines_lost,
         )
 

@@ -49,6 +49,10 @@ VARIANTS = {
     "radial, bfloat16, momentum": replace(
         PLAIN, radial=(0, 2, 3), payload=torch.bfloat16, outer_lr=0.7, momentum=0.3
     ),
+    "ramp": replace(PLAIN, momentum=0.6, ramp=3),
+    "ramp, overwrite, bfloat16": replace(
+        PLAIN, alignment="overwrite", payload=torch.bfloat16, outer_lr=0.7, momentum=0.9, ramp=1
+    ),
     "every step": replace(PLAIN, period=1, overlap=0),
     "more fragments than steps": replace(PLAIN, period=2, overlap=1),
 }
@@ -93,7 +97,8 @@ class Live:
         ]
         codec = CODECS["bfloat16" if settings.payload == torch.bfloat16 else "float32"]()
         rule = MERGES["rda" if settings.radial else "mean"]()
-        self.numerics = Numerics(codec, rule, Nesterov(settings.outer_lr, settings.momentum))
+        outer = Nesterov(settings.outer_lr, settings.momentum, settings.ramp)
+        self.numerics = Numerics(codec, rule, outer)
         names = [name for name, _ in exchanged_parameters(self.models[0])]
         self.tensors = [
             tensors_of(

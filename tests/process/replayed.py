@@ -22,6 +22,9 @@ from mend.reference import (
 from tests.process import train
 from tests.process.racks import Result
 
+RAMPS = {"scratch": 10, "warm": 5}
+"""Rounds of the momentum's ramp where no setting gives them."""
+
 
 def settings_of(model: str, config: dict[str, Any]) -> Settings:
     """The reference's names for mend's settings."""
@@ -37,6 +40,7 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
         alpha=config.get("blend_alpha", 0.5),
         outer_lr=config.get("outer_lr", 1.0),
         momentum=config.get("outer_optimizer_momentum", 0.0),
+        ramp=config.get("outer_momentum_ramp_rounds", RAMPS[config.get("outer_start", "scratch")]),
         payload=payload[config.get("payload_dtype", "float32")],
         radial=[i for name, i in index.items() if name not in config.get("merge_mean_names", ())]
         if config.get("merge") == "rda"

@@ -32,9 +32,12 @@ def accounts_close(result: Result) -> None:
     assert result.status["ledger"]["open"] == 0
 
 
+RAMPED = {"outer_optimizer_momentum": 0.5, "outer_momentum_ramp_rounds": 3}
+
+
 @pytest.mark.parametrize("payload", ["float32", "bfloat16"])
 def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
-    config = {**CONFIG, "payload_dtype": payload}
+    config = {**CONFIG, "payload_dtype": payload, **(RAMPED if payload == "bfloat16" else {})}
     slow = {"pace_ms": SLOW_MS, "steps": 70}
     results = jobs(witness=payload == "float32").run(
         steps=110, pace_ms=FAST_MS, keep_local=True, config=config, per={1: slow}

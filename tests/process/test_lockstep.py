@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mend.reference.radial import fp32
 from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import Result
@@ -50,6 +51,14 @@ def test_two_racks_end_with_the_bits_of_the_reference(results: list[Result]) -> 
         assert status["step"] == STEPS
         assert status["ledger"] == {"merged": status["tokens"], "open": 0, "discarded": 0}
         assert status["rounds_missed"] == {}
+
+    for commit in first.commits:
+        rounds = commit["version"] - 1
+        assert commit["rounds"] == rounds
+        assert commit["momentum"] == fp32(rounds / (rounds + 10)) < fp32(0.3)
+    newest = first.commits[-1]
+    said = (first.status["outer_rounds"], first.status["outer_momentum"])
+    assert said == (newest["rounds"], newest["momentum"]) != (0, 0)
 
     scheduled = in_lockstep(2, "plain", CONFIG, STEPS)
     for commit in first.commits:

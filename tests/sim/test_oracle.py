@@ -46,6 +46,7 @@ def settings_of(scenario: Scenario) -> reference.Settings:
         alignment=scenario.alignment,
         outer_lr=0.7 if scenario.momentum else 1.0,
         momentum=scenario.momentum,
+        ramp=scenario.ramp,
         payload=PAYLOADS[scenario.payload],
         radial=[p for p, (plain,) in enumerate(plain_fragments(scenario)) if not plain]
         if scenario.merge == "rda"

@@ -111,6 +111,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "payload": settings.payload_dtype,
         "merge": settings.merge,
         "momentum": settings.outer_optimizer_momentum,
+        "ramp": settings.ramp_rounds,
         "witness": bool(settings.witness_addr),
     }
 

@@ -21,8 +21,14 @@ PORT_FIRST = 21_900
 OVERLAP_STEPS_DEFAULT = 8
 """Or a quarter of the period, whichever is less."""
 
+RAMP_ROUNDS = {"scratch": 10, "warm": 5}
+"""outer_start -> rounds of the momentum's ramp; benchmarks/results/quality_gpu.md has the runs."""
+
 GAIN_MAX = 2.0
-"""Above this lr / (1 - momentum) the outer step overshoots."""
+"""Above this lr / (1 - momentum) the outer step overshoots, from random weights and unramped."""
+
+GAIN_RAMPED_MAX = 12.0
+"""Ramped or after a warm start, lr 1 with momentum .9 is the most that was measured."""
 
 FACTS = (
     "fragments",
@@ -33,6 +39,8 @@ FACTS = (
     "blend_alpha",
     "outer_lr",
     "outer_optimizer_momentum",
+    "outer_start",
+    "ramp_rounds",
     "merge",
     "merge_mean_names",
     "payload_dtype",
@@ -200,7 +208,19 @@ class MendConfig:
         1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
     )
     outer_optimizer_momentum: float = _knob(
-        0.0, k.MOMENTUM, "Nesterov momentum of the outer optimizer"
+        0.0, k.MOMENTUM, "Nesterov momentum of the outer optimizer, at the end of its ramp"
+    )
+    outer_momentum_ramp_rounds: int | None = _knob(
+        None,
+        k.either(k.whole(0, 1_000_000), "none", None),
+        "c: after k rounds of a fragment its momentum is k / (k + c), at most "
+        "outer_optimizer_momentum; 0: that from the first round; none: as outer_start says",
+    )
+    outer_start: Literal["scratch", "warm"] = _knob(
+        "scratch",
+        k.one_of("scratch", "warm"),
+        "where the racks begin: at random weights (the momentum's ramp has 10 rounds), or at "
+        "weights that were trained before (5)",
     )
     merge: Literal["mean", "rda"] = _knob(
         "mean",
@@ -319,6 +339,12 @@ class MendConfig:
         if self.overlap_steps is not None:
             return self.overlap_steps
         return min(OVERLAP_STEPS_DEFAULT, self.sync_period_steps // 4)
+
+    @property
+    def ramp_rounds(self) -> int:
+        """Of the outer momentum; 0: it does not rise."""
+        given = self.outer_momentum_ramp_rounds
+        return RAMP_ROUNDS[self.outer_start] if given is None else given
 
     @property
     def rack_number(self) -> int:
@@ -444,10 +470,23 @@ def _warn_pairs(c: MendConfig) -> None:
             f"{c.sync_period_steps}: late merges cost loss; take the least that hides the transfer"
         )
     gain = c.outer_lr / (1 - c.outer_optimizer_momentum)
-    if gain > GAIN_MAX:
+    steps = (
+        f"outer_lr={c.outer_lr} with outer_optimizer_momentum={c.outer_optimizer_momentum} "
+        f"makes outer steps of lr / (1 - momentum) = {gain:.3g}"
+    )
+    ramped = c.ramp_rounds > 0 and c.outer_optimizer_momentum > 0
+    if gain > GAIN_RAMPED_MAX:
+        _warn(f"{steps}: more than 10, of lr 1 and momentum 0.9, was never seen to help")
+    elif gain > GAIN_MAX and not ramped and c.outer_start == "scratch":
         _warn(
-            f"outer_lr={c.outer_lr} with outer_optimizer_momentum={c.outer_optimizer_momentum} "
-            f"makes outer steps of lr / (1 - momentum) = {gain:.3g}: aim at 1 to 1.5"
+            f"{steps} from the first round: from random weights that was worse than none in every "
+            "run. Leave outer_momentum_ramp_rounds out, or say outer_start='warm' where the racks "
+            "begin at trained weights"
+        )
+    if c.outer_momentum_ramp_rounds and not c.outer_optimizer_momentum:
+        _warn(
+            f"outer_momentum_ramp_rounds={c.outer_momentum_ramp_rounds} has no effect without "
+            "outer_optimizer_momentum"
         )
 
 

@@ -23,6 +23,7 @@ def rules_of(config: MendConfig) -> Rules:
         merge=config.merge,
         outer_lr=config.outer_lr,
         momentum=config.outer_optimizer_momentum,
+        momentum_ramp=config.ramp_rounds,
         spare=spare_vectors(config),
     )
 

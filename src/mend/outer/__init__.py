@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from mend.outer.base import OuterOptimizer
+from mend.outer.base import OuterOptimizer, Rates
 from mend.outer.nesterov import Nesterov
 
-OUTERS: dict[str, Callable[[float, float], OuterOptimizer]] = {"nesterov": Nesterov}
-"""name -> (lr, momentum) -> optimizer"""
+OUTERS: dict[str, Callable[..., OuterOptimizer]] = {"nesterov": Nesterov}
+"""name -> (lr, momentum, rounds of its ramp; 0: none) -> optimizer"""
 
-__all__ = ["OUTERS", "Nesterov", "OuterOptimizer"]
+__all__ = ["OUTERS", "Nesterov", "OuterOptimizer", "Rates"]

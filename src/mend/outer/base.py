@@ -3,9 +3,16 @@ roundings."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class Rates(NamedTuple):
+    """Of one round's step; both are fp32."""
+
+    lr: float
+    momentum: float
 
 
 class OuterOptimizer(Protocol):
@@ -15,6 +22,9 @@ class OuterOptimizer(Protocol):
     def has_state(self) -> bool:
         """Whether one fp32 momentum vector per anchor is kept."""
 
+    def rates(self, rounds: int) -> Rates:
+        """Of the step of a fragment that has merged `rounds` before."""
+
     def block(
         self,
         anchor_N: Tensor,
@@ -22,6 +32,7 @@ class OuterOptimizer(Protocol):
         delta_N: Tensor,
         anchor_out_N: Tensor,
         state_out_N: Tensor | None,
+        rates: Rates,
     ) -> None:
         """Write the next anchor (and state). Inputs are left as they are; delta_N may be used as
         scratch."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import struct
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from mend.errors import ConfigError
+from mend.outer.base import Rates
 
 
 def _fp32(value: float) -> float:
@@ -24,20 +26,27 @@ class Nesterov:
     """b <- mu b + Delta;  A' = A - lr (Delta + mu b).   Every product and every sum is rounded to
     fp32.
 
-    lr and mu are rounded to fp32 once, here. With mu = 0 no momentum is kept and A' = A - lr Delta.
-    Source: Decoupled DiLoCo (arXiv 2604.21428); lr 1, mu 0 is plain averaging of the racks.
+    With `ramp` = c > 0 the momentum rises with the rounds k that the fragment has merged before:
+    mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 none
+    is kept and A' = A - lr Delta.
+    Source: Decoupled DiLoCo (arXiv 2604.21428); lr 1, mu 0 is plain averaging of the racks. The
+    ramp: docs/quality.md.
     """
 
     name = "nesterov"
 
-    def __init__(self, lr: float, momentum: float) -> None:
+    def __init__(self, lr: float, momentum: float, ramp: int = 0) -> None:
         if not (math.isfinite(lr) and 0 < lr <= 100):
             raise ConfigError("outer_lr", lr, "must be in (0, 100]", "1.0 averages the racks.")
         if not 0 <= momentum < 1:
             raise ConfigError(
                 "outer_momentum", momentum, "must be in [0, 1)", "0.0 keeps no momentum."
             )
-        self.lr, self.momentum = _fp32(lr), _fp32(momentum)
+        if ramp < 0:
+            raise ConfigError(
+                "outer_momentum_ramp_rounds", ramp, "must be at least 0", "0 ramps nothing."
+            )
+        self.lr, self.momentum, self.ramp = _fp32(lr), _fp32(momentum), ramp
         if self.momentum >= 1 or self.lr == 0:
             raise ConfigError(
                 "outer_lr/outer_momentum",
@@ -50,6 +59,13 @@ class Nesterov:
     def has_state(self) -> bool:
         return self.momentum != 0
 
+    def rates(self, rounds: int) -> Rates:
+        assert rounds >= 0, f"{rounds=}"
+        if not self.ramp:
+            return Rates(self.lr, self.momentum)
+        risen = _fp32(float(Fraction(rounds, rounds + self.ramp)))
+        return Rates(self.lr, min(risen, self.momentum))
+
     def block(
         self,
         anchor_N: Tensor,
@@ -57,15 +73,16 @@ class Nesterov:
         delta_N: Tensor,
         anchor_out_N: Tensor,
         state_out_N: Tensor | None,
+        rates: Rates,
     ) -> None:
         """`delta_N` is used up. The outputs must not overlap the inputs."""
         if state_N is not None and state_out_N is not None:
-            torch.mul(state_N, self.momentum, out=state_out_N)
+            torch.mul(state_N, rates.momentum, out=state_out_N)
             state_out_N.add_(delta_N)
-            torch.mul(state_out_N, self.momentum, out=anchor_out_N)  # the output serves as scratch
+            torch.mul(state_out_N, rates.momentum, out=anchor_out_N)  # the output serves as scratch
             delta_N.add_(anchor_out_N)
         else:
             assert not self.has_state, "momentum needs a state vector"
-        if self.lr != 1:  # a product with 1 changes no bit
-            delta_N.mul_(self.lr)
+        if rates.lr != 1:  # a product with 1 changes no bit
+            delta_N.mul_(rates.lr)
         torch.sub(anchor_N, delta_N, out=anchor_out_N)

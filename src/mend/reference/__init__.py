@@ -37,6 +37,7 @@ class Settings:
     alpha: float = 0.5  # blend only: the part of the rack's own deviation that it keeps
     outer_lr: float = 1.0
     momentum: float = 0.0
+    ramp: int = 0  # c > 0: after k rounds the momentum is k / (k + c), at most `momentum`
     payload: torch.dtype = torch.float32  # or torch.bfloat16
     token_weighted: bool = True
     radial: Collection[int] = ()  # parameters merged by length and direction; the rest by the mean
@@ -152,7 +153,9 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def outer_step(anchor: Anchor, delta: Tensor, settings: Settings) -> Anchor:
     """b <- mu b + Delta;  A' = A - lr (Delta + mu b): fp32, every product and every sum rounded."""
-    lr, mu = fp32(settings.outer_lr), fp32(settings.momentum)
+    lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.version
+    if settings.ramp:
+        mu = min(fp32(Fraction(k, k + settings.ramp)), mu)
     if anchor.state is None:
         return Anchor(anchor.version + 1, anchor.values - delta * lr, None)
     momentum = anchor.state * mu + delta

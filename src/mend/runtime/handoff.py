@@ -63,6 +63,7 @@ class Looked:
     commits: int
     members_last: tuple[int, ...]
     reason_last: str
+    outer_last: tuple[float, float]
     live: tuple[int, ...]
     why: tuple[str, ...]
     error: str
@@ -81,6 +82,8 @@ class Board:
         self.commits = 0
         self.members_last: tuple[int, ...] = ()
         self.reason_last = ""
+        self.outer_last = (0.0, 0.0)
+        """Of the newest round: how many its fragment had merged before, its momentum."""
         self.turnout = Turnout()
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
@@ -105,7 +108,8 @@ class Board:
         with self.changed:
             self.panels[fragment].anchors.pop(version, None)
 
-    def told(self, record: Record) -> None:
+    def told(self, record: Record, outer: tuple[float, float] = (0.0, 0.0)) -> None:
+        """`outer`: of a commit, see `outer_last`."""
         with self.changed:
             if isinstance(record, Commit):
                 panel = self.panels[record.fragment]
@@ -114,7 +118,7 @@ class Board:
                 panel.digests[record.version] = record.digests
                 self.commits += 1
                 self.members_last = tuple(share.member.rack for share in record.members)
-                self.reason_last = record.reason
+                self.reason_last, self.outer_last = record.reason, outer
                 self.turnout.add(self.members_last, set(self.live) & set(self.seats))
                 self.tokens_merged += sum(share.tokens for share in record.members)
             elif isinstance(record, Genesis):
@@ -206,6 +210,7 @@ class Board:
                 self.commits,
                 self.members_last,
                 self.reason_last,
+                self.outer_last,
                 self.live,
                 self.why,
                 str(self.failure or "") or self.last_error,

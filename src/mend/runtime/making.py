@@ -28,6 +28,7 @@ class Rules:
     merge: str
     outer_lr: float
     momentum: float
+    momentum_ramp: int
     spare: int
 
 
@@ -36,7 +37,7 @@ def live_rank(
 ) -> LiveRank:
     """`place`: (number, count) of this process among those on this machine. With a model on a GPU
     memory is locked, and workers stay on the cores near it. Raises what a LiveRank raises."""
-    outer = OUTERS["nesterov"](rules.outer_lr, rules.momentum)
+    outer = OUTERS["nesterov"](rules.outer_lr, rules.momentum, rules.momentum_ramp)
     codec, merge = CODECS[rules.codec](), MERGES[rules.merge]()
     device = device_of(p for _, p in exchanged_parameters(model, frozen=settings.frozen))
     pin, cores = None, None

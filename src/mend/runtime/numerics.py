@@ -331,6 +331,7 @@ class Numerics:
     ) -> None:
         numel, size = anchor.numel, block or block_numel()
         old_state, has_state = anchor.state, self.outer.has_state
+        rates = self.outer.rates(anchor.version)  # every version before it was a round
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
         scratch = (
             [torch.empty_like(delta_n) for _ in payloads]
@@ -347,7 +348,7 @@ class Numerics:
             values = data[start:stop]
             state = data[numel + start : numel + stop] if has_state else None
             before = old_state[start:stop] if old_state is not None else None
-            self.outer.block(anchor.data[start:stop], before, merged, values, state)
+            self.outer.block(anchor.data[start:stop], before, merged, values, state, rates)
             # Whatever is not finite in a payload is not finite here, as NaN and Inf survive every
             # product and sum: one look at the result is one at all that went into it.
             if not _sound(values):

@@ -218,9 +218,13 @@ class Rank:
             case ev.Publish(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.Told(record):
-                self.board.told(record)
                 if isinstance(record, Commit):
+                    rounds = record.version - 1
+                    outer = (rounds, self.numerics.outer.rates(rounds).momentum)
+                    self.board.told(record, outer)
                     self._note_commit(record)
+                else:
+                    self.board.told(record)
             case ev.Restored(snapshot):
                 self.edge.note("snapshot", {"record": snapshot.index})
                 self.board.restore(snapshot)
@@ -247,7 +251,9 @@ class Rank:
 
     def _note_commit(self, commit: Commit) -> None:
         _, live = self.board.turnout.recent[-1]
-        self.edge.note("commit", _commit_fields(commit, live))
+        rounds, momentum = self.board.outer_last
+        about = {"rounds": rounds, "momentum": momentum}
+        self.edge.note("commit", _commit_fields(commit, live) | about)
         warning = self.board.turnout.warning()
         if warning and self.me.rank == 0:
             self.edge.note("rounds-short", {"of_the_last": warning, "remedy": REMEDY})

@@ -65,5 +65,10 @@ class Status:
     rounds_recent: tuple[tuple[int, int], ...] = ()
     """(racks merged, racks that lived, 0 if that is not known) of the newest rounds, oldest first;
     at most 20."""
+    outer_rounds: float = 0.0
+    """Rounds that the fragment of the newest commit had merged before it: what its momentum's ramp
+    goes by."""
+    outer_momentum: float = 0.0
+    """Of the newest commit's outer step."""
     log_lines_lost: int = 0
     """Lines of the log that nobody took: its pipe was full, or closed."""

@@ -126,6 +126,7 @@ def _workload(seed: int, rng: random.Random) -> Scenario:
         alignment=rng.choice(ALIGNMENTS),
         payload=rng.choice(("float32", "float32", "bfloat16")),
         momentum=rng.choice((0.0, 0.0, 0.5)),
+        ramp=(0, 1, 3)[seed % 3],
         max_age=rng.choice((0, 1, 2, 2)),
         delay_ns=rng.choice((1, 5, 40)) * MS,
         jitter_ns=0 if calm_net else rng.choice((0, 2, 60)) * MS,

@@ -228,9 +228,9 @@ class WatchedBoard(Board):
         super().__init__(fragments)
         self._process, self._agreement = process, agreement
 
-    def told(self, record: Record) -> None:
+    def told(self, record: Record, outer: tuple[float, float] = (0.0, 0.0)) -> None:
         self._agreement.told(self._process, record)
-        super().told(record)
+        super().told(record, outer)
 
     def restore(self, snapshot: Snapshot) -> None:
         self._agreement.restored(self._process, snapshot)

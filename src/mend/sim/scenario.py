@@ -63,6 +63,8 @@ class Scenario:
     alignment: Alignment = "carry"
     payload: str = "float32"
     momentum: float = 0.0
+    ramp: int = 0
+    """Rounds of the momentum's ramp; 0: none."""
     max_age: int = 2
     delay_ns: int = 5 * MS
     jitter_ns: int = 0

@@ -317,7 +317,9 @@ class World(Writer):
 
     def _numerics(self, rack: int = -1) -> Numerics:
         scenario = self.scenario
-        outer = OUTERS["nesterov"](0.7 if scenario.momentum else 1.0, scenario.momentum)
+        outer = OUTERS["nesterov"](
+            0.7 if scenario.momentum else 1.0, scenario.momentum, scenario.ramp
+        )
         rules = CODECS[scenario.payload](), MERGES[scenario.merge](), outer
         return Spoiler(partial(self.broken.spoils, rack), *rules)
 

@@ -69,7 +69,8 @@ class RunFolder:
             reason = "all-in" if number % 3 else "grace-over, without rack 1"
             digests = [f"{number:02x}" * 32]
             about = {"fragment": 0, "version": number, "digests": digests, "reason": reason}
-            self.says(rack, "commit", at_ns, members=kept, live=2, **about)
+            ramp = {"rounds": number - 1, "momentum": (number - 1) / (number + 9)}
+            self.says(rack, "commit", at_ns, members=kept, live=2, **about, **ramp)
 
     def write(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,7 @@ def test_it_says_what_the_run_came_to(page: str) -> None:
     assert "Work merged at least 66.7%" in said
     assert "None: no warning, no fault." in said
     assert "grace-over, without rack 1" in said
+    assert "Outer momentum 0.52 after 11 rounds" in said
     for title in ("Loss against tokens", "Loss against time", "Throughput", "Stall", "Traffic",
                   "Why rounds closed", "Participation"):  # fmt: skip
         assert title in said, title

@@ -26,7 +26,7 @@ def test_three_steps_are_the_formula_in_numpy(numel: int, lr: float, momentum: f
         D = delta.numpy().copy()
         next_anchor, next_state = torch.empty(numel), None if state is None else torch.empty(numel)
         held = anchor.clone()
-        outer.block(anchor, state, delta, next_anchor, next_state)
+        outer.block(anchor, state, delta, next_anchor, next_state, outer.rates(step))
         assert torch.equal(anchor, held), "an anchor is never written to"
         anchor, state = next_anchor, next_state
         if momentum:
@@ -42,8 +42,33 @@ def test_three_steps_are_the_formula_in_numpy(numel: int, lr: float, momentum: f
 def test_without_momentum_there_is_no_state() -> None:
     assert not Nesterov(1.0, 0.0).has_state
     assert Nesterov(1.0, 0.5).has_state
+    outer, one = Nesterov(1.0, 0.5), torch.ones(1)
     with pytest.raises(AssertionError, match="state"):
-        Nesterov(1.0, 0.5).block(torch.ones(1), None, torch.ones(1), torch.ones(1), None)
+        outer.block(one, None, torch.ones(1), torch.ones(1), None, outer.rates(0))
+
+
+def test_the_momentum_rises_with_the_rounds_up_to_its_limit() -> None:
+    """k / (k + 10), at most .9: with fp32 numbers, so that every machine multiplies alike."""
+    outer = Nesterov(1.0, 0.9, 10)
+    found = [outer.rates(rounds) for rounds in (0, 1, 5, 10, 89, 90, 10**9)]
+    assert [rates.lr for rates in found] == [1.0] * 7
+    risen = [0, 1 / 11, 1 / 3, 1 / 2, 89 / 99, 0.9, 0.9]
+    assert [rates.momentum for rates in found] == [float(np.float32(mu)) for mu in risen]
+    assert found[4].momentum < float(np.float32(0.9)) == found[5].momentum
+
+
+def test_without_a_ramp_the_momentum_is_whole_from_the_first_round() -> None:
+    assert {Nesterov(0.7, 0.5).rates(rounds) for rounds in (0, 1, 1000)} == {
+        (float(np.float32(0.7)), 0.5)
+    }
+
+
+def test_the_first_round_of_a_ramp_is_a_plain_step_and_is_remembered() -> None:
+    outer, delta = Nesterov(1.0, 0.9, 4), noise(5, 3)
+    anchor, state = torch.empty(5), torch.empty(5)
+    outer.block(torch.zeros(5), torch.full((5,), 7.0), delta.clone(), anchor, state, outer.rates(0))
+    assert torch.equal(anchor, -delta)
+    assert torch.equal(state, delta)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +88,8 @@ def test_without_momentum_there_is_no_state() -> None:
 def test_a_step_that_cannot_work_cannot_be_built(lr: float, momentum: float) -> None:
     with pytest.raises(ConfigError):
         OUTERS["nesterov"](lr, momentum)
+
+
+def test_a_ramp_of_less_than_no_rounds_cannot_be_built() -> None:
+    with pytest.raises(ConfigError, match="outer_momentum_ramp_rounds"):
+        OUTERS["nesterov"](1.0, 0.5, -1)

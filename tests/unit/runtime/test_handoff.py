@@ -58,10 +58,11 @@ def test_records_are_shown_as_they_are_decided() -> None:
     assert board.seats == (0, 1, 2)
     assert board.digest(1, 0) == (digest(1),)
     merged = commit(1, [offer(0, fragment=1, tokens=7), offer(2, fragment=1, tokens=5)], fragment=1)
-    board.told(merged)
+    board.told(merged, (3.0, 0.25))
     assert board.panels[1].commits == {1: merged}
     assert [panel.decided for panel in board.panels] == [0, 1]
     assert board.digest(1, 1) == merged.digests
+    assert board.look().outer_last == (3.0, 0.25)
     assert (board.commits, board.members_last, board.tokens_merged) == (1, (0, 2), 12)
     assert board.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
     board.told(Drop(0, (), "nothing to show"))

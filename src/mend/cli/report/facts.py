@@ -66,6 +66,8 @@ class Commit(msgspec.Struct, gc=False):
     reason: str
     live: Whole = 0
     """Racks that lived; 0: written by an older version."""
+    rounds: float = 0.0
+    momentum: float = 0.0
 
 
 class Captured(msgspec.Struct, gc=False):
@@ -153,6 +155,8 @@ class RunFacts:
     differences: list[str] = field(default_factory=list)
     newest: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     """(fragment, version, when it was decided) of the last rounds."""
+    outer: tuple[float, float] = (0.0, 0.0)
+    """Of the last round: how many its fragment had merged before, its outer momentum."""
     earlier_jobs: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -346,6 +350,7 @@ class Gathering:
         facts.rounds += 1
         facts.fragments.add(commit.fragment)
         facts.newest.append((commit.fragment, commit.version, time_ns))
+        facts.outer = (commit.rounds, commit.momentum)
         reason = clean(commit.reason)
         full = len(facts.reasons) >= REASONS_MAX and reason not in facts.reasons
         facts.reasons["other" if full else reason] += 1

@@ -153,6 +153,11 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str
     ]
     if not facts.rounds:
         found = found[: 2 if facts.exchange else 1]
+    rounds, momentum = facts.outer
+    if momentum:
+        found.append(
+            ("Outer momentum", f"{momentum:.2f}", f"after {rounds:g} rounds, of the last one")
+        )
     if loss is not None:
         found.insert(0, ("Loss", f"{loss:.4f}", "as recorded, mean of the last tenth"))
     return found

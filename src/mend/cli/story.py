@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mend.protocol import events as ev
@@ -25,7 +25,6 @@ from mend.protocol.messages import (
     Report,
     Roster,
 )
-from mend.protocol.schedule import Schedule
 from mend.protocol.tape import Entry, Gap, Header
 
 Made = tuple[int, int]
@@ -267,18 +266,21 @@ class _OfLearner:
         self._story, self._me = story, (header.rack, header.rank)
         self._bytes = header.payload_bytes
         self._stepped_ns: int | None = None
+        self._step = 0
+        """The newest that the tape tells, which ended at `_stepped_ns`."""
         self._pulling: dict[tuple[int, int, int], int] = {}
         self._pulled: dict[tuple[int, int, int], Span] = {}
         self._merging: dict[Made, int] = {}
         self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
-        self._schedule = _schedule(header.config)
+        self._steps: dict[tuple[int, int], int] = {}
+        """Of the same captures."""
         self._behind: list[RankFacts] = []
-        """What was applied after the newest step."""
+        """What was applied after the newest step, or captured there and merged."""
 
     def end(self) -> None:
-        """The tape is at its end: what was applied last may be of who left, long after its step."""
+        """The tape is at its end: what came last may be of who left, long after its step."""
         for mine in self._behind:
-            mine.in_mend_ns = None
+            mine.in_mend_ns = mine.stepped_ns = None
 
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
@@ -293,12 +295,13 @@ class _OfLearner:
         match entry.event:
             case ev.Heard(_, _, RankOrders() as orders):
                 _records(self._story, orders.prev, orders.records, at_ns)
-            case ev.Progress():
-                self._stepped_ns = at_ns
+            case ev.Progress(step):
+                self._step, self._stepped_ns = step, at_ns
                 self._behind.clear()
             case ev.Captured(fragment, seq, step=step):
-                due = self._schedule is not None and fragment in self._schedule.captures(step)
-                self._captured[(fragment, seq)] = (self._stepped_ns if due else None, at_ns)
+                told = self._stepped_ns if step == self._step else None
+                self._captured[(fragment, seq)] = (told, at_ns)
+                self._steps[(fragment, seq)] = step
             case ev.Encoded(fragment, seq):
                 if (fragment, seq) in self._captured:
                     self._captured[(fragment, seq)] += (at_ns,)
@@ -335,14 +338,7 @@ class _OfLearner:
                     mine.pulled_bytes += self._bytes[commit.fragment]
             if rack == self._me[0]:
                 times = self._captured.pop((commit.fragment, share.seq), ())
+                if self._steps.pop((commit.fragment, share.seq), -1) == self._step:
+                    self._behind.append(mine)
                 known = (*times, None, None, None)
                 mine.stepped_ns, mine.captured_ns, mine.encoded_ns = known[:3]
-
-
-def _schedule(config: Mapping[str, object]) -> Schedule | None:
-    """What was due when; None: the tape does not say."""
-    names = ("fragments", "sync_period_steps", "overlap_steps")
-    fragments, period, overlap = (config.get(name) for name in names)
-    if not (isinstance(fragments, int) and isinstance(period, int) and isinstance(overlap, int)):
-        return None
-    return Schedule(fragments, period, overlap) if fragments > 0 and 0 <= overlap < period else None

@@ -1,7 +1,13 @@
-"""protocol: which fragment is due after which step. Every rank knows it from its configuration."""
+"""protocol: which fragment is due after which step: for every rank of a rack the same.
+
+`Schedule` is the grid of lockstep, known from the configuration alone. A rack that captures with
+the others (docs/protocol.md, Capturing together) leaves it; its `Calendar` counts from what it has
+captured.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -16,6 +22,8 @@ class Schedule:
     fragments: int
     period_steps: int
     overlap_steps: int
+    polls: int = 0
+    """Steps between two looks for rounds that other racks have opened; 0: never, as in lockstep."""
     _due: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -30,6 +38,10 @@ class Schedule:
     def offset(self, fragment: int) -> int:
         """o_p: the first step after which the fragment is captured."""
         return (fragment + 1) * self.period_steps // self.fragments
+
+    def first(self, fragment: int) -> int:
+        """The first step after which the fragment is captured, counted from 1."""
+        return self.offset(fragment) or self.period_steps
 
     def captures(self, step: int) -> tuple[int, ...]:
         """Fragments captured after this step, ascending."""
@@ -60,3 +72,81 @@ class Schedule:
 def gap_steps(fragments: int, period_steps: int) -> int:
     """Steps between two rounds when P fragments share a period; at least 1."""
     return max(1, period_steps // fragments)
+
+
+POLLS_PER_GAP = 4
+"""How often a rack looks for open rounds between two of its own captures, at least."""
+
+POLLS_PER_OVERLAP = 4
+"""And within tau: what a rack hears of late is missing when the opener needs it."""
+
+
+def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
+    """Steps between two polls of a rack that is not in lockstep; at least 1."""
+    often = period_steps // (POLLS_PER_GAP * fragments)
+    if overlap_steps > 0:
+        often = min(often, overlap_steps // POLLS_PER_OVERLAP)
+    return max(1, often)
+
+
+NEVER_CAPTURED = -1
+
+
+@dataclass
+class Calendar:
+    """When one rack captures, applies and looks for open rounds, after steps of its own.
+
+    A fragment is due first as the schedule says, then H steps after its mark: the step of its last
+    capture point. Points come sooner where the rack joins a round that another has opened; without
+    that they are the schedule's.
+    """
+
+    schedule: Schedule
+    marks: list[int] = field(init=False)
+    versions: list[int] = field(init=False)
+    """Of each fragment: what the rack trained on at its mark."""
+    next_step: int = field(init=False)
+    """Nothing happens before; the training loop asks every time."""
+
+    def __post_init__(self) -> None:
+        count = self.schedule.fragments
+        self.marks, self.versions = [0] * count, [NEVER_CAPTURED] * count
+        self.past(0)
+
+    def due(self, fragment: int) -> int:
+        """The step of the next capture, if no round is joined before."""
+        mark = self.marks[fragment]
+        return mark + self.schedule.period_steps if mark else self.schedule.first(fragment)
+
+    def captures(self, step: int) -> tuple[int, ...]:
+        """Fragments to be captured after this step, ascending."""
+        return tuple(p for p in range(len(self.marks)) if self.due(p) == step)
+
+    def end(self, fragment: int) -> int:
+        """The step at which the overlap of the last capture ends."""
+        return self.marks[fragment] + self.schedule.overlap_steps
+
+    def ends(self, step: int) -> tuple[int, ...]:
+        """Fragments whose own overlap ends at this step, ascending."""
+        return tuple(p for p, mark in enumerate(self.marks) if mark and self.end(p) == step)
+
+    def is_poll(self, step: int) -> bool:
+        return self.schedule.polls > 0 and step % self.schedule.polls == 0
+
+    def mark(self, fragment: int, step: int, version: int) -> None:
+        """A capture point has passed, at which the rack trained on `version`."""
+        self.marks[fragment], self.versions[fragment] = step, version
+
+    def joins(self, opened: Iterable[int]) -> list[int]:
+        """Fragments with an open round of a version (`opened`, one per fragment) in which the rack
+        has passed no capture point, longest waiting first."""
+        found = [p for p, version in enumerate(opened) if version > self.versions[p]]
+        return sorted(found, key=lambda p: (self.marks[p], p))
+
+    def past(self, step: int) -> None:
+        """All of this step is done: look for the next one."""
+        nexts = [self.due(p) for p in range(len(self.marks))]
+        nexts += [self.end(p) for p, mark in enumerate(self.marks) if mark and self.end(p) > step]
+        if polls := self.schedule.polls:
+            nexts.append(step - step % polls + polls)
+        self.next_step = min(nexts)

@@ -39,6 +39,7 @@ class CountedSteps:
         self._model = weakref.ref(model)
         self._names = {name for name, _ in named}
         self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
+        self._trainer.before_capture = self.refuse_newcomers
         self._tokens: int | None = None
         self.borrowed = False
         """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
@@ -116,8 +117,6 @@ class CountedSteps:
             )
         self.movement.stepped()
         if trainer.stepped(1 if tokens is None else tokens):
-            if self._rank.schedule.captures(trainer.step):
-                self.refuse_newcomers()
             self._rank.live(trainer.work())
             self.movement.wrote()
         if self._async_tp.asked:

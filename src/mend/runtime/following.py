@@ -9,7 +9,7 @@ from typing import Any
 
 from mend.errors import GaveUp, ReplayDiffers, TapeError
 from mend.protocol.events import Discarded, Event, Leaving
-from mend.protocol.script import APPLIED, CAPTURED, DISCARDED, Act, Script, act_of, decode_script
+from mend.protocol.script import APPLIED, DISCARDED, Act, Script, act_of, decode_script
 from mend.runtime.beside import Beside
 from mend.runtime.comparing import START, TRAINING, Comparer, Finding, Report
 from mend.runtime.handoff import Board
@@ -114,41 +114,45 @@ class Follower(Trainer):
 
     # -------------------------------------------------------------- a step
 
+    def stepped(self, tokens: int) -> bool:
+        """Whether the tape has anything for this step; no schedule and no open round is looked
+        at."""
+        super().stepped(tokens)
+        due = self._next
+        return due.step <= self.step if due is not None else not self._ends or self._merged()
+
+    def _merged(self) -> bool:
+        return all(track.offer is None for track in self.tracks)
+
     def work(self) -> Doing:
         due = self._next
-        if due is not None and due.step < self.step:
+        if (due is None and self._ends) or (due is not None and due.step < self.step):
+            # Behind its last act a rack has trained only if it could not leave in order: else it
+            # captured what it had trained.
             raise self._differs("it has gone on", due)
-        yield from super().work()
+        self._measure()
+        yield from self._follow()
+        self._stand()
+        self._marked_ns = self._now_ns()
         yield from self._stop_if_over()
 
     def _prefetch(self, beside: Beside) -> None:
         """What is newest is not what will be applied."""
         self.board.fresh = False
 
-    def _await_results(self, fragments: tuple[int, ...]) -> Doing:
-        yield from ()
-
-    def _apply_point(self, ends: tuple[int, ...]) -> Doing:
-        yield from self._follow()
-
-    def _capture(self, fragment: int) -> None:
-        """Not while the tape has another capture of this step first. At its last step a rack may
-        have passed over a fragment whose offer was still open, and captured it when it left, behind
-        applies of that same step; here those have been followed by now."""
-        act, free = self._next, self.tracks[fragment].offer is None
-        if free and act is not None and act.step == self.step and act.fragment != fragment:
-            return
-        super()._capture(fragment)
-
     def _follow(self) -> Doing:
-        """Apply and discard what the tape has next for this step."""
+        """Apply, discard and capture what the tape has for this step, in its order."""
         while (act := self._next) is not None and act.step == self.step:
+            place = self._place
             if act.kind == APPLIED:
                 yield from self._follow_apply(act)
             elif act.kind == DISCARDED:
                 yield from self._follow_discard(act)
             else:
-                return
+                self.before_capture()
+                self._capture(act.fragment)
+            if self._place == place:
+                raise self._differs("it cannot do that", act)
 
     def _follow_apply(self, act: Act) -> Doing:
         anchors = self.board.panels[act.fragment].anchors
@@ -190,14 +194,9 @@ class Follower(Trainer):
         yield from self._stop_if_over()
 
     def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
-        while (act := self._next) is not None:
-            place = self._place
-            yield from self._follow()
-            tail = self._next
-            if tail is not None and tail.kind == CAPTURED and tail.step == self.step:
-                self._capture(tail.fragment)
-            if self._place == place:
-                raise self._differs("it leaves the job", act)
+        yield from self._follow()
+        if (act := self._next) is not None:
+            raise self._differs("it leaves the job", act)
         yield from self._stop_if_over()
         yield from self._finish()
         if not keep_local:

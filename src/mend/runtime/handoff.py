@@ -8,7 +8,7 @@ discarded offers; the training thread reads them at apply points. The other way 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mend.errors import MendError
@@ -89,6 +89,8 @@ class Board:
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()
         self.settled: tuple[int, ...] = ()
+        self.opened: Mapping[int, int] = {}
+        """fragment -> version of which a round is open: offers arrive, members are not fixed."""
         self.seats: tuple[int, ...] = ()
         self.founders: frozenset[Member] = frozenset()
         """Who began together, on version 0."""
@@ -163,10 +165,17 @@ class Board:
         with self.changed:
             return dict(sorted(self.turnout.by_racks.items())), tuple(self.turnout.recent)
 
-    def heard(self, live: tuple[int, ...], why: tuple[str, ...], settled: tuple[int, ...]) -> None:
-        """What the coordinator said last: who is live, why rounds wait, what all of them hold."""
+    def heard(
+        self,
+        live: tuple[int, ...],
+        why: tuple[str, ...],
+        settled: tuple[int, ...],
+        opened: Mapping[int, int] | None = None,
+    ) -> None:
+        """What the coordinator said last: who is live, why rounds wait, what all of them hold,
+        which rounds are open."""
         with self.changed:
-            self.live, self.why = live, why
+            self.live, self.why, self.opened = live, why, opened or {}
             if settled != self.settled:
                 self.settled = settled
                 self.changed.notify_all()

@@ -133,7 +133,7 @@ class Rank:
         """A message for this process, from whoever."""
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
-            self.board.heard(body.live, body.why, body.settled)
+            self.board.heard(body.live, body.why, body.settled, _opened_in(body))
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It looks here for the coordinator, so its addresses number the racks otherwise.
             at = body.seat.address
@@ -367,6 +367,16 @@ class Rank:
 
     def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
         return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
+
+
+def _opened_in(orders: RankOrders) -> dict[int, int]:
+    """fragment -> version that a rack with an open offer trained on when it passed a capture point,
+    unless the members of that round are fixed."""
+    found: dict[int, int] = {}
+    for offer in orders.offers:
+        found[offer.fragment] = max(offer.applied, found.get(offer.fragment, 0))
+    gathers = {(gather.fragment, gather.version - 1) for gather in orders.gathers}
+    return {p: version for p, version in found.items() if (p, version) not in gathers}
 
 
 def _error(kind: str, detail: str) -> MendError:

@@ -5,8 +5,9 @@ they wait for, so that the simulator can drive them under its own clock: `Wait` 
 board, `AgreeMin` for the rack's one tiny collective, `Share` for the slices of the rack's other
 ranks. In a rack of one rank the last two are answered without anybody.
 
-Order inside one step: applies that are due, then captures, fragments ascending (overlap 0: capture,
-then apply).
+Order inside one step: applies that are due, then captures, fragments ascending, then at a poll
+point at most one capture of a fragment of which another rack has opened a round (overlap 0:
+capture, then apply).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.view import Pieces, portions
 from mend.protocol.events import Applied, Captured, Discarded, Event, Progress, StillOpen
-from mend.protocol.schedule import Schedule
+from mend.protocol.schedule import Calendar, Schedule
 from mend.runtime.beside import Beside
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
@@ -68,6 +69,9 @@ class Rounds:
     ) -> None:
         self.member, self.schedule, self.options = member, schedule, options
         self.tracks, self.board = tracks, board
+        self.calendar = Calendar(schedule)
+        self.before_capture: Callable[[], None] = lambda: None
+        """Called in a step that captures something, before it does; may raise."""
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._buffers, self._crew = numerics.buffers, numerics.crew
         self.outcome = Outcome("running")
@@ -96,7 +100,7 @@ class Rounds:
         self.standing = (self.step, self.tokens, self._marks)
         if self.beside is not None and self.board.fresh:
             self._prefetch(self.beside)
-        return self.schedule.busy(self.step)
+        return self.step >= self.calendar.next_step
 
     def _prefetch(self, beside: Beside) -> None:
         """Start bringing what was decided meanwhile to the device."""
@@ -111,24 +115,62 @@ class Rounds:
 
     def work(self) -> Doing:
         """Everything that is due after the current step."""
-        step, tau = self.step, self.schedule.overlap_steps
-        self._measure()
-        captures = self.schedule.captures(step)
+        step, calendar = self.step, self.calendar
+        captures, begun_ns = calendar.captures(step), self._now_ns()
+        if captures or calendar.ends(step):
+            self._measure()
+        yield from self._points(captures, calendar.is_poll(step))
+        calendar.past(step)
+        if self._marked_step == step:
+            self._stand()
+            self._marked_ns = self._now_ns()
+        else:  # a poll without news is no reason to tell the step; what it took is not training
+            self._marked_ns += self._now_ns() - begun_ns
+
+    def _points(self, captures: tuple[int, ...], polls: bool) -> Doing:
+        """The apply, capture and poll points that fall on this step, in their order."""
+        tau, opened = self.schedule.overlap_steps, list[int]()
+        if captures:
+            self.before_capture()
         if tau == 0:
             for fragment in captures:
-                self._capture(fragment)
-        ends = self.schedule.ends(step)
-        if ends or (captures and tau > 0 and not self.options.lockstep):
+                self._reach(fragment)
+        ends = self.calendar.ends(self.step)
+        if ends or polls or (captures and tau > 0 and not self.options.lockstep):
             # Before a capture, too: the offer of a slow rack would be too old when it comes, had it
             # not caught up with what the fast ones merged since its last overlap ended.
-            yield from self._apply_point(ends)
+            opened = yield from self._apply_point(ends, polls)
         if tau > 0:
             for fragment in captures:
-                self._capture(fragment)
-            if captures and not self.options.overlapped:
-                yield from self._await_results(captures)
-        self._stand()
-        self._marked_ns = self._now_ns()
+                self._reach(fragment)
+        joined = self._join(opened)
+        if tau > 0 and not self.options.overlapped and (captures or joined):
+            yield from self._await_results((*captures, *joined))
+        elif tau == 0 and joined:
+            yield from self._apply_point(joined, False)
+
+    def _reach(self, fragment: int) -> None:
+        """A capture point, whether or not there is something to capture."""
+        self._capture(fragment)
+        self.calendar.mark(fragment, self.step, self.tracks[fragment].anchor.version)
+
+    def _join(self, opened: list[int]) -> tuple[int, ...]:
+        """At a poll point: capture one of the fragments of which a round is open, so that the
+        offers of all racks are of one moment. One that is open already counts in its place."""
+        joined: tuple[int, ...] = ()
+        for fragment in self.calendar.joins(opened):
+            track = self.tracks[fragment]
+            if opened[fragment] != track.anchor.version:
+                continue
+            if track.offer is not None:
+                self._reach(fragment)
+            elif not joined and self.step > track.steps_mark:
+                self.before_capture()
+                if self._marked_step < self.step:
+                    self._measure()
+                self._reach(fragment)
+                joined = (fragment,)
+        return joined
 
     def _stand(self) -> None:
         """Let any thread see where this rank stands now."""
@@ -222,21 +264,29 @@ class Rounds:
 
     # -------------------------------------------------------------- apply
 
-    def _apply_point(self, ends: tuple[int, ...]) -> Doing:
-        """The ranks agree by one MIN on what is decided, and all apply the same or nothing."""
+    def _apply_point(self, ends: tuple[int, ...], polls: bool) -> Generator[Any, Any, list[int]]:
+        """The ranks agree by one MIN on what is decided, and all apply the same or nothing. Of a
+        poll point: returns per fragment the version of which all of them know an open round, or
+        -1."""
         yield from self._await_results(ends)
-        tau = self.schedule.overlap_steps
-        newest_capture = self.step if tau == 0 else self.step - 1
-        eligible = [
-            p
-            for p in range(len(self.tracks))
-            if self.step >= self.schedule.last_capture(p, newest_capture) + tau
-        ]
-        yield from self._agree_and_apply(eligible)
+        tau, count = self.schedule.overlap_steps, len(self.tracks)
+        eligible = [p for p in range(count) if self.step >= self.calendar.end(p)]
+        flags = self._opened() if polls else []
+        agreed = yield from self._agree_and_apply(eligible, [*flags, *(-v for v in flags)])
         for fragment in ends:
             offer = self.tracks[fragment].offer
             if offer is not None and offer.capture_step == self.step - tau:
                 self.ledger.miss("result not there at the apply point")
+        least, greatest = agreed[: len(flags)], agreed[len(flags) :]
+        return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
+
+    def _opened(self) -> list[int]:
+        """Per fragment the version of which a round is open, as far as this rank has heard; else
+        -1."""
+        board = self.board
+        with board.changed:
+            known = [board.opened.get(p, -1) for p in range(len(self.tracks))]
+            return [v if v == board.panels[p].decided else -1 for p, v in enumerate(known)]
 
     def _await_results(self, fragments: tuple[int, ...]) -> Doing:
         """Wait for the outcome of open offers, within the stall budget of this outage."""

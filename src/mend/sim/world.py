@@ -28,7 +28,7 @@ from mend.protocol.coordinator import CoordinatorOptions
 from mend.protocol.leader import LeaderOptions
 from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
 from mend.protocol.messages import Hello, Policy, Seat
-from mend.protocol.schedule import Schedule
+from mend.protocol.schedule import Schedule, poll_steps
 from mend.protocol.shelf import LearnerOptions
 from mend.runtime.numerics import Numerics
 from mend.runtime.rank import Rank, Roles
@@ -190,7 +190,8 @@ class World(Writer):
         collective = Collective(scenario.ranks)
         parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
         genesis = [[track.anchor for track in tracks] for _, tracks in parts]
-        schedule = Schedule(len(parts[0][1]), scenario.period_steps, scenario.overlap_steps)
+        when = (len(parts[0][1]), scenario.period_steps, scenario.overlap_steps)
+        schedule = Schedule(*when, 0 if scenario.lockstep else poll_steps(*when))
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend.protocol.schedule import Schedule
+from mend.protocol.schedule import Calendar, Schedule, poll_steps
 
 
 @st.composite
@@ -59,6 +59,53 @@ def test_last_capture_is_the_newest_due_step(schedule: Schedule, step: int) -> N
         offset, period = schedule.offset(fragment), schedule.period_steps
         due = [s for s in range(offset, step + 1) if (s - offset) % period == 0]
         assert schedule.last_capture(fragment, step) == max(due, default=0)
+
+
+@given(schedules())
+def test_a_rack_that_joins_no_round_keeps_the_schedule(schedule: Schedule) -> None:
+    calendar, tau = Calendar(schedule), schedule.overlap_steps
+    for step in range(1, 60):
+        captures = calendar.captures(step)
+        assert captures == schedule.captures(step)
+        ends = set(calendar.ends(step)) | (set(captures) if tau == 0 else set())
+        assert step <= tau or ends == set(schedule.ends(step)), "nothing is captured after step 0"
+        assert step >= calendar.next_step or not (captures or ends)
+        for fragment in captures:
+            calendar.mark(fragment, step, step)
+        calendar.past(step)
+
+
+def test_a_mark_moves_what_follows_it() -> None:
+    calendar = Calendar(Schedule(2, 8, 2, 3))
+    calendar.mark(1, 5, 0)
+    calendar.past(5)
+    assert [calendar.due(0), calendar.due(1), calendar.end(1)] == [4, 13, 7]
+    assert calendar.ends(7) == (1,)
+    assert [calendar.is_poll(step) for step in (5, 6, 7)] == [False, True, False]
+    assert calendar.joins([-1, 0]) == []
+    assert calendar.joins([0, 1]) == [0, 1], "the one that was never captured first"
+
+
+def test_the_next_step_is_that_of_a_capture_an_apply_or_a_poll() -> None:
+    calendar = Calendar(Schedule(1, 8, 2, 5))
+    assert calendar.next_step == 5
+    calendar.past(5)
+    assert calendar.next_step == 8
+    calendar.mark(0, 6, 0)
+    calendar.past(6)
+    assert calendar.next_step == 8
+    calendar.past(8)
+    assert calendar.next_step == 10
+
+
+@pytest.mark.parametrize(
+    ("fragments", "period", "tau", "steps"),
+    [(4, 128, 8, 2), (4, 128, 40, 8), (1, 64, 0, 16), (4, 8, 2, 1), (15, 2, 1, 1)],
+)
+def test_polls_are_four_times_a_gap_and_an_overlap(
+    fragments: int, period: int, tau: int, steps: int
+) -> None:
+    assert poll_steps(fragments, period, tau) == steps
 
 
 @pytest.mark.parametrize(

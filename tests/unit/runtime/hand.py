@@ -42,7 +42,8 @@ class Hand:
 
     def __init__(
         self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, period: int = 4,
-        overlap: int = 2, payload: str = "float32", side: Side | None = None, **options: Any,
+        overlap: int = 2, polls: int = 0, payload: str = "float32", side: Side | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.ranks, self.now_ns = ranks, 5 * SECOND
         self.numerics = Numerics(CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0))
@@ -69,7 +70,7 @@ class Hand:
             tracks.append(Track(view, held, anchor))
         self.trainer = Trainer(
             MINE,
-            Schedule(fragments, period, overlap),
+            Schedule(fragments, period, overlap, polls),
             StepOptions(ranks=ranks, **{**fields, **options}),
             tracks,
             self.board,
@@ -146,6 +147,10 @@ class Hand:
     @property
     def agreements(self) -> list[list[int]]:
         return [request.values for request in self.asked if isinstance(request, AgreeMin)]
+
+    def opened(self, *versions: int) -> None:
+        """Of each fragment that of an open round, or -1."""
+        self.board.heard((0, 1), (), (0,) * len(versions), dict(enumerate(versions)))
 
     # -------------------------------------------------------------- the log
 

@@ -88,11 +88,26 @@ def test_other_tokens_are_told_where_they_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_script_that_trains_longer_is_told(tmp_path: Path) -> None:
-    hand = Following(tmp_path, script_of(CAPTURE, Act("applied", 7, 0, 1)))
-    hand.decide(0.5)
-    with pytest.raises(ReplayDiffers, match="after step 8: it has gone on; next on its tape is"):
-        hand.step(10)
-    assert hand.posted(Captured) == [Captured(0, 1, 0, 4, 40, 4)]
+    tail = (Act("applied", 6, 0, 1), Act("captured", 7, 0, 2, 1, 30, 3), Act("applied", 7, 0, 2))
+    hand = Following(tmp_path, script_of(CAPTURE, *tail))
+    hand.step(4)
+    hand.decide(0.5, names=True)
+    hand.step(2)
+    hand.during = lambda: hand.decide(0.75, names=True)
+    hand.step()
+    with pytest.raises(ReplayDiffers, match=r"after step 8: it has gone on; .* nothing more"):
+        hand.step()
+    assert [e.step for e in hand.posted(Captured)] == [4, 7]
+
+
+def test_a_capture_is_followed_off_the_schedule(tmp_path: Path) -> None:
+    """Another rack had opened a round; in the replay nobody does, and it is captured there."""
+    hand = Following(tmp_path, script_of(Act("captured", 3, 0, 1, 0, 30, 3), APPLY))
+    for to in (0.25, 0.5):
+        hand.decide(to)
+    hand.step(10)
+    assert hand.posted(Captured) == [Captured(0, 1, 0, 3, 30, 3)]
+    assert hand.posted(Applied) == [Applied(0, 2, 0, 10)]
 
 
 def test_a_discard_waits_until_the_rack_knows(tmp_path: Path) -> None:
@@ -137,7 +152,7 @@ def test_what_was_passed_over_at_the_last_step_is_captured_when_the_tape_says(
     tmp_path: Path,
 ) -> None:
     """Fragment 1 is due after step 8, where its offer was still open; the drain applied both, and
-    then captured both. The replay applied both first, and captured fragment 1 before fragment 0."""
+    then captured both."""
     tape = (
         Act("captured", 2, 0, 1, 0, 20, 2), Act("applied", 3, 0, 1),
         Act("captured", 4, 1, 1, 0, 40, 4), Act("captured", 6, 0, 2, 1, 40, 4),

@@ -131,6 +131,7 @@ def test_a_wait_that_ends_says_whether_it_was_worth_it() -> None:
 
 def test_what_the_coordinator_said_last_is_shown() -> None:
     board = Board(1)
-    board.heard((0, 1), ("fragment 0: waiting for rack 1",), (3,))
+    board.heard((0, 1), ("fragment 0: waiting for rack 1",), (3,), {0: 3})
+    assert board.opened == {0: 3}
     board.heard((0,), (), (3,))
-    assert (board.live, board.why, board.settled) == ((0,), (), (3,))
+    assert (board.live, board.why, board.settled, board.opened) == ((0,), (), (3,), {})

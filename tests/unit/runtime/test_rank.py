@@ -165,6 +165,22 @@ def theirs_of(values: Tensor) -> Offer:
     return replace(offer(0, ranks=2), checksums=("", checksum_of(values.numpy().data)))
 
 
+# -------------------------------------------------------------- which rounds are open
+
+
+def test_a_round_is_open_from_its_first_offer_until_its_members_are_fixed() -> None:
+    story = Story()
+    story.told()
+    assert story.board.opened == {}
+    late, first = offer(2, applied=0, ranks=2), offer(0, applied=1, base=1, ranks=2)
+    story.told(offers=(first, late))
+    assert story.board.opened == {0: 1}, "the late one opens nothing"
+    story.told(offers=(first, late), gathers=(Gather(0, 2, 1, (first,)),))
+    assert story.board.opened == {}
+    story.told(offers=(late,), gathers=(Gather(0, 2, 1, (first,)),))
+    assert story.board.opened == {0: 0}, "which the training thread finds to be decided"
+
+
 # -------------------------------------------------------------- a donor is not trusted
 
 

@@ -82,7 +82,7 @@ def test_progress_is_told_without_the_time_that_was_waited() -> None:
     for _ in range(2):
         hand.now_ns += SECOND
         hand.step()
-    assert hand.posted(Progress) == [Progress(step, SECOND) for step in (2, 4, 6)]
+    assert hand.posted(Progress) == [Progress(step, SECOND) for step in (4, 6)]
 
 
 # -------------------------------------------------------------- an offer that is named
@@ -491,10 +491,158 @@ def test_a_failure_of_the_loop_is_raised_at_the_next_apply_point() -> None:
 
 
 def test_steps_without_work_cost_nothing() -> None:
-    hand = Hand()
-    assert [hand.trainer.stepped(1) for _ in range(8)] == [
-        False, True, False, True, False, True, False, True,
-    ]  # fmt: skip
+    """Captures at 4 and 8, applies at 6 and 10. The result of 6 comes at 8."""
+    hand, worked = Hand(**PATIENT), []
+    for step in range(1, 11):
+        if hand.trainer.stepped(1):
+            worked.append(step)
+            hand.run(hand.trainer.work())
+    assert worked == [4, 6, 8, 10]
+
+
+# -------------------------------------------------------------- a round that another rack opened
+
+
+def captured(hand: Hand) -> list[tuple[int, int, int]]:
+    """(step, fragment, base)."""
+    return [(c.step, c.fragment, c.base) for c in hand.posted(Captured)]
+
+
+def test_a_rack_joins_a_round_that_another_has_opened() -> None:
+    """H = 4, tau = 1: at 3 instead of 4. Its result is awaited at 4, its next capture is at 7."""
+    hand = Hand(polls=1, overlap=1)
+    hand.step(2)
+    assert captured(hand) == []
+    hand.opened(0)
+    hand.step()
+    assert captured(hand) == [(3, 0, 0)]
+    assert hand.posted(Progress) == [Progress(3, 0)], "a tape tells what the capture cost"
+    hand.decide(0.75, names=True)
+    hand.opened(-1)
+    hand.step(8)
+    assert captured(hand)[1:2] == [(7, 0, 1)]
+    assert steps_of(hand, "applied") == [("applied", 4, 0)]
+
+
+def test_it_looks_for_open_rounds_at_poll_points_only() -> None:
+    hand = Hand(polls=3, period=8)
+    hand.opened(0)
+    hand.step(2)
+    assert captured(hand) == []
+    hand.step()
+    assert captured(hand) == [(3, 0, 0)]
+
+
+def test_in_lockstep_nobody_polls() -> None:
+    hand = Hand(ranks=2, lockstep=True)
+    hand.opened(0)
+    hand.step(3)
+    assert (captured(hand), hand.agreements) == ([], [])
+
+
+def test_a_round_of_another_version_than_it_trains_on_is_not_joined() -> None:
+    hand = Hand(polls=1, overlap=1, period=8)
+    hand.opened(1)
+    hand.step(2)
+    assert captured(hand) == [], "of version 1 nothing is decided here"
+    hand.decide(0.5, publish=False)
+    hand.step()
+    assert captured(hand) == [], "version 1 is not here yet"
+    hand.opened(0)
+    hand.step()
+    assert captured(hand) == [], "that round is over"
+
+
+def test_what_is_decided_is_applied_before_its_next_round_is_joined() -> None:
+    hand = Hand(polls=1, overlap=1, period=8)
+    hand.step(2)
+    hand.decide(0.5)
+    hand.opened(1)
+    hand.step()
+    assert steps_of(hand, "applied") == [("applied", 3, 0)]
+    assert captured(hand) == [(3, 0, 1)]
+
+
+def test_one_round_is_joined_once() -> None:
+    """Its offer was declined: the next capture is its own."""
+    hand = Hand(polls=1, overlap=1, period=6)
+    hand.opened(0)
+    hand.step(2)
+    hand.board.discard(0, 1)
+    hand.step(4)
+    assert len(hand.posted(Discarded)) == 1
+    assert captured(hand) == [(1, 0, 0)]
+    hand.step()
+    assert captured(hand) == [(1, 0, 0), (7, 0, 0)]
+
+
+def test_an_offer_that_is_open_counts_in_the_round_that_another_has_opened() -> None:
+    """Captured at 8, left out of version 1: it is in the round of 2 from the beginning, and the
+    next capture is a period behind that, not a period behind 8."""
+    hand = Hand(polls=1, overlap=1, period=8, **PATIENT)
+    hand.step(8)
+    hand.decide(0.5)
+    hand.step(2)
+    hand.opened(1)
+    hand.step(3)
+    assert captured(hand) == [(8, 0, 0)]
+    assert hand.posted(StillOpen) == [StillOpen(0, 1)]
+    hand.decide(0.75, names=True)
+    hand.opened(-1)
+    hand.step(5)
+    assert captured(hand) == [(8, 0, 0)]
+    hand.step()
+    assert captured(hand) == [(8, 0, 0), (19, 0, 2)]
+
+
+def test_of_several_open_rounds_one_is_joined_at_a_time_longest_waiting_first() -> None:
+    """Own captures at 4, 8, 12: fragment 0 was captured at 4, the others never."""
+    hand = Hand(polls=1, overlap=1, period=12, fragments=3, **PATIENT)
+    hand.step(4)
+    hand.decide(0.5, names=True)
+    hand.step()
+    hand.opened(1, 0, 0)
+    hand.step(3)
+    assert captured(hand) == [(4, 0, 0), (6, 1, 0), (7, 2, 0), (8, 0, 1)]
+
+
+def test_a_round_is_joined_when_all_ranks_have_heard_of_it() -> None:
+    hand = Hand(ranks=2, polls=1, period=8)
+    hand.opened(0)
+    hand.agree = lambda values: [-1, 1, *values[2:]]
+    hand.step(2)
+    assert captured(hand) == []
+    hand.agree = lambda values: [1, -1, *values[2:]]
+    hand.step()
+    assert captured(hand) == [], "the other rank has heard of the next one already"
+    hand.agree = lambda values: values
+    hand.step()
+    assert captured(hand) == [(4, 0, 0)]
+
+
+def test_who_has_made_no_step_joins_at_the_next_poll() -> None:
+    """Under overwrite the steps count from the apply on."""
+    hand = Hand(polls=1, overlap=1, period=8, alignment="overwrite")
+    hand.step(8)
+    hand.decide(0.5, names=True)
+    hand.opened(1)
+    hand.step()
+    assert (steps_of(hand, "applied"), captured(hand)) == ([("applied", 9, 0)], [(8, 0, 0)])
+    hand.step()
+    assert captured(hand) == [(8, 0, 0), (10, 0, 1)]
+    assert hand.posted(Captured)[1].steps == 1
+
+
+@pytest.mark.parametrize("how", [{"overlap": 0}, {"overlapped": False, "overlap": 1}])
+def test_who_waits_at_captures_waits_for_a_round_that_it_joined(how: dict[str, Any]) -> None:
+    hand = Hand(polls=1, period=8, **how)
+    hand.opened(0)
+    hand.during = lambda: hand.decide(0.5, names=True)
+    hand.step()
+    assert hand.waits == [STALL_NS]
+    hand.step()
+    assert hand.track().offer is None
+    assert captured(hand) == [(1, 0, 0)]
 
 
 # -------------------------------------------------------------- commits that never came

@@ -1,0 +1,134 @@
+"""Without lockstep, and without a fault, every rack is in every round: docs/protocol.md, Capturing
+together. Before, racks that were out of phase merged one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from mend.sim import Scenario, World
+from mend.sim.scenario import calm
+from mend.sim.story import setup
+from mend.terms import MS, SECOND
+
+STEP_NS = 20 * MS
+PERIOD, FRAGMENTS, TAU = 32, 2, 8
+GAP_NS = PERIOD // FRAGMENTS * STEP_NS
+PERIODS = 24
+
+WHOLE_PCT = 95
+"""Of the rounds have every rack in."""
+
+WAIT_PCT = 1
+"""Of the time a training thread may wait."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass
+class Outcome:
+    """`by_racks`: members of a round -> rounds. `waited`: the greatest part of its time, in %."""
+
+    by_racks: Counter[int]
+    waited: float
+    steps_between: list[int]
+    """Of rack 0, from one capture of a fragment to the next, in rounds that it was named in."""
+
+    @property
+    def rounds(self) -> int:
+        return self.by_racks.total()
+
+    def whole_pct(self, racks: int) -> float:
+        return 100 * self.by_racks[racks] / self.rounds
+
+
+@cache
+def trained(scenario: Scenario) -> Outcome:
+    world = World(scenario)
+    report = world.run()
+    assert not report.problems, "\n".join([setup(scenario), *report.problems])
+    commits = sorted(world.checkers.commits.items())
+    captured: dict[int, list[int]] = {}
+    for (fragment, _), fields in commits:
+        mine = [m["capture_step"] for m in fields["members"] if m["rack"] == 0]
+        captured.setdefault(fragment, []).extend(mine)
+    trainings = world.trainings.values()
+    return Outcome(
+        Counter(len(fields["members"]) for _, fields in commits),
+        max(100 * t.trainer.stall_ns_total / t.trained_ns for t in trainings),
+        [b - a for steps in captured.values() for a, b in pairwise(steps)],
+    )
+
+
+def job(speeds: tuple[float, ...], **changes: Any) -> Scenario:
+    """Each rack trains about as long as the others, whatever its speed."""
+    step_ns = tuple(round(STEP_NS / speed) for speed in speeds)
+    steps = tuple(PERIODS * PERIOD * STEP_NS // each for each in step_ns)
+    fields = {
+        "racks": len(speeds), "steps": steps, "step_ns": step_ns, "fragments": FRAGMENTS,
+        "period_steps": PERIOD, "overlap_steps": TAU, "numel": 3, "shutdown_ns": 60 * SECOND,
+    }  # fmt: skip
+    return calm(**{**fields, **changes})
+
+
+def out_of_phase(**changes: Any) -> Scenario:
+    """Rack 1 pauses once, for half the time between two rounds."""
+    pause = World(job((1.0, 1.0), **changes)).freeze(1, at=0.5, until=0.5 + GAP_NS / 2 / SECOND)
+    return pause.scenario
+
+
+JOBS = {
+    "out of phase": out_of_phase(),
+    "out of phase, racks of two ranks": out_of_phase(ranks=2),
+    "out of phase, 20 ms apart": out_of_phase(delay_ns=10 * MS, overlap_steps=12),
+    "speeds 1 : 1 : .7 : .5": job((1.0, 1.0, 0.7, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_rack_is_in_every_round(name: str) -> None:
+    scenario = JOBS[name]
+    found = trained(scenario)
+    assert found.whole_pct(scenario.racks) >= WHOLE_PCT, found
+    assert found.waited < WAIT_PCT, found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_rounds_come_once_per_period(name: str) -> None:
+    """Racks on a grid of their own would open rounds in turns, with twice the bytes. The tails are
+    one round per fragment and rack at most."""
+    scenario = JOBS[name]
+    found = trained(scenario)
+    due = PERIODS * FRAGMENTS
+    assert due - FRAGMENTS <= found.rounds <= due + FRAGMENTS * scenario.racks, found
+    whole = sum(PERIOD - TAU <= steps <= PERIOD for steps in found.steps_between)
+    assert 100 * whole >= WHOLE_PCT * (len(found.steps_between) - FRAGMENTS), found
+
+
+def test_the_work_of_a_straggler_is_merged_and_nobody_waits_for_it() -> None:
+    found = trained(job((1.0, 1.0, 1 / 15), overlap_steps=TAU))
+    assert found.by_racks[1] <= 3 * FRAGMENTS, found
+    assert found.by_racks[3] > 0, found
+
+
+def test_lockstep_keeps_its_grid() -> None:
+    scenario = job((1.0, 0.5), lockstep=True, steps=(96, 96))
+    world = World(scenario)
+    assert not world.run().problems
+    steps = {
+        (fields["fragment"], member["capture_step"])
+        for fields in world.checkers.commits.values()
+        for member in fields["members"]
+    }
+    due = {(p, s) for s in range(16, 97, 16) for p in (0, 1) if (s // 16 - 1) % 2 == p}
+    assert due <= steps
+    assert steps - due == {(0, 96)}, "the tail"

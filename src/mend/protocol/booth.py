@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from mend.protocol.epochs import NUMBER_MAX, number_of, owner_of
 from mend.protocol.events import Connect, Effect, Event, Heard, Note, Send
-from mend.protocol.log import Folded
-from mend.protocol.messages import Orders, Prepare, Vote
+from mend.protocol.log import Folded, folded_of
+from mend.protocol.messages import Orders, Prepare, Seat, Snapshot, Vote
 from mend.protocol.voter import Voter
-from mend.terms import Member, Peer
+from mend.terms import WITNESS, Member, Peer
 
 
 @dataclass
@@ -129,18 +129,33 @@ class WitnessBooth:
     """Machine of a voter that leads no rack."""
 
     booth: Booth
+    ways: tuple[Seat, ...] = ()
+    """Racks whose leaders it can send to."""
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         match event:
             case Heard(peer, incarnation, Orders() as orders) if self.booth.addressed(peer, orders):
                 if self.booth.follow(peer, incarnation, orders, now_ns, effects):
+                    self._connect(self.booth.voter.log.written, effects)
                     effects.append(Send(peer, self.booth.vote(orders.serial)))
+            case Heard(peer, _, Orders(snapshot=Snapshot() as snapshot) as orders) if (
+                self.booth.homeless() and peer == Peer(owner_of(orders.epoch), 0)
+            ):
+                # For its former life: who leads hears by the answer that it was started again.
+                self._connect(folded_of(snapshot), effects)
+                effects.append(Send(peer, self.booth.vote(orders.serial)))
             case Heard(peer, _, Prepare() as prepare):
                 vote = self.booth.asked(peer, prepare, now_ns)
                 if vote is not None:
                     effects.append(Send(peer, vote))
         return effects
+
+    def _connect(self, log: Folded, effects: list[Effect]) -> None:
+        seats = tuple(log.seats[rack] for rack in sorted(log.seats))
+        if seats != self.ways:
+            self.ways = seats
+            effects += ways_to_leaders(log, WITNESS)
 
     def deadline_ns(self) -> int | None:
         """It only answers."""

@@ -15,7 +15,7 @@ from mend.protocol.election import Election
 from mend.protocol.epochs import epoch_of, number_of
 from mend.protocol.events import Effect, Event, Finished, Heard, Note, Send
 from mend.protocol.grace import Mean
-from mend.protocol.log import Log
+from mend.protocol.log import Log, witness_votes
 from mend.protocol.messages import (
     Ballot,
     Commit,
@@ -31,7 +31,7 @@ from mend.protocol.messages import (
     Vote,
 )
 from mend.protocol.proposer import Proposer
-from mend.protocol.rosters import Hall, next_roster
+from mend.protocol.rosters import SLOW_STEADY_NS, STEADY_DETECTS, Hall, next_roster
 from mend.protocol.round import Round
 from mend.protocol.scenes import scene_of, settled_versions, surroundings
 from mend.protocol.view import View
@@ -73,6 +73,8 @@ class Coordinator:
     round_dues: list[int] = field(default_factory=list)
     votes: dict[Member, int] = field(default_factory=dict)
     """Serial of everybody's newest vote, in this epoch."""
+    returned: tuple[Member, int] | None = None
+    """The witness in another life than the one that has the seat, and when it was heard."""
     over_ns: int | None = None
     seated: bool = False
     moved_ns: int = 0
@@ -140,9 +142,7 @@ class Coordinator:
                 self.election.attest(member)
                 if self.proposer.leading:
                     self._on_report(member, report, now_ns, effects)
-            case Vote(lineage=name, ballot=b) as vote if self.log.continues(
-                name, b.decided
-            ) or self._may_undo(b):
+            case Vote() as vote:
                 self._on_vote(member, vote, now_ns, effects)
             case Orders() as orders if self._lives(event.peer, orders):
                 self.election.heard_ns = now_ns
@@ -189,6 +189,12 @@ class Coordinator:
         self._on_ballot(member, report.ballot, now_ns, effects)
 
     def _on_vote(self, member: Member, vote: Vote, now_ns: int, effects: list[Effect]) -> None:
+        if self._returns(member):
+            self.returned = (member, now_ns)
+            return
+        ballot = vote.ballot
+        if not (self.log.continues(vote.lineage, ballot.decided) or self._may_undo(ballot)):
+            return
         view = self.views.get(member.rack)
         known = self.proposer.standing and member in self.proposer.asked()
         if self.proposer.leading:
@@ -245,9 +251,16 @@ class Coordinator:
         return self._homeless() and ballot.decided == 0
 
     def _lives(self, peer: Peer, orders: Orders) -> bool:
-        """Whether a founder is told of a job that lives: then there is none to be founded."""
-        mine = orders.to == self.member.incarnation and peer != self.me
-        return mine and orders.decided > 0 and self._homeless()
+        """Whether a founder is told of a job that lives: then there is none to be founded. A
+        witness is told so by orders for its former life, too."""
+        mine = orders.to == self.member.incarnation or self.me.rack == WITNESS
+        return mine and peer != self.me and orders.decided > 0 and self._homeless()
+
+    def _returns(self, member: Member) -> bool:
+        """Whether this is the witness, started again."""
+        log = self.log.written
+        seated = log.witness is not None and member.rack == WITNESS != self.me.rack
+        return self.proposer.leading and seated and member != log.witness
 
     def _founds_ns(self) -> int | None:
         heard_ns = self.election.heard_ns
@@ -285,8 +298,11 @@ class Coordinator:
         if log.witness is not None:
             members[WITNESS] = log.witness
         self.views = {rack: View(m, now_ns, now_ns) for rack, m in members.items()}
+        former = self.election.followed_rack()
+        if former in self.views and former != self.me.rack:
+            self.views[former].heard_ns -= self.options.detect_ns  # for whose silence it stood
         self.offers, self.round_dues, self.votes, self.over_ns = {}, [], {}, None
-        self.awake_ns = now_ns
+        self.awake_ns, self.returned = now_ns, None
         self._new_rounds(log.policy.fragments)
         number = number_of(self.proposer.epoch)
         effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
@@ -364,13 +380,16 @@ class Coordinator:
         if self.log.written.begun or missing or not all(self._answered(r, now_ns) for r in hellos):
             return
         lowest = hellos[min(hellos)]
+        witness = self.member if self.me.rack == WITNESS else None
+        votes = witness is None or witness_votes(witness, len(hellos))
         self.proposer.append(
             Genesis(
                 roster=tuple(hellos[rack].seat for rack in sorted(hellos)),
-                witness=self.member if self.me.rack == WITNESS else None,
+                witness=witness,
                 policy=lowest.policy,
                 plan=plan_hash(lowest),
                 digests=lowest.digests,
+                learners=() if votes else (WITNESS,),
             )
         )
         self._new_rounds(lowest.policy.fragments)
@@ -415,9 +434,15 @@ class Coordinator:
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
-        live = self._live(now_ns)
-        for rack in live:
-            self.views[rack].lively_ns = now_ns
+        live, slow = self._live(now_ns), self._slow(now_ns)
+        detect_ns = self.options.detect_ns
+        for rack, view in self.views.items():
+            if rack in live:
+                view.lively_ns = now_ns
+            else:
+                view.vote_ns = now_ns + STEADY_DETECTS * detect_ns
+            if rack in slow:
+                view.vote_ns = now_ns + SLOW_STEADY_NS
         log, policy = self.log.written, self.log.written.policy
         if self.log.last != self.log.decided or policy is None:
             return
@@ -429,19 +454,37 @@ class Coordinator:
             joining=self.admission.joining,
             evict_ns=0 if policy.lockstep else policy.evict_ns,
             now_ns=now_ns,
+            detect_ns=detect_ns,
+            demotes=not policy.lockstep,
+            slow=slow,
+            ready=self.proposer.ready(),
+            returned=self._returned(live, now_ns),
         )
         roster = next_roster(hall)
         if roster is None:
             return
         self.proposer.append(roster)
         self.admission.seated([seat.member for seat in roster.members])
-        for seat in roster.members:
-            rack = seat.member.rack
-            if rack not in self.views or self.views[rack].member != seat.member:
-                self.views[rack] = View(seat.member, now_ns, now_ns)
+        members = [seat.member for seat in roster.members]
+        for member in (*members, *([roster.witness] if roster.witness else [])):
+            known = self.views.get(member.rack)
+            if known is None or known.member != member:
+                self.views[member.rack] = View(member, now_ns, now_ns)
         self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
-        racks = [seat.member.rack for seat in roster.members]
-        effects.append(Note("roster", {"racks": racks, "reason": roster.reason}))
+        racks, votes = [m.rack for m in members], sorted(m.rack for m in self.log.written.voters)
+        about: dict[str, object] = {"racks": racks, "votes": votes, "reason": roster.reason}
+        effects.append(Note("roster", about))
+
+    def _slow(self, now_ns: int) -> frozenset[int]:
+        """Live racks for whose results alone some merge has waited too long."""
+        return frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
+
+    def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
+        """Another life of a silent witness, if it is heard."""
+        if self.returned is None or WITNESS in live:
+            return None
+        member, heard_ns = self.returned
+        return member if now_ns - heard_ns < self.options.detect_ns else None
 
     def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
         """The last decision is repeated until everybody has confirmed it, or is not there to."""
@@ -463,7 +506,8 @@ class Coordinator:
         gathers = tuple(
             g for r in self.rounds if versions and (g := r.gather(versions[r.fragment]))
         )
-        live = tuple(sorted(self._live(now_ns) - {WITNESS}))
+        lively = self._live(now_ns)
+        live = tuple(sorted(lively - {WITNESS}))
         settled = settled_versions([self.views[rack].report for rack in live], len(versions))
         offers = tuple(self.offers[key] for key in sorted(self.offers))
         expected = range(0 if log.told.begun else self.options.racks)
@@ -473,7 +517,9 @@ class Coordinator:
                 continue
             common = prev = self.proposer.common(view.member)
             snapshot = None
-            if not log.reaches(common):
+            # A witness that was started again knows nobody's address: what it hears says it all.
+            lost = rack == WITNESS and rack not in lively and log.decided > 0
+            if lost or not log.reaches(common):
                 prev, snapshot = log.decided, log.snapshot()
             orders = Orders(
                 serial=0,

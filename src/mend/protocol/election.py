@@ -60,7 +60,7 @@ class Election:
         decided yet: who follows a log says no hello.
         """
         log, told = self.voter.log.written, self.voter.log.told
-        if hello and sender in log.members - log.voters:
+        if hello and sender in log.members - log.voters and sender.rack not in log.demoted:
             self.proposer.blank.add(sender)
         if log.policy is None or not log.policy.restart_attests or sender in log.former:
             return
@@ -81,9 +81,11 @@ class Election:
         self.heard_ns = now_ns - self.detect_ns if at_once else now_ns
 
     def may_stand(self) -> bool:
-        log = self.voter.log
-        voting = log.told.begun and self.member in log.written.voters
-        return voting and not log.told.over and not self.proposer.leading
+        """Voters; where all of them are dead, who has a seat, for a new lineage."""
+        log, written = self.voter.log, self.voter.log.written
+        known = written.members if written.voters <= self.proposer.dead else written.voters
+        may = log.told.begun and self.member in known
+        return may and not log.told.over and not self.proposer.leading
 
     def due_ns(self) -> int | None:
         """When to stand, or to repeat the question."""
@@ -94,12 +96,16 @@ class Election:
         stagger_ns = STAGGER_HEARTBEATS * self.heartbeat_ns
         return self.heard_ns + self.detect_ns + self._place() * stagger_ns
 
+    def followed_rack(self) -> int | None:
+        """Who coordinated last, as far as is known here."""
+        return owner_of(self.followed) if self.followed else None
+
     def _place(self) -> int:
-        """How many voters go first: the witness, then racks ascending; not the one that fell
-        silent."""
-        owner = owner_of(self.followed) if self.followed else None
-        voters = self.voter.log.written.voters
-        order = sorted(voters, key=lambda member: (member.rack != WITNESS, member))
+        """How many go first: the witness, then racks ascending; not the one that fell silent."""
+        owner = self.followed_rack()
+        log = self.voter.log.written
+        members = log.voters if self.member in log.voters else log.members
+        order = sorted(members, key=lambda member: (member.rack != WITNESS, member))
         return [m for m in order if m.rack != owner or m == self.member].index(self.member)
 
     def move(self, now_ns: int) -> list[Effect]:

@@ -57,13 +57,22 @@ def voters_of(
     return frozenset(voters | ({witness} if witness and WITNESS not in learners else set()))
 
 
+def witness_votes(witness: Member | None, racks: int) -> bool:
+    """Whether a witness is of use beside so many racks that vote: where it makes the number of
+    voters odd. Else half of them, with it and the lowest rack, could decide without the bytes."""
+    return witness is not None and racks % 2 == 0
+
+
 @dataclass
 class Folded:
     """What the records up to some index add up to."""
 
     seats: dict[int, Seat] = field(default_factory=dict)
     learners: frozenset[int] = frozenset()
-    """Racks without a vote: newcomers until they hold what is decided."""
+    """Racks without a vote: newcomers until they hold what is decided, and `demoted`; the witness
+    where it is not named."""
+    demoted: frozenset[int] = frozenset()
+    """Racks that keep their seats and had a vote: they may hold what no voter does."""
     witness: Member | None = None
     roster_number: int = 0
     plan: str = ""
@@ -129,6 +138,7 @@ class Folded:
             assert not self.begun, "a second Genesis"
             self.seats = {seat.member.rack: seat for seat in record.roster}
             self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
+            self.learners = frozenset(record.learners)
             self.versions = [0] * len(record.digests)
             self.digests = list(record.digests)
             self.norms = [()] * len(record.digests)
@@ -157,6 +167,9 @@ class Folded:
 
     def _seat(self, record: Roster | Lineage, learners: frozenset[int]) -> None:
         stay = {seat.member for seat in record.members}
+        had_votes = self.demoted | {member.rack for member in self.voters & stay}
+        kept = {rack for rack, seat in self.seats.items() if seat.member in stay}
+        self.demoted = frozenset(had_votes & kept & learners)
         gone = {seat.member for seat in self.seats.values()} - stay
         self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]
         self.ended = {key: seq for key, seq in self.ended.items() if key[0] in stay}
@@ -200,6 +213,7 @@ def folded_of(snapshot: Snapshot) -> Folded:
             if last.named
         },
         norms=list(snapshot.norms),
+        demoted=frozenset(snapshot.demoted),
     )
 
 
@@ -380,6 +394,7 @@ class Log:
                 for key in sorted(told.ended)
             ),
             norms=tuple(told.norms),
+            demoted=tuple(sorted(told.demoted)),
         )
 
     def install(self, snapshot: Snapshot) -> None:

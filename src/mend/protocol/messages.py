@@ -50,8 +50,9 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 
 BAD_MAX = 1024
 
-RECORDS_FORMAT = 2
-"""What the records of a log mean; another one is refused by name. 1: shares without norms."""
+RECORDS_FORMAT = 3
+"""What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
+witness votes."""
 
 
 class Word(Struct, frozen=True, array_like=True):
@@ -162,6 +163,8 @@ class Genesis(Word, frozen=True, tag=1):
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     format: Count = RECORDS_FORMAT
     """Of this and all records behind it."""
+    learners: Racks = ()
+    """The witness, by its rack number, where it has no vote."""
 
 
 class Commit(Word, frozen=True, tag=2):
@@ -181,7 +184,7 @@ class Roster(Word, frozen=True, tag=3):
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
     learners: Racks
-    """Which of them have no vote yet."""
+    """Which of them have no vote; the witness, too, by its rack number."""
     witness: Member | None
     reason: Text
 
@@ -252,6 +255,8 @@ class Snapshot(Word, frozen=True):
     norms: Annotated[
         tuple[Annotated[tuple[Norm, ...], Meta(max_length=64)], ...], Meta(max_length=1024)
     ]
+    demoted: Racks = ()
+    """Learners that had a vote."""
 
 
 Record = Genesis | Commit | Roster | Drop | Epoch | Lineage

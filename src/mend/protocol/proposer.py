@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from mend.protocol.log import UNDECIDED_MAX, Folded, Log
+from mend.protocol.log import UNDECIDED_MAX, Folded, Log, witness_votes
 from mend.protocol.messages import Ballot, Epoch, Lineage, Record, Roster
 from mend.protocol.quorum import quorum
-from mend.terms import Member
+from mend.terms import WITNESS, Member
 
 
 @dataclass
@@ -142,12 +142,16 @@ class Proposer:
         digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
         if any(found is None for found in digests):
             return None
+        learners = behind if len(behind) < len(seats) else set[int]()
+        witness = log.witness if log.witness in left else None
+        if witness and not witness_votes(witness, len(seats) - len(learners)):
+            learners.add(WITNESS)
         return Lineage(
             epoch=self.epoch,
             number=log.roster_number + 1,
             members=seats,
-            learners=tuple(sorted(behind)) if len(behind) < len(seats) else (),
-            witness=log.witness if log.witness in left else None,
+            learners=tuple(sorted(learners)),
+            witness=witness,
             dead=tuple(sorted(self.dead)),
             versions=versions,
             digests=tuple(found for found in digests if found is not None),
@@ -214,6 +218,12 @@ class Proposer:
             return self.log.decided
         same = ballot.last if ballot.accepted == self.epoch else ballot.decided
         return min(same, self.log.last)
+
+    def ready(self) -> set[Member]:
+        """Who has accepted the whole log."""
+        last = self.log.last
+        ballots = self.ballots.items()
+        return {m for m, b in ballots if b.accepted == self.epoch and b.last == last}
 
     def decide(self) -> list[Record]:
         """Index i is decided when a quorum of the roster in force at i accepted it in this epoch,

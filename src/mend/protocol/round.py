@@ -90,6 +90,8 @@ class Round:
     count: int = 0
     """Of attempts at this version in this epoch."""
     members: tuple[Offer, ...] = ()
+    awaited: frozenset[int] = frozenset()
+    """Live racks that have no result of the attempt; others have one."""
     closed_by: str = ""
     faults: list[str] = field(default_factory=list)
     why: str = ""
@@ -154,6 +156,11 @@ class Round:
         if self.phase is not Phase.GATHER:
             return None
         return Gather(self.fragment, version + 1, self.attempt, self.members)
+
+    def slow(self, now_ns: int) -> frozenset[int]:
+        """Live racks whose results are awaited for longer than merges take."""
+        stalled = self.phase is Phase.GATHER and now_ns >= self.started_ns + self._stall_ns()
+        return self.awaited if stalled else frozenset()
 
     def deadline_ns(self, scene: Scene) -> int | None:
         if self.phase is Phase.OPEN and self.enough_ns is not None and not scene.policy.lockstep:
@@ -266,6 +273,7 @@ class Round:
                 return self._commit(scene, digests)
         reported = set().union(*by_digests.values())
         absent = (scene.live & scene.contributors) - reported
+        self.awaited = absent if reported else frozenset()
         stalled = now_ns >= self.gathered_ns + self._stall_ns()
         if len(by_digests) > 1 and not absent and (self.count < ATTEMPTS_MAX or stalled):
             self.faults.append(

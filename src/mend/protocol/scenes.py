@@ -32,7 +32,7 @@ def surroundings(
     reports = {rack: view.report for rack, view in seated.items() if view.report}
     live &= seated.keys()
     # Who still copies what is decided has nothing to offer, and is not waited for.
-    newcomers = log.learners - {rack for rack, _ in offers}
+    newcomers = log.learners - log.demoted - {rack for rack, _ in offers}
     leaving = {rack for rack, report in reports.items() if report.leaving and report.idle}
     return Scene(
         version=0,

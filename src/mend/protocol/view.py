@@ -15,13 +15,15 @@ class View:
     member: Member
     heard_ns: int
     lively_ns: int = 0
-    """When it was last found live; eviction counts from here."""
+    """When it was last found live; demotion and eviction count from here."""
     report: Report | None = None
     got: frozenset[tuple[int, int, int]] = frozenset()
     gone: bool = False
     sent: Orders | None = None
     sent_ns: int = 0
     serial: int = 0
+    vote_ns: int = 0
+    """From when on it may have a vote again, if it stays as it is."""
 
     def live(self, now_ns: int, detect_ns: int) -> bool:
         fresh = self.report is None or self.report.fresh

@@ -45,8 +45,8 @@ class Seating:
 
     @property
     def voters(self) -> frozenset[int]:
-        seated = frozenset(self.racks) - self.learners
-        return seated | {WITNESS} if self.witness else seated
+        named = frozenset({WITNESS} if self.witness else ())
+        return (frozenset(self.racks) | named) - self.learners
 
 
 def is_quorum(votes: Set[int], voters: Set[int]) -> bool:
@@ -354,7 +354,7 @@ def _has(process: Process, commit: Commit) -> bool:
 def _fold(roster: Seating, record: Record) -> Seating:
     if isinstance(record, Genesis):
         seats, witness = record.roster, record.witness
-        learners = frozenset[int]()
+        learners = frozenset(record.learners)
     elif isinstance(record, Roster | Lineage):
         seats, witness = record.members, record.witness
         learners = frozenset(record.learners)

@@ -82,6 +82,7 @@ class Rosters:
             joining={},
             evict_ns=1,
             now_ns=0,
+            detect_ns=1,
         )
 
 

@@ -71,6 +71,7 @@ class World(Deciding):
             policy=policy(self.bounds.racks),
             plan="",
             digests=(("",),),
+            learners=(WITNESS,) if self.bounds.witness and self.bounds.racks % 2 else (),
         )
         voter = Voter()
         voter.append(epoch, 0, "", (genesis,), 1, 1)

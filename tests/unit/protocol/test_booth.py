@@ -8,7 +8,7 @@ import pytest
 
 from mend.protocol.booth import Booth, WitnessBooth
 from mend.protocol.epochs import NUMBER_MAX, epoch_of
-from mend.protocol.events import Effect, Heard, Send, Tick
+from mend.protocol.events import Connect, Effect, Heard, Send, Tick
 from mend.protocol.messages import Ballot, Epoch, Message, Orders, Prepare, Vote
 from mend.protocol.voter import Voter
 from mend.terms import SECOND, WITNESS, Member, Peer
@@ -265,7 +265,8 @@ class Witness:
 def test_a_witness_answers_orders_with_its_ballot() -> None:
     witness = Witness()
     body = orders(3, [genesis(witness=True)], to=witness.member.incarnation)
-    (effect,) = witness.hear(FOUNDER, body)
+    *ways, effect = witness.hear(FOUNDER, body)
+    assert [way.peer.rack for way in ways if isinstance(way, Connect)] == [0, 1]
     assert isinstance(effect, Send)
     assert effect.to == FOUNDER
     assert isinstance(effect.body, Vote)
@@ -324,3 +325,23 @@ def test_who_had_a_seat_stays_with_its_job() -> None:
     assert not ears.booth.homeless()
     assert ears.told(of_the_new_lineage(1, anew(2)), RIVAL, member(2).incarnation) is None
     assert ears.booth.voter.log.last == 1
+
+
+def test_a_witness_that_was_started_again_answers_what_its_former_life_is_told() -> None:
+    """It knows nobody's address. Who leads sends all there is to the silent witness, and learns
+    by the answer that it lives again."""
+    witness = Witness()
+    log = log_of(genesis(witness=True))
+    log.decide(1)
+    snapshot = log.snapshot()
+    other = member(WITNESS, life=1).incarnation
+    body = orders(3, to=other, snapshot=snapshot)
+    assert witness.hear(Peer(1, 0), body) == [], "not of the owner of this epoch"
+    *ways, effect = witness.hear(FOUNDER, body)
+    assert [way.peer.rack for way in ways if isinstance(way, Connect)] == [0, 1]
+    assert isinstance(effect, Send)
+    assert isinstance(effect.body, Vote)
+    assert (effect.to, effect.body.ballot.last) == (FOUNDER, 0)
+    assert len(witness.hear(FOUNDER, body)) == 1, "the ways are known"
+    witness.hear(FOUNDER, orders(4, [genesis(witness=True)], to=witness.member.incarnation))
+    assert witness.hear(FOUNDER, body) == [], "it has a seat"

@@ -189,7 +189,9 @@ def test_a_rack_that_comes_later_is_seated_as_a_learner() -> None:
         job.tick(DETECT_NS // 2)
         job.follow(0, 1)
     effects = job.hello(2, life=1)
-    assert notes(effects, "roster") == [{"racks": [0, 1, 2], "reason": "rack 2 is back"}]
+    assert notes(effects, "roster") == [
+        {"racks": [0, 1, 2], "votes": [0, 1], "reason": "rack 2 is back"}
+    ]
     record = job.records[-1]
     assert isinstance(record, Roster)
     assert (racks_of(record.members), record.learners) == ([0, 1, 2], (2,))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mend.protocol.log import Folded
+from mend.protocol.log import Folded, voters_of
 from mend.protocol.messages import Record, Roster
 from mend.protocol.quorum import hold
-from mend.protocol.rosters import Hall, next_roster
+from mend.protocol.rosters import SILENT_DETECTS, Hall, next_roster
 from mend.protocol.view import View
 from mend.terms import SECOND, WITNESS, Member
 from tests.unit.protocol.nouns import (
@@ -27,7 +27,7 @@ from tests.unit.protocol.nouns import (
     seat,
 )
 
-NOW_NS, EVICT_NS = 1000 * SECOND, 60 * SECOND
+NOW_NS, EVICT_NS, DETECT_NS = 1000 * SECOND, 60 * SECOND, 2 * SECOND
 DONE: dict[str, Any] = {"leaving": True, "idle": True}
 
 
@@ -35,7 +35,8 @@ class House:
     """A job of three racks: all live, none wants anything. Version 1 is decided."""
 
     def __init__(self, *records: Record, racks: int = 3, witness: bool = False) -> None:
-        begin = genesis(racks, witness=witness)
+        named = not witness or racks % 2 == 0
+        begin = replace(genesis(racks, witness=witness), learners=() if named else (WITNESS,))
         self.log: Folded = log_of(begin, commit(1, [offer(0)]), *records).written
         self.views = {
             rack: View(seat.member, NOW_NS, NOW_NS, report(1, versions=(1,)))
@@ -44,7 +45,10 @@ class House:
         if witness:
             self.views[WITNESS] = View(member(WITNESS), NOW_NS, NOW_NS)
         self.absent: set[int] = set()
-        self.fields: dict[str, Any] = {"offers": (), "joining": {}, "evict_ns": EVICT_NS}
+        self.fields: dict[str, Any] = {
+            "offers": (), "joining": {}, "evict_ns": EVICT_NS, "detect_ns": DETECT_NS,
+            "demotes": False, "ready": [view.member for view in self.views.values()],
+        }  # fmt: skip
 
     def say(self, rack: int, **changes: Any) -> None:
         view = self.views[rack]
@@ -157,7 +161,9 @@ def test_one_change_at_a_time() -> None:
 
 def test_a_learner_votes_when_it_holds_what_is_decided_and_is_live() -> None:
     learning = roster(1, [0, 1, 2], learners=[2])
-    for versions, present, votes in (((1,), True, True), ((0,), True, False), ((1,), False, False)):
+    """Nearly: what is decided this very moment comes to it a moment later, every time."""
+    for versions, present, votes in (((1,), True, True), ((0,), True, True), ((-1,), True, False),
+                                     ((1,), False, False)):  # fmt: skip
         house = House(learning)
         house.say(2, versions=versions)
         if not present:
@@ -208,8 +214,7 @@ def test_who_is_live_again_keeps_its_seat() -> None:
     assert house.next() is None
 
 
-def test_a_silent_witness_keeps_its_vote() -> None:
-    """It has no seat among the racks; two racks that lose it decide without it."""
+def test_a_silent_witness_keeps_its_seat() -> None:
     house = House(witness=True)
     house.silent(WITNESS, EVICT_NS)
     assert house.next() is None
@@ -301,8 +306,9 @@ def test_any_change_moves_few_votes_and_keeps_every_decided_version_reachable(
     learners: set[int],
     witness: bool,
 ) -> None:
-    """One vote, but where several racks are back at once."""
+    """One rack's, or those of all that are silent, and the witness's, which follows the rule."""
     house = House(roster(1, range(3), learners=sorted(learners), witness=witness), witness=witness)
+    house.fields["demotes"] = True
     for rack, version in held:
         house.say(rack, versions=(version,))
     for rack in sorted(gone):
@@ -316,7 +322,9 @@ def test_any_change_moves_few_votes_and_keeps_every_decided_version_reachable(
         return
     log = log_of(genesis(3, witness=witness), commit(1, [offer(0)])).written
     log.take(replace(change, number=1))
-    assert len(log.voters ^ house.log.voters) <= max(1, len(joining))
+    changed = {voter for voter in log.voters ^ house.log.voters if voter.rack != WITNESS}
+    former = {voter.rack for voter in changed if voter not in log.voters}
+    assert len(changed) <= 1 or former <= silent
     holders = {
         house.views[seat.member.rack].member
         for seat in change.members
@@ -330,17 +338,141 @@ def test_any_change_moves_few_votes_and_keeps_every_decided_version_reachable(
     assert seat(0) in change.members or 0 in joining | silent | gone
 
 
-def test_two_racks_get_their_seats_together_where_one_alone_would_cost_bytes() -> None:
-    """Only rack 0 holds version 1. With the seat of either dead rack still there, that one and the
-    witness would be a quorum without it."""
-    house = House(racks=3, witness=True)
-    for rack in (1, 2):
-        house.say(rack, versions=(0,))
-        house.silent(rack, 0)
-    house.joins(1)
-    assert house.next() is None
-    house.joins(2)
+# -------------------------------------------------------------- votes
+
+
+LONG_NS = SILENT_DETECTS * DETECT_NS
+
+
+class Votes(House):
+    """Votes move. Everybody has been steady for long."""
+
+    def __init__(self, *records: Record, racks: int = 3, witness: bool = False) -> None:
+        super().__init__(*records, racks=racks, witness=witness)
+        self.fields["demotes"] = True
+
+    def voters(self) -> list[int] | None:
+        """Of the next roster; None: nothing changes."""
+        change = self.next()
+        if change is None:
+            return None
+        return sorted(m.rack for m in voters_of(change.members, change.learners, change.witness))
+
+
+def test_a_silent_rack_loses_its_vote_at_once_where_hold_needs_it() -> None:
+    """Two racks and a witness: the other rack alone is held by no quorum of the three."""
+    for lost, left in ((0, 1), (1, 0)):
+        house = Votes(racks=2, witness=True)
+        house.silent(lost, DETECT_NS)
+        change = house.next()
+        assert change is not None
+        assert seats_of(change) == [member(0), member(1)], "it keeps its seat"
+        assert change.learners == (lost, WITNESS), "beside one rack a witness is of no use"
+        assert change.reason == f"rack {lost} is silent"
+        assert house.voters() == [left]
+
+
+def test_elsewhere_it_keeps_its_vote_for_a_while() -> None:
+    """One more death should not stop the others, but a pause of seconds is not worth a record."""
+    for witness, left in ((False, [1, 2]), (True, [1, 2, WITNESS])):
+        house = Votes(witness=witness)
+        house.silent(0, LONG_NS - 1)
+        assert house.next() is None
+        house.silent(0, LONG_NS)
+        assert house.voters() == left
+
+
+def test_all_that_are_silent_go_together() -> None:
+    """Without one of them alone the other and the witness would be a quorum."""
+    house = Votes(roster(1, range(3), witness=True), witness=True)
+    house.silent(1, DETECT_NS)
+    house.silent(2, DETECT_NS)
     change = house.next()
-    assert seats_of(change) == [member(0), member(1, life=1), member(2, life=1)]
     assert change is not None
-    assert (change.learners, change.reason) == ((1, 2), "rack 1 is back, rack 2 is back")
+    assert (change.learners, change.reason) == ((1, 2, WITNESS), "racks 1,2 are silent")
+
+
+def test_nothing_is_proposed_that_those_who_are_heard_cannot_decide() -> None:
+    """It would be decided when the silent are back, and take their votes then."""
+    house = Votes()
+    house.silent(1, LONG_NS)
+    house.silent(2, LONG_NS)
+    assert house.next() is None
+    house = Votes(racks=2, witness=True)
+    house.silent(0, LONG_NS)
+    house.silent(WITNESS, LONG_NS)
+    assert house.next() is None
+
+
+def test_in_lockstep_no_vote_is_taken() -> None:
+    house = Votes(racks=2, witness=True)
+    house.fields["demotes"] = False
+    house.silent(0, EVICT_NS - 1)
+    assert house.next() is None
+
+
+def test_no_vote_is_taken_at_the_cost_of_bytes() -> None:
+    """Rack 2, which is silent, and rack 0 hold version 1. First rack 1 must have it."""
+    house = Votes(roster(1, range(3), learners=[WITNESS], witness=True), witness=True)
+    house.say(1, versions=(0,))
+    house.silent(2, LONG_NS)
+    assert house.voters() == [0, 1], "with the witness rack 1 would be a quorum without it"
+    house.say(0, versions=(0,))
+    assert house.next() is None
+    house.say(0, versions=(1,))
+    house.say(1, versions=(1,))
+    assert house.voters() == [0, 1, WITNESS]
+
+
+def test_a_slow_rack_loses_its_vote_where_the_others_can_go_on_without_it() -> None:
+    house = Votes(racks=2, witness=True)
+    house.fields["slow"] = frozenset({1})
+    change = house.next()
+    assert change is not None
+    assert (change.learners, change.reason) == ((1, WITNESS), "rack 1 is slow")
+    house = Votes()
+    house.fields["slow"] = frozenset({1})
+    assert house.next() is None, "two results of three are held by every quorum"
+
+
+def test_a_vote_is_given_back_to_who_is_steady_and_close() -> None:
+    learning = roster(1, [0, 1], learners=[1, WITNESS], witness=True)
+    house = Votes(learning, racks=2, witness=True)
+    assert house.voters() == [0, 1, WITNESS], "two votes in one record"
+    house.views[1].vote_ns = NOW_NS + 1
+    assert house.next() is None, "not yet"
+    house.views[1].vote_ns = NOW_NS
+    house.fields["slow"] = frozenset({1})
+    assert house.next() is None
+    house.fields["slow"] = frozenset()
+    house.fields["ready"] = [member(0), member(WITNESS)]
+    assert house.next() is None, "it has not read the log to its end"
+    house.fields["ready"] = [member(0), member(1)]
+    assert house.voters() == [0, 1], "the witness has not"
+
+
+def test_the_witness_votes_where_that_makes_the_number_of_voters_odd() -> None:
+    house = Votes(roster(1, [0, 1], learners=[WITNESS], witness=True), racks=2, witness=True)
+    assert house.voters() == [0, 1, WITNESS]
+    change = house.next()
+    assert change is not None
+    assert change.reason == "the witness votes"
+    house.views[WITNESS].vote_ns = NOW_NS + 1
+    assert house.next() is None
+    house = Votes(roster(1, range(3), witness=True), witness=True)
+    assert house.voters() == [0, 1, 2]
+    house = Votes(racks=2, witness=True)
+    house.silent(WITNESS, LONG_NS - 1)
+    assert house.next() is None
+    house.silent(WITNESS, LONG_NS)
+    assert house.voters() == [0, 1]
+
+
+def test_a_witness_that_was_started_again_gets_its_seat_without_a_vote() -> None:
+    house = Votes(racks=2, witness=True)
+    house.silent(WITNESS, DETECT_NS)
+    house.fields["returned"] = member(WITNESS, life=1)
+    change = house.next()
+    assert change is not None
+    assert (change.witness, change.learners) == (member(WITNESS, life=1), (WITNESS,))
+    assert house.voters() == [0, 1]

@@ -219,7 +219,7 @@ def test_a_round_begins_anew_under_numbers_of_its_own() -> None:
     old = held_of(0, 1, FIRST << 8 | 1)
     for rack in (1, 2):
         cabinet.say(rack, held=(old,))
-    assert cabinet.records == (BEGIN, Epoch(MINE))
+    assert not any(isinstance(record, Commit) for record in cabinet.records)
     for rack in (1, 2):
         cabinet.say(rack, held=(held_of(0, 1, gather.attempt),))
     assert isinstance(cabinet.records[-1], Commit)
@@ -230,7 +230,7 @@ def test_a_witness_takes_over_and_a_rack_with_its_vote() -> None:
     for rack, reach in ((WITNESS, (1, 2, WITNESS)), (1, (1, 2, WITNESS))):
         cabinet = Cabinet(rack, records=[begin], reach=reach)
         cabinet.takes_over()
-        assert cabinet.machine.log.decided == 2
+        assert cabinet.machine.proposer.open
         assert sorted(cabinet.machine.views) == [0, 1, 2, WITNESS]
         cabinet.tick(HEARTBEAT_NS)
         assert cabinet.orders[1].live == (0, 1, 2), "the witness is no rack"
@@ -483,7 +483,7 @@ def test_a_dead_rack_is_put_out_evict_ns_after_the_take_over() -> None:
     """How long it was silent before is known to nobody."""
     cabinet = evicting()
     repeat(cabinet, 29 * SECOND)
-    assert not any(isinstance(record, Roster) for record in cabinet.records)
+    assert list(cabinet.machine.log.written.seats) == [0, 1, 2]
     repeat(cabinet, 2 * SECOND)
     record = cabinet.records[-1]
     assert isinstance(record, Roster)
@@ -501,7 +501,7 @@ def test_who_was_not_there_while_nothing_could_be_decided_is_not_put_out_at_once
     cabinet.accepting = True
     repeat(cabinet, 2 * SECOND)
     assert cabinet.machine.proposer.open
-    assert not any(isinstance(record, Roster) for record in cabinet.records)
+    assert list(cabinet.machine.log.written.seats) == [0, 1, 2]
 
 
 def test_in_lockstep_nobody_is_put_out() -> None:

@@ -374,6 +374,28 @@ BUGS = (
         "racks that come back get their seats one by one, whatever that costs",
         ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),
     ),
+    _bug(
+        "34",
+        "a witness forgets its job though one of its racks may live",
+        (COORDINATOR, "return seated <= self.proposer.dead | self.election.unaware",
+         "return len(seated - self.proposer.dead - self.election.unaware) <= 1"),
+        (COORDINATOR, "if not self._forsaken():\n                self.voter.start_over()",
+         "if now_ns:\n                self.voter.start_over()"),
+    ),
+    _bug(
+        "34b",
+        "a witness keeps a job whose racks are all dead",
+        (COORDINATOR, "self.options.first and (not seated or self._forsaken())",
+         "self.options.first and not seated"),
+    ),
+    _bug(
+        "34c",
+        "a hello of a life that never had a seat attests the death of the one that has it",
+        (ELECTION, "if hello and former.incarnation not in hello.after:",
+         "if hello and sender == former:"),
+        ("protocol/admission.py", "return former is None or former.incarnation in hello.after",
+         "return former is None or former != hello.seat.member"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

@@ -10,7 +10,7 @@ from mend.protocol.events import Connect, Effect, Note, Send
 from mend.protocol.log import Folded
 from mend.protocol.messages import TEXT_MAX, Hello, Refusal
 from mend.protocol.view import View
-from mend.terms import Member, Peer
+from mend.terms import WITNESS, Member, Peer
 
 VISITOR = 0xFFFF
 """Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
@@ -65,15 +65,34 @@ class Admission:
                 detail = f"another live process says it is rack {rack} of job {self.job!r}"
                 self.refuse(hello, "taken", detail, effects)
             return False
-        if log.begun and (difference := self._differs(hello, log)):
-            self.refuse(hello, "plan", difference, effects)
+        if log.begun and not self._may_join(hello, views, log, now_ns, effects):
             return False
         waiting = self.joining if log.begun else self.hellos
-        if waiting.get(rack) != hello:
+        if rack not in waiting or waiting[rack].seat != hello.seat:
             effects.append(Connect(Peer(rack, 0), hello.seat.address))
             effects.append(Note("hello", {"rack": rack, "address": hello.seat.address}))
         waiting[rack] = hello
         return True
+
+    def _may_join(
+        self,
+        hello: Hello,
+        views: Mapping[int, View],
+        log: Folded,
+        now_ns: int,
+        effects: list[Effect],
+    ) -> bool:
+        """Whether a rack fits a job that has begun, and its former life is surely over."""
+        rack = hello.seat.member.rack
+        others = (view for other, view in views.items() if other not in (rack, WITNESS))
+        alone = not any(view.live(now_ns, self.detect_ns) for view in others)
+        if log.policy is not None and log.policy.lockstep and alone:
+            return False  # perhaps all racks are being started again: then they begin anew
+        if difference := self._differs(hello, log):
+            self.refuse(hello, "plan", difference, effects)
+            return False
+        former = log.member(rack)  # a hello may be older than that life; its rack was asked
+        return former is None or former.incarnation in hello.after
 
     def _contended_since_ns(self, member: Member, now_ns: int) -> int:
         since_ns = self.contended_ns.setdefault((member.rack, member.incarnation), now_ns)

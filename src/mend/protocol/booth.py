@@ -53,9 +53,12 @@ class Booth:
 
     def _strayed(self, orders: Orders) -> bool:
         """Whether the job, whose log it began to read before it had a seat, has gone on in a
-        lineage that this log does not know; then it reads that one, from the beginning."""
+        lineage that this log does not know, or is asked about by who founds another one; then it
+        reads that one, from the beginning."""
         log = self.voter.log
-        return log.written.begun and self.homeless() and not log.knows(orders.lineage)
+        asked = orders.decided == 0 and log.told.begun
+        strange = asked or not log.knows(orders.lineage)
+        return log.written.begun and self.homeless() and strange
 
     def follow(
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]

@@ -81,6 +81,8 @@ class Coordinator:
     """When it last looked; a gap is its own sleep, and nobody's silence."""
     awake_ns: int = 0
     """Since when it has led without such a gap."""
+    gave_up: str = ""
+    """A job that it has given up, for people."""
 
     def __post_init__(self) -> None:
         options = self.options
@@ -107,9 +109,7 @@ class Coordinator:
             effects.append(Note("no-quorum", {"epoch": number_of(self.proposer.epoch)}))
             self.election.lost(now_ns, at_once=True)
             self._step_down(effects)
-        if not self.proposer.leading and self._may_found(now_ns):
-            self.voter.start_over()
-            self._found(now_ns)
+        self._mind_the_dead(now_ns, effects)
         if not self.proposer.leading:
             effects += self.election.move(now_ns)
             if self.proposer.try_lead():
@@ -135,11 +135,12 @@ class Coordinator:
         self.proposer.dead.discard(member)
         match event.body:
             case Hello() as hello:
-                self.election.attest(member, hello)
+                effects += self.election.attest(member, hello)
                 if self.proposer.leading:
                     self._on_hello(member, hello, now_ns, effects)
             case Report() as report:
-                self.election.attest(member)
+                self.election.shows(member, report.versions)
+                effects += self.election.attest(member)
                 if self.proposer.leading:
                     self._on_report(member, report, now_ns, effects)
             case Vote() as vote:
@@ -195,6 +196,7 @@ class Coordinator:
         ballot = vote.ballot
         if not (self.log.continues(vote.lineage, ballot.decided) or self._may_undo(ballot)):
             return
+        self.election.shows(member, vote.held)
         view = self.views.get(member.rack)
         known = self.proposer.standing and member in self.proposer.asked()
         if self.proposer.leading:
@@ -238,12 +240,55 @@ class Coordinator:
             view.report = view.sent = None
         if self.me.rack == WITNESS:
             self.views[WITNESS] = View(self.member, now_ns)
+        if self.voter.log.told.begun:  # hellos of lives that are over
+            options = self.options
+            self.admission = Admission(options.racks, self.job, options.detect_ns)
 
     def _homeless(self) -> bool:
-        """Whether it founds jobs, and has no seat in one that it knows to be decided."""
+        """Whether it founds jobs, and has no seat in one that it knows to be decided, but for one
+        whose racks are all dead."""
         told = self.voter.log.told
         seated = self.member in told.members or self.member in told.former
-        return self.options.first and not seated
+        return self.options.first and (not seated or self._forsaken())
+
+    def _forsaken(self) -> bool:
+        """Whether nobody but this witness can have a seat in its job any more: all are attested
+        dead, or say hello, which means that they never knew of their seat."""
+        log = self.voter.log
+        if self.me.rack != WITNESS or not log.told.begun or log.told.over:
+            return False
+        seated = (log.told.members | log.written.members) - {self.member}
+        return seated <= self.proposer.dead | self.election.unaware
+
+    def _mind_the_dead(self, now_ns: int, effects: list[Effect]) -> None:
+        """Stop to lead a job whose racks are all dead, or to ask for another one while somebody of
+        the first speaks again; begin to ask when there is nobody to follow."""
+        asks_anew = self.voter.log.told.begun and not self.log.told.begun
+        if self.proposer.leading and self._forsaken() != asks_anew:
+            self.election.lost(now_ns, at_once=False)
+            self._step_down(effects)
+        if not self.proposer.leading and self._may_found(now_ns):
+            if not self._forsaken():
+                self.voter.start_over()
+            self._found(now_ns)
+
+    def _give_up(self, effects: list[Effect]) -> None:
+        """Forget the job. All racks have answered: their former lives are over, their present ones
+        hold nothing of it. Its bytes are gone; what was left of it here kept its name."""
+        log = self.voter.log
+        about: dict[str, object] = {
+            "records": log.decided,
+            "versions": list(log.told.versions),
+            "dead": [f"rack {member.rack}" for member in sorted(self.proposer.dead)],
+            "lineage": log.lineage[:12],
+        }
+        effects.append(Note("gives-up", about))
+        self.voter.start_over()
+        self.election.forget()
+        self.gave_up = (
+            f"gave up the former job of this name ({log.decided} records): every rack was started "
+            "again, so nobody has its weights any more"
+        )
 
     def _may_undo(self, ballot: Ballot) -> bool:
         """Whether the voter has a beginning that nobody decided, of a former life of this founder:
@@ -382,6 +427,8 @@ class Coordinator:
         lowest = hellos[min(hellos)]
         witness = self.member if self.me.rack == WITNESS else None
         votes = witness is None or witness_votes(witness, len(hellos))
+        if self.voter.log.told.begun:
+            self._give_up(effects)
         self.proposer.append(
             Genesis(
                 roster=tuple(hellos[rack].seat for rack in sorted(hellos)),

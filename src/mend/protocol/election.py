@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from mend.protocol.admission import VISITOR
 from mend.protocol.booth import ways_to_leaders
 from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of, owner_of
-from mend.protocol.events import Effect, Note, Send
-from mend.protocol.messages import Hello, Orders, Prepare
+from mend.protocol.events import Connect, Effect, Note, Send
+from mend.protocol.messages import Challenge, Hello, Orders, Prepare
 from mend.protocol.proposer import Proposer
 from mend.protocol.voter import Voter
 from mend.terms import WITNESS, Member, Peer
 
 STAGGER_HEARTBEATS = 4
 """Between the voters' attempts, so that one alone usually stands: a round trip and some."""
+
+
+def challenge(hello: Hello, former: Member) -> list[Effect]:
+    """Ask who says hello whether it lives now, after `former` got the seat. By a way of its own: it
+    may be `former` that is heard at the address in the roster."""
+    visitor = Peer(former.rack, VISITOR)
+    question = Challenge(hello.seat.member.incarnation, former.incarnation)
+    return [Connect(visitor, hello.seat.address), Send(visitor, question)]
 
 
 @dataclass
@@ -35,6 +45,8 @@ class Election:
     """Epoch whose orders were heard last."""
     serial: int = 0
     sent: dict[Member, Prepare] = field(default_factory=dict)
+    unaware: set[Member] = field(default_factory=set)
+    """Who said hello although an undecided record gives it a seat, and has shown no bytes since."""
     asked_ns: int = 0
 
     def heard(self, orders: Orders, now_ns: int) -> bool:
@@ -52,25 +64,45 @@ class Election:
         # Standing for a higher epoch ends as well: not even my own vote is promised to it yet.
         return self.proposer.epoch not in (0, orders.epoch)
 
-    def attest(self, sender: Member, hello: Hello | None = None) -> None:
+    def attest(self, sender: Member, hello: Hello | None = None) -> list[Effect]:
         """Whoever starts a rack again has seen its former life end; that is what a launcher does.
         Two lives of a rack at once would become two jobs, which refuse each other.
 
-        Without a hello it must have a seat in the place of a voter, by a record that may not be
-        decided yet: who follows a log says no hello.
+        A hello must name the life whose end it proves: one that waited in a queue may be of a life
+        before that. Without a hello the sender must have the seat, by a record that may not be
+        decided yet; it got it by such a hello, and who follows a log says none.
         """
         log, told = self.voter.log.written, self.voter.log.told
         if hello and sender in log.members - log.voters and sender.rack not in log.demoted:
             self.proposer.blank.add(sender)
-        if log.policy is None or not log.policy.restart_attests or sender in log.former:
-            return
+        if hello and sender in log.members - told.members:
+            self.unaware.add(sender)
+        if log.policy is None or sender in log.former:
+            return []
         if hello and (hello.seat.member != sender or hello.policy != log.policy):
-            return
+            return []
         if hello is None and log.member(sender.rack) != sender:
-            return
-        for former in log.voters | told.voters:
-            if former.rack == sender.rack and former not in (sender, self.member):
+            return []
+        effects: list[Effect] = []
+        for former in sorted(log.members | told.members):
+            if former.rack != sender.rack or former in (sender, self.member):
+                continue
+            if hello and former.incarnation not in hello.after:
+                effects += challenge(hello, former)
+            elif log.policy.restart_attests:
                 self.proposer.dead.add(former)
+        return effects
+
+    def shows(self, sender: Member, versions: Sequence[int]) -> None:
+        """What a rack says that it holds."""
+        if any(version >= 0 for version in versions):
+            self.unaware.discard(sender)
+
+    def forget(self) -> None:
+        """Who was who in a job that was given up."""
+        self.unaware.clear()
+        self.proposer.dead.clear()
+        self.proposer.blank.clear()
 
     def see(self, number: int) -> None:
         if number < NUMBER_MAX:

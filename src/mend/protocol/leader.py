@@ -16,7 +16,9 @@ from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.protocol.log import Log
 from mend.protocol.messages import (
     BAD_MAX,
+    LIVES_MAX,
     Bad,
+    Challenge,
     Declined,
     Held,
     Hello,
@@ -139,6 +141,8 @@ class Leader:
             vote = self.booth.asked(event.peer, body, now_ns)
             if vote is not None:
                 effects.append(Send(event.peer, replace(vote, held=self._versions())))
+        elif isinstance(body, Challenge) and body.to == self.member.incarnation:
+            self._answer(body.seated)
         elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
             mine = body.incarnation == self.member.incarnation
             if mine and not self.failure[0]:
@@ -235,6 +239,13 @@ class Leader:
         if due and not self.failure[0]:
             self.hello_ns = now_ns
             effects += [Send(peer, self.hello) for peer in self._coordinators(now_ns)]
+
+    def _answer(self, seated: int) -> None:
+        """That life of this rack is over: this one has heard of it. Said at once."""
+        after = self.hello.after
+        if seated != self.member.incarnation and seated not in after:
+            self.hello = replace(self.hello, after=(*after, seated)[-LIVES_MAX:])
+            self.hello_ns = None
 
     def _coordinators(self, now_ns: int) -> tuple[Peer, ...]:
         """Who may coordinate. A rack that comes back to a running job looks for the one who does;

@@ -1,11 +1,12 @@
 """protocol: the words on the wire.
 
-Every message is a whole, current state, so losing one costs only time. There are four, and two to
-get in:
+Every message is a whole, current state, so losing one costs only time. There are four, and three
+to get in:
 
     rank --RankReport--> leader --Report--> coordinator    what I have, what I wait for
     rank <--RankOrders-- leader <--Orders-- coordinator    the log, open offers, rounds in flight
     leader --Hello--> coordinator --Refusal--> leader
+    leader <--Challenge-- voter                             who has its seat; a hello answers
 
 Votes are states as well: a candidate repeats `Prepare`, a voter answers with its `Ballot`, which
 travels in its `Report`, or by itself in a `Vote`.
@@ -49,6 +50,9 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 """Greatest magnitude of a delta: a maximum is exact, however the delta is sharded."""
 
 BAD_MAX = 1024
+
+LIVES_MAX = 8
+"""Former lives that a hello names, the newest last."""
 
 RECORDS_FORMAT = 3
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
@@ -273,6 +277,18 @@ class Hello(Word, frozen=True, tag=10):
     policy: Policy
     facts: Facts
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    after: Annotated[tuple[Count, ...], Meta(max_length=LIVES_MAX)] = ()
+    """Incarnations of its rack that, as it has heard, have the seat: this was said later, and the
+    lives of a rack follow each other, so they are over."""
+
+
+class Challenge(Word, frozen=True, tag=18):
+    """To a rack that says hello: who has its seat. A hello that does not name that life may have
+    waited in a queue since before it, and proves nothing."""
+
+    to: Count
+    """Incarnation of the receiver."""
+    seated: Count
 
 
 class Refusal(Word, frozen=True, tag=11):
@@ -479,7 +495,7 @@ class RankOrders(State, frozen=True, tag=15):
     snapshot: Snapshot | None = None
 
 
-Message = Hello | Refusal | Report | Orders | RankReport | RankOrders | Prepare | Vote
+Message = Hello | Refusal | Report | Orders | RankReport | RankOrders | Prepare | Vote | Challenge
 
 
 class Envelope(Word, frozen=True):

@@ -29,6 +29,7 @@ from mend.protocol.leader import Leader
 from mend.protocol.learner import Learner
 from mend.protocol.machines import COORDINATOR, LEADER, LEARNER, Parts, machines_of
 from mend.protocol.messages import (
+    Challenge,
     Commit,
     Hello,
     Message,
@@ -80,7 +81,7 @@ class Roles:
         match body:
             case RankOrders():
                 found = [self.learner]
-            case RankReport() | Refusal():
+            case RankReport() | Refusal() | Challenge():
                 found = [self.leader]
             case Orders() | Prepare():
                 found = [self.coordinator, self.leader]

@@ -30,6 +30,7 @@ LOUD = frozenset(
         "deposed",
         "no-quorum",
         "lineage",
+        "gives-up",
         "joined",
         "rack-silent",
         "rack-back",

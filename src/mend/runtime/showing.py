@@ -110,7 +110,7 @@ def view_of_witness(
         me=coordinator.member,
         job=job,
         state="ended" if ended else "running" if log.told.begun else "starting",
-        detail="",
+        detail=coordinator.gave_up,
         follows=coordinator.me if hosts is not None else booth.booth.coordinator,
         policy=log.told.policy or (hellos[min(hellos)].policy if hellos else None),
         why=orders.why if orders is not None else (),

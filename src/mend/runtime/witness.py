@@ -111,6 +111,7 @@ class Witness:
                     "deposed",
                     "no-quorum",
                     "lineage",
+                    "gives-up",
                     "fault",
                 ):
                     self._progress(

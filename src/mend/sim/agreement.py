@@ -18,6 +18,9 @@ from mend.terms import WITNESS, Member
 if TYPE_CHECKING:
     from mend.sim.process import Process
 
+FRAGMENTS_MAX = 64
+"""More than any simulated job has."""
+
 UNDECIDED_MAX = 128
 """Records behind the last decided one, in any replica."""
 
@@ -117,6 +120,26 @@ class Agreement:
         """Somebody is gone: is what was decided still there?"""
         for commit in () if self.beyond else self.newest.values():
             self._survives(commit)
+
+    def gave_up(self, process: Process) -> None:
+        """A witness forgets its job: nobody who lives may have a seat in it, and what comes is
+        another one, from its first record on."""
+        for other, replicas in self.replicas.values():
+            if other is process or other.dead or other.stopped:
+                continue
+            logs = [replica.owner.log for replica in replicas if replica.votes]
+            if any(
+                self._is_of(log) and log.told.member(other.me.rack) == other.member for log in logs
+            ):
+                self._problem("I1", f"{process.me} gives up a job in which {other.me} lives")
+        self.chains, self.records, self.rosters = [""], [None], [Seating()]
+        self.newest, self.in_force, self.merged, self.ended = {}, {}, {}, {}
+        self.read, self.lost = {}, set()
+        self._undo((-1,) * FRAGMENTS_MAX)
+
+    def _is_of(self, log: Log) -> bool:
+        """Whether it is of the job that is looked at."""
+        return bool(self.chains[1:]) and log.reaches(1) and log.chain(1) == self.chains[1]
 
     def _gone(self) -> bool:
         """Whether nobody who lives knows the job that began first: one name, one job."""

@@ -109,6 +109,8 @@ class Checkers:
 
     def noted(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
         """Every event of every process, as it happens."""
+        if kind == "gives-up":
+            self.agreement.gave_up(process)
         watched = self.ranks.get(process.me)
         if watched is None or watched.process is not process or self.agreement.beyond:
             return

@@ -17,7 +17,7 @@ from typing import Any
 from mend.fragment.apply import Alignment
 from mend.protocol.log import RECORDS_KEPT
 from mend.sim.faults import SPOILT
-from mend.sim.returns import returns
+from mend.sim.returns import lost, returns
 from mend.sim.sagas import saga
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
 from mend.terms import MS, SECOND
@@ -64,7 +64,7 @@ PATIENCE_NS = 20 * SECOND
 def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
     """The scenario of a seed. `fixed`: fields of Scenario that are not drawn, such as a user's own
     racks, H, P, tau and K."""
-    story = None if fixed else returns(seed) or saga(seed)
+    story = None if fixed else returns(seed) or saga(seed) or lost(seed)
     if story is not None:
         return story
     rng = random.Random(seed)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from mend.sim.sagas import job, seconds, told
 from mend.sim.scenario import WITNESS_TARGET, Fault, Scenario
-from mend.terms import SECOND
+from mend.terms import MS, SECOND
 
 SHARE = 0.06
 """Of all seeds."""
@@ -111,7 +111,73 @@ def _twice(seed: int, rng: random.Random) -> Scenario:
     return _ended(scenario, faults)
 
 
+LOST_SHARE = 0.04
+"""Of all seeds: those of `lost`."""
+
+
+def lost(seed: int) -> Scenario | None:
+    """The scenario of a seed in which all racks die and the witness lives; None for the others."""
+    rng = random.Random(f"all are lost {seed}")
+    return rng.choice(LOST)(seed, rng) if rng.random() < LOST_SHARE else None
+
+
+def _all_lost(seed: int, rng: random.Random) -> Scenario:
+    """At once, or one by one, so that some have a seat again, or almost, when the last one dies."""
+    scenario = job(seed, rng, rng.choice(((2, True), (2, True), (3, True))), LENGTH_S)
+    at_ns, faults = seconds(rng, 0.3, 4.0), []
+    for rack in rng.sample(range(scenario.racks), scenario.racks):
+        fault = Fault("restart", at_ns, at_ns + seconds(rng, 0.05, 4.0), rack)
+        faults += _stale(scenario, rng, fault) if rng.random() < 0.3 else [fault]
+        at_ns += rng.choice((0, 0, seconds(rng, 0.0, 0.2), seconds(rng, 0.5, 5.0)))
+    return _ended(scenario, faults)
+
+
+def _all_but_a_silent_one(seed: int, rng: random.Random) -> Scenario:
+    """All but one are started again; that one hears and says nothing for a while, and lives."""
+    scenario = job(seed, rng, rng.choice(((2, True), (3, True))), LENGTH_S)
+    away = rng.randrange(scenario.racks)
+    begin_ns = seconds(rng, 0.5, 2.0)
+    end_ns = begin_ns + seconds(rng, 4.0, 9.0)
+    gone = [rack for rack in range(scenario.racks) if rack != away]
+    faults = [
+        Fault("partition", begin_ns, end_ns, racks=(away,))
+        if rng.random() < 0.6
+        else Fault("freeze", begin_ns, end_ns, away)
+    ]
+    return _ended(scenario, faults + _restarts(gone, rng, begin_ns + seconds(rng, 0.0, 1.0)))
+
+
+def _twice_lost(seed: int, rng: random.Random) -> Scenario:
+    """The racks that begin anew are started again in the midst of it."""
+    scenario = job(seed, rng, (2, True), LENGTH_S)
+    begin_ns = seconds(rng, 0.5, 2.0)
+    faults = _restarts([0, 1], rng, begin_ns)
+    again_ns = max(fault.end_ns for fault in faults) + seconds(rng, 0.0, 6.0)
+    rack, after = rng.randrange(2), rng.choice(("Hello", "Report", ""))
+    end_ns = again_ns + seconds(rng, 0.05, 2.0)
+    nth = rng.randint(1, 20) if after else 0
+    fault = Fault("restart", again_ns, end_ns, rack, after=after, nth=nth)
+    return told(scenario, faults + _stale(scenario, rng, fault), end_ns + 6 * SECOND)
+
+
+def _late_hello(seed: int, rng: random.Random) -> Scenario:
+    """Rack 1 is started twice: what its second life says is under way for long. Its third gets the
+    seat, and is not heard any more when that arrives; then rack 0 dies and comes back."""
+    scenario = job(seed, rng, (3, False), LENGTH_S)
+    begin_ns = seconds(rng, 0.5, 1.5)
+    again_ns = begin_ns + seconds(rng, 2.3, 2.8)
+    late_ns = seconds(rng, 6.5, 8.0)
+    slow = [Fault("slow_link", begin_ns, again_ns, 1, b, amount=late_ns) for b in (0, 2)]
+    lives = [Fault("restart", at_ns, at_ns + 50 * MS, 1) for at_ns in (begin_ns, again_ns)]
+    away_ns = again_ns + seconds(rng, 2.5, 3.5)
+    end_ns = away_ns + seconds(rng, 8.0, 10.0)
+    away = Fault("partition", away_ns, end_ns, racks=(1,))
+    dead = Fault("restart", away_ns + SECOND, away_ns + 2 * SECOND, 0)
+    return told(scenario, [*slow, *lives, away, dead], end_ns)
+
+
 Return = Callable[[int, random.Random], Scenario]
+LOST: tuple[Return, ...] = (_all_lost, _all_lost, _all_but_a_silent_one, _twice_lost, _late_hello)
 RETURNS: tuple[Return, ...] = (
     _two_at_once,
     _all_but_one,

@@ -104,6 +104,8 @@ class World(Writer):
         """Of every rack in its newest life."""
         self.past: list[Process] = []
         self.witness: Process | None = None
+        self.away: set[int] = set()
+        """Targets that died and are to be started again."""
         self._build()
 
     def run(self) -> Report:
@@ -145,7 +147,8 @@ class World(Writer):
                 gc.enable()
 
     def _over(self) -> bool:
-        return all(training.ended or training.process.dead for training in self.trainings.values())
+        lives = self.trainings.values()
+        return not self.away and all(each.ended or each.process.dead for each in lives)
 
     # -------------------------------------------------------------- building
 
@@ -358,6 +361,8 @@ class World(Writer):
 
     def _crash(self, fault: Fault) -> None:
         """A whole rack, or one rank; whoever started the rack then ends the others."""
+        if fault.kind == "restart":
+            self.away.add(fault.a)
         for process in self._processes_of(fault.a):
             alone = fault.kind == "crash" and fault.b >= 0
             if not alone or process.me.rank == fault.b:
@@ -375,6 +380,7 @@ class World(Writer):
 
     def _restart(self, fault: Fault) -> None:
         """A new process with a new incarnation and no memory. One that ended stays so."""
+        self.away.discard(fault.a)
         former = self._processes_of(fault.a)
         if not all(process.dead for process in former):
             return

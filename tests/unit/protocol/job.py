@@ -9,7 +9,17 @@ from msgspec.structs import replace
 from mend.protocol.admission import VISITOR
 from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.events import Effect, Heard, Tick
-from mend.protocol.messages import Held, Hello, Offer, Orders, Record, Refusal, Report, Vote
+from mend.protocol.messages import (
+    Held,
+    Hello,
+    Offer,
+    Orders,
+    Prepare,
+    Record,
+    Refusal,
+    Report,
+    Vote,
+)
 from mend.protocol.voter import Voter
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.nouns import (
@@ -84,13 +94,16 @@ class Job:
             effects += self._own_vote()
         for rack in range(self.racks):
             for body in sent(effects, Peer(rack, 0)):
-                assert isinstance(body, Orders)
-                self.orders[rack] = body
+                assert isinstance(body, Orders | Prepare)
+                if isinstance(body, Orders):
+                    self.orders[rack] = body
         return effects
 
     def _own_vote(self) -> list[Effect]:
         """The witness's own vote takes what is appended at once."""
         log = self.machine.log
+        if not log.last:
+            return []  # a question about another job than its own
         if self.voter.log.last == log.last and self.voter.log.decided == log.decided:
             return []
         self.votes += 1

@@ -70,13 +70,15 @@ def hello(
     facts: tuple[tuple[str, str], ...] = (("model", "tiny"), ("steps", "8")),
     **changes: Any,
 ) -> Hello:
-    """Version 0 of rack r has the digests 100 r, 100 r + 1, ... in order of fragment and rank."""
+    """Version 0 of rack r has the digests 100 r, 100 r + 1, ... in order of fragment and rank. A
+    life has heard of the one before it, as it is asked about that."""
     digests = tuple(
         tuple(digest(100 * rack + ranks * p + rank) for rank in range(ranks))
         for p in range(fragments)
     )
     plan = policy(racks, ranks, fragments, **changes)
-    return Hello(seat(rack, ranks, life), plan, facts, digests)
+    after = tuple(member(rack, life - 1).incarnation for _ in range(life > 0))
+    return Hello(seat(rack, ranks, life), plan, facts, digests, after)
 
 
 def offer(

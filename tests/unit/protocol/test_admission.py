@@ -175,6 +175,30 @@ def test_who_took_over_knows_the_plan_by_its_hash_only() -> None:
     assert refused(effects) == [("plan", detail)], "a hello of another plan is no measure"
 
 
+def test_a_hello_that_may_be_older_than_the_seated_life_gets_no_seat() -> None:
+    """The seated one is silent for a while: frozen, not dead."""
+    door = Door()
+    door.silence(1)
+    stale = replace(of(1, life=1), after=())
+    assert door.knock(stale) == (False, [])
+    assert door.admission.joining == {}
+    assert door.knock(of(1, life=1))[0]
+
+
+def test_a_lockstep_job_whose_racks_are_all_silent_refuses_nobody() -> None:
+    """They are being started again, as the refusal would ask for."""
+    begin = genesis(3)
+    lockstep = replace(begin, policy=replace(begin.policy, lockstep=True))
+    door = Door(log_of(lockstep).written)
+    for rack in range(3):
+        door.silence(rack)
+    again = of(1, life=1, lockstep=True)
+    assert door.knock(again) == (False, [])
+    door.views[2].heard_ns = door.now_ns
+    _, effects = door.knock(again)
+    assert [kind for kind, _ in refused(effects)] == ["plan"]
+
+
 # -------------------------------------------------------------- before the first record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mend.protocol.booth import Booth, WitnessBooth
 from mend.protocol.epochs import NUMBER_MAX, epoch_of
@@ -345,3 +346,16 @@ def test_a_witness_that_was_started_again_answers_what_its_former_life_is_told()
     assert len(witness.hear(FOUNDER, body)) == 1, "the ways are known"
     witness.hear(FOUNDER, orders(4, [genesis(witness=True)], to=witness.member.incarnation))
     assert witness.hear(FOUNDER, body) == [], "it has a seat"
+
+
+def test_a_rack_without_a_seat_answers_who_asks_for_another_job_unless_its_own_lives() -> None:
+    """It has read the log of a job whose last racks died before they could decide its seat."""
+    ears = Ears(begun=False)
+    others = replace(BEGIN, roster=(BEGIN.roster[0],))
+    assert ears.told(orders(1, [others])) == []
+    question = orders(2, epoch=epoch_of(5, 0))
+    assert ears.told(question) is None
+    assert ears.ballot.last == 1, "that job was heard just now"
+    ears.now_ns += DETECT_NS
+    assert ears.told(question) == []
+    assert (ears.ballot.last, ears.ballot.promised) == (0, epoch_of(5, 0))

@@ -7,10 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mend.protocol.admission import VISITOR
 from mend.protocol.election import STAGGER_HEARTBEATS, Election
 from mend.protocol.epochs import NUMBER_MAX, epoch_of, number_of
 from mend.protocol.events import Connect, Effect, Send
-from mend.protocol.messages import Hello, Orders, Prepare, Record, Seat
+from mend.protocol.messages import Challenge, Hello, Orders, Prepare, Record, Seat
 from mend.protocol.proposer import Proposer
 from mend.protocol.voter import Voter
 from mend.terms import SECOND, WITNESS, Member, Peer
@@ -353,6 +354,34 @@ def test_a_late_hello_of_a_former_member_attests_nothing() -> None:
     candidate.voter.append(FIRST, 1, log.chain(1), [back], 2, 2)
     candidate.election.attest(member(0), of(0, 0))
     assert candidate.proposer.dead == set()
+
+
+def test_a_hello_that_may_be_older_than_the_seated_life_is_asked_about_it() -> None:
+    """Rack 0 was started three times; the second life's hello waited in a queue, and the third has
+    the seat, alive. It never had a seat, so no list of former members knows it."""
+    candidate = attesting()
+    stale = of(0, 2)
+    for late in (replace(stale, after=()), replace(stale, after=(member(0, 7).incarnation,))):
+        effects = candidate.election.attest(member(0, life=2), late)
+        assert candidate.proposer.dead == set()
+        way, question = effects
+        assert way == Connect(Peer(0, VISITOR), late.seat.address), "not the seated life's way"
+        assert isinstance(question, Send)
+        seated = Challenge(late.seat.member.incarnation, member(0).incarnation)
+        assert question == Send(Peer(0, VISITOR), seated)
+    answer = replace(stale, after=(member(0, 1).incarnation, member(0).incarnation))
+    assert candidate.election.attest(member(0, life=2), answer) == []
+    assert candidate.proposer.dead == {member(0)}
+
+
+def test_a_newcomer_without_a_vote_is_attested_as_well() -> None:
+    """It may hold what no voter that lives does, so its promise is asked for, in vain."""
+    candidate = attesting()
+    learns = roster(1, [0, 1, 2], learners=(2,), witness=True)
+    log = candidate.voter.log
+    candidate.voter.append(FIRST, 1, log.chain(1), [learns], 2, 2)
+    candidate.election.attest(member(2, life=1), of(2, 1))
+    assert candidate.proposer.dead == {member(2)}
 
 
 def replace_life(rack: int) -> Seat:

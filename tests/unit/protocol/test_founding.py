@@ -3,9 +3,12 @@ beginning twice under one name."""
 
 from __future__ import annotations
 
+import itertools
+
 from msgspec.structs import replace
 
 from mend.protocol.epochs import epoch_of, number_of
+from mend.protocol.events import Effect, Heard
 from mend.protocol.messages import Genesis, Orders
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.job import Job
@@ -17,6 +20,8 @@ from tests.unit.protocol.nouns import (
     genesis,
     hello,
     member,
+    notes,
+    offer,
     orders,
     report,
 )
@@ -130,3 +135,105 @@ def test_a_witness_that_was_started_again_hears_no_vote_for_another_job() -> Non
     assert job.machine.me == Peer(WITNESS, 0)
     assert isinstance(job.orders[0], Orders)
     assert job.orders[0].lineage == ""
+
+
+# -------------------------------------------------------------- a job that nobody lives to know
+
+
+def perished(*back: int) -> Job:
+    """A job of two racks and a witness, one commit old. Its racks fell silent; those of `back` were
+    started again, say hello and name the life whose seat they had."""
+    job = Job(witness=True).begun()
+    job.committed(offer(0), offer(1))
+    for _ in range(8):
+        job.tick(DETECT_NS // 2)
+    for rack in back:
+        job.hear(rack, hello(rack, life=1), life=1)
+    return job
+
+
+def ask(job: Job) -> None:
+    """Until the witness asks the racks to begin anew, or does not."""
+    for _ in range(6):
+        job.tick(DETECT_NS // 2)
+        for rack in range(2):
+            job.hear(rack, hello(rack, life=1), life=1)
+
+
+def answer(job: Job, rack: int) -> list[Effect]:
+    job.lives[rack] = 1
+    promised = ballot(0, 0, job.machine.proposer.epoch)
+    return job.hear(rack, report(next(SERIALS), to=job.to, ballot=promised), life=1)
+
+
+SERIALS = itertools.count(100)
+
+
+def test_a_witness_gives_up_a_job_once_every_rack_has_answered_in_a_new_life() -> None:
+    job = perished(0, 1)
+    lineage = job.voter.log.lineage
+    ask(job)
+    assert job.machine.proposer.leading
+    assert job.orders[1].lineage == "", "the question"
+    assert job.voter.log.decided == 2, "nothing is given up for a question"
+    assert notes(answer(job, 0), "gives-up") == []
+    (told,) = notes(answer(job, 1), "gives-up")
+    assert told == {
+        "records": 2,
+        "versions": [1],
+        "dead": ["rack 0", "rack 1"],
+        "lineage": lineage[:12],
+    }
+    (record,) = job.records
+    assert isinstance(record, Genesis)
+    assert [seat.member for seat in record.roster] == [member(0, 1), member(1, 1)]
+    assert record.witness == member(WITNESS)
+    assert "2 records" in job.machine.gave_up
+    for rack in range(2):
+        accepted = ballot(1, 0, job.machine.proposer.epoch)
+        job.hear(rack, report(next(SERIALS), to=job.to, ballot=accepted), life=1)
+    assert job.machine.log.decided == 1
+
+
+def test_a_witness_keeps_its_job_while_one_rack_may_live() -> None:
+    """Rack 1 may only be cut off."""
+    job = perished(0)
+    for _ in range(10):
+        job.tick(DETECT_NS // 2)
+        job.hear(0, hello(0, life=1), life=1)
+    assert not job.machine.proposer.leading
+    assert job.voter.log.decided == 2
+    assert job.machine.proposer.dead == {member(0)}
+
+
+def test_a_hello_of_long_ago_does_not_end_a_job() -> None:
+    job = perished()
+    for rack in range(2):
+        job.hear(rack, replace(hello(rack, life=1), after=()), life=1)
+    for _ in range(8):
+        job.tick(DETECT_NS // 2)
+    assert job.machine.proposer.dead == set()
+    assert not job.machine.proposer.leading
+
+
+def test_a_witness_that_asks_for_a_new_job_stops_when_somebody_of_the_first_speaks() -> None:
+    job = perished(0, 1)
+    ask(job)
+    assert job.machine.proposer.leading
+    answer(job, 0)
+    job.hear(1, report(1, to=job.to))
+    assert not job.machine.proposer.leading
+    answer(job, 1)
+    assert job.voter.log.decided == 2
+
+
+def test_a_witness_follows_a_life_that_it_did_not_know_rather_than_to_give_up() -> None:
+    """Rack 1's second life got a seat while the witness was cut off, and coordinates."""
+    job = perished(0, 1)
+    ask(job)
+    me = job.machine.member.incarnation
+    body = orders(1, [genesis(witness=True)], epoch=epoch_of(9, 1), to=me)
+    job._give(Heard(Peer(1, 0), member(1, 2).incarnation, body))
+    assert not job.machine.proposer.leading
+    job.tick(2 * DETECT_NS - 1)
+    assert not job.machine.proposer.leading, "that one is heard"

@@ -14,8 +14,10 @@ from mend.protocol.events import Connect, Effect, Fail, Heard, Send, Sum, Summed
 from mend.protocol.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.protocol.log import Log
 from mend.protocol.messages import (
+    LIVES_MAX,
     RECORDS_FORMAT,
     Bad,
+    Challenge,
     Epoch,
     Gather,
     Held,
@@ -154,6 +156,20 @@ def test_hello_is_repeated_until_the_seat_is_decided() -> None:
     assert hellos(rack.tick(HEARTBEAT_NS)) == 1, "Genesis is here, but not decided"
     rack.told()
     assert hellos(rack.tick(HEARTBEAT_NS)) == 0
+
+
+def test_a_rack_answers_at_once_that_it_lives_after_who_has_its_seat() -> None:
+    rack = Rack()
+    former, mine = member(RACK, 7).incarnation, member(RACK).incarnation
+    rack.tick()
+    assert hellos(rack.hear(Peer(2, 0), 5, Challenge(mine + 1, former))) == 0, "of another life"
+    effects = rack.hear(Peer(2, 0), 5, Challenge(mine, former))
+    assert [body.after for body in sent(effects) if isinstance(body, Hello)] == [(former,)]
+    assert hellos(rack.hear(Peer(2, 0), 5, Challenge(mine, former))) == 0, "it has said so"
+    rack.hear(Peer(2, 0), 5, Challenge(mine, mine))
+    for life in range(10, 10 + LIVES_MAX):
+        rack.hear(Peer(2, 0), 5, Challenge(mine, life))
+    assert rack.machine.hello.after == tuple(range(10, 10 + LIVES_MAX)), "the newest"
 
 
 def test_an_unanswered_start_ends_with_the_address_that_did_not_answer() -> None:

@@ -127,7 +127,7 @@ class Live:
             for n, train in enumerate(self.train):
                 self.totals[n] = (self.totals[n][0] + train(step), self.totals[n][1] + 1)
             if self.settings.overlap:
-                for p in schedule.ends(step):
+                for p in schedule.captures(step - self.settings.overlap):
                     self.apply(p)
             for p in schedule.captures(step):
                 self.capture(p)

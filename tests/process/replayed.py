@@ -32,6 +32,7 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
     index = {name: i for i, (name, _) in enumerate(made.named_parameters())}
     plan = build_plan(made, config.get("fragments", 4))
     payload = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    ramp = config.get("outer_momentum_ramp_rounds", RAMPS[config.get("outer_start", "scratch")])
     return Settings(
         fragments=[[index[slot.name] for slot in layout.slots] for layout in plan],
         period=config["sync_period_steps"],
@@ -39,8 +40,9 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
         alignment=config.get("alignment", "carry"),
         alpha=config.get("blend_alpha", 0.5),
         outer_lr=config.get("outer_lr", 1.0),
-        momentum=config.get("outer_optimizer_momentum", 0.0),
-        ramp=config.get("outer_momentum_ramp_rounds", RAMPS[config.get("outer_start", "scratch")]),
+        momentum=config.get("outer_optimizer_momentum", 0.9),
+        ramp=ramp,
+        overlap_ramp=ramp,
         payload=payload[config.get("payload_dtype", "float32")],
         radial=[i for name, i in index.items() if name not in config.get("merge_mean_names", ())]
         if config.get("merge") == "rda"

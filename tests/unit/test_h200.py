@@ -32,7 +32,7 @@ def test_the_measured_steps_hold_as_many_applies_as_captures(tau: int) -> None:
     for cell in h200_cells.cells(PLAN, {0: tau, 2000: tau}):
         steps = range(cell.warm_up + 1, cell.steps + 1)
         captures = sum(len(schedule.captures(step)) for step in steps)
-        applies = sum(len(schedule.ends(step)) for step in steps)
+        applies = sum(len(schedule.captures(step - tau)) for step in steps)
         assert captures == PLAN.gaps_measured
         assert cell.mode == "none" or applies == PLAN.gaps_measured
         assert cell.steps <= PLAN.steps_max

@@ -112,6 +112,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "merge": settings.merge,
         "momentum": settings.outer_optimizer_momentum,
         "ramp": settings.ramp_rounds,
+        "overlap_ramp": settings.ramp_rounds,
         "witness": bool(settings.witness_addr),
     }
 

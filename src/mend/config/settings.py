@@ -208,19 +208,20 @@ class MendConfig:
         1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
     )
     outer_optimizer_momentum: float = _knob(
-        0.0, k.MOMENTUM, "Nesterov momentum of the outer optimizer, at the end of its ramp"
+        0.9, k.MOMENTUM, "Nesterov momentum of the outer optimizer, at the end of its ramp"
     )
     outer_momentum_ramp_rounds: int | None = _knob(
         None,
         k.either(k.whole(0, 1_000_000), "none", None),
         "c: after k rounds of a fragment its momentum is k / (k + c), at most "
-        "outer_optimizer_momentum; 0: that from the first round; none: as outer_start says",
+        "outer_optimizer_momentum, and its overlap rises to tau likewise; 0: both from the first "
+        "round; none: as outer_start says",
     )
     outer_start: Literal["scratch", "warm"] = _knob(
         "scratch",
         k.one_of("scratch", "warm"),
-        "where the racks begin: at random weights (the momentum's ramp has 10 rounds), or at "
-        "weights that were trained before (5)",
+        "where the racks begin: at random weights (momentum and overlap rise over 10 rounds), or "
+        "at weights that were trained before (over 5)",
     )
     merge: Literal["mean", "rda"] = _knob(
         "mean",
@@ -482,11 +483,6 @@ def _warn_pairs(c: MendConfig) -> None:
             f"{steps} from the first round: from random weights that was worse than none in every "
             "run. Leave outer_momentum_ramp_rounds out, or say outer_start='warm' where the racks "
             "begin at trained weights"
-        )
-    if c.outer_momentum_ramp_rounds and not c.outer_optimizer_momentum:
-        _warn(
-            f"outer_momentum_ramp_rounds={c.outer_momentum_ramp_rounds} has no effect without "
-            "outer_optimizer_momentum"
         )
 
 

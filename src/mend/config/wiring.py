@@ -70,6 +70,7 @@ def settings_of(
         fragments=config.fragments,
         period_steps=config.sync_period_steps,
         overlap_steps=config.tau,
+        overlap_ramp=config.ramp_rounds,
         quorum_min_learners=config.quorum_min_learners,
         grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
         max_age=config.max_age,

@@ -147,6 +147,8 @@ class Policy(Word, frozen=True):
     max_age: Count
     period_steps: Count
     overlap_steps: Count
+    overlap_ramp: Count
+    """Versions over which the overlap rises; 0: it does not."""
     stall_max_ns: Count
     evict_ns: Count
     """Silence that costs a rack its seat; 0 = never."""

@@ -21,7 +21,7 @@ from mend.protocol.messages import (
     share_of,
 )
 from mend.protocol.quorum import hold, worthwhile
-from mend.protocol.schedule import gap_steps
+from mend.protocol.schedule import gap_steps, overlap_at
 from mend.terms import SECOND, Member
 
 ATTEMPTS_MAX = 8
@@ -192,7 +192,7 @@ class Round:
             step_ns=scene.step_ns,
             quorum_ns=self.quorum_time.value_ns,
             sync_ns=self.sync_time.value_ns,
-            overlap_steps=policy.overlap_steps,
+            overlap_steps=overlap_at(scene.version, policy.overlap_steps, policy.overlap_ramp),
             gap_steps=gap_steps(policy.fragments, policy.period_steps),
             limit_ns=policy.stall_max_ns,
         )

@@ -22,6 +22,8 @@ class Schedule:
     fragments: int
     period_steps: int
     overlap_steps: int
+    overlap_ramp: int = 0
+    """Versions over which tau rises, as `overlap_at` says; 0: it does not."""
     polls: int = 0
     """Steps between two looks for rounds that other racks have opened; 0: never, as in lockstep."""
     _due: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
@@ -48,25 +50,23 @@ class Schedule:
         found = self._due.get(step % self.period_steps, ())
         return tuple(fragment for fragment in found if step >= self.offset(fragment))
 
-    def ends(self, step: int) -> tuple[int, ...]:
-        """Fragments whose own overlap ends at this step, ascending; non-empty = an apply point."""
-        return self.captures(step - self.overlap_steps)
-
-    def busy(self, step: int) -> bool:
-        """Whether anything at all happens after this step; the training loop asks every time."""
-        residue = step % self.period_steps
-        return residue in self._due or (step - self.overlap_steps) % self.period_steps in self._due
-
-    def last_capture(self, fragment: int, step: int) -> int:
-        """The newest due step <= step; 0 when there was none yet."""
-        offset = self.offset(fragment)
-        if step < offset:
-            return 0
-        return step - (step - offset) % self.period_steps
+    def overlap(self, version: int) -> int:
+        """tau of a capture on this version."""
+        return overlap_at(version, self.overlap_steps, self.overlap_ramp)
 
     def gap_steps(self) -> int:
         """Steps between two rounds, of whatever fragments."""
         return gap_steps(self.fragments, self.period_steps)
+
+
+def overlap_at(version: int, overlap_steps: int, ramp: int) -> int:
+    """tau of a capture on `version`: tau v / (0.9 (v + c)), rounded, from 1 to tau; with ramp c = 0
+    always tau. Late merges cost most while the inner steps are large, which is at the start of a
+    run (docs/quality.md); the version is in the log, so all racks agree."""
+    if not ramp or overlap_steps <= 1:
+        return overlap_steps
+    part = 9 * (version + ramp)
+    return min(overlap_steps, max(1, (20 * overlap_steps * version + part) // (2 * part)))
 
 
 def gap_steps(fragments: int, period_steps: int) -> int:
@@ -124,7 +124,7 @@ class Calendar:
 
     def end(self, fragment: int) -> int:
         """The step at which the overlap of the last capture ends."""
-        return self.marks[fragment] + self.schedule.overlap_steps
+        return self.marks[fragment] + self.schedule.overlap(max(0, self.versions[fragment]))
 
     def ends(self, step: int) -> tuple[int, ...]:
         """Fragments whose own overlap ends at this step, ascending."""

@@ -16,6 +16,7 @@ an offer, decoded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -33,6 +34,7 @@ class Settings:
     fragments: Sequence[Sequence[int]]
     period: int  # H: each fragment is captured once per H steps
     overlap: int  # tau < H: what is captured at step s is applied at s + tau
+    overlap_ramp: int = 0  # c > 0: tau rises with the versions, see `tau`
     alignment: str = "carry"  # or "overwrite", "blend"
     alpha: float = 0.5  # blend only: the part of the rack's own deviation that it keeps
     outer_lr: float = 1.0
@@ -47,6 +49,13 @@ class Settings:
             raise ValueError(f"overlap={self.overlap} must be in [0, period={self.period})")
         if self.alignment not in ("carry", "overwrite", "blend"):
             raise ValueError(f"alignment={self.alignment!r} is none of carry, overwrite, blend")
+
+    def tau(self, version: int) -> int:
+        """Of a capture on this version: tau v / (0.9 (v + c)), rounded, from 1 to tau."""
+        if self.overlap <= 1 or not self.overlap_ramp:
+            return self.overlap
+        risen = Fraction(10 * self.overlap * version, 9 * (version + self.overlap_ramp))
+        return min(self.overlap, max(1, math.floor(risen + Fraction(1, 2))))
 
     def due(self, fragment: int, step: int) -> bool:
         """Steps count from 1. Fragment p is captured at o, o + H, ...; o = floor((p+1) H / P)."""
@@ -330,14 +339,16 @@ def _outcome(log: _Log, learners: list[_Learner]) -> Outcome:
 def lockstep(racks: Sequence[Rack], settings: Settings, steps: int) -> Outcome:
     """All racks side by side; a commit names all offers of a capture, and is applied tau later."""
     log, learners = _start(racks, settings)
+    ends: dict[int, int] = {}  # fragment -> the step at which its overlap ends
     for step in range(1, steps + 1):
         for learner in learners:
             learner.train(step)
         for p in range(len(settings.fragments)):
-            if settings.overlap and settings.due(p, step - settings.overlap):
+            if ends.get(p) == step:
                 _apply_newest(log, learners, p, step)
         for p in range(len(settings.fragments)):
             if settings.due(p, step):
+                ends[p] = step + settings.tau(len(log.anchors[p]) - 1)
                 members = [learner.capture(p, step).member for learner in learners]
                 log.extend(Commit(p, len(log.anchors[p]), members))
                 if settings.overlap == 0:

@@ -38,6 +38,7 @@ class Settings:
     fragments: int
     period_steps: int
     overlap_steps: int
+    overlap_ramp: int
     quorum_min_learners: int
     grace_ns: int
     max_age: int
@@ -125,6 +126,7 @@ def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
         max_age=settings.max_age,
         period_steps=settings.period_steps,
         overlap_steps=settings.overlap_steps,
+        overlap_ramp=settings.overlap_ramp,
         stall_max_ns=settings.step.stall_max_ns,
         evict_ns=settings.evict_ns,
         restart_attests=settings.restart_attests,

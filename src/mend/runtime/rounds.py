@@ -269,13 +269,12 @@ class Rounds:
         poll point: returns per fragment the version of which all of them know an open round, or
         -1."""
         yield from self._await_results(ends)
-        tau, count = self.schedule.overlap_steps, len(self.tracks)
-        eligible = [p for p in range(count) if self.step >= self.calendar.end(p)]
+        eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
         flags = self._opened() if polls else []
         agreed = yield from self._agree_and_apply(eligible, [*flags, *(-v for v in flags)])
         for fragment in ends:
             offer = self.tracks[fragment].offer
-            if offer is not None and offer.capture_step == self.step - tau:
+            if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
         least, greatest = agreed[: len(flags)], agreed[len(flags) :]
         return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]

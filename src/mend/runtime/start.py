@@ -76,7 +76,8 @@ class LiveRank:
         self.plan = build_plan(model, settings.fragments, frozen=settings.frozen)
         when = (len(self.plan), settings.period_steps, settings.overlap_steps)
         alone = settings.step.lockstep or settings.racks == 1
-        self.schedule = Schedule(*when, 0 if alone else poll_steps(*when))
+        polls = 0 if alone else poll_steps(*when)
+        self.schedule = Schedule(*when, settings.overlap_ramp, polls)
         self.recorder = Recorder(
             {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
         )

@@ -115,6 +115,7 @@ def _workload(seed: int, rng: random.Random) -> Scenario:
         numel=rng.choice((3, 8, 17)),
         period_steps=period,
         overlap_steps=rng.choice((0, 1, period // 2, period - 1)),
+        overlap_ramp=(0, 2)[seed // 3 % 2],
         steps=tuple(steps + (rng.randint(0, period) if uneven else 0) for _ in range(racks)),
         step_ns=tuple(
             base_ns if equal else base_ns * rng.choice((1, 1, 2, 3)) for _ in range(racks)

@@ -53,6 +53,8 @@ class Scenario:
     numel: int = 8
     period_steps: int = 6
     overlap_steps: int = 3
+    overlap_ramp: int = 0
+    """Versions over which the overlap rises; 0: it does not."""
     steps: tuple[int, ...] = (24, 24)
     step_ns: tuple[int, ...] = (50 * MS, 50 * MS)
     k: int = 1

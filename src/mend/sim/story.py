@@ -24,11 +24,12 @@ def setup(scenario: Scenario) -> str:
     witness = "with a witness" if s.witness else "without a witness"
     grace = "adaptive grace" if s.grace_ns < 0 else f"{s.grace_ns // MS} ms of grace"
     closing = "in lockstep" if s.lockstep else f"K = {s.k}, {grace}"
+    rise = f" rising over {s.overlap_ramp} rounds" if s.overlap_ramp else ""
     overlap = "" if s.overlapped else ", blocking"
     lines = [
         f"Seed {s.seed}. {s.racks} racks, {ranks}, {witness}; P = {s.fragments} fragments, "
-        f"H = {s.period_steps} steps, tau = {s.overlap_steps}, {closing}, max_age = {s.max_age}; "
-        f"{s.alignment}, {s.merge}, {s.payload}{overlap}.",
+        f"H = {s.period_steps} steps, tau = {s.overlap_steps}{rise}, {closing}, "
+        f"max_age = {s.max_age}; {s.alignment}, {s.merge}, {s.payload}{overlap}.",
         f"The racks train {_each(s.steps)} steps of {_each([ns // MS for ns in s.step_ns])} ms. "
         f"A frame takes {s.delay_ns // MS} to {(s.delay_ns + s.jitter_ns) // MS} ms; "
         f"{100 * s.loss:.0f} % are lost, {100 * s.duplicate:.0f} % doubled.",

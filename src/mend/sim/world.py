@@ -194,7 +194,8 @@ class World(Writer):
         parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
         genesis = [[track.anchor for track in tracks] for _, tracks in parts]
         when = (len(parts[0][1]), scenario.period_steps, scenario.overlap_steps)
-        schedule = Schedule(*when, 0 if scenario.lockstep else poll_steps(*when))
+        polls = 0 if scenario.lockstep else poll_steps(*when)
+        schedule = Schedule(*when, scenario.overlap_ramp, polls)
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
@@ -343,6 +344,7 @@ class World(Writer):
             s.max_age,
             s.period_steps,
             s.overlap_steps,
+            s.overlap_ramp,
             STALL_NS,
             EVICT_NS,
             restart_attests=True,

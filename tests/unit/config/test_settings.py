@@ -268,11 +268,6 @@ def test_outer_steps_that_were_measured_to_help_warn_of_nothing(changes: dict[st
         MendConfig(**changes)
 
 
-def test_a_ramp_of_nothing_is_said() -> None:
-    with pytest.warns(UserWarning, match="outer_momentum_ramp_rounds=4 has no effect"):
-        MendConfig(outer_momentum_ramp_rounds=4)
-
-
 def test_the_start_chooses_the_ramp_unless_it_is_given() -> None:
     assert MendConfig().ramp_rounds == 10
     assert MendConfig(outer_start="warm").ramp_rounds == 5

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend.protocol.schedule import Calendar, Schedule, poll_steps
+from mend.protocol.schedule import Calendar, Schedule, overlap_at, poll_steps
+from mend.reference import Settings
 
 
 @st.composite
@@ -19,7 +20,6 @@ def test_four_fragments_take_turns() -> None:
     schedule = Schedule(4, 8, 2)
     due = {step: schedule.captures(step) for step in range(1, 17) if schedule.captures(step)}
     assert due == {2: (0,), 4: (1,), 6: (2,), 8: (3,), 10: (0,), 12: (1,), 14: (2,), 16: (3,)}
-    assert [step for step in range(1, 17) if schedule.ends(step)] == [4, 6, 8, 10, 12, 14, 16]
     assert schedule.gap_steps() == 2
 
 
@@ -39,36 +39,13 @@ def test_every_fragment_is_captured_once_per_period(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_what_is_captured_ends_tau_steps_later(schedule: Schedule) -> None:
-    tau = schedule.overlap_steps
-    for step in range(1, 50):
-        assert schedule.ends(step + tau) == schedule.captures(step)
-        assert list(schedule.captures(step)) == sorted(schedule.captures(step))
-
-
-@given(schedules())
-def test_no_step_with_work_is_missed(schedule: Schedule) -> None:
-    for step in range(1, 50):
-        if schedule.captures(step) or schedule.ends(step):
-            assert schedule.busy(step)
-
-
-@given(schedules(), st.integers(0, 60))
-def test_last_capture_is_the_newest_due_step(schedule: Schedule, step: int) -> None:
-    for fragment in range(schedule.fragments):
-        offset, period = schedule.offset(fragment), schedule.period_steps
-        due = [s for s in range(offset, step + 1) if (s - offset) % period == 0]
-        assert schedule.last_capture(fragment, step) == max(due, default=0)
-
-
-@given(schedules())
 def test_a_rack_that_joins_no_round_keeps_the_schedule(schedule: Schedule) -> None:
     calendar, tau = Calendar(schedule), schedule.overlap_steps
     for step in range(1, 60):
         captures = calendar.captures(step)
         assert captures == schedule.captures(step)
         ends = set(calendar.ends(step)) | (set(captures) if tau == 0 else set())
-        assert step <= tau or ends == set(schedule.ends(step)), "nothing is captured after step 0"
+        assert ends == (set(schedule.captures(step - tau)) if step > tau else set())
         assert step >= calendar.next_step or not (captures or ends)
         for fragment in captures:
             calendar.mark(fragment, step, step)
@@ -76,7 +53,7 @@ def test_a_rack_that_joins_no_round_keeps_the_schedule(schedule: Schedule) -> No
 
 
 def test_a_mark_moves_what_follows_it() -> None:
-    calendar = Calendar(Schedule(2, 8, 2, 3))
+    calendar = Calendar(Schedule(2, 8, 2, polls=3))
     calendar.mark(1, 5, 0)
     calendar.past(5)
     assert [calendar.due(0), calendar.due(1), calendar.end(1)] == [4, 13, 7]
@@ -87,7 +64,7 @@ def test_a_mark_moves_what_follows_it() -> None:
 
 
 def test_the_next_step_is_that_of_a_capture_an_apply_or_a_poll() -> None:
-    calendar = Calendar(Schedule(1, 8, 2, 5))
+    calendar = Calendar(Schedule(1, 8, 2, polls=5))
     assert calendar.next_step == 5
     calendar.past(5)
     assert calendar.next_step == 8
@@ -96,6 +73,24 @@ def test_the_next_step_is_that_of_a_capture_an_apply_or_a_poll() -> None:
     assert calendar.next_step == 8
     calendar.past(8)
     assert calendar.next_step == 10
+
+
+def test_the_overlap_rises_with_the_versions_up_to_tau() -> None:
+    schedule = Schedule(1, 64, 8, 10)
+    assert [schedule.overlap(v) for v in (0, 1, 2, 10, 40, 90, 1000)] == [1, 1, 1, 4, 7, 8, 8]
+    calendar = Calendar(schedule)
+    calendar.mark(0, 64, 10)
+    assert calendar.end(0) == 68
+    for tau in (0, 1, 8):
+        assert {overlap_at(v, tau, 0) for v in range(99)} == {tau}, "without a ramp"
+    for tau in (0, 1):
+        assert {overlap_at(v, tau, 10) for v in range(99)} == {tau}, "no room to rise"
+
+
+@given(st.integers(0, 2000), st.integers(0, 64), st.integers(0, 50))
+def test_the_overlap_of_the_reference_is_that_of_the_protocol(v: int, tau: int, c: int) -> None:
+    settings = Settings(fragments=[[0]], period=65, overlap=tau, overlap_ramp=c)
+    assert settings.tau(v) == overlap_at(v, tau, c)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Hand:
             tracks.append(Track(view, held, anchor))
         self.trainer = Trainer(
             MINE,
-            Schedule(fragments, period, overlap, polls),
+            Schedule(fragments, period, overlap, polls=polls),
             StepOptions(ranks=ranks, **{**fields, **options}),
             tracks,
             self.board,

@@ -135,7 +135,11 @@ def toml(chosen: Choice) -> list[str]:
 
 
 def row_data(row: Choice) -> dict[str, Any]:
-    """For programs. Rates and bytes are of one rack, each direction; memory is of one rank."""
+    """For programs. Rates and bytes are of one rack, each direction; memory is of one rank; loss
+    is percent above data parallel (plan_loss)."""
+    from mend.cli.plan_loss import loss_of
+
+    loss = loss_of(row.config)
     return {
         **settings(row),
         "fits": row.fits,
@@ -155,6 +159,9 @@ def row_data(row: Choice) -> dict[str, Any]:
         "period_bytes": row.period_bytes,
         "host_bytes": row.memory.total,
         "device_bytes": row.device_bytes,
+        "loss_pct_scratch": loss.scratch,
+        "loss_pct_warm": loss.warm,
+        "loss_is_a_bound": loss.bound,
     }
 
 
@@ -223,6 +230,7 @@ def show(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> None:
 def outcome(asked: Asked, chosen: Choice) -> list[str]:
     """What the choice leads to, a line per question."""
     from mend.cli import plan
+    from mend.cli.plan_loss import loss_of
 
     exchange, memory = chosen.exchange, chosen.memory
     more = duration(chosen.longest.total_ms)
@@ -240,6 +248,8 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"average; {per_hour / GB:.3g} GB an hour in, and out",
         f"memory       {memory.total / GB:.3g} GB of the host per rank "
         f"({memory.anchors / GB:.3g} anchors, {memory.rounds / GB:.3g} rounds in flight)" + gpu,
+        f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
+        "after a warm start), as 5M parameters in 3,072 steps (docs/quality.md)",
         f"start        up to {plan.start_seconds(asked):.0f} s to copy rack 0's model",
     ]
 
@@ -253,8 +263,21 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
     from rich import box
     from rich.table import Table
 
+    from mend.cli.plan_loss import loss_of
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("", "H", "payload", "P", "tau", "exchange", "link busy", "waits", "training"):
+    for name in (
+        "",
+        "H",
+        "payload",
+        "P",
+        "tau",
+        "exchange",
+        "busy",
+        "waits",
+        "training",
+        "loss",
+    ):
         numeric = name not in ("", "payload")
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -270,6 +293,7 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
             f"{row.link_busy:.0%}",
             duration(row.wait_ms),
             f"{row.utilisation:.1%}",
+            str(loss_of(config)),
             "fits" if row.fits else "",
         )
     return table

@@ -69,9 +69,10 @@ def test_racks_payload_ranks_and_delay_by_hand() -> None:
     assert row.copy_ms == pytest.approx(5 * 0.9)
     assert row.device_bytes == 0
     # 1968 / 0.8 = 2460 ms, less than the 32 steps between rounds: one is in flight, with a part of
-    # each rack and two more; two versions of a fifth of the model
+    # each rack and two more; two versions of a fifth of the model,
+    # each with its momentum
     assert row.config.tau == 25
-    assert row.memory.anchors == 2 * 4 * 20_000_000
+    assert row.memory.anchors == 2 * 2 * 4 * 20_000_000
     assert row.memory.rounds == 1 * (4 + 2) * 4 * 5_000_000
     assert row.config.simulated_merge_delay_ms == 0, "the delay is the network's, not a setting"
 
@@ -183,9 +184,9 @@ def test_every_row_is_a_configuration_that_a_job_takes(
 
 def test_other_settings_of_the_environment_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Momentum is a second vector beside each anchor."""
-    plain = one(asked())
-    monkeypatch.setenv("MEND_OUTER_OPTIMIZER_MOMENTUM", "0.5")
-    assert one(asked()).memory.anchors == 2 * plain.memory.anchors
+    usual = one(asked())
+    monkeypatch.setenv("MEND_OUTER_OPTIMIZER_MOMENTUM", "0")
+    assert 2 * one(asked()).memory.anchors == usual.memory.anchors
     monkeypatch.setenv("MEND_QUORUM_MIN_LEARNERS", "3")
     with pytest.raises(ConfigError, match="quorum_min_learners"):
         base_config(2)

@@ -63,6 +63,11 @@ ROWS = (
         peers=("torchft",),
     ),
     Row(
+        "together",
+        "rounds with every rack in: two racks out of phase, four of different speeds",
+        quick="--repeats 1 --seconds 1 --step-ms 5 --period 16 --overlap 4",
+    ),
+    Row(
         "kill",
         "kill -9 of one rack of two: the survivor's next merge",
         quick="--repeats 1 --cases three --step-ms 10 --wait-s 3",

@@ -46,6 +46,8 @@ class Seen:
     """Offers of this rack that were too old to be merged; their tokens are in the next ones."""
     began_s: float = 0.0
     """When its first step began."""
+    by_racks: tuple[tuple[int, int], ...] = ()
+    """(racks merged, rounds) of all rounds so far."""
     last: bool = False
 
 
@@ -110,9 +112,9 @@ class Job:
             yield seen
 
 
-def work(args: RackArgs, step_ms: float, **settings: Any) -> None:
+def work(args: RackArgs, step_ms: float, *, late_ms: float = 0.0, **settings: Any) -> None:
     """The process of a rack: train until told to end, and say what is seen. Leaves at once then,
-    so that what was not merged by that time is not."""
+    so that what was not merged by that time is not. `late_ms`: it begins so much later."""
     # As torchrun sets it for several processes: two teams of threads on the cores of one machine
     # wait for each other's turns, and a copy of 80 MB then takes seconds.
     torch.set_num_threads(1)
@@ -121,6 +123,7 @@ def work(args: RackArgs, step_ms: float, **settings: Any) -> None:
     move = noise(min(p.numel() for p in model.parameters()), 11 + args.rack) * 1e-4
     runtime = mend.mend_init(model, args.config(fragments=options.fragments, **settings))
     parameters = list(model.parameters())
+    time.sleep(late_ms / 1e3)
     began_s = time.monotonic()
     told: tuple[object, ...] = ()
     mend_ms = longest_ms = 0.0
@@ -164,5 +167,6 @@ def _seen(
         tokens_merged=now.ledger.merged,
         dropped=now.rounds_missed.get("offer dropped: too old", 0),
         began_s=began_s,
+        by_racks=tuple(now.rounds_by_racks.items()),
         last=last,
     )

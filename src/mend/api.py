@@ -312,7 +312,8 @@ class Runtime:
     # -------------------------------------------------------------- the older, explicit surface
 
     def schedule_for(self, step: int) -> StepPlan:
-        """What is captured after `step` (counted from 1)."""
+        """What the schedule captures after `step` (counted from 1). Without lockstep a rack
+        captures sooner where it joins a round that another has opened."""
         due = self._rank.schedule.captures(step)
         return StepPlan(bool(due), False, due)
 

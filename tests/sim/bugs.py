@@ -47,6 +47,7 @@ def _bug(name: str, says: str, *edits: tuple[str, str, str]) -> Bug:
 LEARNER, ROUND, COORDINATOR = "protocol/learner.py", "protocol/round.py", "protocol/coordinator.py"
 PROPOSER, VOTER, BOOTH = "protocol/proposer.py", "protocol/voter.py", "protocol/booth.py"
 ROUNDS, SHELF = "runtime/rounds.py", "protocol/shelf.py"
+SCHEDULE = "protocol/schedule.py"
 LOG, ELECTION = "protocol/log.py", "protocol/election.py"
 ACCEPTED = "reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
 IN_DECIDE = "{member for member, last in reached.items() if last > index}, log.voters_at(index + 1)"
@@ -396,12 +397,34 @@ BUGS = (
         ("protocol/admission.py", "return former is None or former.incarnation in hello.after",
          "return former is None or former != hello.seat.member"),
     ),
+    _bug(
+        "40",
+        "a rack that joins rounds of others captures on its fixed grid as well",
+        (SCHEDULE, "return mark + self.schedule.period_steps if mark else "
+         "self.schedule.first(fragment)",
+         "H = self.schedule.period_steps\n"
+         "        return mark - (mark - self.schedule.offset(fragment)) % H + H if mark else "
+         "self.schedule.first(fragment)"),
+    ),
+    _bug(
+        "40b",
+        "nobody joins a round that another rack has opened",
+        (SCHEDULE, "if version > self.versions[p]]", "if version > self.versions[p] > 1 << 40]"),
+    ),
+    _bug(
+        "40c",
+        "a rank joins rounds by what it has heard itself",
+        (ROUNDS, "least, greatest = agreed[: len(flags)], agreed[len(flags) :]",
+         "least, greatest = flags, [-v for v in flags]"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 
 ELSEWHERE = {
     "21": "`python -m tests.mutants unbelieved`. Seeds hardly can: whoever does not believe it "
     "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
+    "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
+    "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
     "21b": "`python -m tests.mutants piece-refused`. Pieces are for voters more than 256 records "
     "behind; simulated jobs decide some hundred records in all.",
 }

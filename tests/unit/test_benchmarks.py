@@ -32,13 +32,14 @@ ELSEWHERE = {
     "tape": "tests/process/test_bench.py",
     "kill": "tests/unit/test_bench_failures.py",
     "straggler": "tests/unit/test_bench_failures.py",
+    "together": "tests/unit/test_bench_failures.py",
     "compare": "tests/unit/test_compare.py",
     "peers": "tests/process/test_bench.py",
     "qwen": "tests/process/test_h200.py",
     "torchft_cell": "tests/process/test_h200.py",
 }
-"""Modules that are not run here, and who tries them. Kill, straggler and rejoin start the same
-racks in the same way, so one of the three is enough."""
+"""Modules that are not run here, and who tries them. Kill, straggler, together and rejoin start
+the same racks in the same way, so one of the four is enough."""
 
 
 def tried_elsewhere(name: str) -> bool:

@@ -13,7 +13,7 @@ ROUNDS_LEAST = 10
 """Before so many rounds there is no warning."""
 
 REMEDY = (
-    "a longer grace_window_ms, lockstep=True, or racks of equal speed that start together; see "
+    "a longer overlap_steps or grace_window_ms, payload_dtype='bfloat16', or lockstep=True; see "
     "docs/tuning.md, Are the racks merged together"
 )
 

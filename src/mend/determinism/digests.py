@@ -62,6 +62,22 @@ def tensor_hash(tensor: Tensor) -> bytes:
     return xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy().data)
 
 
+def first_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> str | None:
+    """The first name, in the order of `one`, whose tensor differs in any bit; None: all equal."""
+    for name, tensor in one.items():
+        if name not in other or not same_bits(tensor, other[name]):
+            return name
+    return next((name for name in other if name not in one), None)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Also of NaN, and of the two zeros."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    left, right = (each.detach().contiguous().reshape(-1) for each in (one, other))
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
 def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 

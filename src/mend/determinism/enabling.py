@@ -12,11 +12,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from mend.determinism.coverage import Coverage
+from mend.determinism.gemm import shapes_without_blas
+from mend.determinism.reach import REACHED, put_in_place
 from mend.errors import ConfigError, NotDeterministic, UsageError
 
-Level = Literal["run"]
+Level = Literal["run", "shape"]
 
 SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""
@@ -53,8 +55,20 @@ class Determinism:
     def __init__(self, seed: int, level: Level) -> None:
         self.seed, self.level = seed, level
         self.settings: dict[str, str] = {}
+        self._coverage: Coverage | None = None
         self.unseen: tuple[str, ...] = UNSEEN
         self._undo = ExitStack()
+
+    @property
+    def unreached(self) -> dict[str, int]:
+        """Level shape: operators that ran here without an order of mend's -> how often. In strict
+        mode they raise instead."""
+        return dict(self._coverage.unreached) if self._coverage else {}
+
+    @property
+    def slow_shapes(self) -> int:
+        """Level shape: products whose order BLAS did not keep, made one addition at a time."""
+        return len(shapes_without_blas())
 
     def close(self) -> None:
         """Put every switch back. A second call does nothing."""
@@ -74,6 +88,13 @@ class Determinism:
     ) -> None:
         self.close()
 
+    def put_kernels(self, strict: bool) -> None:
+        """Level shape: mend's kernels in the place of aten's, and somebody who watches the rest."""
+        self._undo.callback(put_in_place())
+        self._coverage = Coverage(REACHED, strict)
+        self._undo.enter_context(self._coverage)
+        self.settings["kernels"] = "of mend.determinism, on the CPU"
+
     def put(self, name: str, value: Any, was: Any, setter: Callable[[Any], Any]) -> None:
         """Set a switch, remember it for close(), and list it."""
         self._undo.callback(setter, was)
@@ -87,9 +108,13 @@ def enable(
     """Seed everything and pin every switch; returns what close() or a `with` puts back.
 
     Level "run": on the same machine, with the same versions and numbers of ranks and threads, the
-    same script gives the same bits. `strict`: an operation that has no deterministic kernel raises
-    (torch says its name) in place of a warning. `tf32`: let fp32 matmuls and convolutions on a GPU
-    round their inputs to TF32; the same bits either way, fewer of them.
+    same script gives the same bits. Level "shape" (on the CPU; CUDA is refused): what a sequence
+    comes to does not depend on what else is in the batch or on how the work is cut.
+
+    `strict`: an operation that has no deterministic kernel raises (torch says its name) in place of
+    a warning; at level shape also one that has no order of mend's, in the thread that called this.
+    `tf32`: let fp32 matmuls and convolutions on a GPU round their inputs to TF32; the same bits
+    either way, fewer of them.
 
     Raises ConfigError for a value that cannot be, UsageError where it is on already, and
     NotDeterministic, by name, for what it would have to set but cannot any more.
@@ -108,6 +133,8 @@ def enable(
     try:
         _pin_environment(state)
         _pin_torch(state, strict, tf32)
+        if level == "shape":
+            state.put_kernels(strict)
     except BaseException:
         state.close()
         raise
@@ -197,19 +224,3 @@ def _pin_torch(state: Determinism, strict: bool, tf32: bool) -> None:
 
 def _attribute(owner: Any, name: str) -> Callable[[Any], None]:
     return lambda value: setattr(owner, name, value)
-
-
-def first_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> str | None:
-    """The first name, in the order of `one`, whose tensor differs in any bit; None: all equal."""
-    for name, tensor in one.items():
-        if name not in other or not same_bits(tensor, other[name]):
-            return name
-    return next((name for name in other if name not in one), None)
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Also of NaN, and of the two zeros."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    left, right = (each.detach().contiguous().reshape(-1) for each in (one, other))
-    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from mend.determinism.digests import digest, optimizer_digest, weight_digest
+from mend.determinism.clipping import clip_grad_norm
+from mend.determinism.collectives import all_reduce
+from mend.determinism.digests import (
+    digest,
+    first_difference,
+    optimizer_digest,
+    same_bits,
+    weight_digest,
+)
 from mend.determinism.enabling import (
     Determinism,
     Level,
     enable,
     enabled,
-    first_difference,
     random_state,
-    same_bits,
     seed_all,
     set_random_state,
 )
-from mend.errors import UsageError
+from mend.determinism.layout import rows
+from mend.determinism.trees import Stack
+from mend.errors import ConfigError, UsageError
 
 Batch = TypeVar("Batch")
 LossFn = Callable[[nn.Module, Batch], Tensor]
@@ -53,6 +62,11 @@ class DeterministicTrainer:
     Every step begins with generators seeded from (seed, number of the step), so that a step's bits
     do not depend on what was drawn before it: a job that goes on from a checkpoint (set `steps`)
     does what it would have done.
+
+    `microbatches`: the batch's tensors are cut into so many along their first dimension, and the
+    gradients averaged. `group`: the ranks that share the global batch (DDP, FSDP2). The rows of
+    the global batch count microbatch by microbatch, and within one rank by rank.
+    `grad_norm_max`: gradients are clipped to it.
     """
 
     def __init__(
@@ -63,8 +77,18 @@ class DeterministicTrainer:
         *,
         level: Level = "run",
         scheduler: Any = None,  # torch's schedulers share no public base
+        microbatches: int = 1,
+        group: dist.ProcessGroup | None = None,
+        grad_norm_max: float | None = None,
     ) -> None:
         self.model, self.optimizer, self.seed, self.scheduler = model, optimizer, seed, scheduler
+        self.microbatches, self.group = microbatches, group
+        self.grad_norm_max = grad_norm_max
+        ranks = 1 if group is None else dist.get_world_size(group)
+        for name, value in (("microbatches", microbatches), ("ranks of the group", ranks)):
+            if value < 1 or (level == "shape" and value & (value - 1)):
+                rule = "a power of two at level shape, where the sum over the batch is a tree"
+                raise ConfigError(name, value, rule, "Take 1, 2, 4 or 8.")
         self.steps = 0
         self._own: Determinism | None = None
         active = enabled()
@@ -77,8 +101,10 @@ class DeterministicTrainer:
             )
 
     def step(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
-        """Forward, backward, optimizer and scheduler; returns the loss, detached."""
+        """Forward, backward, optimizer and scheduler; returns the loss of the global batch."""
         loss = self._gradients(batch, loss_fn)
+        if self.grad_norm_max is not None:
+            clip_grad_norm(self.model.parameters(), self.grad_norm_max)
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -122,13 +148,79 @@ class DeterministicTrainer:
         self.close()
 
     def _gradients(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
-        seed_all(seed_of_step(self.seed, self.steps))
         self.optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(self.model, batch)
-        if loss.numel() != 1:
-            raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        if self.microbatches == 1:
+            return self._backward(batch, loss_fn, 0)
+        losses, sums = Stack(), _GradientSums(self.model)
+        for number, part in enumerate(cut(batch, self.microbatches)):
+            losses.push(self._backward(part, loss_fn, number))
+            sums.take()
+        sums.put_back()
+        return losses.total()
+
+    def _backward(self, batch: Batch, loss_fn: LossFn[Batch], number: int) -> Tensor:
+        """Makes the gradients of one microbatch; returns its share of the global batch's loss."""
+        seed_all(seed_of_step(self.seed, self.steps))
+        ranks, rank = 1, 0
+        if self.group is not None:
+            ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        with rows((number * ranks + rank) * rows_in(batch)):
+            loss = loss_fn(self.model, batch)
+            if loss.numel() != 1:
+                raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")
+            loss = loss / self.microbatches
+            loss.backward()  # type: ignore[no-untyped-call]
+        loss = loss.detach()
+        if self.group is not None:
+            all_reduce(loss, self.group, mean=True)
+        return loss
+
+
+class _GradientSums:
+    """The gradients of microbatches, added in the order of a tree."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._sums = [Stack() for _ in self._parameters]
+        self._used = [False] * len(self._sums)
+
+    def take(self) -> None:
+        """The gradients of one more microbatch; they are None then."""
+        for index, parameter in enumerate(self._parameters):
+            grad = parameter.grad
+            self._used[index] |= grad is not None
+            self._sums[index].push(torch.zeros_like(parameter) if grad is None else grad)
+            parameter.grad = None
+
+    def put_back(self) -> None:
+        for parameter, total, used in zip(self._parameters, self._sums, self._used, strict=True):
+            parameter.grad = total.total() if used else None
+
+
+def cut(batch: Batch, parts: int) -> list[Batch]:
+    """Equal parts of every tensor in nested tuples, lists and dicts, along the first dimension."""
+    if isinstance(batch, Tensor):
+        if not batch.dim() or batch.shape[0] % parts:
+            shape = tuple(batch.shape)
+            raise UsageError(f"a tensor of shape {shape} cannot be cut into {parts} equal parts")
+        return list(batch.chunk(parts))  # type: ignore[arg-type]
+    if isinstance(batch, dict):
+        columns = [cut(value, parts) for value in batch.values()]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]  # type: ignore[misc]
+    if isinstance(batch, (tuple, list)):
+        columns = [cut(value, parts) for value in batch]
+        return [type(batch)(row) for row in zip(*columns, strict=True)]
+    raise UsageError(f"a {type(batch).__name__} cannot be cut into microbatches; give tensors")
+
+
+def rows_in(batch: Any) -> int:
+    """Of the first tensor in a batch; 0 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 0
+    parts = batch.values() if isinstance(batch, dict) else batch
+    if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes)):
+        return 0
+    return next((rows for part in parts if (rows := rows_in(part))), 0)
 
 
 def seed_of_step(seed: int, step: int) -> int:

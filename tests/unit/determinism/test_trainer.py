@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mend.determinism import DeterministicTrainer, digest, enable
 from mend.determinism.enabling import enabled
-from mend.errors import UsageError
+from mend.determinism.trainer import cut, rows_in
+from mend.errors import ConfigError, UsageError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 Pair = tuple[Tensor, Tensor]
@@ -141,3 +142,67 @@ def test_a_loss_of_several_elements_is_refused() -> None:
                 model(batch[0]), batch[1], reduction="none"
             ),
         )
+
+
+class Halves(nn.Module):
+    """Uses one of its layers for rows of the first kind alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.seldom, self.never = (nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.always(inputs)
+        return out + self.seldom(inputs) if inputs[0, 0] > 0 else out
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_change_no_bit_at_level_shape(microbatches: int) -> None:
+    for level, different in {"shape": 1, "run": 2}.items():
+        digests = []
+        for parts in (1, microbatches):
+            with enable(7, level):  # type: ignore[arg-type]
+                model, optimizer = make("cpu")
+                trainer = DeterministicTrainer(
+                    model,
+                    optimizer,
+                    7,
+                    level=level,  # type: ignore[arg-type]
+                    microbatches=parts,
+                    grad_norm_max=0.5,
+                )
+                for pair in batches("cpu"):
+                    trainer.step(pair, loss_fn)
+                digests.append(trainer.digest())
+        assert len(set(digests)) == different, level
+
+
+def test_a_layer_that_some_microbatches_do_not_use() -> None:
+    torch.manual_seed(1)
+    model = Halves()
+    inputs = torch.cat([torch.ones(4, 16), -torch.ones(4, 16)])
+    with DeterministicTrainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), 3, microbatches=2
+    ) as trainer:
+        trainer.step((inputs, torch.zeros(8, dtype=torch.long)), loss_fn)
+    assert model.never.weight.grad is None
+    assert model.seldom.weight.grad is not None
+    assert model.seldom.weight.grad.abs().max() > 0
+
+
+def test_batches_are_cut_whatever_they_are_nested_in() -> None:
+    tensor = torch.arange(4)
+    first, second = cut({"a": (tensor, [tensor])}, 2)
+    assert first["a"][0].tolist() == [0, 1]  # type: ignore[index]
+    assert second["a"][1][0].tolist() == [2, 3]  # type: ignore[index]
+    assert rows_in({"a": ("text", [tensor])}) == 4
+    assert rows_in(3) == 0
+    for wrong in (torch.arange(3), torch.tensor(1), "text"):
+        with pytest.raises(UsageError, match="cannot be cut"):
+            cut(wrong, 2)
+
+
+def test_degrees_that_are_no_power_of_two_are_refused() -> None:
+    with pytest.raises(ConfigError, match="microbatches=3"):
+        DeterministicTrainer(*make("cpu"), 7, level="shape", microbatches=3)
+    assert enabled() is None

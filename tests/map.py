@@ -15,7 +15,7 @@ _PLAIN = frozenset({"errors", "terms"})
 _NUMERIC = frozenset({"fragment", "codec", "merge", "outer"})
 _DECIDING = frozenset({"protocol", "detector"})
 _BELOW_RUNTIME = _PLAIN | _NUMERIC | _DECIDING | {"transport"}
-_BELOW_API = _BELOW_RUNTIME | {"runtime", "config"}
+_BELOW_API = _BELOW_RUNTIME | {"runtime", "config", "determinism"}
 _BELOW_CLI = _BELOW_API | {"api", "mesh", "sim", "reference", "kernels", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "codec": _PLAIN | {"kernels"},
     "merge": _PLAIN | {"kernels"},
     "outer": _PLAIN | {"kernels"},
+    "determinism": _PLAIN,
     "transport": _PLAIN,
     "runtime": _BELOW_RUNTIME,
     "config": _BELOW_RUNTIME | {"runtime"},
@@ -41,14 +42,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 """room -> the other rooms of mend that it may import."""
 
-_TENSORS = _NUMERIC | {"kernels", "runtime", "reference", "sim", "mesh", "api", "cli"}
+_TENSORS = _NUMERIC | {
+    "determinism",
+    "kernels",
+    "runtime",
+    "reference",
+    "sim",
+    "mesh",
+    "api",
+    "cli",
+}
 
 OWNERS: dict[str, frozenset[str]] = {
     # installed packages; one that is not here belongs to nobody
     "torch": _TENSORS,
     "numpy": _TENSORS,
     "msgspec": _DECIDING | {"runtime", "config", "sim", "cli"},
-    "xxhash": _NUMERIC | {"protocol", "transport", "runtime", "sim", "cli"},
+    "xxhash": _NUMERIC | {"determinism", "protocol", "transport", "runtime", "sim", "cli"},
     "zmq": frozenset({"transport"}),
     "triton": frozenset({"kernels"}),
     "matplotlib": frozenset({"cli"}),
@@ -61,11 +71,11 @@ OWNERS: dict[str, frozenset[str]] = {
     "datetime": frozenset({"runtime", "cli"}),
     "logging": frozenset({"runtime"}),
     "multiprocessing": frozenset({"cli"}),
-    "os": frozenset({"transport", "runtime", "config", "cli"}),
+    "os": frozenset({"transport", "runtime", "config", "cli", "determinism"}),
     "pathlib": frozenset({"runtime", "config", "sim", "api", "cli"}),
     "pickle": frozenset(),
     "queue": frozenset({"runtime"}),
-    "random": frozenset({"sim"}),
+    "random": frozenset({"sim", "determinism"}),
     "secrets": frozenset({"runtime", "cli"}),
     "select": frozenset({"transport", "runtime"}),
     "selectors": frozenset({"transport"}),
@@ -85,13 +95,14 @@ OWNERS: dict[str, frozenset[str]] = {
 NAME_OWNERS: dict[str, frozenset[str]] = {
     "open": frozenset({"runtime", "config", "cli"}),
     "print": frozenset({"cli"}),
-    "os.environ": frozenset({"config", "cli"}),
+    "os.environ": frozenset({"config", "cli", "determinism"}),
     "os.getenv": frozenset({"config", "cli"}),
     "os.environb": frozenset({"config", "cli"}),
     "os.putenv": frozenset(),
     "time.sleep": frozenset({"cli"}),
     "time.time": frozenset({"runtime", "cli"}),
     "time.time_ns": frozenset({"runtime", "cli"}),
-    "torch.manual_seed": frozenset({"cli"}),
+    "torch.manual_seed": frozenset({"cli", "determinism"}),
 }
-"""name -> the only rooms that may use it. `cli` reads the environment to hand it on to ranks."""
+"""name -> the only rooms that may use it. `cli` reads the environment to hand it on to ranks,
+`determinism` sets what cuBLAS and NCCL read at their start."""

@@ -111,3 +111,11 @@ class TapeError(MendError):
 
 class ReplayDiffers(MendError):
     """A replay came to something that is not as it was on the tape."""
+
+
+class NotDeterministic(MendError, RuntimeError):
+    """Equal bits were asked for, and something that is in use cannot keep them."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.what, self.remedy = what, remedy
+        super().__init__(f"{what}; {remedy}")

@@ -1,0 +1,25 @@
+"""determinism: equal bits inside a rack. Switches, digests and arithmetic; opens no socket and no
+file, knows no other rack, and is off until enable() is called."""
+
+from mend.determinism.collectives import all_gather, all_reduce, ddp_hook, fix_fsdp, reduce_scatter
+from mend.determinism.digests import digest, optimizer_digest, weight_digest
+from mend.determinism.enabling import Determinism, enable
+from mend.determinism.layout import rows, sequences
+from mend.determinism.trainer import DeterministicTrainer, Verdict
+
+__all__ = [
+    "Determinism",
+    "DeterministicTrainer",
+    "Verdict",
+    "all_gather",
+    "all_reduce",
+    "ddp_hook",
+    "digest",
+    "enable",
+    "fix_fsdp",
+    "optimizer_digest",
+    "reduce_scatter",
+    "rows",
+    "sequences",
+    "weight_digest",
+]

@@ -1,0 +1,176 @@
+"""determinism.coverage: which operators keep bits at level shape. Sees every operator that the
+thread runs on CPU tensors of floating point; what it does not know to keep bits it counts, or
+refuses by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mend.errors import NotDeterministic
+
+_SHAPES = """
+    alias as_strided detach detach_ expand permute transpose transpose_ t t_ view _unsafe_view
+    _reshape_alias reshape unfold select slice split split_with_sizes chunk squeeze squeeze_
+    unsqueeze unsqueeze_ diagonal unbind narrow movedim view_as_real view_as_complex lift_fresh
+    lift numpy_T flatten
+    select_backward slice_backward diagonal_backward as_strided_scatter slice_scatter
+    select_scatter
+"""
+
+_COPIES = """
+    clone copy_ copy _to_copy to contiguous cat stack repeat repeat_interleave roll flip tril triu
+    tril_ triu_ constant_pad_nd gather index index_select take_along_dim where masked_fill
+    masked_fill_ masked_select masked_scatter masked_scatter_ embedding
+    split_with_sizes_copy unfold_copy
+    sort topk argsort _local_scalar_dense item set_ resize_ resize_as_ new_empty
+    index_copy index_copy_ index_fill_ index_fill fill_diagonal_ diag_embed is_same_size
+    _foreach_copy_ _chunk_cat chunk_cat _foreach_zero_ nll_loss_backward scatter scatter_ expand_as
+    _pin_memory is_pinned pin_memory record_stream data_ptr equal
+"""
+
+_MAKES = """
+    empty empty_strided empty_like new_empty_strided new_zeros new_ones new_full zeros zeros_like
+    ones ones_like full full_like fill_ fill zero_ zero arange linspace eye scalar_tensor
+    normal_ uniform_ randn rand randint randperm trunc_normal_ tensor
+"""
+"""Random numbers among them are for weights and data, made before they are cut into batches; what
+draws inside of a model (bernoulli, rand_like) is not: its bits depend on the batch."""
+
+_ELEMENTS = """
+    add add_ sub sub_ rsub mul mul_ div div_ true_divide neg neg_ abs abs_ sign sqrt sqrt_ rsqrt
+    rsqrt_ reciprocal reciprocal_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ maximum minimum
+    clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ relu relu_ threshold_backward
+    floor ceil round trunc isnan isinf isfinite eq ne lt le gt ge logical_not logical_and logical_or
+    bitwise_not signbit copysign nan_to_num nan_to_num_ tanh_backward sigmoid_backward leaky_relu
+    leaky_relu_backward hardtanh hardtanh_backward fmod remainder
+    lerp lerp_ addcmul addcmul_ addcdiv addcdiv_
+    _foreach_add_ _foreach_add _foreach_sub_ _foreach_sub _foreach_mul_ _foreach_mul _foreach_div_
+    _foreach_div _foreach_neg_ _foreach_neg _foreach_sqrt_ _foreach_sqrt _foreach_lerp_
+    _foreach_addcmul_ _foreach_addcdiv_ _foreach_reciprocal_ _foreach_maximum_ _foreach_clamp_max_
+    _foreach_clamp_min_
+"""
+
+_EXACT = """
+    amax amin max min argmax argmin any all count_nonzero nonzero isin bincount _unique2 allclose
+    isclose
+"""
+
+SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split())
+"""What adds nothing up, or adds element by element (laws.py)."""
+
+EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
+"""Of pow(tensor, number): those that torch makes from products and roots."""
+
+NAMES_MAX = 256
+
+
+class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`unreached`: name -> how often it ran. Refuses in place of counting where `strict`."""
+
+    def __init__(self, reached: frozenset[str], strict: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reached, self._strict = reached, strict
+        self._known: dict[Any, bool | None] = {}
+        self.unreached: Counter[str] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch wraps a mode in two more calls unless this says no."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        keeps = self._known.get(func, 0)
+        if keeps == 0:
+            keeps = self._known[func] = _keeps(func, self._reached)
+        if keeps is None:
+            keeps = _keeps_with(func, args, kwargs)
+        if not keeps and any(_counts(each) for each in _flat((args, list(kwargs.values())))):
+            self._note(str(func))
+        return func(*args, **kwargs)
+
+    def _note(self, name: str) -> None:
+        if self._strict:
+            raise NotDeterministic(
+                f"{name} is not reached at level shape: its bits may depend on the batch",
+                "use an operator of docs/determinism.md, or enable(..., strict=False), which "
+                "lists it",
+            )
+        if name in self.unreached or len(self.unreached) < NAMES_MAX:
+            self.unreached[name] += 1
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Inside, operators are this room's own: below autograd, and Coverage does not see them."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(keys):
+        yield
+
+
+def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with its operators unseen()."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with unseen():
+            return function(*args, **kwargs)
+
+    return kernel
+
+
+def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
+    """None: it depends on the arguments."""
+    space, _, name = func._schema.name.partition("::")
+    overload = func._schema.overload_name
+    if space == "aten":
+        if name in ("pow", "pow_", "index_put_"):
+            return None
+        full = f"{name}.{overload}" if overload else name
+        return full in reached or name in SAFE
+    if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+        return None if "reduce" in name else True  # the others only move bytes
+    return space in ("fsdp", "profiler", "prim")
+
+
+def _keeps_with(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    if func._schema.name == "aten::index_put_":
+        return not (len(args) > 3 and args[3]) and not kwargs.get("accumulate")
+    if func._schema.name.startswith("aten::"):
+        return len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in EXPONENTS
+    told = " ".join(_reduction(each) for each in (*args, *kwargs.values())).lower()
+    return "max" in told or "min" in told
+
+
+def _reduction(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    kind = getattr(value, "op", None)  # torch's script object of a ReduceOp
+    return str(kind()) if callable(kind) else ""
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def _counts(value: Any) -> bool:
+    """Whether its bits can depend on an order: floating point, on the CPU, more than nothing."""
+    if not isinstance(value, Tensor):
+        return False
+    return value.device.type == "cpu" and (value.is_floating_point() or value.is_complex())

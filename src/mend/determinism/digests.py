@@ -1,0 +1,112 @@
+"""determinism.digests: what proves that two runs hold the same bits. Reads tensors, changes none.
+
+A digest is sha256 over the names, shapes, dtypes and the xxh3_128 of the bytes of all tensors.
+Detects accidents, not adversaries. Of DTensors (FSDP2, TP) the whole tensor counts, so that a
+sharded and an unsharded model have equal digests; all ranks that hold a shard call it together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from mend.errors import UsageError
+
+DEPTH_MAX = 32
+"""Of nested lists and dicts in a state."""
+
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""What DDP, torch.compile and checkpointing put into the names of parameters."""
+
+
+def weight_digest(model: nn.Module) -> str:
+    """Of all parameters and persistent buffers, by name; wrappers do not change it."""
+    return digest({_plain(name): value for name, value in model.state_dict().items()})
+
+
+def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
+    """Of the state and the options of all parameter groups, in the optimizer's own order."""
+    groups = []
+    for group in optimizer.param_groups:
+        options = {name: value for name, value in group.items() if name != "params"}
+        states = [optimizer.state.get(parameter, {}) for parameter in group["params"]]
+        groups.append({"options": options, "states": states})
+    return digest(groups)
+
+
+def digest(value: Any) -> str:
+    """Of nested dicts, lists, tensors, arrays and numbers, such as a scheduler's state_dict()."""
+    whole = hashlib.sha256(b"mend-dg1")
+    for piece in _pieces(value, "", 0):
+        whole.update(struct.pack("!Q", len(piece)))
+        whole.update(piece)
+    return whole.hexdigest()
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The unsharded tensor. A collective where `tensor` is a DTensor."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def tensor_hash(tensor: Tensor) -> bytes:
+    """Of a tensor's elements in row-major order; 16 bytes."""
+    flat = whole_tensor(tensor.detach()).cpu().contiguous().reshape(-1)
+    return xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy().data)
+
+
+def first_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> str | None:
+    """The first name, in the order of `one`, whose tensor differs in any bit; None: all equal."""
+    for name, tensor in one.items():
+        if name not in other or not same_bits(tensor, other[name]):
+            return name
+    return next((name for name in other if name not in one), None)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Also of NaN, and of the two zeros."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    left, right = (each.detach().contiguous().reshape(-1) for each in (one, other))
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def _plain(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _pieces(value: Any, path: str, depth: int) -> Iterator[bytes]:
+    if depth > DEPTH_MAX:
+        raise UsageError(f"{path or 'the value'} is nested deeper than {DEPTH_MAX}; digest a part")
+    if isinstance(value, Tensor):
+        yield f"{path}:{value.dtype}:{tuple(value.shape)}".encode()
+        yield tensor_hash(value)
+    elif isinstance(value, np.ndarray):
+        yield f"{path}:{value.dtype}:{value.shape}".encode()
+        yield xxhash.xxh3_128_digest(value.tobytes())
+    elif isinstance(value, Mapping):
+        yield f"{path}:{len(value)}".encode()
+        for key in sorted(value, key=lambda key: (type(key).__name__, key)):
+            yield from _pieces(value[key], f"{path}.{key}", depth + 1)
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        yield f"{path}[{len(value)}]".encode()
+        for index, item in enumerate(value):
+            yield from _pieces(item, f"{path}[{index}]", depth + 1)
+    else:
+        yield _scalar(value, path)
+
+
+def _scalar(value: Any, path: str) -> bytes:
+    if isinstance(value, float):
+        return f"{path}={value.hex()}".encode()
+    if value is None or isinstance(value, (bool, int, str, bytes, np.generic, torch.dtype)):
+        return f"{path}={value!r}".encode()
+    kind = "a set has no order" if isinstance(value, Set) else "it has no bytes that mend knows"
+    raise UsageError(f"{path or 'the value'} is a {type(value).__name__}: {kind}; leave it out")

@@ -1,0 +1,226 @@
+"""determinism.enabling: switches of the process, put on together and put back together."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from mend.determinism.coverage import Coverage
+from mend.determinism.gemm import shapes_without_blas
+from mend.determinism.reach import REACHED, put_in_place
+from mend.errors import ConfigError, NotDeterministic, UsageError
+
+Level = Literal["run", "shape"]
+
+SEED_MAX = 2**32 - 1
+"""numpy takes no larger one."""
+
+PINNED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+"""What cuBLAS and NCCL read at their start. A value that is set already stays, if it is one of
+ALLOWED; the ring and the simple protocol add in one order for a given number of ranks."""
+
+ALLOWED = {
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+    "NCCL_ALGO": ("Ring", "Tree"),
+    "NCCL_PROTO": ("Simple", "LL", "LL128"),
+}
+
+UNSEEN = (
+    "PYTHONHASHSEED: the order of a set of strings; export it before Python starts",
+    "generators of your own (torch.Generator, numpy.random.default_rng): seed them yourself",
+    "DataLoader(in_order=False), time limits and whatever else asks a clock",
+    "torch.compile(mode='max-autotune'): picks kernels by their speed",
+    "another GPU model, another version of torch, CUDA or NCCL, another number of threads",
+)
+"""What no switch of a running process covers. `mend repro` finds it where it matters."""
+
+_enabled: Determinism | None = None
+
+
+class Determinism:
+    """What enable() put on; close() or the end of a `with` puts it back.
+
+    `settings`: name -> value, all that is pinned, TF32 included. `unseen`: what cannot be covered.
+    The state of the random generators is not put back.
+    """
+
+    def __init__(self, seed: int, level: Level) -> None:
+        self.seed, self.level = seed, level
+        self.settings: dict[str, str] = {}
+        self._coverage: Coverage | None = None
+        self.unseen: tuple[str, ...] = UNSEEN
+        self._undo = ExitStack()
+
+    @property
+    def unreached(self) -> dict[str, int]:
+        """Level shape: operators that ran here without an order of mend's -> how often. In strict
+        mode they raise instead."""
+        return dict(self._coverage.unreached) if self._coverage else {}
+
+    @property
+    def slow_shapes(self) -> int:
+        """Level shape: products whose order BLAS did not keep, made one addition at a time."""
+        return len(shapes_without_blas())
+
+    def close(self) -> None:
+        """Put every switch back. A second call does nothing."""
+        global _enabled
+        if _enabled is self:
+            _enabled = None
+        self._undo.close()
+
+    def __enter__(self) -> Determinism:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def put_kernels(self, strict: bool) -> None:
+        """Level shape: mend's kernels in the place of aten's, and somebody who watches the rest."""
+        self._undo.callback(put_in_place())
+        self._coverage = Coverage(REACHED, strict)
+        self._undo.enter_context(self._coverage)
+        self.settings["kernels"] = "of mend.determinism, on the CPU"
+
+    def put(self, name: str, value: Any, was: Any, setter: Callable[[Any], Any]) -> None:
+        """Set a switch, remember it for close(), and list it."""
+        self._undo.callback(setter, was)
+        setter(value)
+        self.settings[name] = str(value)
+
+
+def enable(
+    seed: int, level: Level = "run", *, strict: bool = True, tf32: bool = False
+) -> Determinism:
+    """Seed everything and pin every switch; returns what close() or a `with` puts back.
+
+    Level "run": on the same machine, with the same versions and numbers of ranks and threads, the
+    same script gives the same bits. Level "shape" (on the CPU; CUDA is refused): what a sequence
+    comes to does not depend on what else is in the batch or on how the work is cut.
+
+    `strict`: an operation that has no deterministic kernel raises (torch says its name) in place of
+    a warning; at level shape also one that has no order of mend's, in the thread that called this.
+    `tf32`: let fp32 matmuls and convolutions on a GPU round their inputs to TF32; the same bits
+    either way, fewer of them.
+
+    Raises ConfigError for a value that cannot be, UsageError where it is on already, and
+    NotDeterministic, by name, for what it would have to set but cannot any more.
+    """
+    global _enabled
+    if _enabled is not None:
+        raise UsageError(
+            f"determinism is enabled already (level {_enabled.level}, seed {_enabled.seed}); "
+            "close() that one first"
+        )
+    if not 0 <= seed <= SEED_MAX:
+        raise ConfigError("seed", seed, f"must be 0 to {SEED_MAX}", "Take another seed.")
+    if level not in get_args(Level):
+        raise ConfigError("level", level, f"one of {', '.join(get_args(Level))}", "Name a level.")
+    state = Determinism(seed, level)
+    try:
+        _pin_environment(state)
+        _pin_torch(state, strict, tf32)
+        if level == "shape":
+            state.put_kernels(strict)
+    except BaseException:
+        state.close()
+        raise
+    seed_all(seed)
+    _enabled = state
+    return state
+
+
+def enabled() -> Determinism | None:
+    """What is on in this process."""
+    return _enabled
+
+
+def seed_all(seed: int) -> None:
+    """Python, numpy, torch and all its devices. Loader workers draw their seeds from torch's."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """Of every generator that seed_all() seeds."""
+    cuda = torch.cuda.get_rng_state_all() if _cuda_runs() else []
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _pin_environment(state: Determinism) -> None:
+    late = {"CUBLAS_WORKSPACE_CONFIG": _cuda_runs(), "NCCL_ALGO": _nccl_runs()}
+    late["NCCL_PROTO"] = late["NCCL_ALGO"]
+    for name, value in PINNED.items():
+        was = os.environ.get(name)
+        if was is None and late[name]:
+            raise NotDeterministic(
+                f"{name} is not set, and CUDA or NCCL has started already and reads it no more",
+                f"call enable() earlier, or export {name}={value}",
+            )
+        if was is not None and was not in ALLOWED[name]:
+            raise NotDeterministic(
+                f"{name}={was} does not keep bits", f"unset it, or export {name}={value}"
+            )
+        state.put(name, value if was is None else was, was, _setter(name))
+
+
+def _setter(name: str) -> Callable[[str | None], None]:
+    def put(value: str | None) -> None:
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+    return put
+
+
+def _cuda_runs() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _nccl_runs() -> bool:
+    return dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend())
+
+
+def _pin_torch(state: Determinism, strict: bool, tf32: bool) -> None:
+    mode = 2 if strict else 1  # torch's own words: 2 raises, 1 warns
+    was = torch.get_deterministic_debug_mode()
+    state.put("deterministic_debug_mode", mode, was, torch.set_deterministic_debug_mode)
+    precision = "high" if tf32 else "highest"
+    before = torch.get_float32_matmul_precision()
+    state.put("float32_matmul_precision", precision, before, torch.set_float32_matmul_precision)
+    for name, value in (("deterministic", True), ("benchmark", False), ("allow_tf32", tf32)):
+        backend = torch.backends.cudnn
+        was_set = getattr(backend, name)
+        state.put(f"cudnn.{name}", value, was_set, _attribute(backend, name))
+
+
+def _attribute(owner: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, name, value)

@@ -1,0 +1,188 @@
+"""determinism.gemm: products of matrices whose bits do not depend on their sizes. Sees tensors.
+
+Definition. One element of a product is a tree (trees.py) over leaves of K; a leaf of k <= 256
+pairs is a chain of k fused multiply-adds in fp32, in the order of K, that begins with 0. Rows and
+columns never mix. Any BLAS that keeps this order is as good as any other: Legend below.
+
+The chain is taken from BLAS where it has been seen to keep the order: for every new shape the
+whole product is first made with numbers whose chain is known, and every element compared. Where it
+does not, `by_definition` makes it, slowly.
+
+Legend: L leaves, M rows, N columns, K = L * k what is summed over.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mend.determinism.trees import Stack, tree_sum
+from mend.errors import NotDeterministic
+
+LEAF_MAX = 256
+"""No BLAS seen so far cuts a K of 256."""
+
+LEAVES_MIN = 8
+"""Of what a linear sums over, where K allows: shards of 2, 4 and 8 ranks are whole subtrees."""
+
+SIDE_MIN = 16
+"""Rows and columns are padded to it: below, BLAS takes kernels for vectors, of another order."""
+
+ELEMENTS_MAX = 1 << 23
+"""Of leaves' products that exist at once; larger products are made in pieces."""
+
+SHAPES_MAX = 4096
+"""Shapes whose check is remembered."""
+
+_shapes: dict[tuple[object, ...], bool] = {}
+
+
+def leaf_of(numel: int) -> int:
+    """Pairs in a leaf of a linear that sums over `numel`; for a shard: that of the whole."""
+    leaf = numel
+    while leaf % 2 == 0 and (leaf > LEAF_MAX or numel // leaf < LEAVES_MIN):
+        leaf //= 2
+    return min(leaf, LEAF_MAX)
+
+
+def rows_product(a_MK: Tensor, b_NK: Tensor, leaf: int) -> Tensor:
+    """a @ b.T as (M, N) in fp32: both are summed over their last dimension, in leaves."""
+    refuse_wide(a_MK, b_NK)
+    (rows, pairs), columns = a_MK.shape, b_NK.shape[0]
+    if pairs % leaf or not rows or not pairs:
+        return batch_product(a_MK[None], b_NK.t()[None], leaf)[0]
+    leaves = pairs // leaf
+    a_MLk, b_NLk = _fp32(a_MK).view(rows, leaves, leaf), _fp32(b_NK).view(columns, leaves, leaf)
+    step = max(SIDE_MIN, ELEMENTS_MAX // max(1, leaves * columns))
+    parts = [
+        tree_sum(_leaves(a_MLk[row : row + step].transpose(0, 1), b_NLk.permute(1, 2, 0)), 0)
+        for row in range(0, rows, step)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
+    """a @ b as (B, M, N) in fp32; leaves begin at multiples of `leaf`, the last may be short."""
+    refuse_wide(a_BMK, b_BKN)
+    a_BMK, b_BKN = _fp32(a_BMK), _fp32(b_BKN)
+    (batch, rows, pairs), columns = a_BMK.shape, b_BKN.shape[2]
+    if not pairs or not batch * rows * columns:
+        return a_BMK.new_zeros(batch, rows, columns)
+    stack = Stack()
+    for k in range(0, pairs, leaf):
+        stack.push(_leaves(a_BMK[:, :, k : k + leaf], b_BKN[:, k : k + leaf]))
+    return stack.total()
+
+
+def outer_product(a_BTN: Tensor, b_BTK: Tensor) -> Tensor:
+    """sum over B and T of a[n] * b[k] as (N, K) in fp32: the gradient of a weight.
+
+    Every one of the B sequences has leaves of its own, at multiples of 256 tokens; their sums are
+    the leaves of a tree over B.
+    """
+    refuse_wide(a_BTN, b_BTK)
+    (batch, tokens, rows), columns = a_BTN.shape, b_BTK.shape[2]
+    group = 1
+    while group < batch and 2 * group * rows * columns <= ELEMENTS_MAX:
+        group *= 2
+    stack = Stack()
+    for first in range(0, batch, group):
+        a_GNT = a_BTN[first : first + group].transpose(1, 2)
+        stack.push(tree_sum(batch_product(a_GNT, b_BTK[first : first + group]), 0))
+    if not batch or not tokens:
+        return torch.zeros(rows, columns)
+    return stack.total()
+
+
+def by_definition(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
+    """The chain of fused multiply-adds, one pair after another. Exact on every IEEE 754 machine."""
+    total = a_LMk.new_zeros(a_LMk.shape[0], a_LMk.shape[1], b_LkN.shape[2])
+    for k in range(a_LMk.shape[2]):
+        total = _fma(a_LMk[:, :, k, None], b_LkN[:, k, None, :], total)
+    return total
+
+
+def shapes_without_blas() -> list[tuple[object, ...]]:
+    """(L, M, N, k, strides, threads) of the products that BLAS did not make in this order."""
+    return [shape for shape, holds in _shapes.items() if not holds]
+
+
+def refuse_wide(*tensors: Tensor) -> None:
+    """Raises NotDeterministic: the definition is of fp32 and what fits into it."""
+    for tensor in tensors:
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise NotDeterministic(
+                f"a matrix product of {tensor.dtype} has no order at level shape",
+                "use float32, bfloat16 or float16",
+            )
+
+
+def _fp32(x: Tensor) -> Tensor:
+    return x.float().contiguous() if x.dtype != torch.float32 else x
+
+
+def _leaves(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
+    """(L, M, N): one chain per leaf."""
+    (leaves, rows, pairs), columns = a_LMk.shape, b_LkN.shape[2]
+    if rows < SIDE_MIN:
+        a_LMk = torch.cat([a_LMk, a_LMk.new_zeros(leaves, SIDE_MIN - rows, pairs)], 1)
+    if columns < SIDE_MIN:
+        b_LkN = torch.cat([b_LkN, b_LkN.new_zeros(leaves, pairs, SIDE_MIN - columns)], 2)
+    a_LMk, b_LkN = _plain_strides(a_LMk), _plain_strides(b_LkN)
+    shape = (*a_LMk.shape, b_LkN.shape[2], a_LMk.stride(), b_LkN.stride(), torch.get_num_threads())
+    if shape not in _shapes:
+        if len(_shapes) >= SHAPES_MAX:
+            _shapes.clear()
+        _shapes[shape] = _keeps_order(a_LMk, b_LkN)
+    product = _blas(a_LMk, b_LkN) if _shapes[shape] else by_definition(a_LMk, b_LkN)
+    return product[:, :rows, :columns]
+
+
+def _plain_strides(x: Tensor) -> Tensor:
+    """No dimension may overlap another, as expand() makes them."""
+    return x.contiguous() if 0 in x.stride() else x
+
+
+def _blas(a: Tensor, b: Tensor) -> Tensor:
+    # The form with `out` is the library's own product; bmm() may be ours.
+    return torch.bmm(a, b, out=a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
+
+
+def _keeps_order(a_LMk: Tensor, b_LkN: Tensor) -> bool:
+    """Whether BLAS makes the chain at every place of a product of these shapes and strides."""
+    left_4K, right_4K, chain_K44 = _probe()
+    (_, rows, pairs), columns = a_LMk.shape, b_LkN.shape[2]
+    a = torch.empty_strided(a_LMk.size(), a_LMk.stride())
+    b = torch.empty_strided(b_LkN.size(), b_LkN.stride())
+    a.copy_(left_4K[torch.arange(rows) % 4, :pairs])
+    b.copy_(right_4K[torch.arange(columns) % 4, :pairs].t())
+    expected = chain_K44[pairs - 1][torch.arange(rows) % 4][:, torch.arange(columns) % 4]
+    return bool((_blas(a, b) == expected).all())
+
+
+@cache
+def _probe() -> tuple[Tensor, Tensor, Tensor]:
+    """Four rows, four columns, and their chains up to every length."""
+    generator = torch.Generator().manual_seed(18)
+    left_4K, right_4K = (torch.randn(4, LEAF_MAX, generator=generator) for _ in range(2))
+    chains = [torch.zeros(4, 4)]
+    for k in range(LEAF_MAX):
+        chains.append(_fma(left_4K[:, k, None], right_4K[None, :, k], chains[-1]))
+    return left_4K, right_4K, torch.stack(chains[1:])
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c with one rounding, of fp32 tensors.
+
+    The product is exact in fp64. The sum is rounded to odd there, which leaves the rounding to
+    fp32 as if it were the only one (Boldo, Melquiond 2008).
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)  # TwoSum: total + error is exact
+    bits = total.view(torch.int64)
+    nearer = torch.where((error > 0) == (total > 0), bits + 1, bits - 1)
+    return torch.where((error != 0) & (bits & 1 == 0), nearer, bits).view(torch.float64).float()

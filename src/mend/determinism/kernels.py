@@ -1,0 +1,374 @@
+"""determinism.kernels: what aten computes on a CPU, in an order that does not depend on shapes,
+strides or threads. Each function has the signature of the aten operator it stands for.
+
+What is left to torch are elementwise kernels whose bits were seen not to depend on the place
+(laws.py), and whatever adds nothing: maxima, copies, gathers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mend.determinism.gemm import batch_product
+from mend.determinism.layout import layout, unpack
+from mend.determinism.trees import tree_sum, tree_sum_dims
+from mend.errors import NotDeterministic
+
+WIDE = (torch.bfloat16, torch.float16)
+
+
+def _fp32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in WIDE else x
+
+
+# sums
+
+
+def sum_dims(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """aten::sum.dim_IntList. Sums over all tokens go by sequences where these are packed."""
+    if not (dtype or x.dtype).is_floating_point:  # exact in any order: torch's own, by its `out`
+        kind = dtype or (torch.int64 if not x.dtype.is_complex else x.dtype)
+        return torch.sum(
+            x, list(dim) if dim else None, keepdim, dtype=kind, out=torch.empty(0, dtype=kind)
+        )
+    x = x if dtype is None else x.to(dtype)
+    dims = sorted({each % x.dim() for each in dim}) if dim else list(range(x.dim()))
+    at = layout()
+    if dims and dims == list(range(len(dims))) and at.packs(x, len(dims)):
+        rest = x.shape[len(dims) :]
+        summed = tree_sum_dims(unpack(x.reshape(-1, *rest), at.lengths), (0, 1))
+        return summed.reshape((1,) * len(dims) + rest) if keepdim else summed
+    return tree_sum_dims(x, dims, keepdim)
+
+
+def sum_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """aten::sum."""
+    return sum_dims(x, dtype=dtype)
+
+
+def mean_dims(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """aten::mean.dim."""
+    x = x if dtype is None else x.to(dtype)
+    dims = [each % x.dim() for each in dim] if dim else list(range(x.dim()))
+    count = math.prod(x.shape[each] for each in dims)
+    return (sum_dims(_fp32(x), dims, keepdim) / count).to(x.dtype)
+
+
+def mean_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """aten::mean."""
+    return mean_dims(x, dtype=dtype)
+
+
+def variance(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """aten::var.correction."""
+    dims = [each % x.dim() for each in dim] if dim else list(range(x.dim()))
+    count = math.prod(x.shape[each] for each in dims)
+    away = _fp32(x) - mean_dims(_fp32(x), dims, True)
+    total = sum_dims(away * away, dims, keepdim)
+    return (total / max(0.0, count - (1 if correction is None else correction))).to(x.dtype)
+
+
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """aten::linalg_vector_norm."""
+    x = x if dtype is None else x.to(dtype)
+    if ord == math.inf:
+        return x.abs().amax(list(dim) if dim else list(range(x.dim())), keepdim)
+    if ord == 1:
+        return sum_dims(x.abs(), dim, keepdim)
+    if ord != 2:
+        raise NotDeterministic(f"a vector norm of order {ord}", "use 1, 2 or infinity")
+    return sum_dims(_fp32(x) * _fp32(x), dim, keepdim).sqrt().to(x.dtype)
+
+
+def foreach_norm(
+    tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """aten::_foreach_norm.Scalar: what clip_grad_norm_ asks."""
+    return [vector_norm(each, ord, dtype=dtype) for each in tensors]
+
+
+# products without a weight; those with one are in linear.py
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """aten::bmm."""
+    return batch_product(a, b).to(a.dtype)
+
+
+def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """aten::baddbmm."""
+    product = batch_product(a, b) * alpha
+    return (product if beta == 0 else add * beta + product).to(a.dtype)
+
+
+# softmax and cross-entropy
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """aten::_softmax."""
+    wide = _fp32(x)
+    powers = (wide - wide.amax(dim, True)).exp()
+    return (powers / tree_sum(powers, dim).unsqueeze(dim)).to(x.dtype)
+
+
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """aten::_softmax_backward_data."""
+    out = _fp32(output)
+    scaled = _fp32(grad) * out
+    return (scaled - out * tree_sum(scaled, dim).unsqueeze(dim)).to(input_dtype)
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """aten::_log_softmax."""
+    wide = _fp32(x)
+    away = wide - wide.amax(dim, True)
+    return (away - tree_sum(away.exp(), dim).log().unsqueeze(dim)).to(x.dtype)
+
+
+def log_softmax_backward(
+    grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """aten::_log_softmax_backward_data."""
+    wide = _fp32(grad)
+    part = _fp32(output).exp() * tree_sum(wide, dim).unsqueeze(dim)
+    return (wide - part).to(input_dtype)
+
+
+def nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    """aten::nll_loss_forward. reduction 0: none, 1: mean, 2: sum."""
+    x_NC, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
+    kept = target_N != ignore_index
+    index = target_N.where(kept, 0)[:, None]
+    weights = torch.ones_like(x_NC[0]) if weight is None else weight
+    each = torch.where(kept, weights[index[:, 0]], 0.0)
+    losses = -x_NC.gather(1, index)[:, 0] * each
+    if reduction == 0:
+        return torch.where(kept, losses, 0.0).reshape(target.shape), x.new_zeros(())
+    total, whole = (sum_dims(torch.where(kept, part, 0.0)) for part in (losses, each))
+    return (total / whole if reduction == 1 else total), whole
+
+
+# activations: torch's kernels round the last elements of a vector otherwise than its body
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """aten::sigmoid."""
+    wide = _fp32(x) if x.is_floating_point() else x.float()
+    return (1 / (1 + (-wide).exp())).to(x.dtype if x.is_floating_point() else torch.float32)
+
+
+def silu(x: Tensor) -> Tensor:
+    """aten::silu."""
+    wide = _fp32(x)
+    return (wide / (1 + (-wide).exp())).to(x.dtype)
+
+
+def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """aten::silu_backward."""
+    wide = _fp32(x)
+    gate = 1 / (1 + (-wide).exp())
+    return (_fp32(grad) * (gate * (1 + wide * (1 - gate)))).to(x.dtype)
+
+
+_TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """aten::gelu."""
+    wide = _fp32(x)
+    if approximate == "tanh":
+        inner = _TANH_SCALE * (wide + _TANH_CUBE * (wide * wide * wide))
+        return (0.5 * wide * (1 + inner.tanh())).to(x.dtype)
+    return (0.5 * wide * (1 + (wide * math.sqrt(0.5)).erf())).to(x.dtype)
+
+
+def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    """aten::gelu_backward."""
+    wide = _fp32(x)
+    if approximate == "tanh":
+        inner = (_TANH_SCALE * (wide + _TANH_CUBE * (wide * wide * wide))).tanh()
+        slope = _TANH_SCALE * (1 + 3 * _TANH_CUBE * (wide * wide))
+        derivative = 0.5 * (1 + inner) + 0.5 * wide * ((1 - inner * inner) * slope)
+    else:
+        density = (wide * wide * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+        derivative = 0.5 * (1 + (wide * math.sqrt(0.5)).erf()) + wide * density
+    return (_fp32(grad) * derivative).to(x.dtype)
+
+
+# layer norm; aten composes rms_norm from mean, rsqrt and products
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """aten::native_layer_norm."""
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    wide, count = _fp32(x), math.prod(shape)
+    mean = tree_sum_dims(wide, dims, True) / count
+    away = wide - mean
+    rstd = 1 / (tree_sum_dims(away * away, dims, True) / count + eps).sqrt()
+    out = away * rstd
+    if weight is not None:
+        out = out * _fp32(weight)
+    if bias is not None:
+        out = out + _fp32(bias)
+    return out.to(x.dtype), mean, rstd
+
+
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """aten::native_layer_norm_backward."""
+    lead = x.dim() - len(shape)
+    dims, count = list(range(lead, x.dim())), math.prod(shape)
+    wide, normal = _fp32(grad), (_fp32(x) - mean) * rstd
+    dx = dw = db = None
+    if output_mask[0]:
+        inner = wide if weight is None else wide * _fp32(weight)
+        along = tree_sum_dims(inner * normal, dims, True) / count
+        whole = tree_sum_dims(inner, dims, True) / count
+        dx = ((inner - whole - normal * along) * rstd).to(x.dtype)
+    tokens = list(range(lead))
+    if output_mask[1] and weight is not None:
+        dw = sum_dims(wide * normal, tokens).to(weight.dtype) if tokens else wide * normal
+    if output_mask[2] and bias is not None:
+        db = sum_dims(wide, tokens).to(bias.dtype) if tokens else wide
+    return dx, dw, db
+
+
+# sums into chosen places
+
+
+def embedding_backward(
+    grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_by_freq: bool
+) -> Tensor:
+    """aten::embedding_dense_backward: for every word a tree over the places it stands at."""
+    if scale_by_freq:
+        raise NotDeterministic("an embedding with scale_grad_by_freq", "set it to False")
+    at, width = layout(), grad.shape[-1]
+    if at.packs(indices, indices.dim()):
+        places = unpack(torch.ones(at.tokens, dtype=torch.bool), at.lengths)
+        place_N = places.reshape(-1).nonzero()[:, 0]
+        longest = max(at.lengths)
+    else:
+        longest = indices[0].numel() if indices.dim() > 1 else 1
+        place_N = torch.arange(indices.numel())
+    # Sequences begin at multiples of a power of two, so that their sums are nodes of the tree.
+    stride = 1 << (longest - 1).bit_length()
+    place_N = place_N // longest * stride + place_N % longest
+    word_N = indices.reshape(-1)
+    total = sum_by_place(_fp32(grad).reshape(-1, width), word_N, place_N, num_weights)
+    if padding_idx >= 0:
+        total[padding_idx] = 0
+    return total.to(grad.dtype)
+
+
+def sum_by_place(x_ND: Tensor, row_N: Tensor, place_N: Tensor, rows: int) -> Tensor:
+    """(rows, D): for each row the tree over its entries; an entry is leaf number `place`."""
+    total = x_ND.new_zeros(rows, x_ND.shape[1])
+    if not len(row_N):
+        return total
+    height = int(place_N.max()).bit_length()
+    key_N = row_N * (1 << height) + place_N
+    order = key_N.argsort(stable=True)
+    key_N, x_ND = key_N[order], x_ND[order]
+    for _ in range(height):
+        key_N = key_N >> 1
+        if len(key_N) < 2:
+            continue
+        second = torch.cat([key_N.new_zeros(1, dtype=torch.bool), key_N[1:] == key_N[:-1]])
+        first = torch.cat([second[1:], second.new_zeros(1)])
+        sums = x_ND[first] + x_ND[second]
+        x_ND = x_ND.clone()
+        x_ND[first] = sums
+        x_ND, key_N = x_ND[~second], key_N[~second]
+    total[key_N] = x_ND + 0.0
+    return total
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """aten::index_add: x plus, for every row, a tree over the entries of `source`."""
+    dim %= max(1, x.dim())
+    moved = source.movedim(dim, 0)
+    flat_ND = moved.reshape(moved.shape[0], -1) * alpha
+    added = sum_by_place(_fp32(flat_ND), index, torch.arange(len(index)), x.shape[dim])
+    rest = x.movedim(dim, 0).shape
+    return (_fp32(x) + added.view(rest).movedim(0, dim)).to(x.dtype)
+
+
+def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """aten::scatter_add: every element of x plus a tree over the entries along `dim`."""
+    dim %= max(1, x.dim())
+    source = source[tuple(slice(0, size) for size in index.shape)]
+    grids = torch.meshgrid(*(torch.arange(size) for size in index.shape), indexing="ij")
+    target, stride = torch.zeros_like(index), 1
+    for axis in reversed(range(x.dim())):
+        target = target + (index if axis == dim else grids[axis]) * stride
+        stride *= x.shape[axis]
+    place = grids[dim].reshape(-1)
+    flat = _fp32(source).reshape(-1, 1)
+    added = sum_by_place(flat, target.reshape(-1), place, x.numel())
+    return (_fp32(x) + added.view(x.shape)).to(x.dtype)
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """aten::index_put: what x[index] is differentiated by."""
+    result = x.clone()
+    if not accumulate or not x.is_floating_point():
+        return result.index_put_(list(indices), values, accumulate)
+    places = torch.arange(x.numel()).view(x.shape)
+    chosen = torch.ops.aten.index.Tensor(places, indices)
+    flat = _fp32(values.expand(chosen.shape)).reshape(-1, 1)
+    order = torch.arange(chosen.numel())
+    added = sum_by_place(flat, chosen.reshape(-1), order, x.numel())
+    return (_fp32(x) + added.view(x.shape)).to(x.dtype)
+
+
+def index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """aten::index_add_."""
+    return x.copy_(index_add(x, dim, index, source, alpha=alpha))
+
+
+def scatter_add_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """aten::scatter_add_."""
+    return x.copy_(scatter_add(x, dim, index, source))

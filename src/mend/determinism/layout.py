@@ -1,0 +1,86 @@
+"""determinism.layout: where the sequences of a batch begin, and which rows of the global batch
+these are. Values of the running thread, set by `with`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mend.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Lengths of packed sequences, none: every row of a batch is one. `first_row`: of the global
+    batch."""
+
+    lengths: tuple[int, ...] = ()
+    first_row: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    def packs(self, x: Tensor, dims: int) -> bool:
+        """Whether the first `dims` dimensions of x are the packed tokens."""
+        return bool(self.lengths) and x.shape[:dims].numel() == self.tokens
+
+
+_PLAIN = Layout()
+_layout: ContextVar[Layout] = ContextVar("mend-layout", default=_PLAIN)
+
+
+def layout() -> Layout:
+    return _layout.get()
+
+
+@contextmanager
+def sequences(lengths: Sequence[int]) -> Iterator[None]:
+    """Inside, an input of sum(lengths) tokens is that many packed sequences, one behind another.
+
+    Forward and backward both belong inside. Causal attention does not look across their borders.
+    """
+    if not lengths or min(lengths) < 1:
+        raise UsageError(f"lengths={tuple(lengths)}: one length of at least 1 for every sequence")
+    token = _layout.set(Layout(tuple(map(int, lengths)), layout().first_row))
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+@contextmanager
+def rows(first: int) -> Iterator[None]:
+    """Inside, row 0 of a batch is row `first` of the global batch: what dropout counts by."""
+    token = _layout.set(Layout(layout().lengths, first))
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def unpack(x: Tensor, lengths: Sequence[int]) -> Tensor:
+    """(tokens, ...) -> (sequences, longest, ...), zeros behind every sequence."""
+    padded = x.new_zeros(len(lengths), max(lengths), *x.shape[1:])
+    for row, part in enumerate(torch.split(x, list(lengths))):
+        padded[row, : len(part)] = part
+    return padded
+
+
+def pack(padded: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The way back from unpack()."""
+    return torch.cat([row[:length] for row, length in zip(padded, lengths, strict=True)])
+
+
+def by_sequence(x: Tensor, at: Layout) -> Tensor:
+    """(..., D) -> (B, T, D): one row per sequence. Without a batch every row is a sequence."""
+    if at.packs(x, x.dim() - 1):
+        return unpack(x.reshape(-1, x.shape[-1]), at.lengths)
+    if x.dim() == 1:
+        return x.reshape(1, 1, -1)
+    return x.reshape(x.shape[0], x.shape[1:-1].numel(), x.shape[-1])

@@ -1,0 +1,127 @@
+"""determinism.linear: linear layers and matmul with gradients, in the order of gemm.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.determinism.coverage import unseen
+from mend.determinism.gemm import leaf_of, outer_product, refuse_wide, rows_product
+from mend.determinism.layout import by_sequence, layout
+from mend.determinism.trees import tree_sum_dims
+from mend.errors import NotDeterministic, UsageError
+
+
+class Linear(torch.autograd.Function):
+    """x @ weight.T + bias. A row's output and its gradient depend on that row alone; the gradients
+    of weight and bias are trees over the sequences of the batch.
+
+    `leaf_in`, `leaf_out`: pairs per leaf in sums over inputs and over outputs. `partial`: x and
+    weight are shards of the inputs; no bias is added, and the result stays fp32 until the shards'
+    results are summed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # torch's FunctionCtx has no fields that mypy knows
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        leaf_in: int,
+        leaf_out: int,
+        partial: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layout, ctx.leaf_out, ctx.has_bias = layout(), leaf_out, bias is not None
+        with unseen():
+            product = rows_product(x.reshape(-1, x.shape[-1]), weight, leaf_in)
+            if bias is not None:
+                product = product + bias
+            product = product if partial else product.to(x.dtype)
+            # Not view(): FSDP2 warns of a module whose output is one.
+            shape = (*x.shape[:-1], weight.shape[0])
+            output: Tensor = torch.ops.aten._unsafe_view(product, shape)
+            return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise NotDeterministic(
+                "a second derivative of a linear layer (create_graph=True)", "use level run for it"
+            )
+        x, weight = ctx.saved_tensors
+        if ctx.layout.lengths != layout().lengths:
+            raise UsageError(
+                "backward() ran outside of the sequences(...) that forward ran in; put both inside"
+            )
+        dx = dw = db = None
+        with unseen():
+            if ctx.needs_input_grad[0]:
+                flat = grad.reshape(-1, grad.shape[-1])
+                dx = rows_product(flat, weight.t(), ctx.leaf_out).view(x.shape).to(x.dtype)
+            if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+                grad_BTN = by_sequence(grad, ctx.layout)
+                if ctx.needs_input_grad[1]:
+                    dw = outer_product(grad_BTN, by_sequence(x, ctx.layout)).to(weight.dtype)
+                if ctx.has_bias and ctx.needs_input_grad[2]:
+                    db = tree_sum_dims(grad_BTN, (0, 1))
+        return dx, dw, db, None, None, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """aten::linear."""
+    refuse_subclass("linear", x, weight)
+    refuse_wide(x, weight)
+    leaf_in, leaf_out = leaf_of(x.shape[-1]), leaf_of(weight.shape[0])
+    if weight.dim() == 1:
+        return linear(x, weight[None], bias).squeeze(-1)
+    return apply(x, weight, bias, leaf_in, leaf_out, False)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """aten::matmul. With a matrix on the right it is a linear layer, whose weight that is."""
+    refuse_subclass("matmul", a, b)
+    refuse_wide(a, b)
+    if b.dim() == 1:
+        return matmul(a, b[:, None]).squeeze(-1)
+    if a.dim() == 1:
+        return matmul(a[None], b).squeeze(-2)
+    if b.dim() == 2:
+        return linear(a, b.t())
+    lead = torch.functional.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    left = a.expand(*lead, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
+    right = b.expand(*lead, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
+    return torch.bmm(left, right).view(*lead, a.shape[-2], b.shape[-1])
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """aten::mm: the rows of `a` are sequences of one token, unless sequences(...) says more."""
+    return linear(a, b.t())
+
+
+def addmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """aten::addmm, as linear layers of the kind of GPT-2's Conv1D use it."""
+    if beta == 1 and alpha == 1 and add.dim() == 1:
+        return linear(a, b.t(), add)
+    return add * beta + linear(a, b.t()) * alpha
+
+
+def apply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, leaf_in: int, leaf_out: int, partial: bool
+) -> Tensor:
+    result: Tensor = Linear.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, leaf_in, leaf_out, partial
+    )
+    return result
+
+
+def refuse_subclass(name: str, *tensors: Tensor) -> None:
+    """A DTensor's product would sum shards in an order of its own."""
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            raise NotDeterministic(
+                f"{name} of a {type(tensor).__name__} is not reached at level shape",
+                "use plain tensors; for tensor parallelism the styles of mend.determinism",
+            )

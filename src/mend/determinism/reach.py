@@ -1,0 +1,91 @@
+"""determinism.reach: puts the functions of this room in the place of aten's for the CPU, through
+torch.library, so that modules, F.* and code that knows nothing of mend get them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mend.determinism import attention, chance, kernels, linear
+from mend.determinism.coverage import hidden
+from mend.determinism.laws import broken_laws
+from mend.errors import NotDeterministic
+
+WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
+    "linear": linear.linear,
+    "matmul": linear.matmul,
+    "mm": linear.mm,
+    "addmm": linear.addmm,
+    "scaled_dot_product_attention": attention.scaled_dot_product_attention,
+    "dropout": chance.dropout,
+}
+"""Differentiated by what they are made of. They see the batch as the module gave it."""
+
+BELOW: dict[str, Callable[..., Any]] = {
+    "sum": kernels.sum_all,
+    "sum.dim_IntList": kernels.sum_dims,
+    "mean": kernels.mean_all,
+    "mean.dim": kernels.mean_dims,
+    "var.correction": kernels.variance,
+    "linalg_vector_norm": kernels.vector_norm,
+    "_foreach_norm.Scalar": kernels.foreach_norm,
+    "bmm": kernels.bmm,
+    "baddbmm": kernels.baddbmm,
+    "_softmax": kernels.softmax,
+    "_softmax_backward_data": kernels.softmax_backward,
+    "_log_softmax": kernels.log_softmax,
+    "_log_softmax_backward_data": kernels.log_softmax_backward,
+    "nll_loss_forward": kernels.nll_loss,
+    "sigmoid": kernels.sigmoid,
+    "silu": kernels.silu,
+    "silu_backward": kernels.silu_backward,
+    "gelu": kernels.gelu,
+    "gelu_backward": kernels.gelu_backward,
+    "native_layer_norm": kernels.layer_norm,
+    "native_layer_norm_backward": kernels.layer_norm_backward,
+    "embedding_dense_backward": kernels.embedding_backward,
+    "index_add": kernels.index_add,
+    "index_add_": kernels.index_add_,
+    "scatter_add": kernels.scatter_add,
+    "scatter_add_": kernels.scatter_add_,
+    "index_put": kernels.index_put,
+}
+"""Below autograd: torch's own formulas of gradients call them."""
+
+REACHED = frozenset(WITH_GRADIENTS) | frozenset(BELOW)
+
+
+def put_in_place() -> Callable[[], None]:
+    """Register all of them for this process; returns what takes them away again.
+
+    Raises NotDeterministic where torch's elementwise kernels do not keep what this rests on.
+    """
+    if broken := broken_laws():
+        raise NotDeterministic(
+            f"bits of {', '.join(broken)} depend on the place of the element on this machine",
+            "use level run, or another build of torch",
+        )
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch: that it overrides its own kernels
+        for name, function in WITH_GRADIENTS.items():
+            library.impl(name, function, "AutogradCPU")
+            library.impl(name, function, "CPU")
+        for name, function in BELOW.items():
+            library.impl(name, hidden(function), "CPU")
+        for name in REACHED:
+            library.impl(name, _refusal(name), "CUDA")
+    destroy: Callable[[], None] = library._destroy
+    return destroy
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotDeterministic(
+            f"{name} on a GPU is not reached at level shape", "train on the CPU, or use level run"
+        )
+
+    return refuse

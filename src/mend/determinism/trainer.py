@@ -1,0 +1,272 @@
+"""determinism.trainer: one training step that can be made twice. Holds no loop and no data."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mend.determinism.clipping import clip_grad_norm
+from mend.determinism.collectives import all_reduce
+from mend.determinism.digests import (
+    digest,
+    first_difference,
+    optimizer_digest,
+    same_bits,
+    weight_digest,
+)
+from mend.determinism.enabling import (
+    Determinism,
+    Level,
+    enable,
+    enabled,
+    random_state,
+    seed_all,
+    set_random_state,
+)
+from mend.determinism.layout import rows
+from mend.determinism.trees import Stack
+from mend.errors import ConfigError, UsageError
+
+Batch = TypeVar("Batch")
+LossFn = Callable[[nn.Module, Batch], Tensor]
+"""(model, batch) -> the loss, one element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a step that was made twice came to the same bits.
+
+    `part`: what differed first: "loss", "gradient of NAME", "weight NAME", "buffer NAME" or
+    "optimizer"; None where nothing did. `digest`: of all that the first of the two steps left.
+    """
+
+    equal: bool
+    part: str | None
+    digest: str
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+
+class DeterministicTrainer:
+    """Trains `model` step by step under enable(seed, level), which it calls if nobody has.
+
+    Every step begins with generators seeded from (seed, number of the step), so that a step's bits
+    do not depend on what was drawn before it: a job that goes on from a checkpoint (set `steps`)
+    does what it would have done.
+
+    `microbatches`: the batch's tensors are cut into so many along their first dimension, and the
+    gradients averaged. `group`: the ranks that share the global batch (DDP, FSDP2). The rows of
+    the global batch count microbatch by microbatch, and within one rank by rank.
+    `grad_norm_max`: gradients are clipped to it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        seed: int,
+        *,
+        level: Level = "run",
+        scheduler: Any = None,  # torch's schedulers share no public base
+        microbatches: int = 1,
+        group: dist.ProcessGroup | None = None,
+        grad_norm_max: float | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.seed, self.scheduler = model, optimizer, seed, scheduler
+        self.microbatches, self.group = microbatches, group
+        self.grad_norm_max = grad_norm_max
+        ranks = 1 if group is None else dist.get_world_size(group)
+        for name, value in (("microbatches", microbatches), ("ranks of the group", ranks)):
+            if value < 1 or (level == "shape" and value & (value - 1)):
+                rule = "a power of two at level shape, where the sum over the batch is a tree"
+                raise ConfigError(name, value, rule, "Take 1, 2, 4 or 8.")
+        self.steps = 0
+        self._own: Determinism | None = None
+        active = enabled()
+        if active is None:
+            self._own = enable(seed, level)
+        elif (active.seed, active.level) != (seed, level):
+            raise UsageError(
+                f"the trainer asks for seed {seed}, level {level}, and seed {active.seed}, level "
+                f"{active.level} is enabled; close() that one, or ask for the same"
+            )
+
+    def step(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
+        """Forward, backward, optimizer and scheduler; returns the loss of the global batch."""
+        loss = self._gradients(batch, loss_fn)
+        if self.grad_norm_max is not None:
+            clip_grad_norm(self.model.parameters(), self.grad_norm_max)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.steps += 1
+        return loss
+
+    def verify_determinism(self, batch: Batch, loss_fn: LossFn[Batch]) -> Verdict:
+        """Make the next step twice and compare all bits; then everything is as it was before.
+
+        Needs memory for three copies of weights, gradients and optimizer state.
+        """
+        before = _Snapshot(self)
+        loss = self.step(batch, loss_fn)
+        first = _Snapshot(self)
+        before.put_back(self)
+        again = self.step(batch, loss_fn)
+        part = "loss" if not same_bits(loss, again) else first.difference(_Snapshot(self))
+        before.put_back(self)
+        return Verdict(part is None, part, first.digest)
+
+    def digest(self) -> str:
+        """Of weights, buffers, optimizer, scheduler and the number of steps."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        weights, optimizer = weight_digest(self.model), optimizer_digest(self.optimizer)
+        return digest([weights, optimizer, scheduler, self.steps])
+
+    def close(self) -> None:
+        """Put the switches back, if this trainer put them on."""
+        if self._own is not None:
+            self._own.close()
+
+    def __enter__(self) -> DeterministicTrainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _gradients(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.microbatches == 1:
+            return self._backward(batch, loss_fn, 0)
+        losses, sums = Stack(), _GradientSums(self.model)
+        for number, part in enumerate(cut(batch, self.microbatches)):
+            losses.push(self._backward(part, loss_fn, number))
+            sums.take()
+        sums.put_back()
+        return losses.total()
+
+    def _backward(self, batch: Batch, loss_fn: LossFn[Batch], number: int) -> Tensor:
+        """Makes the gradients of one microbatch; returns its share of the global batch's loss."""
+        seed_all(seed_of_step(self.seed, self.steps))
+        ranks, rank = 1, 0
+        if self.group is not None:
+            ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        with rows((number * ranks + rank) * rows_in(batch)):
+            loss = loss_fn(self.model, batch)
+            if loss.numel() != 1:
+                raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")
+            loss = loss / self.microbatches
+            loss.backward()  # type: ignore[no-untyped-call]
+        loss = loss.detach()
+        if self.group is not None:
+            all_reduce(loss, self.group, mean=True)
+        return loss
+
+
+class _GradientSums:
+    """The gradients of microbatches, added in the order of a tree."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._sums = [Stack() for _ in self._parameters]
+        self._used = [False] * len(self._sums)
+
+    def take(self) -> None:
+        """The gradients of one more microbatch; they are None then."""
+        for index, parameter in enumerate(self._parameters):
+            grad = parameter.grad
+            self._used[index] |= grad is not None
+            self._sums[index].push(torch.zeros_like(parameter) if grad is None else grad)
+            parameter.grad = None
+
+    def put_back(self) -> None:
+        for parameter, total, used in zip(self._parameters, self._sums, self._used, strict=True):
+            parameter.grad = total.total() if used else None
+
+
+def cut(batch: Batch, parts: int) -> list[Batch]:
+    """Equal parts of every tensor in nested tuples, lists and dicts, along the first dimension."""
+    if isinstance(batch, Tensor):
+        if not batch.dim() or batch.shape[0] % parts:
+            shape = tuple(batch.shape)
+            raise UsageError(f"a tensor of shape {shape} cannot be cut into {parts} equal parts")
+        return list(batch.chunk(parts))  # type: ignore[arg-type]
+    if isinstance(batch, dict):
+        columns = [cut(value, parts) for value in batch.values()]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]  # type: ignore[misc]
+    if isinstance(batch, (tuple, list)):
+        columns = [cut(value, parts) for value in batch]
+        return [type(batch)(row) for row in zip(*columns, strict=True)]
+    raise UsageError(f"a {type(batch).__name__} cannot be cut into microbatches; give tensors")
+
+
+def rows_in(batch: Any) -> int:
+    """Of the first tensor in a batch; 0 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 0
+    parts = batch.values() if isinstance(batch, dict) else batch
+    if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes)):
+        return 0
+    return next((rows for part in parts if (rows := rows_in(part))), 0)
+
+
+def seed_of_step(seed: int, step: int) -> int:
+    """32 bits that depend on both, and are far apart for neighbours."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{step}".encode()).digest()[:4], "big")
+
+
+class _Snapshot:
+    """Copies of all that a step changes."""
+
+    def __init__(self, trainer: DeterministicTrainer) -> None:
+        model = trainer.model
+        self.digest = trainer.digest()
+        weights = ((f"weight {name}", each) for name, each in model.named_parameters())
+        buffers = ((f"buffer {name}", each) for name, each in model.named_buffers())
+        self._tensors: dict[str, Tensor] = {
+            name: each.detach().clone() for name, each in (*weights, *buffers)
+        }
+        self._gradients = {
+            f"gradient of {name}": parameter.grad.detach().clone()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        self._optimizer = copy.deepcopy(trainer.optimizer.state_dict())
+        self._optimizer_digest = optimizer_digest(trainer.optimizer)
+        scheduler = trainer.scheduler
+        self._scheduler = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
+        self._steps, self._random = trainer.steps, random_state()
+
+    def difference(self, other: _Snapshot) -> str | None:
+        part = first_difference(self._gradients, other._gradients)
+        part = part or first_difference(self._tensors, other._tensors)
+        if part is None and self._optimizer_digest != other._optimizer_digest:
+            return "optimizer"
+        return part
+
+    def put_back(self, trainer: DeterministicTrainer) -> None:
+        with torch.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                parameter.copy_(self._tensors[f"weight {name}"])
+                gradient = self._gradients.get(f"gradient of {name}")
+                parameter.grad = None if gradient is None else gradient.clone()
+            for name, buffer in trainer.model.named_buffers():
+                buffer.copy_(self._tensors[f"buffer {name}"])
+        trainer.optimizer.load_state_dict(copy.deepcopy(self._optimizer))
+        if trainer.scheduler is not None:
+            trainer.scheduler.load_state_dict(copy.deepcopy(self._scheduler))
+        trainer.steps = self._steps
+        set_random_state(self._random)

@@ -1,0 +1,62 @@
+"""determinism.trees: sums in one fixed order. Sees tensors alone.
+
+The order is a binary tree over neighbours, as if zeros followed for ever: what is summed may be cut
+at any multiple of a power of two, and the parts' sums are nodes of the tree. The fp32 adds of it
+are elementwise additions of whole tensors, whose bits IEEE 754 settles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def tree_sum(x: Tensor, dim: int) -> Tensor:
+    """Sum over one dimension, which is removed. fp32 for narrower floats, rounded once."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    wide = wide.movedim(dim, 0) if dim else wide
+    if wide.shape[0] == 0:
+        return x.new_zeros(wide.shape[1:])
+    while (count := wide.shape[0]) > 1:
+        pairs = wide[0 : count - 1 : 2] + wide[1::2]
+        wide = torch.cat([pairs, wide[-1:]]) if count % 2 else pairs
+    # A sum of nothing but -0 depends on how many zeros follow it.
+    total = wide[0] + 0.0
+    return total if wide.dtype == x.dtype else total.to(x.dtype)
+
+
+def tree_sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    """Sum over several dimensions, the last of them first; none named: over all."""
+    chosen = sorted({dim % x.dim() for dim in dims} if dims else range(x.dim()), reverse=True)
+    dtype = x.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        x = x.float()
+    for dim in chosen:
+        x = tree_sum(x, dim)
+    for dim in sorted(chosen) if keepdim else ():
+        x = x.unsqueeze(dim)
+    return x.to(dtype)
+
+
+class Stack:
+    """The tree for parts that come one after another: a binary counter of finished nodes."""
+
+    def __init__(self) -> None:
+        self._nodes: list[tuple[int, Tensor]] = []
+
+    def push(self, part: Tensor) -> None:
+        """The next leaf, or the next whole subtree, always of the same number of leaves."""
+        height = 0
+        while self._nodes and self._nodes[-1][0] == height:
+            part = self._nodes.pop()[1] + part
+            height += 1
+        self._nodes.append((height, part))
+
+    def total(self) -> Tensor:
+        """Of all that was pushed, at least one part; the stack is empty again."""
+        _, total = self._nodes.pop()
+        while self._nodes:
+            total = self._nodes.pop()[1] + total
+        return total + 0.0

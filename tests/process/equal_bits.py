@@ -1,0 +1,212 @@
+"""Trains a tiny Llama in many ways, each in processes of its own, and says what it came to.
+
+    python -m tests.process.equal_bits CASE...
+
+One process loads torch and forks the ranks of each case, which meet in a file. Out: one line of
+JSON per case, with the digests of weights, optimizer and losses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from mend.determinism import (
+    DeterministicTrainer,
+    ddp_hook,
+    digest,
+    enable,
+    fix_fsdp,
+    optimizer_digest,
+    sequences,
+    weight_digest,
+)
+from tests.unit.determinism.llama import WORDS, Llama, loss_of
+
+SEED, ROWS, TOKENS = 18, 8, 16
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the same training is cut."""
+
+    kind: str  # one, ddp, fsdp; sequences of many lengths: padded, packed
+    ranks: int = 1
+    microbatches: int = 1
+    fixed: bool = True  # the sums over ranks are mend's
+    level: str = "shape"
+    checkpointed: bool = False
+    threads: int = 1
+
+
+CASES = {
+    "one": Case("one"),
+    "one again": Case("one"),
+    "threads": Case("one", threads=2),
+    "checkpointed": Case("one", checkpointed=True),
+    "microbatches 2": Case("one", microbatches=2),
+    "microbatches 4": Case("one", microbatches=4),
+    "ddp 2": Case("ddp", 2),
+    "ddp 4": Case("ddp", 4),
+    "ddp 8": Case("ddp", 8),
+    "ddp 2, microbatches 2": Case("ddp", 2, 2),
+    "fsdp 2": Case("fsdp", 2),
+    "fsdp 4": Case("fsdp", 4),
+    "fsdp 2, microbatches 2": Case("fsdp", 2, 2, checkpointed=True),
+    "padded": Case("padded"),
+    "packed": Case("packed"),
+    "run: one": Case("one", level="run"),
+    "run: microbatches 4": Case("one", microbatches=4, level="run"),
+    "run: ddp 4": Case("ddp", 4, level="run", fixed=False),
+    "unfixed ddp 4": Case("ddp", 4, fixed=False),
+}
+
+
+def train(case: Case, steps: int) -> dict[str, str]:
+    """The digests of one rank."""
+    torch.set_num_threads(case.threads)
+    group = dist.group.WORLD if case.ranks > 1 else None
+    rank = dist.get_rank() if case.ranks > 1 else 0
+    with enable(SEED, case.level):  # type: ignore[arg-type]
+        inner: nn.Module = Llama(layers=1, dropout=0.1, checkpointed=case.checkpointed)
+        model = wrapped(inner, case)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        trainer = DeterministicTrainer(
+            model,
+            optimizer,
+            SEED,
+            level=case.level,  # type: ignore[arg-type]
+            microbatches=case.microbatches,
+            group=group,
+            grad_norm_max=CLIP,
+        )
+        if case.kind in ("padded", "packed"):
+            losses = [ragged_step(trainer, case, batch(step)) for step in range(steps)]
+        else:
+            parts = [mine(batch(step), case, rank) for step in range(steps)]
+            losses = [trainer.step(part, loss_of) for part in parts]
+        return {
+            "weights": weight_digest(model),
+            "optimizer": optimizer_digest(optimizer),
+            "losses": digest(losses),
+            "last loss": f"{losses[-1]:.4f}",
+        }
+
+
+def wrapped(model: nn.Module, case: Case) -> nn.Module:
+    if case.kind == "ddp":
+        model = DistributedDataParallel(model)
+        if case.fixed:
+            model.register_comm_hook(None, ddp_hook)
+    if case.kind == "fsdp":
+        for block in model.blocks:  # type: ignore[union-attr]
+            fully_shard(block)
+        fully_shard(model)
+        if case.fixed:
+            fix_fsdp(model)
+    return model
+
+
+def batch(step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, WORDS, (ROWS, TOKENS + 1), generator=generator)
+
+
+def mine(rows: Tensor, case: Case, rank: int) -> Tensor:
+    """Of the global batch the rows of this rank: microbatch by microbatch, rank by rank."""
+    cut = rows.view(case.microbatches, case.ranks, -1, rows.shape[1])
+    return cut[:, rank].reshape(-1, rows.shape[1])
+
+
+def ragged_step(trainer: DeterministicTrainer, case: Case, rows: Tensor) -> Tensor:
+    """The rows cut to lengths of their own: with padding behind, or one behind another."""
+    lengths = [3 + int(row[0]) % (TOKENS - 2) for row in rows]
+    words, targets = rows[:, :-1], rows[:, 1:]
+    if case.kind == "packed":
+        positions = torch.cat([torch.arange(length) for length in lengths])
+
+        def cut(x: Tensor) -> Tensor:
+            return torch.cat([row[:length] for row, length in zip(x, lengths, strict=True)])
+
+        with sequences(lengths):
+            return trainer.step(
+                cut(words)[None], lambda model, x: summed(model(x, positions), cut(targets))
+            )
+    padding = torch.arange(TOKENS) >= torch.tensor(lengths)[:, None]
+    targets = targets.masked_fill(padding, -100)
+    return trainer.step(
+        words.masked_fill(padding, 0), lambda model, x: summed(model(x), targets.flatten())
+    )
+
+
+def summed(logits: Tensor, targets: Tensor) -> Tensor:
+    """Over a constant: a mean over the words of a batch would depend on how many these are."""
+    loss = cross_entropy(logits.flatten(0, 1), targets, reduction="sum", ignore_index=-100)
+    return loss / (ROWS * TOKENS)
+
+
+def child(case: Case, steps: int, rank: int, meeting: str, out: Path) -> None:
+    if case.ranks > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=case.ranks
+        )
+    try:
+        found = train(case, steps)
+    except Exception as fault:
+        found = {"fault": f"{type(fault).__name__}: {fault}", "trace": traceback.format_exc()}
+    out.write_text(json.dumps(found))
+
+
+def run(work: Callable[[int, Path], None], ranks: int, folder: Path) -> dict[str, str]:
+    """Fork `ranks` processes; all must say the same."""
+    outs, children = [folder / f"{rank}.json" for rank in range(ranks)], []
+    for rank, out in enumerate(outs):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                work(rank, out)
+            finally:
+                os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    said = [json.loads(out.read_text()) for out in outs]
+    assert all(each == said[0] for each in said), said
+    found: dict[str, str] = said[0]
+    return found
+
+
+def main() -> None:
+    steps, *names = sys.argv[1:]
+    train(CASES["one"], 1)  # what the first step imports, and checks of the machine, once for all
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
+    for name in names or CASES:
+        case = CASES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = f"{folder}/meeting"
+            found = run(
+                lambda rank, out, case=case, meeting=meeting: child(  # type: ignore[misc]
+                    case, int(steps), rank, meeting, out
+                ),
+                case.ranks,
+                Path(folder),
+            )
+        print(json.dumps({"name": name, "case": asdict(case), "found": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

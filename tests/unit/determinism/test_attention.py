@@ -1,0 +1,96 @@
+"""Attention: a sequence's bits do not depend on the batch, on padding, or on being packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mend.determinism import enable, sequences
+from mend.determinism.digests import same_bits
+from mend.errors import NotDeterministic
+
+
+@pytest.fixture(autouse=True)
+def shape_level() -> Iterator[None]:
+    with enable(1, "shape"):
+        yield
+
+
+def noise(*shape: int, seed: int = 5) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) * scale
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, value)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"is_causal": True},
+        {"attn_mask": torch.ones(6, 6, dtype=torch.bool).tril()},
+        {"attn_mask": torch.zeros(6, 6).masked_fill(~torch.ones(6, 6).bool().tril(), -torch.inf)},
+        {"is_causal": True, "scale": 0.5},
+    ],
+    ids=["causal", "mask", "added mask", "scale"],
+)
+def test_it_is_right(how: dict[str, Any]) -> None:
+    query, key, value = (noise(2, 3, 6, 4, seed=seed) for seed in (1, 2, 3))
+    found = F.scaled_dot_product_attention(query, key, value, **how)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    assert torch.allclose(found, plain(query, key, value, mask, how.get("scale", 0.5)), atol=1e-5)
+
+
+def test_groups_of_heads_share_keys() -> None:
+    query, key, value = noise(2, 6, 5, 4), noise(2, 2, 5, 4, seed=2), noise(2, 2, 5, 4, seed=3)
+    found = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    repeated = [x.repeat_interleave(3, 1) for x in (key, value)]
+    assert same_bits(found, F.scaled_dot_product_attention(query, *repeated))
+
+
+def run(x: Tensor, grad: Tensor) -> list[Tensor]:
+    """The output and three gradients."""
+    leaves = [x.clone().requires_grad_() for _ in range(3)]
+    out = F.scaled_dot_product_attention(*leaves, is_causal=True)
+    out.backward(grad)
+    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def test_padding_and_packing_change_nothing() -> None:
+    """300 and 40 tokens: more than a leaf, and less."""
+    lengths, heads = [300, 40], 2
+    parts = [noise(1, heads, length, 4, seed=length) for length in lengths]
+    grads = [noise(1, heads, length, 4, seed=length + 1) for length in lengths]
+    alone = [run(part, grad) for part, grad in zip(parts, grads, strict=True)]
+    with sequences(lengths):
+        packed = run(torch.cat(parts, 2), torch.cat(grads, 2))
+    padded_x, padded_grad = torch.zeros(2, heads, 300, 4), torch.zeros(2, heads, 300, 4)
+    for row, length in enumerate(lengths):
+        padded_x[row, :, :length], padded_grad[row, :, :length] = parts[row][0], grads[row][0]
+    padded = run(padded_x, padded_grad)
+    for which in range(4):
+        assert same_bits(packed[which], torch.cat([each[which] for each in alone], 2))
+        for row, length in enumerate(lengths):
+            assert same_bits(padded[which][row : row + 1, :, :length], alone[row][which])
+
+
+def test_packed_without_a_mask_sees_its_own_sequence() -> None:
+    parts = [noise(1, 2, length, 4, seed=length) for length in (3, 5)]
+    alone = [F.scaled_dot_product_attention(part, part, part) for part in parts]
+    whole = torch.cat(parts, 2)
+    with sequences([3, 5]):
+        found = F.scaled_dot_product_attention(whole, whole, whole)
+    assert same_bits(found, torch.cat(alone, 2))
+
+
+def test_a_mask_over_packed_sequences_is_refused() -> None:
+    x = noise(1, 2, 8, 4)
+    with sequences([3, 5]), pytest.raises(NotDeterministic, match="packed"):
+        F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(8, 8, dtype=torch.bool))

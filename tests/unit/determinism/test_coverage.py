@@ -1,0 +1,86 @@
+"""What has no order of mend's is refused by name, or listed; at the end all is put back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mend.determinism import enable, laws, reach
+from mend.determinism.digests import same_bits
+from mend.determinism.laws import broken_laws, keeps
+from mend.errors import NotDeterministic
+from tests.unit.determinism.llama import WORDS, Llama, loss_of
+
+X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
+
+REFUSED = {
+    "convolution": lambda: F.conv1d(X, torch.ones(4, 3, 3)),
+    "batch_norm": lambda: F.batch_norm(X, torch.zeros(3), torch.ones(3), training=True),
+    "cumsum": lambda: X.cumsum(-1),
+    "softplus": lambda: F.softplus(X),
+    "pow": lambda: X.abs().pow(1.7),
+    "bernoulli": lambda: X.sigmoid().bernoulli(),
+    "prod": lambda: X.prod(-1),
+    "logsumexp": lambda: X.logsumexp(-1),
+    "index_put_": lambda: X.clone().index_put_((torch.tensor([0, 0]),), X, accumulate=True),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_name_or_listed(name: str) -> None:
+    with enable(1, "shape"), pytest.raises(NotDeterministic, match=name):
+        REFUSED[name]()
+    with enable(1, "shape", strict=False) as state:
+        REFUSED[name]()
+        assert any(name in each for each in state.unreached), state.unreached
+
+
+def test_a_whole_model_trains_with_nothing_unreached() -> None:
+    with enable(1, "shape") as state:
+        model = Llama(dropout=0.1, groups=2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss_of(model, torch.randint(0, WORDS, (2, 9))).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert state.unreached == {}
+        assert state.slow_shapes == 0
+
+
+def test_everything_is_put_back() -> None:
+    x = torch.randn(64, 100)
+    before = x.sum(1), F.silu(x), x @ x.t()
+    with enable(1, "shape"):
+        inside = x.sum(1), F.silu(x), x @ x.t()
+    for one, other, between in zip(before, (x.sum(1), F.silu(x), x @ x.t()), inside, strict=True):
+        assert same_bits(one, other)
+        assert torch.allclose(one, between, atol=1e-4)
+    assert not same_bits(before[0], inside[0]), "torch's order: the test would see nothing"
+    F.conv1d(X, torch.ones(4, 3, 3))
+
+
+def test_integers_and_exact_reductions_pass() -> None:
+    with enable(1, "shape"):
+        assert torch.arange(9).cumsum(0)[-1] == 36
+        assert X.amax() == X.max()
+
+
+def test_a_kernel_whose_bits_depend_on_the_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own silu is one: its tail is computed with another exp than its body."""
+    assert broken_laws() == ()
+    assert not keeps(lambda x, y, z: F.silu(x))
+    monkeypatch.setattr(reach, "broken_laws", lambda: ("exp",))
+    with pytest.raises(NotDeterministic, match="bits of exp depend"):
+        enable(1, "shape")
+    assert laws.keeps(lambda x, y, z: x + y)
+    with enable(1):
+        pass
+
+
+def test_a_subclass_is_refused() -> None:
+    class Mine(Tensor):
+        pass
+
+    with enable(1, "shape"), pytest.raises(NotDeterministic, match="linear of a Mine"):
+        F.linear(X.as_subclass(Mine), torch.ones(4, 8))

@@ -1,0 +1,118 @@
+"""Switches go on together, come back together, and what cannot be set is refused by name."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from mend.determinism import enable
+from mend.determinism.enabling import PINNED, UNSEEN, enabled
+from mend.errors import ConfigError, NotDeterministic, UsageError
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PINNED:
+        monkeypatch.delenv(name, raising=False)
+
+
+def switches() -> tuple[object, ...]:
+    return (
+        torch.get_deterministic_debug_mode(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.allow_tf32,
+        *(os.environ.get(name) for name in PINNED),
+    )
+
+
+def test_all_switches_are_put_back() -> None:
+    before = switches()
+    with enable(3) as state:
+        assert enabled() is state
+        assert switches() == (2, "highest", True, False, False, ":4096:8", "Ring", "Simple")
+        assert state.settings["float32_matmul_precision"] == "highest"
+        assert state.unseen == UNSEEN
+    assert switches() == before
+    assert enabled() is None
+
+
+def test_tf32_is_said() -> None:
+    with enable(3, tf32=True) as state:
+        assert state.settings["float32_matmul_precision"] == "high"
+        assert state.settings["cudnn.allow_tf32"] == "True"
+
+
+def test_every_generator_repeats() -> None:
+    def draws() -> tuple[float, float, float]:
+        with enable(11):
+            return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    first = draws()
+    assert draws() == first
+    with enable(12):
+        assert random.random() != first[0]
+
+
+class Noise(Dataset[tuple[float, float, float]]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_workers_of_a_loader_repeat() -> None:
+    def epoch(seed: int) -> list[list[float]]:
+        with enable(seed):
+            loader = DataLoader(Noise(), batch_size=2, num_workers=2, shuffle=True)
+            return [part.tolist() for batch in loader for part in batch]
+
+    first = epoch(5)
+    assert epoch(5) == first
+    assert epoch(6) != first
+
+
+def test_an_operation_without_a_deterministic_kernel_raises_its_name() -> None:
+    """kthvalue has none on a GPU, put_ without accumulate none anywhere."""
+    target, index = torch.zeros(4), torch.tensor([1, 1])
+    with enable(1), pytest.raises(RuntimeError, match="put_"):
+        target.put_(index, torch.ones(2))
+    with enable(1, strict=False), pytest.warns(UserWarning, match="put_"):
+        target.put_(index, torch.ones(2))
+
+
+def test_a_second_one_is_refused() -> None:
+    with enable(1), pytest.raises(UsageError, match="enabled already"):
+        enable(2)
+
+
+@pytest.mark.parametrize(("name", "value"), [("NCCL_ALGO", "NVLS"), ("NCCL_PROTO", "^LL")])
+def test_a_setting_that_keeps_no_bits_is_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    before = switches()
+    with pytest.raises(NotDeterministic, match=f"{name}={value.replace('^', '.')}"):
+        enable(1)
+    assert switches() == before
+    assert enabled() is None
+
+
+def test_a_setting_of_ones_own_that_keeps_bits_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    with enable(1) as state:
+        assert state.settings["NCCL_ALGO"] == "Tree"
+    assert os.environ["NCCL_ALGO"] == "Tree"
+
+
+@pytest.mark.parametrize(("seed", "level"), [(-1, "run"), (2**32, "run"), (1, "everywhere")])
+def test_a_value_that_cannot_be_is_refused(seed: int, level: str) -> None:
+    with pytest.raises(ConfigError):
+        enable(seed, level)  # type: ignore[arg-type]

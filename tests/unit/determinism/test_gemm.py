@@ -1,0 +1,149 @@
+"""Products are what the definition says, whatever else is in the matrices, on any threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mend.determinism import gemm
+from mend.determinism.digests import same_bits
+from mend.determinism.gemm import (
+    batch_product,
+    by_definition,
+    leaf_of,
+    outer_product,
+    rows_product,
+)
+from mend.determinism.trees import tree_sum
+from mend.errors import NotDeterministic
+
+
+def noise(*shape: int, seed: int = 5) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_fused_multiply_add_rounds_once() -> None:
+    a, b, c = (noise(400, seed=seed) * 10.0 ** (seed - 6) for seed in (5, 6, 7))
+    c[::3] = -(a * b)[::3]  # what is left is the rounding of the product
+    found = gemm._fma(a, b, c)
+    for x, y, z, each in zip(a.tolist(), b.tolist(), c.tolist(), found.tolist(), strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        near = np.float32(float(exact))
+        around = [np.nextafter(near, np.float32(way)) for way in (-np.inf, np.inf)]
+        best = min((near, *around), key=lambda value: abs(Fraction(float(value)) - exact))
+        assert abs(Fraction(each) - exact) == abs(Fraction(float(best)) - exact)
+
+
+@pytest.mark.parametrize(
+    ("numel", "leaf"), [(64, 8), (32, 4), (4096, 256), (11008, 172), (172, 43), (7, 7), (999, 256)]
+)
+def test_leaves(numel: int, leaf: int) -> None:
+    assert leaf_of(numel) == leaf
+
+
+def test_a_product_is_the_definition() -> None:
+    a, b = noise(20, 64), noise(24, 64, seed=6)
+    leaves = by_definition(a.view(20, 8, 8).transpose(0, 1), b.view(24, 8, 8).permute(1, 2, 0))
+    assert same_bits(rows_product(a, b, 8), tree_sum(leaves, 0))
+    assert torch.allclose(rows_product(a, b, 8), a @ b.t(), atol=1e-4)
+
+
+def test_blas_keeps_the_order_here_or_is_not_asked() -> None:
+    """Where this says something, products are right and slow: worth knowing."""
+    rows_product(noise(300, 512), noise(100, 512), 256)
+    assert gemm.shapes_without_blas() == []
+
+
+def test_an_order_that_blas_does_not_keep_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BLAS that begins at the end of K: the check says so, and the definition takes over."""
+    a, b = noise(18, 40), noise(17, 40, seed=6)
+    expected = rows_product(a, b, 5)
+    monkeypatch.setattr(gemm, "_shapes", {})
+    monkeypatch.setattr(
+        gemm, "_blas", lambda x, y: torch.bmm(x.flip(2), y.flip(1), out=torch.empty(0))
+    )
+    assert same_bits(rows_product(a, b, 5), expected)
+    assert len(gemm.shapes_without_blas()) == 1
+
+
+@pytest.mark.parametrize(("rows", "columns", "pairs"), [(64, 40, 64), (33, 24, 300), (128, 7, 7)])
+@pytest.mark.usefixtures("threads")
+def test_a_row_does_not_depend_on_the_others(rows: int, columns: int, pairs: int) -> None:
+    a, b, leaf = noise(rows, pairs), noise(columns, pairs, seed=6), leaf_of(pairs)
+    whole = rows_product(a, b, leaf)
+    for first, count in ((0, 1), (1, 2), (5, 16), (rows - 17, 17)):
+        part = slice(first, first + count)
+        assert same_bits(rows_product(a[part], b, leaf), whole[part])
+    assert same_bits(rows_product(a, b[3:5], leaf), whole[:, 3:5])
+    assert same_bits(rows_product(a.t().contiguous().t(), b, leaf), whole)
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        assert same_bits(rows_product(a, b, leaf), whole)
+
+
+def test_pieces_of_a_large_product_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = noise(100, 32), noise(20, 32, seed=6)
+    x, y = noise(7, 9, 20), noise(7, 9, 32, seed=6)
+    whole, gradient = rows_product(a, b, 4), outer_product(x, y)
+    monkeypatch.setattr(gemm, "ELEMENTS_MAX", 1500)
+    assert same_bits(rows_product(a, b, 4), whole)
+    assert same_bits(outer_product(x, y), gradient)
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_shards_of_what_is_summed_are_subtrees(shards: int) -> None:
+    a, b = noise(20, 64), noise(24, 64, seed=6)
+    parts = [
+        rows_product(left, right, leaf_of(64))
+        for left, right in zip(a.chunk(shards, 1), b.chunk(shards, 1), strict=True)
+    ]
+    assert same_bits(tree_sum(torch.stack(parts), 0), rows_product(a, b, leaf_of(64)))
+
+
+@pytest.mark.parametrize("tokens", [5, 300])
+def test_a_weights_gradient_is_a_tree_over_sequences(tokens: int) -> None:
+    x, y = noise(8, tokens, 20), noise(8, tokens, 24, seed=6)
+    whole = outer_product(x, y)
+    halves = [outer_product(x[part], y[part]) for part in (slice(0, 4), slice(4, 8))]
+    assert same_bits(halves[0] + halves[1], whole)
+    padding = x.new_zeros(8, 40, 20), y.new_ones(8, 40, 24)
+    padded = [torch.cat([part, more], 1) for part, more in zip((x, y), padding, strict=True)]
+    assert same_bits(outer_product(*padded), whole)
+    assert torch.allclose(whole, torch.einsum("btn,btk->nk", x, y), atol=1e-2)
+
+
+def test_leaves_of_a_batch_begin_at_fixed_places() -> None:
+    a, b = noise(3, 20, 300), noise(3, 300, 16, seed=6)
+    whole = batch_product(a, b)
+    longer = torch.cat([a, a.new_zeros(3, 20, 500)], 2), torch.cat([b, b.new_ones(3, 500, 16)], 1)
+    assert same_bits(batch_product(*longer), whole)
+    assert same_bits(batch_product(a[1:2], b[1:2]), whole[1:2])
+
+
+def test_bf16_is_summed_in_fp32() -> None:
+    a, b = noise(16, 32).bfloat16(), noise(16, 32, seed=6).bfloat16()
+    assert same_bits(rows_product(a, b, 4), rows_product(a.float(), b.float(), 4))
+
+
+def test_fp64_is_refused() -> None:
+    with pytest.raises(NotDeterministic, match="float64"):
+        rows_product(noise(16, 32).double(), noise(16, 32).double(), 4)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5), (2, 0, 5), (2, 4, 0)])
+def test_nothing_to_multiply(shape: tuple[int, int, int]) -> None:
+    rows, columns, pairs = shape
+    found = rows_product(noise(rows, pairs), noise(columns, pairs), 1)
+    assert same_bits(found, torch.zeros(rows, columns))

@@ -1,0 +1,208 @@
+"""Training twice gives the same bits; a step that does not is found, and named."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from mend.determinism import DeterministicTrainer, digest, enable
+from mend.determinism.enabling import enabled
+from mend.determinism.trainer import cut, rows_in
+from mend.errors import ConfigError, UsageError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+Pair = tuple[Tensor, Tensor]
+
+
+def loss_fn(model: nn.Module, batch: Pair) -> Tensor:
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs), targets)
+
+
+def make(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(
+        nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4)
+    ).to(device)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def batches(device: str) -> Iterator[Pair]:
+    data = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
+    for inputs, targets in DataLoader(data, batch_size=8, shuffle=True):
+        yield inputs.to(device), targets.to(device)
+
+
+def train(seed: int, device: str) -> list[str]:
+    """Digests of weights, optimizer and scheduler, and of the best metric."""
+    with enable(seed):
+        model, optimizer = make(device)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
+        trainer = DeterministicTrainer(model, optimizer, seed, scheduler=schedule)
+        best, when = float("inf"), -1
+        for epoch in range(2):
+            losses = [trainer.step(batch, loss_fn) for batch in batches(device)]
+            metric = float(torch.stack(losses).mean())
+            if metric < best:
+                best, when = metric, epoch
+        return [trainer.digest(), digest(schedule.state_dict()), digest([best, when])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_twice_gives_the_same_bits(device: str) -> None:
+    first = train(7, device)
+    assert train(7, device) == first
+    assert train(8, device) != first
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_can_be_verified_and_leaves_no_trace(device: str) -> None:
+    with enable(7):
+        model, optimizer = make(device)
+        trainer = DeterministicTrainer(model, optimizer, 7)
+        first, second = list(batches(device))[:2]
+        trainer.step(first, loss_fn)
+        before, drawn = trainer.digest(), torch.get_rng_state()
+        verdict = trainer.verify_determinism(second, loss_fn)
+        assert verdict
+        assert verdict.part is None
+        assert trainer.digest() == before
+        assert torch.equal(torch.get_rng_state(), drawn)
+        trainer.step(second, loss_fn)
+        assert trainer.digest() == verdict.digest
+
+
+class Hidden(nn.Module):
+    """Draws from a generator of its own, which nobody seeds again."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(16, 4), scale
+        self.generator = torch.Generator().manual_seed(1)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        noise = torch.rand((), generator=self.generator)
+        if self.scale == 0:
+            self.seen += noise  # type: ignore[operator]
+        output: Tensor = self.inner(inputs) + self.scale * noise * torch.arange(4)
+        return output
+
+
+@pytest.mark.parametrize(("scale", "part"), [(1.0, "loss"), (0.0, "buffer seen")])
+def test_a_step_that_does_not_repeat_is_found_and_named(scale: float, part: str) -> None:
+    model = Hidden(scale)
+    with DeterministicTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1), 3) as trainer:
+        verdict = trainer.verify_determinism(next(batches("cpu")), loss_fn)
+    assert not verdict
+    assert verdict.part == part
+    assert enabled() is None
+
+
+def test_a_gradient_that_does_not_repeat_is_found_and_named() -> None:
+    model, optimizer = make("cpu")
+    generator = torch.Generator().manual_seed(1)
+    weight: Tensor = model[4].weight  # type: ignore[index, assignment]
+    weight.register_hook(lambda grad: grad + torch.rand((), generator=generator))
+    with DeterministicTrainer(model, optimizer, 3) as trainer:
+        verdict = trainer.verify_determinism(next(batches("cpu")), loss_fn)
+    assert verdict.part == "gradient of 4.weight"
+
+
+def test_a_job_that_goes_on_does_what_it_would_have_done() -> None:
+    """The mask of dropout in step 5 depends on the seed and on 5, not on what was drawn before."""
+    with enable(7):
+        pairs = list(batches("cpu"))[:6]
+        whole = DeterministicTrainer(*make("cpu"), 7)
+        for pair in pairs[:5]:
+            whole.step(pair, loss_fn)
+        resumed = DeterministicTrainer(*make("cpu"), 7)
+        resumed.model.load_state_dict(whole.model.state_dict())
+        resumed.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
+        resumed.steps = whole.steps
+        for trainer in (whole, resumed):
+            trainer.step(pairs[5], loss_fn)
+        assert whole.digest() == resumed.digest()
+
+
+def test_another_seed_than_the_enabled_one_is_refused() -> None:
+    with enable(7), pytest.raises(UsageError, match="seed 7"):
+        DeterministicTrainer(*make("cpu"), 8)
+
+
+def test_a_loss_of_several_elements_is_refused() -> None:
+    with DeterministicTrainer(*make("cpu"), 8) as trainer, pytest.raises(UsageError, match="8"):
+        trainer.step(
+            next(batches("cpu")),
+            lambda model, batch: nn.functional.cross_entropy(
+                model(batch[0]), batch[1], reduction="none"
+            ),
+        )
+
+
+class Halves(nn.Module):
+    """Uses one of its layers for rows of the first kind alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.seldom, self.never = (nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.always(inputs)
+        return out + self.seldom(inputs) if inputs[0, 0] > 0 else out
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_change_no_bit_at_level_shape(microbatches: int) -> None:
+    for level, different in {"shape": 1, "run": 2}.items():
+        digests = []
+        for parts in (1, microbatches):
+            with enable(7, level):  # type: ignore[arg-type]
+                model, optimizer = make("cpu")
+                trainer = DeterministicTrainer(
+                    model,
+                    optimizer,
+                    7,
+                    level=level,  # type: ignore[arg-type]
+                    microbatches=parts,
+                    grad_norm_max=0.5,
+                )
+                for pair in batches("cpu"):
+                    trainer.step(pair, loss_fn)
+                digests.append(trainer.digest())
+        assert len(set(digests)) == different, level
+
+
+def test_a_layer_that_some_microbatches_do_not_use() -> None:
+    torch.manual_seed(1)
+    model = Halves()
+    inputs = torch.cat([torch.ones(4, 16), -torch.ones(4, 16)])
+    with DeterministicTrainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), 3, microbatches=2
+    ) as trainer:
+        trainer.step((inputs, torch.zeros(8, dtype=torch.long)), loss_fn)
+    assert model.never.weight.grad is None
+    assert model.seldom.weight.grad is not None
+    assert model.seldom.weight.grad.abs().max() > 0
+
+
+def test_batches_are_cut_whatever_they_are_nested_in() -> None:
+    tensor = torch.arange(4)
+    first, second = cut({"a": (tensor, [tensor])}, 2)
+    assert first["a"][0].tolist() == [0, 1]  # type: ignore[index]
+    assert second["a"][1][0].tolist() == [2, 3]  # type: ignore[index]
+    assert rows_in({"a": ("text", [tensor])}) == 4
+    assert rows_in(3) == 0
+    for wrong in (torch.arange(3), torch.tensor(1), "text"):
+        with pytest.raises(UsageError, match="cannot be cut"):
+            cut(wrong, 2)
+
+
+def test_degrees_that_are_no_power_of_two_are_refused() -> None:
+    with pytest.raises(ConfigError, match="microbatches=3"):
+        DeterministicTrainer(*make("cpu"), 7, level="shape", microbatches=3)
+    assert enabled() is None

@@ -15,9 +15,10 @@ help: ## say what there is
 demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; ARGS="--nproc-per-rack 2 --parallel fsdp2"
 	$(BIN)/mend demo $(ARGS)
 
+test: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
 test: $(STAMP) ## run all tests, two at a time
 	$(PYTEST) -n 2 --dist worksteal -m "not process"
-	$(PYTEST) -n 2 --dist worksteal -m process || [ $$? -eq 5 ] # 5: there is none
+	$(PYTEST) -n 3 --dist worksteal -m process || [ $$? -eq 5 ] # 5: there is none
 
 check: $(STAMP) ## format, lint, types, and who may import what
 	$(BIN)/ruff format --check .

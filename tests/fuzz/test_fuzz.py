@@ -28,7 +28,7 @@ from tests.fuzz.tape import Tape
 from tests.fuzz.wire import Looks, Wire
 
 SHARE: dict[Callable[[int], Target], int] = {
-    Wire: 2500, Looks: 400, Machines: 2000, Sieges: 4, Shots: 2, Config: 1500, Tape: 1000,
+    Wire: 2500, Looks: 400, Machines: 2000, Sieges: 4, Shots: 4, Config: 1500, Tape: 1000,
     State: 3000, Sums: 1500, Lane: 400, Sideband: 400,
 }  # fmt: skip
 

@@ -18,9 +18,12 @@ Jobs = Callable[..., Job]
 
 @pytest.fixture
 def jobs(
-    nursery: Nursery, tmp_path: Path, free_ports: Callable[[int], list[int]]
-) -> Iterator[Jobs]:
+    request: pytest.FixtureRequest, nursery: Nursery, tmp_path: Path,
+    free_ports: Callable[[int], list[int]],
+) -> Iterator[Jobs]:  # fmt: skip
+    """WHOLE_ENDS in a test's module: its tests ask how processes end; see `nursery.End`."""
     made: list[Job] = []
+    whole = getattr(request.module, "WHOLE_ENDS", False)
 
     def make(
         racks: int = 2, *, ranks: int = 1, witness: bool = False, name: str = "",
@@ -31,7 +34,7 @@ def jobs(
         ports = free_ports(2 * racks + 1)
         job = Job(
             nursery, folder, ports, racks=racks, ranks=ranks, witness=witness,
-            name=name or f"test-{len(made)}", torchrun=torchrun,
+            name=name or f"test-{len(made)}", torchrun=torchrun, whole=whole,
         )  # fmt: skip
         made.append(job)
         return job

@@ -1,9 +1,9 @@
 """A process with torch loaded that forks others on request, so that a rack starts in milliseconds.
 
 What it forks is an ordinary process with its own session, signals, environment and output file.
-Talks in lines of JSON. In: {"argv", "env", "log"}; argv is what follows `python`, a module or a
-script. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. At the end of its input it
-kills all.
+Talks in lines of JSON. In: {"argv", "env", "log", "whole"}; argv is what follows `python`, a module
+or a script; whole: see `End`. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. At
+the end of its input it kills all.
 
 `python -m tests.process.nursery DESCRIPTOR` also listens at that socket, for `warm.py`, with which
 whoever starts `python` gets a fork instead: one connection for each, see `_answer`.
@@ -11,6 +11,7 @@ whoever starts `python` gets a fork instead: one connection for each, see `_answ
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import gc
@@ -32,10 +33,40 @@ ASKS_S = 10.0
 """A client that connects has asked within this; the machine may be slow."""
 
 
+class End:
+    """How a child ends. Wholly: as any other program. Else without what an interpreter does last,
+    when threads and exit handlers are done: it takes its modules apart. Those are torch's, and a
+    fork has to copy them for that, which takes as long as all that most racks do."""
+
+    def __init__(self) -> None:
+        self.whole = True
+        self._code = 1
+        atexit.register(self._last)  # the first to be registered is the last to be called
+
+    def run(self, argv: list[str]) -> None:
+        try:
+            _run(argv)
+            self._code = 0
+        except SystemExit as left:
+            self._code = left.code if isinstance(left.code, int) else int(left.code is not None)
+            raise
+        except KeyboardInterrupt:
+            self.whole = True  # an interpreter then kills itself
+            raise
+
+    def _last(self) -> None:
+        if not self.whole:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self._code & 0xFF)
+
+
 def main() -> None:
+    end = End()
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if request is not None:  # in the child, far from the loop: it ends like any other program
-        _run(request["argv"])
+    if request is not None:  # in the child, far from the loop
+        end.whole = request.get("whole", False)
+        end.run(request["argv"])
 
 
 def _run(argv: list[str]) -> None:

@@ -80,10 +80,11 @@ class Nursery:
         self.codes: dict[int, int] = {}
         """Exit code of every process that ended, as subprocess gives it."""
 
-    def fork(self, argv: list[str], env: dict[str, str], log: Path) -> int:
-        """Start `python -m argv...`; returns its process id."""
+    def fork(self, argv: list[str], env: dict[str, str], log: Path, whole: bool) -> int:
+        """Start `python -m argv...`; returns its process id. `whole`: its end, too, is that of an
+        interpreter."""
         assert self._process.stdin is not None
-        request = {"argv": ["-m", *argv], "env": env, "log": str(log)}
+        request = {"argv": ["-m", *argv], "env": env, "log": str(log), "whole": whole}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         until(self._has_forked, "the nursery forks")
@@ -119,9 +120,12 @@ class Nursery:
 class Forked:
     """A process of the nursery. `code` is None while it runs."""
 
-    def __init__(self, nursery: Nursery, argv: list[str], env: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, nursery: Nursery, argv: list[str], env: dict[str, str], log: Path, *,
+        whole: bool = False,
+    ) -> None:  # fmt: skip
         self._nursery, self.log = nursery, log
-        self.pid = nursery.fork(argv, env, log)
+        self.pid = nursery.fork(argv, env, log, whole)
 
     @property
     def code(self) -> int | None:
@@ -153,7 +157,10 @@ class Siblings:
         env: dict[str, str],
         log: Path,
         port: int,
+        *,
+        whole: frozenset[int] = frozenset(),
     ) -> None:
+        """`whole`: the ranks that end as an interpreter does."""
         world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         self.log = log
@@ -161,7 +168,7 @@ class Siblings:
             Forked(
                 nursery, argv,
                 {**env, **world, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                log.with_suffix(f".{rank}.log"),
+                log.with_suffix(f".{rank}.log"), whole=rank in whole,
             )
             for rank in range(ranks)
         ]  # fmt: skip
@@ -255,8 +262,10 @@ class Job:
 
     def __init__(
         self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
-        witness: bool, name: str, torchrun: bool,
+        witness: bool, name: str, torchrun: bool, whole: bool = False,
     ) -> None:  # fmt: skip
+        """`whole`: all its ranks end as an interpreter does, not only the first of rack 0."""
+        self.whole = whole
         self.folder, self.racks, self.ranks, self.name = folder, racks, ranks, name
         self.addresses = [f"tcp://127.0.0.1:{port}" for port in ports[: racks + 1]]
         self._meetings, self._torchrun = ports[racks + 1 :], torchrun
@@ -296,14 +305,17 @@ class Job:
         told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
         argv, log = [script, json.dumps(told)], self.folder / f"{who}.log"
         environ = {**self.environment(rack), **(env or {})}
+        whole = range(self.ranks if self.whole else rack == 0)
         started: Forked | Siblings | Torchrun
         if self.ranks > 1 and self._torchrun:
             started = Torchrun(self._nursery, argv, self.ranks, environ, log)
         elif self.ranks > 1:
             meeting = self._meetings[rack]
-            started = Siblings(self._nursery, argv, self.ranks, environ, log, meeting)
+            started = Siblings(
+                self._nursery, argv, self.ranks, environ, log, meeting, whole=frozenset(whole)
+            )
         else:
-            started = Forked(self._nursery, argv, environ, log)
+            started = Forked(self._nursery, argv, environ, log, whole=0 in whole)
         self.processes[rack if not name else -1 - len(self.processes)] = started
         return started
 

@@ -17,6 +17,7 @@ CONFIG: dict[str, Any] = {
     "shutdown_timeout_s": 20,
 }
 STEPS = 20
+WHOLE_ENDS = True
 
 
 def test_four_ranks_hold_the_same_bits(jobs: Jobs) -> None:

@@ -21,6 +21,7 @@ from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import Job
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+WHOLE_ENDS = True
 PATIENT: dict[str, Any] = {**CONFIG, "sideband_heartbeat_ms": 4000, "stall_max_s": 0.3}
 """Silence is death after 80 s, which is longer than any wait here: death must have been told."""
 

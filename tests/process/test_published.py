@@ -167,6 +167,13 @@ def machines(tmp_path: Path) -> Iterator[list[list[str]]]:
         ip("netns", "del", name)
 
 
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    """Nothing of them is left for another test to find."""
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
 @needs_namespaces
 def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_path: Path) -> None:
     """Nothing of the environment differs between the two; only the machines do."""
@@ -183,8 +190,7 @@ def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_
             said, _ = process.communicate(timeout=LIMIT_S)
             assert process.returncode == 0, said
     finally:
-        for process in processes:
-            process.kill()
+        end(processes)
     both_agree([json.loads(out.read_text(encoding="utf-8")) for out in outs])
 
 
@@ -209,8 +215,7 @@ def test_one_process_group_over_two_racks_is_refused(
             assert "UsageError: rank 0 of this process group is at tcp://peer1:51900" in said, said
             assert "mend.rack_mesh()" in said
     finally:
-        for process in processes:
-            process.kill()
+        end(processes)
 
 
 def test_the_package_is_the_command() -> None:

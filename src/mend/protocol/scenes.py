@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from mend.protocol.log import Folded
 from mend.protocol.messages import Offer, Report
@@ -72,37 +71,41 @@ def scene_of(
         if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:
             arrived.append(offer)
     declined, held = set(), {}
-    for rack in racks:
-        report = views[rack].report
-        if report is None:
-            continue
+    reports = [(rack, report) for rack in racks if (report := views[rack].report) is not None]
+    for rack, report in reports:
         if any(d.fragment == fragment and d.applied == version for d in report.declined):
             declined.add(rack)
         for result in report.held:
             if (result.fragment, result.version) == (fragment, version + 1):
                 held[rack] = (result.attempt, result.digests)
-    return replace(
-        around,
+    return Scene(  # not `replace`: this is what a simulation does most
         version=version,
-        contributors=around.contributors - _done_with(fragment, around, views, offers),
+        voters=around.voters,
+        policy=around.policy,
         offers=mine,
         arrived=tuple(arrived),
         declined=frozenset(declined),
+        contributors=around.contributors - _done_with(fragment, around, views, offers),
+        live=around.live,
         held=held,
-        bad=_found_bad(fragment, mine, [views[rack].report for rack in racks]),
+        bad=_found_bad(fragment, mine, [report for _, report in reports if report.bad]),
         norm_max=norm_max(log.norms[fragment]),
+        step_ns=around.step_ns,
+        seats=around.seats,
     )
 
 
 def _found_bad(
-    fragment: int, offers: Sequence[Offer], reports: Sequence[Report | None]
+    fragment: int, offers: Sequence[Offer], reports: Sequence[Report]
 ) -> dict[tuple[Member, int], str]:
     """Offers that some rack has found not fit to be merged. One word is enough: whoever says it has
     compared the bytes with their checksum. The lowest rack that says so gives the reason."""
-    open_ = {(offer.member, offer.seq) for offer in offers}
     found: dict[tuple[Member, int], str] = {}
+    if not reports:
+        return found
+    open_ = {(offer.member, offer.seq) for offer in offers}
     for report in reports:
-        for bad in report.bad if report is not None else ():
+        for bad in report.bad:
             name = (bad.offer.member, bad.offer.seq)
             if bad.offer.fragment == fragment and name in open_:
                 found.setdefault(name, bad.reason)
@@ -124,11 +127,10 @@ def _done_with(fragment: int, around: Scene, views: Mapping[int, View], offers: 
     are waited for."""
     if around.policy.lockstep:
         return set()
-    reports = {rack: views[rack].report for rack in around.contributors}
     return {
         rack
-        for rack, report in reports.items()
-        if report is not None
+        for rack in around.contributors
+        if (report := views[rack].report) is not None
         and report.leaving
         and (rack, fragment) not in offers
         and fragment not in report.coming

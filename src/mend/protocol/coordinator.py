@@ -478,7 +478,8 @@ class Coordinator:
                 serial = known.serial if known else 0
                 self.views[member.rack] = View(member, now_ns, now_ns, serial=serial)
         self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
-        racks, votes = [m.rack for m in members], sorted(m.rack for m in self.log.written.voters)
+        racks = [member.rack for member in members]
+        votes = sorted(voter.rack for voter in self.log.written.voters) if racks else []
         about: dict[str, object] = {"racks": racks, "votes": votes, "reason": roster.reason}
         effects.append(Note("roster", about))
 

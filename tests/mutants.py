@@ -275,8 +275,8 @@ MUTANTS = (
     Mutant(
         "last-copy: a rack leaves though those who stay could lose a version",
         "protocol/rosters.py",
-        "if _keeps_bytes(hall, proposal):",
-        "if proposal.members:",
+        "if _keeps_bytes(hall, each)), None)",
+        "if each.members), None)",
         ("tests/unit/protocol/test_coordinator.py",),
     ),
     Mutant(
@@ -359,8 +359,8 @@ MUTANTS = (
     Mutant(
         "voting-newcomer: a learner votes before it holds what is decided",
         "protocol/rosters.py",
-        "rack in hall.live and list(report_of.versions) == log.versions:",
-        "rack in hall.live:",
+        "if _may_vote(hall, rack) and _is_close(hall, rack):",
+        "if _may_vote(hall, rack):",
         ("tests/unit/protocol/test_rosters.py",),
     ),
     Mutant(

@@ -49,6 +49,7 @@ PROPOSER, VOTER, BOOTH = "protocol/proposer.py", "protocol/voter.py", "protocol/
 ROUNDS, SHELF = "runtime/rounds.py", "protocol/shelf.py"
 SCHEDULE = "protocol/schedule.py"
 LOG, ELECTION = "protocol/log.py", "protocol/election.py"
+ROSTERS = "protocol/rosters.py"
 ACCEPTED = "reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
 IN_DECIDE = "{member for member, last in reached.items() if last > index}, log.voters_at(index + 1)"
 OWN_STEP_DOWN = "if self.proposer.leading and self.voter.promised > self.proposer.epoch:"
@@ -119,7 +120,7 @@ BUGS = (
     _bug(
         "9",
         "a roster changes whoever holds what is decided",
-        ("protocol/rosters.py", "if _keeps_bytes(hall, proposal):", "if proposal.members:"),
+        (ROSTERS, "if _keeps_bytes(hall, each)), None)", "if each.members), None)"),
     ),
     _bug(
         "10",
@@ -371,9 +372,43 @@ BUGS = (
          "        if not self.log.written.begun:\n            self._say_hello"),
     ),
     _bug(
-        "33c",
-        "racks that come back get their seats one by one, whatever that costs",
-        ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),
+        "34",
+        "a demoted voter is counted",
+        (LOG, "voters_of(self.seats.values(), self.learners, self.witness)",
+         "voters_of(self.seats.values(), self.learners - self.demoted, self.witness)"),
+    ),
+    _bug(
+        "34b",
+        "no vote is taken where hold needs the bytes of who is silent",
+        (ROSTERS, "    if silent and not hold(", "    if silent and not racks and not hold("),
+    ),
+    _bug(
+        "34c",
+        "a vote is taken, or given, though the others cannot decide that now",
+        (ROSTERS, "decidable = quorum(heard, hall.log.voters)", "decidable = bool(heard)"),
+    ),
+    _bug(
+        "34d",
+        "the witness votes always",
+        (LOG, "return witness is not None and racks % 2 == 0", "return witness is not None"),
+    ),
+    _bug(
+        "34e",
+        "a witness that was started again gets no seat",
+        (ROSTERS, "if hall.returned is not None:", "if hall.returned is not None and not votes:"),
+    ),
+    _bug(
+        "35",
+        "where no voter is left, one of those without a vote begins a lineage",
+        (PROPOSER,
+         "lefts = [each.members - self.dead - (self.blank - each.voters) for each in rosters]",
+         "lefts = [each.voters - self.dead or each.members & promised for each in rosters]"),
+    ),
+    _bug(
+        "35b",
+        "where no voter is left, nobody stands for a lineage",
+        (ELECTION, "written.members if written.voters <= self.proposer.dead else written.voters",
+         "written.voters"),
     ),
     _bug(
         "34",

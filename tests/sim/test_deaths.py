@@ -57,3 +57,41 @@ def test_the_next_commit_comes_within_a_second_behind_detection(
     assert report.problems == []
     assert after[0] - noticed_ns < WITHIN_NS
     assert len(after) > 5, "and so do all others"
+
+
+def lineages_ns(world: World) -> list[int]:
+    found = []
+    for process in all_processes(world):
+        times = zip(process.notes, process.noted_ns, strict=True)
+        found += [at for (kind, _), at in times if kind == "lineage"]
+    return found
+
+
+def test_who_votes_alone_dies_and_all_that_are_left_begin_anew() -> None:
+    """Rack 1 is cut off, so that rack 0 votes alone, and is back when rack 0 has died and was
+    started again. Its promise and the witness's are needed: either may hold what nobody else
+    does. Nobody stood, as nobody had a vote."""
+    world = World(seed=3, racks=2, witness=True, **JOB)
+    world.partition(1, at=0.3, until=5.0).restart(0, at=3.5, until=3.8)
+    report = world.run()
+    assert report.problems == []
+    rosters = world.checkers.agreement.rosters
+    assert frozenset({0}) in [roster.voters for roster in rosters]
+    (begun_ns,) = lineages_ns(world)
+    assert begun_ns > 5 * SECOND, "not without rack 1"
+    assert sorted(rosters[-2].voters)[:2] == [0, 1], "and all vote again"
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_one_after_the_other(first: int) -> None:
+    """Three racks that vote, then two and the witness, then one; and they come back."""
+    second, left = (first + 1) % 3, (first + 2) % 3
+    world = World(seed=3, racks=3, witness=True, **{**JOB, "steps": 240})
+    world.restart(first, at=0.5, until=13.0).restart(second, at=9.0, until=13.2)
+    report = world.run()
+    assert report.problems == []
+    voters = [set(roster.voters) for roster in world.checkers.agreement.rosters if roster.racks]
+    changes = [v for v, before in zip(voters[1:], voters, strict=False) if v != before]
+    assert changes[:2] == [{second, left, 0xFFFF}, {left}]
+    assert changes[-1] == {0, 1, 2}, "the witness, too, has given its vote back"
+    assert len([at for at in decided_ns(world) if 11.5 * SECOND < at < 13 * SECOND]) > 2

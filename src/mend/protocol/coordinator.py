@@ -193,8 +193,7 @@ class Coordinator:
         if self._returns(member):
             self.returned = (member, now_ns)
             return
-        ballot = vote.ballot
-        if not (self.log.continues(vote.lineage, ballot.decided) or self._may_undo(ballot)):
+        if not self._is_of_this_job(vote):
             return
         self.election.shows(member, vote.held)
         view = self.views.get(member.rack)
@@ -211,6 +210,12 @@ class Coordinator:
             view.heard_ns = now_ns
         self.proposer.held[member] = vote.held
         self._on_ballot(member, vote.ballot, now_ns, effects)
+
+    def _is_of_this_job(self, vote: Vote) -> bool:
+        """Also of a witness that has just got a seat, and has read nothing yet."""
+        ballot = vote.ballot
+        new = self.proposer.leading and ballot.last == 0
+        return new or self.log.continues(vote.lineage, ballot.decided) or self._may_undo(ballot)
 
     def _on_ballot(
         self, member: Member, ballot: Ballot, now_ns: int, effects: list[Effect]
@@ -516,9 +521,12 @@ class Coordinator:
         for member in (*members, *([roster.witness] if roster.witness else [])):
             known = self.views.get(member.rack)
             if known is None or known.member != member:
-                self.views[member.rack] = View(member, now_ns, now_ns)
+                # A witness has answered orders for its former life, by their serials.
+                serial = known.serial if known else 0
+                self.views[member.rack] = View(member, now_ns, now_ns, serial=serial)
         self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
-        racks, votes = [m.rack for m in members], sorted(m.rack for m in self.log.written.voters)
+        racks = [member.rack for member in members]
+        votes = sorted(voter.rack for voter in self.log.written.voters) if racks else []
         about: dict[str, object] = {"racks": racks, "votes": votes, "reason": roster.reason}
         effects.append(Note("roster", about))
 

@@ -272,8 +272,9 @@ class Agreement:
         same = [i for i in here if self.chains[i] == log.chain(i)]
         before, stay = self.rosters[same[-1]], _fold(Seating(), record)
         for other, _ in self.replicas.values():
-            votes = is_seated(other, before) and other.me.rack in before.voters
-            if votes and not other.dead and not is_seated(other, stay):
+            votes = other.me.rack in before.voters
+            there = not other.dead and (votes or not other.stopped)
+            if there and is_seated(other, before) and not is_seated(other, stay):
                 self._problem("I1", f"{process.me} begins anew without {other.me}, which lives")
         del self.chains[same[-1] + 1 :], self.records[same[-1] + 1 :], self.rosters[same[-1] + 1 :]
         self.newest, self.merged, self.ended = {}, {}, {}

@@ -59,8 +59,8 @@ def all_back(world: World) -> bool:
     if not patient or scenario.lockstep or any(t.process.dead for t in world.trainings.values()):
         return False
     again = {process.me.rack for process in world.past}
-    if world.witness is not None and (world.witness.dead or WITNESS in again):
-        return False  # its vote is lost, and nobody gives it one; or nobody is left to found
+    if world.witness is not None and (world.witness.dead or (WITNESS in again and len(again) > 1)):
+        return False  # nothing attests its death where its vote is needed; or nobody founds
     stayed = [t for peer, t in world.trainings.items() if peer.rack not in again]
     since_ns = scenario.quiet_ns + FOUND_NS
     return bool(again) and all(not t.trained_ns or t.trained_ns > since_ns for t in stayed)
@@ -75,7 +75,11 @@ def _not_back(world: World) -> list[str]:
         if training.failure is None
         and not any(is_seated(training.process, roster) for roster in rosters)
     ]
-    return [f"{_names(lost)} lives again and never got a seat"] if lost else []
+    problems = [f"{_names(lost)} lives again and never got a seat"] if lost else []
+    witness = world.witness
+    if witness is not None and not any(is_seated(witness, roster) for roster in rosters):
+        problems.append("the witness lives again and never got its seat")
+    return problems
 
 
 def _excused(world: World, peer: Peer, training: Training) -> bool:
@@ -92,8 +96,8 @@ def _excused(world: World, peer: Peer, training: Training) -> bool:
 def _must_converge(world: World) -> bool:
     """Whether the racks that are left can decide, and were given the time to.
 
-    They are a quorum of the newest roster, enough of them for K, and what they hold is held: bytes
-    that a quorum could miss are not decided, nor does the roster change then.
+    They are a quorum of the newest roster, and enough of them for K. Whose bytes a quorum would
+    need, and cannot have, loses its vote.
     """
     scenario, rosters = world.scenario, world.checkers.agreement.rosters
     broken = bool(scenario.faults) or scenario.loss > 0
@@ -105,7 +109,9 @@ def _must_converge(world: World) -> bool:
     seated = [process for process in everybody if is_seated(process, seating)]
     alive = {p.me.rack for p in seated} - {p.me.rack for p in seated if p.dead}
     racks = alive - {WITNESS}
-    decide = is_quorum(alive, seating.voters) and is_held(racks, seating.voters)
+    decide = is_quorum(alive, seating.voters)
+    if scenario.lockstep:  # no vote is taken from those whose bytes hold the others up
+        decide = decide and is_held(racks, seating.voters)
     return decide and len(racks) >= min(scenario.k, len(seating.racks))
 
 

@@ -75,6 +75,29 @@ def _cut_and_lost(seed: int, rng: random.Random) -> Scenario:
     return _ended(scenario, cuts + _restarts([lost], rng, begin_ns + seconds(rng, 0.0, 2.0)))
 
 
+def _alone(seed: int, rng: random.Random) -> Scenario:
+    """Others are heard by nobody for so long that one rack votes alone. It dies, and is started
+    again; the others are back before or after that."""
+    voters = rng.choice(((2, True), (2, True), (3, False), (3, True)))
+    scenario = job(seed, rng, voters, LENGTH_S)
+    targets = [*range(scenario.racks), *([WITNESS_TARGET] if scenario.witness else [])]
+    lost = rng.randrange(scenario.racks)
+    others = [target for target in targets if target != lost]
+    rng.shuffle(others)
+    if scenario.witness and scenario.racks == 2:
+        others.remove(WITNESS_TARGET)  # it and the rack that is left are needed to decide
+    begin_ns, faults = seconds(rng, 0.5, 1.5), []
+    dies_ns = begin_ns + seconds(rng, 2.5, 9.0)
+    for away in others:
+        until_ns = dies_ns + seconds(rng, -0.5, 4.0)
+        faults.append(Fault("partition", begin_ns, until_ns, racks=(away,)))
+        begin_ns += rng.choice((0, seconds(rng, 2.0, 7.5)))
+    again_ns = dies_ns + seconds(rng, 0.05, 4.0)
+    restart = Fault("restart", dies_ns, again_ns, lost)
+    faults = [fault for fault in faults if fault.begin_ns < fault.end_ns]
+    return _ended(scenario, [*faults, *_stale(scenario, rng, restart)])
+
+
 def _stale(scenario: Scenario, rng: random.Random, fault: Fault) -> list[Fault]:
     """What is sent to it while it is dead reaches its next life, most times."""
     until_ns = fault.end_ns + SECOND
@@ -185,4 +208,6 @@ RETURNS: tuple[Return, ...] = (
     _at_birth,
     _at_birth,
     _twice,
+    _alone,
+    _alone,
 )

@@ -109,7 +109,10 @@ class Cabinet:
             return []
         if not booth.follow(self.me, self.machine.member.incarnation, body, self.now_ns, []):
             return []
-        return self.hear(rack, booth.vote(body.serial)) if rack == WITNESS else self.say(rack)
+        if rack != WITNESS:
+            return self.say(rack)
+        vote = booth.vote(body.serial)
+        return self.give(Heard(Peer(rack, 0), booth.member.incarnation, vote))
 
     def say(self, rack: int, **changes: Any) -> list[Effect]:
         """The rack's report: what it said before, what changes, and its vote's newest ballot."""
@@ -592,3 +595,47 @@ def test_who_has_a_seat_by_an_undecided_record_attests_with_its_reports() -> Non
     assert cabinet.machine.proposer.dead == {member(2)}
     cabinet.hear(2, report(2))
     assert cabinet.machine.proposer.dead == set(), "a late word, or two lives of one rack"
+
+
+# -------------------------------------------------------------- a witness that is started again
+
+
+def witnessed() -> Cabinet:
+    """Two racks and a witness; rack 0 leads, as the witness, which began the job, is silent."""
+    begin = genesis(racks=2, witness=True)
+    first = commit(1, [offer(0)])
+    cabinet = Cabinet(0, records=[begin, first], reach=(0, 1))
+    to, led = member(0).incarnation, epoch_of(1, WITNESS)
+    cabinet.hear(WITNESS, orders(1, [begin, first], to=to, epoch=led))
+    cabinet.tick(2 * DETECT_NS)
+    cabinet.takes_over()
+    for rack in (0, 1):
+        cabinet.say(rack, versions=(1,))
+    return cabinet
+
+
+def test_a_witness_that_was_started_again_gets_its_seat_and_then_its_vote() -> None:
+    cabinet = witnessed()
+    again = Booth(member(WITNESS, life=1), Voter(), Peer(WITNESS, 0), DETECT_NS)
+    told = sent(cabinet.tick(HEARTBEAT_NS), Peer(WITNESS, 0))
+    assert isinstance(told[-1], Orders)
+    assert told[-1].snapshot is not None, "whoever lives there now learns all it needs to answer"
+    cabinet.hear(WITNESS, again.vote(told[-1].serial), life=1)
+    log = cabinet.machine.log
+    assert (log.told.witness, log.told.learners) == (member(WITNESS, 1), frozenset({WITNESS}))
+    cabinet.booths[WITNESS], cabinet.reach = again, {0, 1, WITNESS}
+    cabinet.hear(WITNESS, again.vote(told[-1].serial), life=1)
+    cabinet.tick(HEARTBEAT_NS)
+    assert again.voter.log.last == log.last, "it was sent the log from the beginning"
+    for _ in range(20):
+        cabinet.tick(HEARTBEAT_NS)
+        for rack in (0, 1):
+            cabinet.say(rack)
+    assert log.told.voters == {member(0), member(1), member(WITNESS, 1)}
+
+
+def test_the_coordinator_for_whose_silence_it_stood_is_silent_from_the_start() -> None:
+    """Or it would be waited for once more, as long as it takes to find out."""
+    cabinet = witnessed()
+    assert WITNESS not in cabinet.machine._live(cabinet.now_ns)
+    assert {0, 1} <= cabinet.machine._live(cabinet.now_ns)

@@ -242,7 +242,7 @@ class Job:
         self.events_folder = folder / "events"
         self.processes: dict[int, Forked | Siblings | Torchrun] = {}
         self.witness: Forked | None = None
-        self._nursery = nursery
+        self.nursery = nursery
         if witness:
             self.start_witness()
 
@@ -263,7 +263,7 @@ class Job:
             "--racks", str(self.racks), "--diagnostics-dir", str(self.events_folder),
         ]  # fmt: skip
         log = self.folder / "witness.log"
-        self.witness = Forked(self._nursery, argv, environment(), log)
+        self.witness = Forked(self.nursery, argv, environment(), log)
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",
@@ -279,9 +279,9 @@ class Job:
             started = Torchrun(argv, self.ranks, environ, log)
         elif self.ranks > 1:
             meeting = self._meetings[rack]
-            started = Siblings(self._nursery, argv, self.ranks, environ, log, meeting)
+            started = Siblings(self.nursery, argv, self.ranks, environ, log, meeting)
         else:
-            started = Forked(self._nursery, argv, environ, log)
+            started = Forked(self.nursery, argv, environ, log)
         self.processes[rack if not name else -1 - len(self.processes)] = started
         return started
 

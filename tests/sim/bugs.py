@@ -372,7 +372,8 @@ BUGS = (
     _bug(
         "33c",
         "racks that come back get their seats one by one, whatever that costs",
-        ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),
+        ("protocol/rosters.py", "if len(hall.joining) + len(retired) > 1:",
+         "if len(hall.joining) + len(retired) > 99:"),
     ),
     _bug(
         "34",
@@ -395,6 +396,17 @@ BUGS = (
          "if hello and sender == former:"),
         ("protocol/admission.py", "return former is None or former.incarnation in hello.after",
          "return former is None or former != hello.seat.member"),
+    ),
+    _bug(
+        "34d",
+        "a person's word that a rack is dead is nothing to who has no quorum",
+        (ELECTION, "if gone not in racks or (follows and not self.proposer.leading):",
+         "if gone not in racks or not self.proposer.leading:"),
+    ),
+    _bug(
+        "34e",
+        "a person's word is enough, whoever else is missing",
+        (PROPOSER, LEFT, "left & promised and self.retired for left in lefts"),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

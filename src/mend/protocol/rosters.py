@@ -28,6 +28,8 @@ class Hall:
     joining: Mapping[int, Hello]
     evict_ns: int
     now_ns: int
+    retired: Collection[int] = ()
+    """Racks that will not come back, as a person says."""
 
     @property
     def reports(self) -> dict[int, Report]:
@@ -65,10 +67,15 @@ def _proposals(hall: Hall) -> Iterable[Roster]:
         gone = report.gone and rack not in hall.live
         if gone or (report.leaving and report.hurry and report.idle):
             yield _without(log, rack, f"rack {rack} left")
+    retired = sorted((log.seats.keys() & set(hall.retired)) - hall.live)
+    for rack in retired:
+        yield _without(log, rack, f"a person has retired rack {rack}")
     for rack in sorted(hall.joining):
         yield _with(log, hall.joining[rack])
-    if len(hall.joining) > 1:  # with the seat of one former life alone a quorum might lack bytes
-        yield _with(log, *(hall.joining[rack] for rack in sorted(hall.joining)))
+    if (
+        len(hall.joining) + len(retired) > 1
+    ):  # with the seat of one dead alone a quorum may lack bytes
+        yield _at_once(log, retired, hall.joining)
     for rack in sorted(log.learners):
         report_of = hall.reports.get(rack)
         if report_of and rack in hall.live and list(report_of.versions) == log.versions:
@@ -85,11 +92,18 @@ def _without(log: Folded, rack: int, reason: str) -> Roster:
     return _changed(log, seats, log.learners - {rack}, reason)
 
 
-def _with(log: Folded, *hellos: Hello) -> Roster:
-    """As learners: they get their votes when they hold what is decided."""
-    new = {hello.seat.member.rack: hello.seat for hello in hellos}
-    back = [f"rack {rack} {'is back' if rack in log.seats else 'joins'}" for rack in new]
-    return _changed(log, {**log.seats, **new}, log.learners | new.keys(), ", ".join(back))
+def _with(log: Folded, hello: Hello) -> Roster:
+    """As a learner: it gets its vote when it holds what is decided."""
+    return _at_once(log, (), {hello.seat.member.rack: hello})
+
+
+def _at_once(log: Folded, gone: Collection[int], joining: Mapping[int, Hello]) -> Roster:
+    """These are out, those are in."""
+    new = {rack: joining[rack].seat for rack in sorted(joining)}
+    why = [f"a person has retired rack {rack}" for rack in gone if rack not in new]
+    why += [f"rack {rack} {'is back' if rack in log.seats else 'joins'}" for rack in new]
+    stay = {rack: seat for rack, seat in log.seats.items() if rack not in gone}
+    return _changed(log, {**stay, **new}, (log.learners - {*gone}) | new.keys(), ", ".join(why))
 
 
 def _changed(

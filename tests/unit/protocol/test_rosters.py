@@ -344,3 +344,31 @@ def test_two_racks_get_their_seats_together_where_one_alone_would_cost_bytes() -
     assert seats_of(change) == [member(0), member(1, life=1), member(2, life=1)]
     assert change is not None
     assert (change.learners, change.reason) == ((1, 2), "rack 1 is back, rack 2 is back")
+
+
+def test_a_retired_rack_is_out_once_it_is_silent() -> None:
+    house = House()
+    house.fields["retired"] = (1, 7)
+    assert house.next() is None, "it is live, and rack 7 has no seat"
+    house.silent(1, 0)
+    change = house.next()
+    assert seats_of(change) == [member(0), member(2)]
+    assert change is not None
+    assert change.reason == "a person has retired rack 1"
+
+
+def test_a_retired_rack_goes_when_another_comes_back_if_either_alone_costs_bytes() -> None:
+    """Of three racks and the witness only rack 0 is left: with the seat of either dead one, that
+    one and the witness would be a quorum without the bytes."""
+    house = House(witness=True)
+    for rack in (1, 2):
+        house.silent(rack, 0)
+        house.views[rack].report = None
+    house.fields["retired"] = (2,)
+    assert house.next() is None
+    house.joins(1)
+    change = house.next()
+    assert seats_of(change) == [member(0), member(1, life=1)]
+    assert change is not None
+    assert change.learners == (1,)
+    assert change.reason == "a person has retired rack 2, rack 1 is back"

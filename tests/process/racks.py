@@ -124,13 +124,13 @@ class Forked:
         self, nursery: Nursery, argv: list[str], env: dict[str, str], log: Path, *,
         whole: bool = False,
     ) -> None:  # fmt: skip
-        self._nursery, self.log = nursery, log
+        self.nursery, self.log = nursery, log
         self.pid = nursery.fork(argv, env, log, whole)
 
     @property
     def code(self) -> int | None:
-        self._nursery.listen(0)
-        return self._nursery.codes.get(self.pid)
+        self.nursery.listen(0)
+        return self.nursery.codes.get(self.pid)
 
     def signal(self, number: signal.Signals) -> None:
         if self.code is None:
@@ -273,7 +273,7 @@ class Job:
         self.events_folder = folder / "events"
         self.processes: dict[int, Forked | Siblings | Torchrun] = {}
         self.witness: Forked | None = None
-        self._nursery = nursery
+        self.nursery = nursery
         if witness:
             self.start_witness()
 
@@ -294,7 +294,7 @@ class Job:
             "--racks", str(self.racks), "--diagnostics-dir", str(self.events_folder),
         ]  # fmt: skip
         log = self.folder / "witness.log"
-        self.witness = Forked(self._nursery, argv, environment(), log)
+        self.witness = Forked(self.nursery, argv, environment(), log)
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",
@@ -308,14 +308,14 @@ class Job:
         whole = range(self.ranks if self.whole else rack == 0)
         started: Forked | Siblings | Torchrun
         if self.ranks > 1 and self._torchrun:
-            started = Torchrun(self._nursery, argv, self.ranks, environ, log)
+            started = Torchrun(self.nursery, argv, self.ranks, environ, log)
         elif self.ranks > 1:
             meeting = self._meetings[rack]
             started = Siblings(
-                self._nursery, argv, self.ranks, environ, log, meeting, whole=frozenset(whole)
+                self.nursery, argv, self.ranks, environ, log, meeting, whole=frozenset(whole)
             )
         else:
-            started = Forked(self._nursery, argv, environ, log, whole=0 in whole)
+            started = Forked(self.nursery, argv, environ, log, whole=0 in whole)
         self.processes[rack if not name else -1 - len(self.processes)] = started
         return started
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Job
+from tests.process.racks import Forked, Job, environment
 from tests.process.test_takeover import CONFIG, first_commits
 
 
@@ -45,3 +46,38 @@ def test_racks_that_all_died_begin_anew_under_the_witness_that_lives(jobs: Jobs)
     assert begun == ["genesis", "gives-up", "genesis"]
     said = (job.folder / "witness.log").read_text("utf-8")
     assert "mend witness gives-up" in said
+
+
+def said(job: Job, *arguments: str) -> str:
+    """What `mend retire` prints; it must succeed."""
+    log = job.folder / f"retire-{'-'.join(arguments[:1])}.log"
+    process = Forked(job.nursery, ["mend.cli", "retire", *arguments], environment(), log)
+    assert process.wait() == 0, log.read_text("utf-8") + job.logs()
+    return log.read_text("utf-8")
+
+
+def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> None:
+    """Two racks without a witness: rack 0 is lost for good, and rack 1 alone is no quorum."""
+    job = jobs()
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(0, **options, at={"12": [["gate", job.gate("never")]]})
+    job.start(1, **options, at={"12": [["gate", gate]]})
+    first_commits(job, 2)
+    where = job.addresses[1]
+    refused = Forked(
+        job.nursery, ["mend.cli", "retire", "0", where], environment(), job.folder / "alive.log"
+    )
+    assert refused.wait() == 1, "it is alive"
+    assert "rack 0 is alive: it answers at" in (job.folder / "alive.log").read_text("utf-8")
+    job.processes[0].signal(signal.SIGKILL)
+    assert job.ended(0) == -signal.SIGKILL
+    job.event(1, "stands")
+    assert "rack 0 is out; the job goes on with racks 1" in said(job, "0", where)
+    job.event(1, "retired", rack=0)
+    assert job.event(1, "lineage")["without"] == [0]
+    Path(gate).touch()
+    job.ended(1, code=0)
+    result = job.result(1)
+    assert result.status["ledger"]["open"] == 0
+    assert not result.kinds("left-alone", "kept-local", "differs", "fault")

@@ -411,7 +411,7 @@ BUGS = (
          "written.voters"),
     ),
     _bug(
-        "34",
+        "36",
         "a witness forgets its job though one of its racks may live",
         (COORDINATOR, "return seated <= self.proposer.dead | self.election.unaware",
          "return len(seated - self.proposer.dead - self.election.unaware) <= 1"),
@@ -419,13 +419,13 @@ BUGS = (
          "if now_ns:\n                self.voter.start_over()"),
     ),
     _bug(
-        "34b",
+        "36b",
         "a witness keeps a job whose racks are all dead",
         (COORDINATOR, "self.options.first and (not seated or self._forsaken())",
          "self.options.first and not seated"),
     ),
     _bug(
-        "34c",
+        "36c",
         "a hello of a life that never had a seat attests the death of the one that has it",
         (ELECTION, "if hello and former.incarnation not in hello.after:",
          "if hello and sender == former:"),
@@ -451,6 +451,17 @@ BUGS = (
         "a rank joins rounds by what it has heard itself",
         (ROUNDS, "least, greatest = agreed[: len(flags)], agreed[len(flags) :]",
          "least, greatest = flags, [-v for v in flags]"),
+    ),
+    _bug(
+        "36d",
+        "a person's word that a rack is dead is nothing to who has no quorum",
+        (ELECTION, "if gone not in racks or (follows and not self.proposer.leading):",
+         "if gone not in racks or not self.proposer.leading:"),
+    ),
+    _bug(
+        "36e",
+        "a person's word is enough, whoever else is missing",
+        (PROPOSER, LEFT, "left & promised and self.retired for left in lefts"),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

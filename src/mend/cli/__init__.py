@@ -17,6 +17,7 @@ from mend.cli.doctor.command import doctor_command
 from mend.cli.launch_command import PASS_ON, launch_command
 from mend.cli.plan_command import plan_command
 from mend.cli.report.command import report_command
+from mend.cli.retire_command import retire_command
 from mend.cli.show import let_go
 from mend.cli.tape_commands import WithCommand, explain_command, replay_command
 from mend.cli.top.command import top_command
@@ -223,6 +224,7 @@ app.command("replay", cls=WithCommand)(replay_command)
 app.command("explain")(explain_command)
 app.command("report")(report_command)
 app.command("top")(top_command)
+app.command("retire")(retire_command)
 app.add_typer(bench_app)
 
 

@@ -28,6 +28,7 @@ from mend.protocol.messages import (
     Policy,
     Prepare,
     Report,
+    Retire,
     Vote,
 )
 from mend.protocol.proposer import Proposer
@@ -132,7 +133,7 @@ class Coordinator:
 
     def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         member = Member(event.peer.rack, event.incarnation)
-        self.proposer.dead.discard(member)
+        self.election.speaks(member)
         match event.body:
             case Hello() as hello:
                 effects += self.election.attest(member, hello)
@@ -145,14 +146,29 @@ class Coordinator:
                     self._on_report(member, report, now_ns, effects)
             case Vote() as vote:
                 self._on_vote(member, vote, now_ns, effects)
-            case Orders() as orders if self._lives(event.peer, orders):
-                self.election.heard_ns = now_ns
-                if self.proposer.leading:
-                    self._step_down(effects)
-            case Orders() as orders if self.election.heard(orders, now_ns):
-                self._step_down(effects)
+            case Orders() as orders:
+                self._on_orders(event.peer, orders, now_ns, effects)
+            case Retire(member=gone):
+                self._retire(gone, now_ns, effects)
             case Prepare(lineage=name) as prepare if self.voter.log.continues(name, prepare.after):
                 self.election.see(number_of(prepare.epoch))
+
+    def _on_orders(self, peer: Peer, orders: Orders, now_ns: int, effects: list[Effect]) -> None:
+        if self._lives(peer, orders):
+            self.election.heard_ns = now_ns
+            if self.proposer.leading:
+                self._step_down(effects)
+        elif self.election.heard(orders, now_ns):
+            self._step_down(effects)
+
+    def _retire(self, gone: Member, now_ns: int, effects: list[Effect]) -> None:
+        """One that is heard is not dead, whoever says so."""
+        view = self.views.get(gone.rack)
+        live = (
+            view is not None and view.member == gone and view.live(now_ns, self.options.detect_ns)
+        )
+        if not live and self.election.retire(gone, now_ns):
+            effects.append(Note("retired", {"rack": gone.rack}))
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, begun = sender.rack, self.log.told.begun
@@ -255,6 +271,11 @@ class Coordinator:
         told = self.voter.log.told
         seated = self.member in told.members or self.member in told.former
         return self.options.first and (not seated or self._forsaken())
+
+    def retired(self) -> tuple[int, ...]:
+        """Racks with a seat in the job, of which a person says that they will not come back."""
+        seats = self.voter.log.written.seats
+        return tuple(r for r in sorted(seats) if seats[r].member in self.proposer.retired)
 
     def _forsaken(self) -> bool:
         """Whether nobody but this witness can have a seat in its job any more: all are attested
@@ -511,6 +532,7 @@ class Coordinator:
             slow=slow,
             ready=self.proposer.ready(),
             returned=self._returned(live, now_ns),
+            retired=self.retired(),
         )
         roster = next_roster(hall)
         if roster is None:

@@ -93,6 +93,24 @@ class Election:
                 self.proposer.dead.add(former)
         return effects
 
+    def retire(self, gone: Member, now_ns: int) -> bool:
+        """A person attests the end of a life; whether it is news here. Who hears a coordinator
+        leaves it to that one, who knows whether the rack is silent."""
+        log, told = self.voter.log.written, self.voter.log.told
+        racks = (log.members | told.members) - {self.member, log.witness, told.witness}
+        follows = self.heard_ns is not None and now_ns - self.heard_ns < self.detect_ns
+        if gone not in racks or (follows and not self.proposer.leading):
+            return False
+        news = gone not in self.proposer.retired
+        self.proposer.retired.add(gone)
+        self.proposer.dead.add(gone)
+        return news
+
+    def speaks(self, member: Member) -> None:
+        """Whoever says anything is not dead."""
+        self.proposer.dead.discard(member)
+        self.proposer.retired.discard(member)
+
     def shows(self, sender: Member, versions: Sequence[int]) -> None:
         """What a rack says that it holds."""
         if any(version >= 0 for version in versions):
@@ -102,6 +120,7 @@ class Election:
         """Who was who in a job that was given up."""
         self.unaware.clear()
         self.proposer.dead.clear()
+        self.proposer.retired.clear()
         self.proposer.blank.clear()
 
     def see(self, number: int) -> None:

@@ -51,6 +51,9 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 
 BAD_MAX = 1024
 
+PERSON = 0xFFFD
+"""Rack number under which a person speaks."""
+
 LIVES_MAX = 8
 """Former lives that a hello names, the newest last."""
 
@@ -293,6 +296,12 @@ class Challenge(Word, frozen=True, tag=18):
     seated: Count
 
 
+class Retire(Word, frozen=True, tag=19):
+    """A person attests that this life of a rack is over, and that none comes after it soon."""
+
+    member: Member
+
+
 class Refusal(Word, frozen=True, tag=11):
     """The coordinator's no. kind: plan, taken, started, racks."""
 
@@ -497,7 +506,18 @@ class RankOrders(State, frozen=True, tag=15):
     snapshot: Snapshot | None = None
 
 
-Message = Hello | Refusal | Report | Orders | RankReport | RankOrders | Prepare | Vote | Challenge
+Message = (
+    Hello
+    | Refusal
+    | Report
+    | Orders
+    | RankReport
+    | RankOrders
+    | Prepare
+    | Vote
+    | Challenge
+    | Retire
+)
 
 
 class Envelope(Word, frozen=True):

@@ -71,6 +71,7 @@ class RackSeen(Word, frozen=True):
     behind: Known
     """Decided versions that it does not hold yet, over all fragments."""
     silent_ms: Known
+    incarnation: Count = 0
 
 
 class RoundSeen(Word, frozen=True):
@@ -159,6 +160,8 @@ class View(Word, frozen=True, tag=2):
     """Why nothing commits, where that is not the matter of one round."""
     doings: Doings | None
     """None: the witness."""
+    retired: Racks = ()
+    """Racks of which a person has said, to the asked process, that they will not come back."""
 
 
 _encoder = msgspec.msgpack.Encoder()

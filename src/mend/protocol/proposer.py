@@ -27,6 +27,8 @@ class Proposer:
     """Versions that the racks of voters hold; needed for a new lineage only."""
     dead: set[Member] = field(default_factory=set)
     """Voters whose process is over: attested, never guessed."""
+    retired: set[Member] = field(default_factory=set)
+    """Those of the dead of whom a person says so."""
     blank: set[Member] = field(default_factory=set)
     """Learners that do not know of their seat yet: they hold nothing that could be lost."""
 
@@ -155,8 +157,13 @@ class Proposer:
             dead=tuple(sorted(self.dead)),
             versions=versions,
             digests=tuple(found for found in digests if found is not None),
-            reason="the voters that are missing are dead",
+            reason=f"the voters that are missing are dead{self._by_hand()}",
         )
+
+    def _by_hand(self) -> str:
+        """Of whom it is a person who says that they are."""
+        racks = ", ".join(f"rack {member.rack}" for member in sorted(self.retired & self.dead))
+        return f"; a person has retired {racks}" if racks else ""
 
     def _has_promised(self, member: Member) -> bool:
         return self.ballots[member].promised == self.epoch

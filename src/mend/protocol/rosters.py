@@ -51,6 +51,8 @@ class Hall:
     """Who has accepted the whole log."""
     returned: Member | None = None
     """The witness in another life than the one that has the seat, which is silent."""
+    retired: Collection[int] = ()
+    """Racks that will not come back, as a person says."""
 
     @property
     def reports(self) -> dict[int, Report]:
@@ -98,6 +100,8 @@ def _comings(hall: Hall) -> Iterable[Roster]:
         gone = report.gone and rack not in hall.live
         if gone or (report.leaving and report.hurry and report.idle):
             yield _without(log, rack, f"rack {rack} left")
+    for rack in sorted((log.seats.keys() & set(hall.retired)) - hall.live):
+        yield _without(log, rack, f"a person has retired rack {rack}")
     for rack in sorted(hall.joining):
         yield _with(log, hall.joining[rack])
 

@@ -39,6 +39,7 @@ from mend.protocol.messages import (
     RankReport,
     Refusal,
     Report,
+    Retire,
     Vote,
 )
 from mend.runtime.edge import Edge, Foreigners
@@ -85,7 +86,7 @@ class Roles:
                 found = [self.leader]
             case Orders() | Prepare():
                 found = [self.coordinator, self.leader]
-            case Hello() | Report() | Vote():
+            case Hello() | Report() | Vote() | Retire():
                 found = [self.coordinator]
         return [machine for machine in found if machine is not None]
 

@@ -31,6 +31,7 @@ LOUD = frozenset(
         "no-quorum",
         "lineage",
         "gives-up",
+        "retired",
         "joined",
         "rack-silent",
         "rack-back",

@@ -92,6 +92,7 @@ def view_of_rank(
         policy=log.told.policy or leader.hello.policy,
         why=leader.why(),
         doings=_doings(leader, training, now_ns),
+        retired=coordinator.retired() if coordinator is not None else (),
     )
 
 
@@ -115,6 +116,7 @@ def view_of_witness(
         policy=log.told.policy or (hellos[min(hellos)].policy if hellos else None),
         why=orders.why if orders is not None else (),
         configured=coordinator.options.racks,
+        retired=coordinator.retired(),
     )
 
 
@@ -130,6 +132,7 @@ def _view(
     why: Sequence[str],
     configured: int = 0,
     doings: Doings | None = None,
+    retired: tuple[int, ...] = (),
 ) -> View:
     log, orders, hosts = known.log, known.orders, known.hosts
     reasons, general = _reasons(why)
@@ -161,6 +164,7 @@ def _view(
         rounds=tuple(rounds[:SHOWN_MAX]),
         why=tuple(map(short, general[:WHY_MAX])),
         doings=doings,
+        retired=retired,
     )
 
 
@@ -263,6 +267,7 @@ def _rack(known: Knowledge, rack: int, seat: Seat) -> RackSeen:
         step_ns=step_ns,
         behind=behind,
         silent_ms=silent_ms,
+        incarnation=seat.member.incarnation,
     )
 
 

@@ -112,6 +112,7 @@ class Witness:
                     "no-quorum",
                     "lineage",
                     "gives-up",
+                    "retired",
                     "fault",
                 ):
                     self._progress(

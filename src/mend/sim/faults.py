@@ -50,6 +50,7 @@ KINDS: dict[str, Kind] = {
     "clock_drift": Kind("the clock of {a} runs {amount} ppm fast"),
     "crash": Kind("{who} crashes", lasts=False),
     "restart": Kind("{a} crashes, to be started again as a new process"),
+    "retire": Kind("a person retires {a}, if it is dead", lasts=False),
     "stale": Kind("frames that find {a} dead wait for its next life"),
 }
 
@@ -96,6 +97,7 @@ class Hands:
     restart: Callable[[Fault], None]
     freeze: Callable[[Fault, int], None]
     clock: Callable[[Fault, bool], None]
+    retire: Callable[[Fault], None]
 
 
 class Broken:
@@ -168,6 +170,8 @@ class Broken:
                 self.hands.freeze(fault, end_ns)
             case "clock_jump" | "clock_drift":
                 self.hands.clock(fault, True)
+            case "retire":
+                self.hands.retire(fault)
         if KINDS[fault.kind].lasts and fault.kind not in ("freeze", "restart"):
             self.active.setdefault(fault.kind, []).append(fault)
             if end_ns < FOR_EVER:

@@ -52,13 +52,16 @@ def _may_diverge(world: World) -> set[int]:
 
 
 def all_back(world: World) -> bool:
-    """Whether every rack lives at the end, some of them started again while the others trained,
-    and all had the time to find each other. Then nothing excuses a job that does not go on."""
+    """Whether every rack lives at the end or was retired, some of them started again while the
+    others trained, and all had the time to find each other. Then nothing excuses a job that
+    does not go on."""
     scenario = world.scenario
     patient = scenario.quiet_ns > 0 and scenario.shutdown_ns > SHUTDOWN_NS
-    if not patient or scenario.lockstep or any(t.process.dead for t in world.trainings.values()):
+    retired = {fault.a for fault in scenario.faults if fault.kind == "retire"}
+    dead = {t.process.me.rack for t in world.trainings.values() if t.process.dead}
+    if not patient or scenario.lockstep or not dead <= retired:
         return False
-    again = {process.me.rack for process in world.past}
+    again = {process.me.rack for process in world.past} | dead
     if world.witness is not None and (world.witness.dead or (WITNESS in again and len(again) > 1)):
         return False  # nothing attests its death where its vote is needed; or nobody founds
     stayed = [t for peer, t in world.trainings.items() if peer.rack not in again]

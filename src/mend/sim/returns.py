@@ -7,11 +7,12 @@ seeds stay what they were.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
 from mend.sim.sagas import job, seconds, told
-from mend.sim.scenario import WITNESS_TARGET, Fault, Scenario
+from mend.sim.scenario import FOR_EVER, WITNESS_TARGET, Fault, Scenario
 from mend.terms import MS, SECOND
 
 SHARE = 0.06
@@ -199,8 +200,33 @@ def _late_hello(seed: int, rng: random.Random) -> Scenario:
     return told(scenario, [*slow, *lives, away, dead], end_ns)
 
 
+def _retired(seed: int, rng: random.Random) -> Scenario:
+    """Some die for good, and a person says so; others may come back. At least one stays, or comes
+    back."""
+    voters = rng.choice(((2, False), (2, False), (2, True), (3, False), (3, True)))
+    scenario = dataclasses.replace(job(seed, rng, voters, LENGTH_S), k=1)
+    lost = rng.sample(range(scenario.racks), rng.randint(1, scenario.racks - 1))
+    begin_ns, faults = seconds(rng, 0.5, 3.0), []
+    for fault in _restarts(lost, rng, begin_ns):
+        if fault.a == lost[0] or rng.random() < 0.5:
+            retire_ns = fault.begin_ns + seconds(rng, 0.1, 5.0)
+            faults.append(Fault("crash", fault.begin_ns, FOR_EVER, fault.a))
+            faults.append(Fault("retire", retire_ns, retire_ns, fault.a))
+        else:
+            faults.append(fault)
+    quiet_ns = max(f.end_ns for f in faults if f.kind != "crash") + 2 * SECOND
+    return told(scenario, faults, quiet_ns)
+
+
 Return = Callable[[int, random.Random], Scenario]
-LOST: tuple[Return, ...] = (_all_lost, _all_lost, _all_but_a_silent_one, _twice_lost, _late_hello)
+LOST: tuple[Return, ...] = (
+    _all_lost,
+    _all_lost,
+    _all_but_a_silent_one,
+    _twice_lost,
+    _late_hello,
+    _retired,
+)
 RETURNS: tuple[Return, ...] = (
     _two_at_once,
     _all_but_one,

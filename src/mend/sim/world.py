@@ -27,7 +27,7 @@ from mend.outer import OUTERS
 from mend.protocol.coordinator import CoordinatorOptions
 from mend.protocol.leader import LeaderOptions
 from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
-from mend.protocol.messages import Hello, Policy, Seat
+from mend.protocol.messages import PERSON, Hello, Policy, Retire, Seat
 from mend.protocol.schedule import Schedule, poll_steps
 from mend.protocol.shelf import LearnerOptions
 from mend.runtime.numerics import Numerics
@@ -54,6 +54,9 @@ START_NS = 30 * SECOND
 STALL_NS = 1 * SECOND
 GIVE_UP_NS = 60 * SECOND
 EVICT_NS = 8 * SECOND
+RETIRES_NS = 10 * SECOND
+"""How long a person's word is repeated."""
+
 UPDATES = 64
 """Different update vectors per rack; the steps go round them."""
 
@@ -113,7 +116,8 @@ class World(Writer):
         scenario = self.scenario
         self.checkers.scenario = scenario
         self.broken.plan(
-            scenario, Hands(self._crash, self._restart, self._freeze, self._change_clock)
+            scenario,
+            Hands(self._crash, self._restart, self._freeze, self._change_clock, self._retire),
         )
         longest_fault_ns = max(
             (scenario.end_of(f) for f in scenario.faults if f.end_ns < FOR_EVER), default=0
@@ -405,6 +409,20 @@ class World(Writer):
                 process.jump(fault.amount)
             else:
                 process.drift(fault.amount if begins else 0)
+
+    def _retire(self, fault: Fault) -> None:
+        """As `mend retire` does it: everybody is told, for a while, of whoever is dead now."""
+        for process in self._processes_of(fault.a):
+            if process.dead and process.me.rank == 0:
+                self.broken.felt["retire"] += 1
+                for after_ns in range(0, RETIRES_NS, SECOND):
+                    job = partial(self._say_retired, process.member)
+                    self.loop.at(self.loop.now_ns + after_ns, job)
+
+    def _say_retired(self, gone: Member) -> None:
+        for process in self.processes():
+            if process.host is not None and process.me.rank == 0:
+                process.later(0, partial(process.host.heard, Peer(PERSON, 0), 0, Retire(gone)))
 
     def processes(self) -> list[Process]:
         """Of every rack and the witness in their newest lives."""

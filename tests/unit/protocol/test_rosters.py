@@ -476,3 +476,14 @@ def test_a_witness_that_was_started_again_gets_its_seat_without_a_vote() -> None
     assert change is not None
     assert (change.witness, change.learners) == (member(WITNESS, life=1), (WITNESS,))
     assert house.voters() == [0, 1]
+
+
+def test_a_retired_rack_is_out_once_it_is_silent() -> None:
+    house = House()
+    house.fields["retired"] = (1, 7)
+    assert house.next() is None, "it is live, and rack 7 has no seat"
+    house.silent(1, 0)
+    change = house.next()
+    assert seats_of(change) == [member(0), member(2)]
+    assert change is not None
+    assert change.reason == "a person has retired rack 1"

@@ -14,6 +14,7 @@ from mend.protocol.coordinator import Coordinator, CoordinatorOptions
 from mend.protocol.epochs import count_of, epoch_of, number_of
 from mend.protocol.events import Effect, Finished, Heard, Send, Tick
 from mend.protocol.messages import (
+    PERSON,
     Commit,
     Epoch,
     Gather,
@@ -24,11 +25,12 @@ from mend.protocol.messages import (
     Prepare,
     Record,
     Report,
+    Retire,
     Roster,
     Vote,
 )
 from mend.protocol.voter import Voter
-from mend.terms import SECOND, WITNESS, Peer
+from mend.terms import SECOND, WITNESS, Member, Peer
 from tests.unit.protocol.job import held_of
 from tests.unit.protocol.nouns import (
     DETECT_NS,
@@ -639,3 +641,73 @@ def test_the_coordinator_for_whose_silence_it_stood_is_silent_from_the_start() -
     cabinet = witnessed()
     assert WITNESS not in cabinet.machine._live(cabinet.now_ns)
     assert {0, 1} <= cabinet.machine._live(cabinet.now_ns)
+
+
+# -------------------------------------------------------------- retired by a person
+
+
+def retire(cabinet: Cabinet, rack: int, life: int = 0) -> list[Effect]:
+    return cabinet.give(Heard(Peer(PERSON, 0), 0, Retire(member(rack, life))))
+
+
+def test_who_is_left_goes_on_without_racks_that_a_person_has_retired() -> None:
+    """Nobody has started racks 0 and 2 again, and nobody will."""
+    cabinet = Cabinet(reach=(1,))
+    cabinet.held = (0,)
+    cabinet.tick()
+    cabinet.tick(DETECT_NS)
+    noted = retire(cabinet, 0) + retire(cabinet, 0)
+    assert notes(noted, "retired") == [{"rack": 0}], "once"
+    assert cabinet.machine.retired() == (0,)
+    assert not cabinet.machine.proposer.leading, "rack 2 may live"
+    effects = retire(cabinet, 2) + cabinet.takes_over()
+    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": (0,)}]
+    record = cabinet.records[-1]
+    assert isinstance(record, Lineage)
+    assert record.reason.endswith("a person has retired rack 0, rack 2")
+    assert cabinet.machine.retired() == (), "they have no seat any more"
+
+
+def test_a_persons_word_needs_no_launcher_that_attests() -> None:
+    begin = replace(BEGIN, policy=replace(BEGIN.policy, restart_attests=False))
+    cabinet = Cabinet(records=[begin], reach=(1,))
+    cabinet.tick()
+    cabinet.tick(DETECT_NS)
+    retire(cabinet, 2)
+    assert cabinet.machine.proposer.dead == {member(2)}
+
+
+def test_a_rack_that_speaks_is_not_dead_whatever_a_person_says() -> None:
+    cabinet = Cabinet(reach=(1,))
+    cabinet.tick()
+    cabinet.tick(DETECT_NS)
+    for nobody in (member(1), member(2, 7), member(WITNESS), Member(9, 9)):
+        cabinet.give(Heard(Peer(PERSON, 0), 0, Retire(nobody)))
+    assert cabinet.machine.proposer.dead == set(), "myself, another life, no rack of this job"
+    retire(cabinet, 2)
+    assert cabinet.machine.retired() == (2,)
+    cabinet.say(2)
+    assert cabinet.machine.retired() == ()
+    assert cabinet.machine.proposer.dead == set()
+
+
+def test_who_hears_a_coordinator_leaves_it_to_that_one_to_retire_a_rack() -> None:
+    cabinet = Cabinet()
+    body = orders(1, [BEGIN], to=member(1).incarnation)
+    cabinet.give(Heard(Peer(0, 0), member(0).incarnation, body))
+    retire(cabinet, 2)
+    assert cabinet.machine.retired() == ()
+
+
+def test_a_coordinator_takes_the_seat_of_a_silent_rack_that_is_retired_at_once() -> None:
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    assert notes(retire(cabinet, 2), "retired") == [], "it is heard"
+    cabinet.say(2, versions=(0,))
+    cabinet.say(1, versions=(0,))
+    cabinet.reach = {1}
+    heard_from(cabinet, [1], DETECT_NS)
+    effects = retire(cabinet, 0)
+    assert notes(effects, "roster") == [
+        {"racks": [1, 2], "votes": [1, 2], "reason": "a person has retired rack 0"}
+    ]

@@ -130,13 +130,13 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        return is_over(self._answers())
+        return is_over(self.answers())
 
     def picture(self) -> Picture:
         late_s = max(LATE_S, 3 * self._wanted.interval_s)
-        return picture_of(self._answers(), late_s, self._wanted.job)
+        return picture_of(self.answers(), late_s, self._wanted.job)
 
-    def _answers(self) -> list[Answer]:
+    def answers(self) -> list[Answer]:
         """Of all that are asked, and the last word of those that were."""
         now, asked = time.monotonic(), self.asked()
         gone = [a for a, (view, _) in self._heard.items() if view.state == "ended"]
@@ -152,7 +152,7 @@ def top(wanted: Wanted) -> int:
     addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
     if wanted.svg is not None and not wanted.once:
         raise ConfigError("svg", str(wanted.svg), "is one picture", "Add --once.")
-    with closing(Onlooker(VIEW_BYTES_MAX)) as onlooker, _terminated():
+    with closing(Onlooker(VIEW_BYTES_MAX)) as onlooker, terminated():
         watch = Watch(onlooker, wanted, addresses)
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)
@@ -175,7 +175,7 @@ def addresses_in_force() -> list[str]:
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
+def terminated() -> Iterator[None]:
     """SIGTERM ends it as Ctrl-C does, so that the terminal is left as it was."""
 
     def leave(number: int, _: FrameType | None) -> None:

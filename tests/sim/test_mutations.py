@@ -39,6 +39,10 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("23d", 303, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("34", 8, "I1: Peer(rack=1, rank=0) counts 162982917 parts of rounds behind fragment 2"),
+    ("34b", 0, "I1: Peer(rack=0, rank=0) counts 26920304 parts of rounds behind fragment 0"),
+    ("35", 0, "I1: Peer(rack=0, rank=0) counts 33554432 parts of rounds behind fragment 0"),
+    ("36", 15, "I1: Peer(rack=1, rank=0) acts on a snapshot that is not of its records"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

@@ -140,7 +140,8 @@ class Proposer:
             if any(mine < version for mine, version in zip(has, versions, strict=True))
         }
         digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
-        if any(found is None for found in digests):
+        rounds = [self.log.rounds_of(p, version) for p, version in enumerate(versions)]
+        if any(found is None for found in (*digests, *rounds)):
             return None
         return Lineage(
             epoch=self.epoch,
@@ -152,6 +153,7 @@ class Proposer:
             versions=versions,
             digests=tuple(found for found in digests if found is not None),
             reason="the voters that are missing are dead",
+            rounds=tuple(found for found in rounds if found is not None),
         )
 
     def _has_promised(self, member: Member) -> bool:

@@ -32,6 +32,7 @@ from benchmarks._common import arguments, limit, noise, report, spread
 from mend.codec import CODECS
 from mend.merge import MERGES
 from mend.outer import Nesterov
+from mend.protocol.weights import WHOLE
 from mend.runtime.digest import StateDigest, digest_of
 from mend.runtime.numerics import Anchor, Numerics
 from mend.runtime.sums import Tensors, factors_in
@@ -106,13 +107,13 @@ def _variants(
         numerics.merge_into(payloads, weights, anchor, out, None)
 
     def fused() -> str:
-        digest = StateDigest(numel, 1, numerics.outer.has_state)
+        digest = StateDigest(numel, 1, numerics.outer.has_state, WHOLE)
         numerics.merge_into(payloads, weights, anchor, out, digest)
         return digest.hexdigest()
 
     def apart() -> str:
         bare()
-        return digest_of(out, numel, 1)
+        return digest_of(out, numel, 1, WHOLE)
 
     variants: dict[str, Callable[[], object]] = {
         f"{racks} racks without_digest": bare,

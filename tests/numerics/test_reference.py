@@ -4,6 +4,8 @@ without lockstep."""
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import Nesterov
 from mend.protocol.schedule import Schedule
-from mend.protocol.weights import merge_weights
+from mend.protocol.weights import WHOLE, merge_weights, part_of
 from mend.reference import (
     Applied,
     Captured,
@@ -30,6 +32,7 @@ from mend.reference import (
     replay,
     shares,
 )
+from mend.reference import part as part_there
 from mend.runtime.numerics import Anchor, Numerics
 from mend.runtime.sums import factors_in, tensors_of
 from tests.numerics.racks import FRAGMENTS, build, flat, rack, trainer
@@ -142,7 +145,9 @@ class Live:
             work.append(tuple(a - b for a, b in zip(self.totals[n], self.mark[n][p], strict=True)))
             payloads.append(encoded.payload)
             self.open[n, p] = (delta, encoded.pend, self.totals[n])
-        weights = merge_weights(work, token_weighted=self.settings.token_weighted)
+        weights = merge_weights(
+            work, token_weighted=self.settings.token_weighted, period_steps=self.settings.period
+        )
         newest = self.anchors[p][-1]
         runs = self.runs(p, payloads, tuple(weights)) if self.settings.radial else None
         self.anchors[p].append(
@@ -228,8 +233,17 @@ def test_the_weights_of_the_reference_are_the_weights_of_the_protocol() -> None:
     work = [(1, 1), (977, 13), (10**12, 7), (10**12 + 1, 7)]
     members = [Named(n, 1, 0, tokens, steps) for n, (tokens, steps) in enumerate(work)]
     for weighted in (True, False):
-        assert shares(members, weighted) == merge_weights(work, token_weighted=weighted)
-        assert all(fp32(share) == share for share in shares(members, weighted))
+        settings = replace(PLAIN, token_weighted=weighted)
+        found = shares(members, settings)
+        rules: Any = {"token_weighted": weighted, "period_steps": PLAIN.period}
+        assert found == merge_weights(work, **rules)
+        assert all(fp32(share) == share for share in found)
+        for named in range(1, 5):
+            commit = Commit(0, 1, members[:named], absent=work[named:])
+            s = part_there(commit, settings)
+            assert s * WHOLE == part_of(work[:named], work[named:], **rules)
+            assert fp32(s) == s
+            assert (s == 1) == (named == 4)
 
 
 # ------------------------------------------------------------------- a run without lockstep, by
@@ -324,13 +338,47 @@ def test_late_and_dropped_offers_by_hand() -> None:
     go(b, 7, 12)  # captured at 8, dropped by commit 3: nothing of it happened, e stays
     put(b, A3 + (flat(b) - A2))
     E = (A3 - flat(b)) + e
-    A4 = A3 - mean(C(x), 1 / 3, C(E), 2 / 3)
+    A4 = A3 - mean(C(x), 0.5, C(E), 0.5)  # 8 steps are two periods, and weigh as one each
     go(b, 13, 13)
 
     for version, expected in enumerate((A0, A1, A2, A3, A4)):
         assert torch.equal(bits(out.anchors[0][version].values), bits(expected)), version
     assert torch.equal(bits(out.thetas[0][0]), bits(flat(a)))
     assert torch.equal(bits(out.thetas[1][0]), bits(flat(b)))
+
+
+def test_rounds_that_miss_a_rack_by_hand() -> None:
+    """Rack 1 trains and is missing in round 1; in round 3 it is said to train no more, so rack 0 is
+    alone. The momentum's ramp goes by parts of rounds: a fifth, then whole ones."""
+    settings = replace(ONE, outer_lr=0.7, momentum=0.4, ramp=2)
+    facts, commits = late()
+    first, *others = commits
+    first = replace(first, absent=[(128, 8)])  # tokens^2/steps per period: 256 and 1024
+    out = replay([rack(0), rack(1)], settings, facts, [first, *others])
+    rounds = [sum(round(2**24 * s) for s in (0.2, 1, 1)[:n]) / 2**24 for n in range(4)]
+    assert [float(anchor.rounds) for anchor in out.anchors[0][:4]] == rounds
+    lr = Fraction(fp32(0.7))
+    s = Fraction(round(2**24 * 0.2), 2**24)
+    a, b = rack(0), rack(1)
+    A0 = flat(a)
+    D = A0 - go(a, 1, 4)
+    E = A0 - go(b, 1, 4)
+    m1 = D * float(s)
+    A1 = A0 - D * fp32(s * lr)  # mu is 0: nothing is merged before
+    put(a, A1 + (go(a, 5, 6) - (A0 - D)))
+    D = A1 - go(a, 7, 8)
+    mu = fp32(s / (s + 2))
+    assert 0 < mu < 0.1
+    merged = (D.double() * 0.5 + E.double() * 0.5).float()
+    m2 = m1 * mu + merged
+    A2 = A1 - (merged + m2 * mu) * fp32(lr)
+    put(a, A2 + (go(a, 9, 10) - (A1 - D)))
+    A3 = A2 - (A2 - go(a, 11, 12))
+    for version, (values, momentum) in enumerate(((A1, m1), (A2, m2), (A3, m2)), start=1):
+        found = out.anchors[0][version]
+        assert torch.equal(bits(found.values), bits(values)), version
+        assert found.state is not None
+        assert torch.equal(bits(found.state), bits(momentum)), version
 
 
 def test_a_replay_stops_at_the_first_contradiction() -> None:

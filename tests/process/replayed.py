@@ -86,6 +86,7 @@ def commits_of(result: Result) -> list[Commit]:
                 for m in event["members"]
             ],
             [(ended["rack"], ended["seq"]) for ended in event["dropped"]],
+            [(away["tokens"], away["steps"]) for away in event["absent"]],
         )
         for event in result.commits
     ]

@@ -54,6 +54,11 @@ def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
     ]
     assert merged == [3 * result.status["tokens"] for result in results], "in each of 3 fragments"
 
+    parts = [commit["part"] for commit in first.commits]
+    assert all(
+        (part < 1) == bool(c["absent"]) for part, c in zip(parts, first.commits, strict=True)
+    )
+
     outcome = replayed(results, "plain", config)
     thetas = [model_bits(result, "plain", config) for result in results]
     assert thetas == [[bits(theta) for theta in rack] for rack in outcome.thetas]

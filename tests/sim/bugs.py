@@ -463,6 +463,38 @@ BUGS = (
         "a person's word is enough, whoever else is missing",
         (PROPOSER, LEFT, "left & promised and self.retired for left in lefts"),
     ),
+    _bug(
+        "37",
+        "which racks are absent is looked at anew while an attempt lasts",
+        (ROUND, "            return self._try_commit(scene, now_ns)",
+         "            self.absent = _absent(scene, self.members)\n"
+         "            return self._try_commit(scene, now_ns)"),
+    ),
+    _bug(
+        "37b",
+        "a commit says nothing of the racks that its merge counted as absent",
+        (ROUND, "            absent=self.absent,\n", ""),
+    ),
+    _bug(
+        "37c",
+        "the momentum's ramp goes by versions, whatever was missing in them",
+        ("runtime/numerics.py", "anchor.rounds + part, self", "version * WHOLE, self"),
+    ),
+    _bug(
+        "37d",
+        "a snapshot does not say how many rounds were merged",
+        (LOG, "rounds=tuple(told.rounds),", "rounds=(0,) * len(told.rounds),"),
+    ),
+    _bug(
+        "37e",
+        "a new lineage goes on with the rounds of the versions that it undoes",
+        (LOG, "        self.rounds = list(record.rounds)", "        self.rounds = self.rounds[:]"),
+    ),
+    _bug(
+        "33c",
+        "racks that come back get their seats one by one, whatever that costs",
+        ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

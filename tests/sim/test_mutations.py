@@ -42,6 +42,10 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("36", 25, "I1: Peer(rack=65535, rank=0) undid decisions"),
     ("36b", 25, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("36c", 83, "I1: Peer(rack=2, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
+    ("37", 8, "I1: Peer(rack=1, rank=0) counts 162982917 parts of rounds behind fragment 2"),
+    ("37b", 0, "I1: Peer(rack=0, rank=0) counts 26920304 parts of rounds behind fragment 0"),
+    ("37c", 0, "I1: Peer(rack=0, rank=0) counts 33554432 parts of rounds behind fragment 0"),
+    ("37d", 15, "I1: Peer(rack=1, rank=0) acts on a snapshot that is not of its records"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mend import reference
+from mend.protocol.weights import WHOLE
 from mend.runtime.digest import digest_of
 from mend.sim import Scenario, World, draw
 from mend.sim.world import plain_fragments
@@ -31,6 +32,8 @@ def fits(scenario: Scenario) -> bool:
 CHOSEN = [seed for seed in range(24) if fits(draw(seed))]
 RARE = {861: "dropped", 54: "discarded", 62: "discarded"}
 """What becomes of an offer in few runs only: a commit drops it, its rack forgets it."""
+
+PARTIAL = 17
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,7 @@ def commits_of(world: World) -> list[reference.Commit]:
             fields["version"],
             [reference.Named(*(member[key] for key in keys)) for member in fields["members"]],
             [(ended["rack"], ended["seq"]) for ended in fields["dropped"]],
+            [(away["tokens"], away["steps"]) for away in fields["absent"]],
         )
         for fields in logged(world)
     ]
@@ -109,7 +113,18 @@ def digest_in(
     anchor = outcome.anchors[fragment][version]
     start, stop = owned_span(anchor.values.numel(), ranks, rank)
     parts = [x[start:stop] for x in (anchor.values, anchor.state) if x is not None]
-    return digest_of(torch.cat(parts), stop - start, version)
+    return digest_of(torch.cat(parts), stop - start, version, int(anchor.rounds * WHOLE))
+
+
+def test_one_of_them_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> None:
+    assert PARTIAL in CHOSEN
+    world = World(PARTIAL)
+    assert world.scenario.momentum
+    assert world.scenario.ramp
+    world.run()
+    parts = [fields["part"] for fields in logged(world)]
+    assert min(parts) < 1 == max(parts)
+    assert len({fields["momentum"] for fields in logged(world)}) > 2
 
 
 @pytest.mark.parametrize("seed", [*CHOSEN, *RARE])

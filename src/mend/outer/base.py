@@ -3,16 +3,21 @@ roundings."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 
 class Rates(NamedTuple):
-    """Of one round's step; both are fp32."""
+    """Of one round's step; all are fp32."""
 
     lr: float
     momentum: float
+    decay: float
+    """What is left of the momentum's vector."""
+    share: float
+    """How much of the merged delta is added to it."""
 
 
 class OuterOptimizer(Protocol):
@@ -22,8 +27,9 @@ class OuterOptimizer(Protocol):
     def has_state(self) -> bool:
         """Whether one fp32 momentum vector per anchor is kept."""
 
-    def rates(self, rounds: int) -> Rates:
-        """Of the step of a fragment that has merged `rounds` before."""
+    def rates(self, rounds: Fraction, part: Fraction, *, alone: bool) -> Rates:
+        """Of the step of a fragment that has merged `rounds` before, by a merge that is `part` of a
+        round, at most 1. `alone`: one rack is in it, and no other trains."""
 
     def block(
         self,

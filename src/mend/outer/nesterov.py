@@ -26,6 +26,11 @@ class Nesterov:
     """b <- mu b + Delta;  A' = A - lr (Delta + mu b).   Every product and every sum is rounded to
     fp32.
 
+    A merge that is the part s of a round, as racks are missing that train, makes that part of the
+    step: b <- (1 - s (1 - mu)) b + s Delta;  A' = A - (s lr) (Delta + mu b), so that rounds with
+    parts of 1 in all come to what one round of all racks does. A rack that is alone gains nothing
+    from momentum: A' = A - Delta, and b stays as it is.
+
     With `ramp` = c > 0 the momentum rises with the rounds k that the fragment has merged before:
     mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 none
     is kept and A' = A - lr Delta.
@@ -59,12 +64,15 @@ class Nesterov:
     def has_state(self) -> bool:
         return self.momentum != 0
 
-    def rates(self, rounds: int) -> Rates:
-        assert rounds >= 0, f"{rounds=}"
-        if not self.ramp:
-            return Rates(self.lr, self.momentum)
-        risen = _fp32(float(Fraction(rounds, rounds + self.ramp)))
-        return Rates(self.lr, min(risen, self.momentum))
+    def rates(self, rounds: Fraction, part: Fraction, *, alone: bool) -> Rates:
+        assert rounds >= 0 < part <= 1, f"{rounds=} {part=}"
+        if alone and self.has_state:
+            return Rates(1.0, 0.0, 1.0, 0.0)
+        mu = self.momentum
+        if self.ramp:
+            mu = min(_fp32(float(rounds / (rounds + self.ramp))), mu)
+        decay = 1 - part * (1 - Fraction(mu))
+        return Rates(_fp32(float(part * Fraction(self.lr))), mu, _fp32(float(decay)), float(part))
 
     def block(
         self,
@@ -77,12 +85,17 @@ class Nesterov:
     ) -> None:
         """`delta_N` is used up. The outputs must not overlap the inputs."""
         if state_N is not None and state_out_N is not None:
-            torch.mul(state_N, rates.momentum, out=state_out_N)
-            state_out_N.add_(delta_N)
-            torch.mul(state_out_N, rates.momentum, out=anchor_out_N)  # the output serves as scratch
-            delta_N.add_(anchor_out_N)
+            torch.mul(state_N, rates.decay, out=state_out_N)  # a product with 1 changes no bit
+            if rates.share == 1:
+                state_out_N.add_(delta_N)
+            elif rates.share:
+                torch.mul(delta_N, rates.share, out=anchor_out_N)  # the output serves as scratch
+                state_out_N.add_(anchor_out_N)
+            if rates.momentum:
+                torch.mul(state_out_N, rates.momentum, out=anchor_out_N)
+                delta_N.add_(anchor_out_N)
         else:
             assert not self.has_state, "momentum needs a state vector"
-        if rates.lr != 1:  # a product with 1 changes no bit
+        if rates.lr != 1:
             delta_N.mul_(rates.lr)
         torch.sub(anchor_N, delta_N, out=anchor_out_N)

@@ -111,7 +111,7 @@ def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks
         return f"a snapshot of format {snapshot.format}, this mend reads {RECORDS_FORMAT}"
     if snapshot.index != prev or not snapshot.lineages:
         return f"a snapshot of record {snapshot.index} in place of {prev}"
-    each = (snapshot.versions, snapshot.digests, snapshot.norms)
+    each = (snapshot.versions, snapshot.digests, snapshot.norms, snapshot.rounds)
     if any(len(found) != fragments for found in each) or min(snapshot.versions) < 0:
         return "a snapshot of another plan"
     lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
@@ -132,8 +132,8 @@ def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
         case Commit(fragment=fragment, digests=digests):
             if fragment >= fragments or len(digests) != ranks:
                 return f"a Commit of fragment {fragment} with {len(digests)} digests"
-        case Lineage(versions=versions, digests=digests):
-            fits = len(versions) == len(digests) == fragments
+        case Lineage(versions=versions, digests=digests, rounds=rounds):
+            fits = len(versions) == len(digests) == len(rounds) == fragments
             if not fits or any(len(each) != ranks for each in digests):
                 return "a Lineage of another plan"
         case Drop(fragment=fragment):

@@ -57,13 +57,17 @@ class ScriptedRound(Round):
             return None
         self.script.popleft()
         shares = tuple(share_of(offer) for offer in members)
-        return Commit(self.fragment, record.version, shares, dropped, record.digests, record.reason)
+        return Commit(
+            self.fragment, record.version, shares, dropped, record.digests, record.reason,
+            record.absent,
+        )  # fmt: skip
 
     def _all_hold(
         self, record: Commit, members: tuple[Offer, ...], scene: Scene, now_ns: int
     ) -> bool:
         if self.phase is not Phase.GATHER:
             self.phase, self.members, self.count = Phase.GATHER, members, 1
+            self.absent = record.absent
             self.gathered_ns = self.started_ns = now_ns
         found = {
             rack: digests

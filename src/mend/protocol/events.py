@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mend.protocol.messages import Message, Offer, Record, Snapshot
+from mend.protocol.weights import WHOLE
 from mend.terms import Address, Member, Peer
 
 # ------------------------------------------------------------------ events
@@ -236,6 +237,8 @@ class Merge:
     weights: tuple[float, ...]
     verify: bool
     total: bytes = b""
+    part: int = WHOLE
+    """How much of a round it is, of `weights.WHOLE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,8 @@ class Copy:
     version: int
     digest: str
     holders: tuple[Address, ...]
+    rounds: int = 0
+    """That the fragment has merged by then, in parts of `weights.WHOLE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +290,10 @@ class Told:
     """A record is decided: the training thread reads its offers' fate from it."""
 
     record: Record
+    rounds: int = 0
+    """Of a commit: how many its fragment has merged before, in parts of `weights.WHOLE`."""
+    part: int = 0
+    """Of a commit: how much of a round it is."""
 
 
 @dataclass(frozen=True, slots=True)

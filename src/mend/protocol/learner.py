@@ -174,8 +174,10 @@ class Learner:
             effects.append(ev.Finished())
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
+        before = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
         self.folded.take(record)
-        effects.append(ev.Told(record))
+        after = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
+        effects.append(ev.Told(record, before, after - before))
         self.bad = {key: why for key, why in self.bad.items() if self.folded.is_open(*key)}
         match record:
             case Genesis():
@@ -311,10 +313,7 @@ class Learner:
                 gather.attempt,
             )
             if not done:
-                members = tuple(
-                    (offer.member, offer.seq, offer.tokens, offer.steps) for offer in gather.members
-                )
-                self._merge(fragment, gather.version, gather.attempt, members, effects)
+                self._merge(gather, gather.attempt, effects)
         self._tidy(fragment, newest, now_ns, effects)  # also of who is always behind
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
@@ -337,46 +336,44 @@ class Learner:
             return
         commit, gather = shelf.commits.get(newest), shelf.gather
         if commit and gather and gather.version == newest and newest - 1 in shelf.held:
-            members = tuple((s.member, s.seq, s.tokens, s.steps) for s in commit.members)
+            members = [(share.member, share.seq) for share in commit.members]
             # In the sums an attempt stands for its members: those of another are no use here.
-            same = [m[:2] for m in members] == [(o.member, o.seq) for o in gather.members]
+            same = members == [(o.member, o.seq) for o in gather.members]
             if same or not self.options.sums:
-                if self._merge(fragment, newest, gather.attempt, members, effects):
+                if self._merge(commit, gather.attempt, effects):
                     return
-                if any(self.pulls.flying((member, fragment, seq)) for member, seq, _, _ in members):
+                if any(self.pulls.flying((member, fragment, seq)) for member, seq in members):
                     return
         shelf.copying = newest
-        effects.append(ev.Copy(fragment, newest, digest, self.folded.rail(self.me)))
+        rounds = self.folded.rounds[fragment]
+        effects.append(ev.Copy(fragment, newest, digest, self.folded.rail(self.me), rounds))
 
-    def _merge(
-        self,
-        fragment: int,
-        version: int,
-        attempt: int,
-        members: tuple[tuple[Member, int, int, int], ...],
-        effects: list[ev.Effect],
-    ) -> bool:
+    def _merge(self, wanted: Gather | Commit, attempt: int, effects: list[ev.Effect]) -> bool:
         """Start the merge, or what it needs first, if every payload is here and nothing else is
         being merged. False: it will not come from here."""
+        fragment, policy = wanted.fragment, self.folded.policy
+        assert policy is not None, "nothing is merged before the first record"
         shelf = self.shelves[fragment]
-        keys = [(member, fragment, seq) for member, seq, _, _ in members]
+        names = tuple((each.member, each.seq) for each in wanted.members)
+        keys = [(member, fragment, seq) for member, seq in names]
         here = all(self.pulls.here(key) and key not in self.bad for key in keys)
         if not here or shelf.merging is not None or shelf.retry_ns:
             return False
         weights = merge_weights(
-            [(tokens, steps) for _, _, tokens, steps in members],
-            token_weighted=self.options.token_weighted,
+            [(each.tokens, each.steps) for each in wanted.members],
+            token_weighted=policy.token_weighted,
+            period_steps=policy.period_steps,
         )
-        names = tuple((member, seq) for member, seq, _, _ in members)
         merge = ev.Merge(
-            fragment, version, attempt, names, tuple(weights), verify=count_of(attempt) > 1
-        )
+            fragment, wanted.version, attempt, names, tuple(weights),
+            verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
+        )  # fmt: skip
         step: ev.Merge | ev.Measure | None = merge
         if self.options.sums and len(names) > 1:
             step = shelf.sums.towards(merge)
         if step is None:  # its rack-mates are not so far, or never will be
             return shelf.sums.phase is not Phase.NEVER
-        shelf.merging = (version, attempt)
+        shelf.merging = (wanted.version, attempt)
         effects.append(step)
         return True
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 
 from mend.protocol.messages import (
     RECORDS_FORMAT,
+    Absent,
     Commit,
     Drop,
     Ended,
     Genesis,
     Last,
     Lineage,
+    Offer,
     Policy,
     Record,
     Roster,
@@ -26,6 +28,7 @@ from mend.protocol.messages import (
     Share,
     Snapshot,
 )
+from mend.protocol.weights import part_of
 from mend.protocol.wire import encode_record
 from mend.terms import WITNESS, Address, Member, Peer
 
@@ -86,6 +89,10 @@ class Folded:
     """(member, fragment) -> highest seq named or dropped; of those who have a seat."""
     named: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
     """(seq, version) of those named: one that ended and was not named was dropped."""
+    work: dict[tuple[Member, int], tuple[int, int, int]] = field(default_factory=dict)
+    """(capture step, tokens, steps) of those named, by which an absent rack weighs."""
+    rounds: list[int] = field(default_factory=list)
+    """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
     norms: list[tuple[float, ...]] = field(default_factory=list)
     """Per fragment the magnitude per step of the offers that were named last, the newest last."""
 
@@ -115,6 +122,8 @@ class Folded:
             digests=list(self.digests),
             ended=dict(self.ended),
             named=dict(self.named),
+            work=dict(self.work),
+            rounds=list(self.rounds),
             norms=list(self.norms),
         )
 
@@ -142,6 +151,7 @@ class Folded:
             self.versions = [0] * len(record.digests)
             self.digests = list(record.digests)
             self.norms = [()] * len(record.digests)
+            self.rounds = [0] * len(record.digests)
         elif isinstance(record, Commit):
             fragment = record.fragment
             assert record.version == self.versions[fragment] + 1, (
@@ -152,6 +162,10 @@ class Folded:
             self._end(fragment, (*record.members, *record.dropped))
             for share in record.members:
                 self.named[(share.member, fragment)] = (share.seq, record.version)
+                self.work[(share.member, fragment)] = (
+                    share.capture_step, share.tokens, share.steps,
+                )  # fmt: skip
+            self.rounds[fragment] += self.part(record.members, record.absent)
             self.versions[fragment] = record.version
             self.digests[fragment] = record.digests
             found = tuple(share.norm / share.steps for share in record.members)
@@ -165,6 +179,16 @@ class Folded:
         else:
             self.epoch = record.epoch
 
+    def part(self, members: Collection[Share | Offer], absent: Collection[Absent]) -> int:
+        """How much of a round a merge of these is, of `weights.WHOLE`."""
+        assert self.policy is not None, "nothing is merged before the first record"
+        return part_of(
+            [(each.tokens, each.steps) for each in members],
+            [(each.tokens, each.steps) for each in absent],
+            token_weighted=self.policy.token_weighted,
+            period_steps=self.policy.period_steps,
+        )
+
     def _seat(self, record: Roster | Lineage, learners: frozenset[int]) -> None:
         stay = {seat.member for seat in record.members}
         had_votes = self.demoted | {member.rack for member in self.voters & stay}
@@ -174,6 +198,7 @@ class Folded:
         self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]
         self.ended = {key: seq for key, seq in self.ended.items() if key[0] in stay}
         self.named = {key: seq for key, seq in self.named.items() if key[0] in stay}
+        self.work = {key: work for key, work in self.work.items() if key[0] in stay}
         self.seats = {seat.member.rack: seat for seat in record.members}
         self.learners, self.witness = learners, record.witness
         self.roster_number = record.number
@@ -182,8 +207,10 @@ class Folded:
         self._seat(record, frozenset(record.learners))
         self.epoch = record.epoch
         self.named = {key: at for key, at in self.named.items() if at[1] <= record.versions[key[1]]}
+        self.work = {key: work for key, work in self.work.items() if key in self.named}
         # Offers stay ended that only an undone commit named: they count as dropped.
         self.versions, self.digests = list(record.versions), list(record.digests)
+        self.rounds = list(record.rounds)
 
     def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
         for ended in offers:
@@ -212,9 +239,21 @@ def folded_of(snapshot: Snapshot) -> Folded:
             for last in snapshot.last
             if last.named
         },
+        work={
+            (last.member, last.fragment): (last.capture_step, last.tokens, last.steps)
+            for last in snapshot.last
+            if last.steps
+        },
+        rounds=list(snapshot.rounds),
         norms=list(snapshot.norms),
         demoted=frozenset(snapshot.demoted),
     )
+
+
+def _last(folded: Folded, member: Member, fragment: int) -> Last:
+    key = (member, fragment)
+    named, work = folded.named.get(key, (0, 0)), folded.work.get(key, (0, 0, 0))
+    return Last(*key, *named, folded.ended[key], *work)
 
 
 def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
@@ -353,6 +392,19 @@ class Log:
         newest = self.told.begun and self.told.versions[fragment] == version
         return self.told.digests[fragment] if newest else None
 
+    def rounds_of(self, fragment: int, version: int) -> int | None:
+        """How many rounds a version that the written log made had behind it, in parts of
+        `weights.WHOLE`; None where that is compacted."""
+        rounds, at = self.written.rounds[fragment], self.written.versions[fragment]
+        for index in range(self.last, self._first - 1, -1):
+            record = self._records[index]
+            if at == version:
+                break
+            if isinstance(record, Commit) and (record.fragment, record.version) == (fragment, at):
+                rounds -= self.written.part(record.members, record.absent)
+                at -= 1
+        return rounds if at == version else None
+
     def _roster_of(self, index: int) -> Folded:
         folded = self.told.copy()
         for i in range(self.decided + 1, index + 1):
@@ -389,12 +441,10 @@ class Log:
             plan=told.plan,
             versions=tuple(told.versions),
             digests=tuple(told.digests),
-            last=tuple(
-                Last(*key, *told.named.get(key, (0, 0)), told.ended[key])
-                for key in sorted(told.ended)
-            ),
+            last=tuple(_last(told, *key) for key in sorted(told.ended)),
             norms=tuple(told.norms),
             demoted=tuple(sorted(told.demoted)),
+            rounds=tuple(told.rounds),
         )
 
     def install(self, snapshot: Snapshot) -> None:

@@ -59,7 +59,7 @@ LIVES_MAX = 8
 
 RECORDS_FORMAT = 3
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
-witness votes."""
+witness votes, and merges count no absent racks."""
 
 
 class Word(Struct, frozen=True, array_like=True):
@@ -130,6 +130,22 @@ def share_of(offer: Offer) -> Share:
     )
 
 
+class Absent(Word, frozen=True):
+    """A rack that trains and is not in a merge. It weighs as the last offer of it that was named,
+    which had these tokens and steps."""
+
+    rack: U16
+    tokens: Annotated[int, Meta(ge=1, le=2**62)]
+    steps: Annotated[int, Meta(ge=1, le=2**62)]
+
+
+Absentees = Annotated[tuple[Absent, ...], Meta(max_length=64)]
+"""Ascending by rack."""
+
+Rounds = Annotated[tuple[Count, ...], Meta(max_length=1024)]
+"""Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
+
+
 class Ended(Word, frozen=True):
     """An offer that will not be merged."""
 
@@ -157,6 +173,8 @@ class Policy(Word, frozen=True):
     """Silence that costs a rack its seat; 0 = never."""
     restart_attests: bool
     """Whether a rack that is started again proves that its former life is over."""
+    token_weighted: bool = True
+    """Racks weigh by their tokens; else all alike."""
 
 
 # ------------------------------------------------------------------ records of the log
@@ -185,6 +203,7 @@ class Commit(Word, frozen=True, tag=2):
     dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
     digests: Digests
     reason: Text
+    absent: Absentees = ()
 
 
 class Roster(Word, frozen=True, tag=3):
@@ -228,6 +247,7 @@ class Lineage(Word, frozen=True, tag=6):
     versions: Versions
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     reason: Text
+    rounds: Rounds = ()
 
 
 class Last(Word, frozen=True):
@@ -239,6 +259,10 @@ class Last(Word, frozen=True):
     version: Count
     """Of the commit that named it."""
     ended: Count
+    capture_step: Count = 0
+    tokens: Count = 0
+    steps: Count = 0
+    """Of the one that was named last, with the two before; 0: none was."""
 
 
 class Snapshot(Word, frozen=True):
@@ -264,6 +288,7 @@ class Snapshot(Word, frozen=True):
     norms: Annotated[
         tuple[Annotated[tuple[Norm, ...], Meta(max_length=64)], ...], Meta(max_length=1024)
     ]
+    rounds: Rounds
     demoted: Racks = ()
     """Learners that had a vote."""
 
@@ -372,6 +397,7 @@ class Gather(Word, frozen=True):
     version: Count
     attempt: Count
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
+    absent: Absentees = ()
 
 
 class Declined(Word, frozen=True):

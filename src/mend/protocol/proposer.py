@@ -142,7 +142,8 @@ class Proposer:
             if any(mine < version for mine, version in zip(has, versions, strict=True))
         }
         digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
-        if any(found is None for found in digests):
+        rounds = [self.log.rounds_of(p, version) for p, version in enumerate(versions)]
+        if any(found is None for found in (*digests, *rounds)):
             return None
         learners = behind if len(behind) < len(seats) else set[int]()
         witness = log.witness if log.witness in left else None
@@ -158,6 +159,7 @@ class Proposer:
             versions=versions,
             digests=tuple(found for found in digests if found is not None),
             reason=f"the voters that are missing are dead{self._by_hand()}",
+            rounds=tuple(found for found in rounds if found is not None),
         )
 
     def _by_hand(self) -> str:

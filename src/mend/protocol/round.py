@@ -12,6 +12,7 @@ from mend.protocol.epochs import ATTEMPT_LAST, attempt_of
 from mend.protocol.grace import Mean, adaptive_grace_ns
 from mend.protocol.messages import (
     TEXT_MAX,
+    Absent,
     Commit,
     Drop,
     Ended,
@@ -69,6 +70,9 @@ class Scene:
     """Open offers, (member, seq), that were found not fit to be merged, and why."""
     norm_max: float = math.inf
     """Greatest magnitude per step that is no absurdity."""
+    trains: Mapping[int, Absent] = field(default_factory=dict)
+    """Racks that were named lately and have trained since, and what they weigh while they are not
+    in a merge."""
 
 
 @dataclass
@@ -92,6 +96,8 @@ class Round:
     members: tuple[Offer, ...] = ()
     awaited: frozenset[int] = frozenset()
     """Live racks that have no result of the attempt; others have one."""
+    absent: tuple[Absent, ...] = ()
+    """Who trains and is not among the members, for as long as the attempt lasts."""
     closed_by: str = ""
     faults: list[str] = field(default_factory=list)
     why: str = ""
@@ -150,12 +156,13 @@ class Round:
         if self.phase is Phase.GATHER:
             self.sync_time.observe(now_ns - self.started_ns)
             self.took_ns.append(now_ns - self.started_ns)
-        self.phase, self.members, self.count, self.faults = Phase.IDLE, (), 0, []
+        self.phase, self.count, self.faults = Phase.IDLE, 0, []
+        self.members, self.absent = (), ()
 
     def gather(self, version: int) -> Gather | None:
         if self.phase is not Phase.GATHER:
             return None
-        return Gather(self.fragment, version + 1, self.attempt, self.members)
+        return Gather(self.fragment, version + 1, self.attempt, self.members, self.absent)
 
     def slow(self, now_ns: int) -> frozenset[int]:
         """Live racks whose results are awaited for longer than merges take."""
@@ -238,7 +245,7 @@ class Round:
         if absurd := self._absurd(scene, arrived):
             return self._drop_bad(absurd)
         self.gathered_ns = now_ns
-        self._start_attempt(arrived)
+        self._start_attempt(arrived, scene)
         return None
 
     def _without_removed(self, scene: Scene, now_ns: int) -> None:
@@ -250,16 +257,16 @@ class Round:
         still = tuple(offer for offer in self.members if _id(offer) in open_)
         self.gathered_ns = now_ns
         if still:
-            self._start_attempt(still)
+            self._start_attempt(still, scene)
         else:
-            self.phase, self.members = Phase.IDLE, ()
+            self.phase, self.members, self.absent = Phase.IDLE, (), ()
 
-    def _start_attempt(self, members: tuple[Offer, ...]) -> None:
+    def _start_attempt(self, members: tuple[Offer, ...], scene: Scene) -> None:
         if self.count == ATTEMPT_LAST:
             return  # a number names one set of members, so there is no further attempt
         gone = {offer.member.rack for offer in self.members} - {o.member.rack for o in members}
         self.closed_by += _racks(", then without", gone)
-        self.phase, self.members = Phase.GATHER, members
+        self.phase, self.members, self.absent = Phase.GATHER, members, _absent(scene, members)
         self.started_ns = self.gathered_ns
         self.count += 1
 
@@ -282,13 +289,13 @@ class Round:
                 "results"
             )
             self.gathered_ns = now_ns
-            self._start_attempt(self.members)
+            self._start_attempt(self.members, scene)
         elif stalled:
             self.gathered_ns = now_ns
             arrived = {_id(offer) for offer in scene.arrived}
             still = tuple(offer for offer in self.members if _id(offer) in arrived)
             if still and len(still) < len(self.members):
-                self._start_attempt(still)
+                self._start_attempt(still, scene)
         self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(
             ", waiting for", absent
         )
@@ -309,12 +316,19 @@ class Round:
             dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(scene)),
             digests=digests,
             reason=self.closed_by,
+            absent=self.absent,
         )
 
 
 def _id(offer: Offer) -> tuple[Member, int]:
     """An offer's identity; its `applied` may grow meanwhile."""
     return (offer.member, offer.seq)
+
+
+def _absent(scene: Scene, members: tuple[Offer, ...]) -> tuple[Absent, ...]:
+    """Racks that train, are heard, have not declined and are not among the members, ascending."""
+    away = (scene.contributors & scene.live) - scene.declined - {o.member.rack for o in members}
+    return tuple(scene.trains[rack] for rack in sorted(away & scene.trains.keys()))
 
 
 def _nobody_awaited(scene: Scene, inside: Set[int]) -> str:

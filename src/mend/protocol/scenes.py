@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mend.protocol.log import Folded
-from mend.protocol.messages import Offer, Report
+from mend.protocol.messages import Absent, Offer, Report
 from mend.protocol.quorum import hold
 from mend.protocol.round import Scene
 from mend.protocol.view import View
@@ -17,6 +17,10 @@ ABSURD = 1e4
 
 NORMS_MIN = 8
 """Offers that must have been named before a new one is compared with them."""
+
+NAMED_LATELY_MIN = 4
+"""Versions for which a rack counts as one that takes part, or twice the racks: each may have one in
+turn. A rack that never gets in does not hold the steps of the others down for ever."""
 
 Offers = Mapping[tuple[int, int], Offer]
 """(rack, fragment) -> the rack's open offer."""
@@ -92,7 +96,21 @@ def scene_of(
         norm_max=norm_max(log.norms[fragment]),
         step_ns=around.step_ns,
         seats=around.seats,
+        trains=_trains(fragment, log, views),
     )
+
+
+def _trains(fragment: int, log: Folded, views: Mapping[int, View]) -> dict[int, Absent]:
+    """Who was named lately, has stepped since and is not leaving, with what that offer weighed."""
+    found, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
+    for rack, seat in log.seats.items():
+        key, report = (seat.member, fragment), views[rack].report
+        if key not in log.named or report is None or report.leaving:
+            continue
+        (_, version), (captured, tokens, steps) = log.named[key], log.work[key]
+        if log.versions[fragment] - version < lately and report.step > captured:
+            found[rack] = Absent(rack, tokens, steps)
+    return found
 
 
 def _found_bad(

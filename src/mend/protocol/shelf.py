@@ -22,7 +22,6 @@ LINGER_NS = 30 * SECOND
 @dataclass(frozen=True, slots=True)
 class LearnerOptions:
     heartbeat_ns: int
-    token_weighted: bool
     ranks: int = 1
     sums: bool = False
     """Whether a merge of several offers needs sums over the rack's ranks first."""
@@ -103,10 +102,11 @@ class Shelf:
     def same_members(self, version: int) -> bool:
         """Whether the last gather asked for just what was decided as this version."""
         commit, gather = self.commits.get(version), self.gather
-        named = commit.members if commit else ()
-        asked = gather.members if gather and gather.version == version else ()
-        keys = [(share.member, share.seq) for share in named]
-        return bool(keys) and keys == [(offer.member, offer.seq) for offer in asked]
+        if commit is None or gather is None or gather.version != version:
+            return False
+        named = [(share.member, share.seq) for share in commit.members]
+        asked = [(offer.member, offer.seq) for offer in gather.members]
+        return named == asked and commit.absent == gather.absent
 
     def result(self, fragment: int) -> Held | None:
         """The tentative result as it is reported."""

@@ -54,7 +54,15 @@ class Sums:
             self.of, self.members, self.phase, self.blob = of, merge.members, Phase.MEASURING, b""
             return Measure(merge.fragment, *of, merge.members, merge.weights, verify=merge.verify)
         if self.phase is Phase.HERE:
-            return Merge(merge.fragment, *of, merge.members, merge.weights, merge.verify, self.blob)
+            return Merge(
+                merge.fragment,
+                *of,
+                merge.members,
+                merge.weights,
+                merge.verify,
+                self.blob,
+                merge.part,
+            )
         return None
 
     def measured(self, event: Measured) -> None:

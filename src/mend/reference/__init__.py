@@ -41,7 +41,7 @@ class Settings:
     momentum: float = 0.0
     ramp: int = 0  # c > 0: after k rounds the momentum is k / (k + c), at most `momentum`
     payload: torch.dtype = torch.float32  # or torch.bfloat16
-    token_weighted: bool = True
+    token_weighted: bool = True  # by tokens times tokens per step, per period spanned; else alike
     radial: Collection[int] = ()  # parameters merged by length and direction; the rest by the mean
 
     def __post_init__(self) -> None:
@@ -124,6 +124,7 @@ class Commit:
     version: int
     members: Sequence[Named]
     dropped: Sequence[tuple[int, int]] = ()  # (rack, seq) of offers that will never be merged
+    absent: Sequence[tuple[int, int]] = ()  # (tokens, steps) of racks that train and are not in it
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class Anchor:
     version: int
     values: Tensor  # fp32 N
     state: Tensor | None  # fp32 N, outer momentum
+    rounds: Fraction = Fraction(0)  # k: merged so far; one that missed racks counts in part
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,23 @@ class Outcome:
 # ---------------------------------------------------------------------------------- the arithmetic
 
 
-def shares(members: Sequence[Named], token_weighted: bool) -> list[float]:
-    """Weight = quantity x quality = tokens * (tokens / steps), exact; a share is fp32."""
-    weights = [Fraction(m.tokens**2, m.steps) if token_weighted else Fraction(1) for m in members]
+def weight(tokens: int, steps: int, settings: Settings) -> Fraction:
+    """Quantity x quality = tokens * (tokens / steps), per period that the offer spans; exact."""
+    periods = max(Fraction(1), Fraction(steps, settings.period))
+    return Fraction(tokens**2, steps) / periods if settings.token_weighted else Fraction(1)
+
+
+def shares(members: Sequence[Named], settings: Settings) -> list[float]:
+    """Each is fp32."""
+    weights = [weight(m.tokens, m.steps, settings) for m in members]
     return [fp32(weight / sum(weights)) for weight in weights]
+
+
+def part(commit: Commit, settings: Settings) -> Fraction:
+    """s = named / (named + absent), a multiple of 2^-24, which is an fp32 number."""
+    named = sum(weight(m.tokens, m.steps, settings) for m in commit.members)
+    absent = sum(weight(*work, settings) for work in commit.absent)
+    return Fraction(max(1, round(2**24 * named / (named + absent))), 2**24)
 
 
 def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -160,15 +175,22 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total.float()
 
 
-def outer_step(anchor: Anchor, delta: Tensor, settings: Settings) -> Anchor:
-    """b <- mu b + Delta;  A' = A - lr (Delta + mu b): fp32, every product and every sum rounded."""
-    lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.version
+def outer_step(
+    anchor: Anchor, delta: Tensor, settings: Settings, s: Fraction = Fraction(1), racks: int = 0
+) -> Anchor:
+    """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (Delta + mu b): fp32, every product and
+    every sum rounded. One rack with nobody absent: A' = A - Delta, and b is kept for later."""
+    lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.rounds
     if settings.ramp:
-        mu = min(fp32(Fraction(k, k + settings.ramp)), mu)
-    if anchor.state is None:
-        return Anchor(anchor.version + 1, anchor.values - delta * lr, None)
-    momentum = anchor.state * mu + delta
-    return Anchor(anchor.version + 1, anchor.values - (delta + momentum * mu) * lr, momentum)
+        mu = min(fp32(k / (k + settings.ramp)), mu)
+    momentum, step = anchor.state, delta
+    if momentum is not None and racks == 1 and s == 1:
+        lr, s = 1.0, Fraction(1)
+    elif momentum is not None:
+        momentum = momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
+        step = delta + momentum * mu
+    values = anchor.values - step * fp32(s * Fraction(lr))
+    return Anchor(anchor.version + 1, values, momentum, k + s)
 
 
 def aligned(
@@ -229,9 +251,10 @@ class _Log:
         offers = [self.offers[m.rack, commit.fragment, m.seq] for m in commit.members]
         for member, offer in zip(commit.members, offers, strict=True):
             assert member == offer.member, f"{member} was offered as {offer.member}"
-        weights = shares(commit.members, self.settings.token_weighted)
+        weights = shares(commit.members, self.settings)
         delta = self.merged(commit.fragment, [offer.sent for offer in offers], weights)
-        versions.append(outer_step(versions[-1], delta, self.settings))
+        s = part(commit, self.settings)
+        versions.append(outer_step(versions[-1], delta, self.settings, s, len(racks)))
         self.commits[commit.fragment, commit.version] = commit
 
     def merged(self, fragment: int, offers: list[Tensor], weights: list[float]) -> Tensor:

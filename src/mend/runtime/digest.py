@@ -13,6 +13,7 @@ from torch import Tensor
 
 DIGEST_BLOCK_BYTES = 4 << 20
 _HEADER = struct.Struct("!8sQQ?")  # magic, version, numel, has_state
+_ROUNDS = struct.Struct("!Q")
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -57,12 +58,16 @@ class _BlockHashes:
 class StateDigest:
     """sha256 over a header, the xxh3_128 of every 4 MiB of the values, then of the outer state.
 
+    The rounds merged so far are a part of the outer state, and in the header where there is one.
+
     Detects accidents, not adversaries. Values and state are cut separately, so both can be fed as
     they are made.
     """
 
-    def __init__(self, numel: int, version: int, has_state: bool) -> None:
-        self._header = _HEADER.pack(b"mend-st1", version, numel, has_state and numel > 0)
+    def __init__(self, numel: int, version: int, has_state: bool, rounds: int = 0) -> None:
+        has_state = has_state and numel > 0
+        self._header = _HEADER.pack(b"mend-st1", version, numel, has_state)
+        self._header += _ROUNDS.pack(rounds) if has_state else b""
         self._values, self._state = _BlockHashes(), _BlockHashes()
 
     def feed(self, values_n: Tensor, state_n: Tensor | None) -> None:
@@ -89,9 +94,10 @@ def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
     return b"".join(xxhash.xxh3_64_digest(data[begin:end]) for begin, end in spans)
 
 
-def digest_of(data: Tensor, numel: int, version: int) -> str:
-    """Digest of an anchor; `data`: fp32, N = numel values, or 2N with the outer state behind."""
+def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0) -> str:
+    """Digest of an anchor; `data`: fp32, N = numel values, or 2N with the outer state behind.
+    `rounds`: that it has behind it, in parts of `weights.WHOLE`."""
     has_state = data.numel() > numel
-    digest = StateDigest(numel, version, has_state)
+    digest = StateDigest(numel, version, has_state, rounds)
     digest.feed(data[:numel], data[numel:] if has_state else None)
     return digest.hexdigest()

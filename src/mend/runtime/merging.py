@@ -66,7 +66,9 @@ class Merging:
             if effect.total:
                 factors = factors_in(effect.total, effect.weights, tensors)
                 runs = tensors.runs(effect.weights, factors)
-            made = self._numerics.merge(payloads, effect.weights, anchor, effect.version, runs=runs)
+            made = self._numerics.merge(
+                payloads, effect.weights, anchor, effect.version, runs=runs, part=effect.part
+            )
             taped = self._rank.tape is not None
             return made, digests_of_tensors(made.values, tensors.cuts) if taped else b""
 
@@ -158,8 +160,8 @@ def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> li
         for i, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
         if checksum_of(payload.numpy().data) != checksum
     ]
-    intact = digest_of(anchor.data, anchor.numel, anchor.version) == anchor.digest
-    return bad if intact else [-1, *bad]
+    found = digest_of(anchor.data, anchor.numel, anchor.version, anchor.rounds)
+    return bad if found == anchor.digest else [-1, *bad]
 
 
 def said(error: Exception | None) -> str:

@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 
@@ -23,8 +24,9 @@ from torch import Tensor
 from mend.codec import Codec
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.merge import PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
-from mend.outer import OuterOptimizer
+from mend.outer import OuterOptimizer, Rates
 from mend.protocol.messages import NORM_MAX
+from mend.protocol.weights import WHOLE
 from mend.runtime.buffers import Buffers, Pin
 from mend.runtime.crew import Crew
 from mend.runtime.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
@@ -100,6 +102,8 @@ class Anchor:
     numel: int
     version: int
     digest: str
+    rounds: int = 0
+    """That it has behind it, in parts of `weights.WHOLE`."""
 
     @property
     def values(self) -> Tensor:
@@ -168,11 +172,11 @@ class Numerics:
         data[numel:].zero_()
         return self.adopt(data, numel, 0)
 
-    def adopt(self, data: Tensor, numel: int, version: int) -> Anchor:
+    def adopt(self, data: Tensor, numel: int, version: int, rounds: int = 0) -> Anchor:
         """Take over a filled buffer. The caller compares the digest with the one in the log."""
         size = 2 * numel if self.outer.has_state else numel
         _check_buffer(data, size)
-        return Anchor(data, numel, version, digest_of(data, numel, version))
+        return Anchor(data, numel, version, digest_of(data, numel, version, rounds), rounds)
 
     def encode(
         self, delta_N: Tensor, residual_N: Tensor | None, anchor_N: Tensor | None = None
@@ -276,25 +280,34 @@ class Numerics:
         version: int,
         out: Tensor | None = None,
         runs: Sequence[tuple[int, Weights]] | None = None,
+        part: int = WHOLE,
     ) -> Anchor:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
         `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
-        weights of their own. Raises WireError for a payload of another size, Unmergeable when an
-        element of the result is no number below NORM_MAX.
+        weights of their own. `part`: how much of a round it is, of WHOLE. Raises
+        WireError for a payload of another size, Unmergeable when an element of the result is no
+        number below NORM_MAX.
         """
         data = self.empty(anchor.numel) if out is None else out
         runs = runs or [(anchor.numel, tuple(weights))]
         self._check(payloads, runs, anchor, data)
         parts = self._parts(anchor.numel)
-        digests = [StateDigest(anchor.numel, version, self.outer.has_state) for _ in parts]
-        span = partial(self._merge_span, payloads, runs, anchor, data)
+        after, has_state = anchor.rounds + part, self.outer.has_state
+        digests = [StateDigest(anchor.numel, version, has_state, after) for _ in parts]
+        rates = self.rates(anchor.rounds, part, len(payloads))
+        span = partial(self._merge_span, payloads, runs, anchor, data, rates)
         self.crew.each(
             [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
         )
         for rest in digests[1:]:
             digests[0].extend(rest)
-        return Anchor(data, anchor.numel, version, digests[0].hexdigest())
+        return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after)
+
+    def rates(self, rounds: int, part: int, members: int) -> Rates:
+        """Of the outer step behind so many rounds; both in parts of WHOLE."""
+        alone = members == 1 and part == WHOLE
+        return self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), alone=alone)
 
     def merge_into(
         self,
@@ -309,7 +322,8 @@ class Numerics:
         block by block while it is in the cache."""
         runs = [(anchor.numel, tuple(weights))]
         self._check(payloads, runs, anchor, data)
-        self._merge_span(payloads, runs, anchor, data, digest, 0, anchor.numel, block)
+        rates = self.rates(anchor.rounds, WHOLE, len(payloads))
+        self._merge_span(payloads, runs, anchor, data, rates, digest, 0, anchor.numel, block)
 
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
@@ -324,6 +338,7 @@ class Numerics:
         runs: Sequence[tuple[int, Weights]],
         anchor: Anchor,
         data: Tensor,
+        rates: Rates,
         digest: StateDigest | None,
         begin: int,
         end: int,
@@ -331,7 +346,6 @@ class Numerics:
     ) -> None:
         numel, size = anchor.numel, block or block_numel()
         old_state, has_state = anchor.state, self.outer.has_state
-        rates = self.outer.rates(anchor.version)  # every version before it was a round
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
         scratch = (
             [torch.empty_like(delta_n) for _ in payloads]

@@ -84,9 +84,7 @@ def parts_of(
     over the ranks first. `script`: rack 0 decides what it says, and nobody takes over."""
     ranks = len(found)
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-    learner = LearnerParts(
-        LearnerOptions(heartbeat_ns, settings.token_weighted, ranks, sums), found[me.rank].digests
-    )
+    learner = LearnerParts(LearnerOptions(heartbeat_ns, ranks, sums), found[me.rank].digests)
     if me.rank != 0:
         return Parts(me, member, learner)
     fragments = len(found[0].digests)
@@ -130,4 +128,5 @@ def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
         stall_max_ns=settings.step.stall_max_ns,
         evict_ns=settings.evict_ns,
         restart_attests=settings.restart_attests,
+        token_weighted=settings.token_weighted,
     )

@@ -42,6 +42,7 @@ from mend.protocol.messages import (
     Retire,
     Vote,
 )
+from mend.protocol.weights import WHOLE
 from mend.runtime.edge import Edge, Foreigners
 from mend.runtime.handoff import Board
 from mend.runtime.inbox import Inbox
@@ -219,12 +220,11 @@ class Rank:
                 self._copy(effect)
             case ev.Publish(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
-            case ev.Told(record):
+            case ev.Told(record, rounds, part):
                 if isinstance(record, Commit):
-                    rounds = record.version - 1
-                    outer = (rounds, self.numerics.outer.rates(rounds).momentum)
-                    self.board.told(record, outer)
-                    self._note_commit(record)
+                    rates = self.numerics.rates(rounds, part, len(record.members))
+                    self.board.told(record, (rounds / WHOLE, rates.momentum))
+                    self._note_commit(record, part)
                 else:
                     self.board.told(record)
             case ev.Restored(snapshot):
@@ -251,10 +251,10 @@ class Rank:
                 else:
                     self.edge.finished()
 
-    def _note_commit(self, commit: Commit) -> None:
+    def _note_commit(self, commit: Commit, part: int) -> None:
         _, live = self.board.turnout.recent[-1]
         rounds, momentum = self.board.outer_last
-        about = {"rounds": rounds, "momentum": momentum}
+        about = {"part": part / WHOLE, "rounds": rounds, "momentum": momentum}
         self.edge.note("commit", _commit_fields(commit, live) | about)
         warning = self.board.turnout.warning()
         if warning and self.me.rank == 0:
@@ -325,7 +325,8 @@ class Rank:
             if error is not None:
                 finish(error)
             else:
-                self.edge.work(lambda: self.numerics.adopt(data, numel, version), finish)
+                adopt = partial(self.numerics.adopt, data, numel, version, effect.rounds)
+                self.edge.work(adopt, finish)
 
         key = state_key(self.me.rank, fragment, version, effect.digest)
         self.edge.fetch(effect.holders, key, "", data.numpy().data.cast("B"), done)
@@ -406,6 +407,7 @@ def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
             for s in commit.members
         ],
         "live": live,
+        "absent": [{"rack": a.rack, "tokens": a.tokens, "steps": a.steps} for a in commit.absent],
         "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],
         "digests": list(commit.digests),
         "reason": commit.reason,

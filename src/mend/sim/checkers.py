@@ -15,8 +15,9 @@ from torch import Tensor
 
 from mend.fragment.ledger import VectorLedger
 from mend.protocol.messages import Drop
+from mend.protocol.weights import part_of
 from mend.runtime.digest import digest_of
-from mend.runtime.numerics import Numerics, first_unsound
+from mend.runtime.numerics import Anchor, Numerics, first_unsound
 from mend.runtime.steps import POLL_NS, OpenOffer
 from mend.sim import liveness
 from mend.sim.agreement import Agreement
@@ -152,12 +153,13 @@ class Checkers:
         if first_unsound(anchor.values) is not None:
             self.problem("I8", f"{watched.process.me} trains on an anchor that is no numbers")
         if anchor.version == version:
-            digest = digest_of(anchor.data, anchor.numel, anchor.version)
+            digest = digest_of(anchor.data, anchor.numel, anchor.version, anchor.rounds)
             if self.bits.setdefault((rail, fragment, version), digest) != digest:
                 self.problem(
                     "I1",
                     f"{watched.process.me} has other bits of fragment {fragment} version {version}",
                 )
+            self._rounds(watched, fragment, anchor)
             commit = self.commits.get((fragment, version))
             logged = commit["digests"] if commit else None
             if logged is not None and logged[rail] != digest:
@@ -166,6 +168,26 @@ class Checkers:
                     f"{watched.process.me}: fragment {fragment} version {version} has other bits "
                     "than the log says",
                 )
+
+    def _rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
+        """The ramp of the momentum goes by what was merged, not by versions."""
+        found: list[Any] = [self.commits.get((fragment, v)) for v in range(1, anchor.version + 1)]
+        if None in found:
+            return  # who read it is gone
+        merged = 0
+        for commit in found:
+            named, absent = (
+                [(each["tokens"], each["steps"]) for each in commit[kind]]
+                for kind in ("members", "absent")
+            )
+            period = self.scenario.period_steps
+            merged += part_of(named, absent, token_weighted=True, period_steps=period)
+        if anchor.rounds != merged:
+            self.problem(
+                "I1",
+                f"{watched.process.me} counts {anchor.rounds} parts of rounds behind fragment "
+                f"{fragment} version {anchor.version}, the log {merged}",
+            )
 
     def _bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario

@@ -334,7 +334,7 @@ class World(Writer):
 
     def _learner_options(self) -> LearnerOptions:
         sums = self._numerics().measuring is not None
-        return LearnerOptions(HEARTBEAT_MS * MS, True, self.scenario.ranks, sums)
+        return LearnerOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums)
 
     def _policy(self, fragments: int) -> Policy:
         s = self.scenario

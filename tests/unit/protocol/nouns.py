@@ -29,6 +29,7 @@ from mend.protocol.messages import (
     Seat,
     Share,
 )
+from mend.protocol.weights import WHOLE
 from mend.terms import SECOND, WITNESS, Address, Member, Peer
 
 HEARTBEAT_NS = SECOND // 10
@@ -160,6 +161,7 @@ def lineage(
         member(WITNESS) if witness else None,
         tuple(member(rack) for rack in dead), tuple(versions),
         tuple((digest(1000 * version),) for version in versions), "a test",
+        tuple(WHOLE * version for version in versions),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from mend.protocol.epochs import epoch_of
 from mend.protocol.events import Effect, Event
 from mend.protocol.learner import Learner
 from mend.protocol.messages import (
+    Absent,
     Drop,
     Ended,
     Epoch,
@@ -27,6 +28,7 @@ from mend.protocol.messages import (
 )
 from mend.protocol.pulls import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.protocol.shelf import LINGER_NS, LearnerOptions
+from mend.protocol.weights import WHOLE
 from mend.terms import SECOND, Peer
 from tests.unit.protocol.nouns import (
     FIRST,
@@ -64,11 +66,13 @@ class Rack:
         own = own_digests or tuple(
             digests[rank] for digests in hello(0, ranks=ranks, fragments=fragments).digests
         )
-        options = LearnerOptions(HEARTBEAT_NS, token_weighted, ranks, sums)
+        options = LearnerOptions(HEARTBEAT_NS, ranks, sums)
         self.machine = Learner(self.me, member(rack), options, own)
         self.records: list[Record] = []
         self.fields: dict[str, Any] = {}
-        self.genesis = genesis(racks, ranks, fragments)
+        first = genesis(racks, ranks, fragments)
+        weighted = replace(first.policy, token_weighted=token_weighted)
+        self.genesis = replace(first, policy=weighted)
 
     def __call__(self, event: Event) -> list[Effect]:
         return self.machine.handle(event, self.now_ns)
@@ -321,6 +325,47 @@ def test_weights_may_be_equal_by_configuration() -> None:
     rack.gather(1, a, b)
     (merge,) = of(ev.Merge, rack.fetched(a, b))
     assert merge.weights == (0.5, 0.5)
+
+
+def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> None:
+    rack = Rack().begun()
+    a = offer(OTHER, tokens=10, steps=8)
+    absent = (Absent(THIRD, 10, 8),)
+    rack.told(offers=(a,), gathers=(Gather(0, 1, 1, (a,), absent),))
+    (merge,) = of(ev.Merge, rack.fetched(a))
+    assert merge.part == WHOLE // 2
+    assert merge.weights == (1.0,)
+    rack.merged(1)
+    effects = rack.told(replace(commit(1, [a]), absent=absent))
+    (told,) = of(ev.Told, effects)
+    assert (told.rounds, told.part) == (0, WHOLE // 2)
+    b = offer(OTHER, 2, base=1, tokens=10, steps=8)
+    rack.told(offers=(b,), gathers=(Gather(0, 2, 1, (b,)),))
+    (merge,) = of(ev.Merge, rack.fetched(b))
+    assert merge.part == WHOLE
+    (told,) = of(ev.Told, rack.told(commit(2, [b])))
+    assert (told.rounds, told.part) == (WHOLE // 2, WHOLE)
+
+
+def test_another_list_of_absent_racks_is_other_bits_on_purpose() -> None:
+    """What another attempt was decided with is not told as a difference."""
+    rack = Rack().begun()
+    a = offer(OTHER, tokens=10, steps=8)
+    rack.told(offers=(a,), gathers=(Gather(0, 1, 1, (a,), (Absent(THIRD, 10, 8),)),))
+    rack.fetched(a)
+    rack.merged(1, result=7)
+    effects = rack.told(commit(1, [a]))
+    assert not [note for note in of(ev.Note, effects) if note.kind == "differs"]
+    (copy,) = of(ev.Copy, effects)
+    assert (copy.version, copy.rounds) == (1, WHOLE), "as the log says"
+
+
+def test_a_copied_state_comes_with_the_rounds_behind_it() -> None:
+    rack = Rack().begun()
+    a = offer(OTHER, tokens=10, steps=8)
+    effects = rack.told(replace(commit(1, [a]), absent=(Absent(THIRD, 20, 8),)))
+    (copy,) = of(ev.Copy, effects)
+    assert (copy.version, copy.rounds) == (1, WHOLE // 5)
 
 
 def test_a_gather_brings_offers_that_were_not_announced() -> None:

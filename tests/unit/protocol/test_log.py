@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from mend.protocol.epochs import epoch_of
 from mend.protocol.log import RECORDS_KEPT, SENT_AT_ONCE, Folded, Log, folded_of, offers_of
-from mend.protocol.messages import Drop, Ended, Epoch, Record
+from mend.protocol.messages import Absent, Commit, Drop, Ended, Epoch, Offer, Record
 from mend.protocol.voter import Voter
+from mend.protocol.weights import WHOLE
 from mend.terms import WITNESS, Peer
 from tests.unit.protocol.nouns import (
     FIRST,
@@ -216,6 +217,8 @@ def test_a_snapshot_is_what_the_records_add_up_to() -> None:
     ]
     log = log_of(*records)
     log.decide(log.last - 1)
+    assert log.told.rounds == [2 * WHOLE]
+    assert log.told.work == {(member(1), 0): (56, 10, 2)}
     assert folded_of(log.snapshot()) == log.told
     assert (log.snapshot().index, log.snapshot().chain) == (log.decided, log.chain(log.decided))
 
@@ -410,3 +413,41 @@ def test_the_digests_of_any_version_that_was_made_are_known() -> None:
     log.decide(5)
     assert log.digests_of(0, 0) is None, "compacted"
     assert log.digests_of(0, 2) == (digest(2000),)
+
+
+def missed(version: int, *offers: Offer) -> Commit:
+    """A commit that half of the work is missing in."""
+    made = commit(version, offers)
+    return replace(made, absent=tuple(Absent(9 + each.member.rack, 10, 2) for each in offers))
+
+
+def test_rounds_count_by_what_was_in_them() -> None:
+    log = log_of(genesis(fragments=2), missed(1, offer(0)), commit(2, [offer(0, 2)]))
+    assert log.written.rounds == [WHOLE + WHOLE // 2, 0]
+    assert [log.rounds_of(0, version) for version in range(3)] == [0, WHOLE // 2, 3 * WHOLE // 2]
+    assert log.rounds_of(1, 0) == 0
+    assert log.rounds_of(0, 3) is None, "no such version"
+    copied = log.copy()
+    copied.append(missed(3, offer(0, 3)))
+    assert (log.written.rounds[0], copied.written.rounds[0]) == (3 * WHOLE // 2, 2 * WHOLE)
+
+
+def test_a_new_lineage_counts_from_the_version_it_goes_on_from() -> None:
+    """What it undoes was not merged; versions are given anew, and so are the rounds."""
+    anew = replace(lineage(SECOND_, [0, 1], versions=[1], number=1), rounds=(WHOLE // 2,))
+    first = [genesis(), missed(1, offer(0)), commit(2, [offer(0, 2)])]
+    log = log_of(*first, anew, missed(2, offer(1, 5)), kept=2)
+    assert [log.rounds_of(0, version) for version in range(3)] == [0, WHOLE // 2, WHOLE]
+    log.decide(log.last)
+    assert (log.rounds_of(0, 1), log.rounds_of(0, 2)) == (WHOLE // 2, WHOLE)
+    assert log.rounds_of(0, 0) is None, "compacted"
+    assert log.told.work == {(member(1), 0): (40, 10, 2)}, (
+        "what only an undone commit named is none"
+    )
+
+
+def test_racks_that_all_weigh_alike_are_missing_alike() -> None:
+    first = genesis()
+    log = log_of(replace(first, policy=replace(first.policy, token_weighted=False)))
+    log.append(replace(missed(1, offer(0)), absent=(Absent(1, 99, 1),)))
+    assert log.written.rounds == [WHOLE // 2]

@@ -11,7 +11,7 @@ from mend.protocol.shelf import LearnerOptions
 from mend.terms import SECOND, WITNESS, Peer
 from tests.unit.protocol.nouns import DETECT_NS, HEARTBEAT_NS, digest, hello, member
 
-LEARNER = LearnerParts(LearnerOptions(HEARTBEAT_NS, True, 2), (digest(0),))
+LEARNER = LearnerParts(LearnerOptions(HEARTBEAT_NS, 2), (digest(0),))
 LEADER = LeaderParts(
     hello(1), Peer(WITNESS, 0), LeaderOptions(HEARTBEAT_NS, DETECT_NS, 9 * SECOND), SECOND
 )

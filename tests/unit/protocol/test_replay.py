@@ -18,9 +18,7 @@ from mend.protocol.tape import Entry, Gap, answer_of, read_record, record_of_ent
 from mend.terms import MS, Peer
 from tests.unit.protocol.nouns import digest, member
 
-PARTS = Parts(
-    Peer(0, 1), member(0), LearnerParts(LearnerOptions(100 * MS, True, ranks=2), (digest(1),))
-)
+PARTS = Parts(Peer(0, 1), member(0), LearnerParts(LearnerOptions(100 * MS, ranks=2), (digest(1),)))
 
 
 def recorded() -> list[Entry]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from mend.protocol.epochs import ATTEMPT_LAST
 from mend.protocol.grace import Mean
-from mend.protocol.messages import Commit, Drop, Ended, Offer
+from mend.protocol.messages import Absent, Commit, Drop, Ended, Offer
 from mend.protocol.round import (
     ATTEMPT_STALL_NS,
     ATTEMPT_STALL_NS_MAX,
@@ -510,3 +511,53 @@ def test_a_round_whose_members_are_all_removed_begins_anew() -> None:
     round_.advance(replace(scene(later), live=frozenset({0})), 3 * MS)
     assert round_.phase is Phase.GATHER
     assert round_.attempt > attempt, "an attempt names one set of members"
+
+
+# -------------------------------------------------------------- who is absent
+
+TRAINS = {rack: Absent(rack, 10 + rack, 2) for rack in range(3)}
+
+
+def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt() -> None:
+    """With another list racks would merge other bits under one name."""
+    round_, seen = new_round(), replace(scene(offer(1)), trains=TRAINS)
+    round_.advance(seen, 0)
+    round_.advance(seen, GRACE_NS)
+    gather = round_.gather(0)
+    assert gather is not None
+    assert gather.absent == (TRAINS[0], TRAINS[2])
+    later = replace(seen, trains={}, live=frozenset({1}))
+    round_.advance(later, GRACE_NS + SECOND)
+    assert round_.gather(0) == gather
+    made = round_.advance(replace(later, held=held(0, 1, 2)), GRACE_NS + 2 * SECOND)
+    assert isinstance(made, Commit)
+    assert made.absent == gather.absent
+    round_.decided(GRACE_NS + 3 * SECOND)
+    assert round_.absent == ()
+
+
+def test_another_attempt_looks_anew_who_is_absent() -> None:
+    round_, all_in = gathering(offer(0), offer(1))
+    assert round_.absent == ()
+    left = replace(all_in, offers=(offer(0),), arrived=(offer(0),), trains=TRAINS)
+    round_.advance(left, SECOND)
+    gather = round_.gather(0)
+    assert gather is not None
+    assert (gather.attempt, gather.absent) == (2, (TRAINS[1], TRAINS[2]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"live": frozenset({1, 2})},
+        {"declined": frozenset({0})},
+        {"contributors": frozenset({1, 2})},
+        {"trains": {1: TRAINS[1], 2: TRAINS[2]}},
+    ],
+    ids=["dead", "declined", "leaves or joins", "was not named lately"],
+)
+def test_a_rack_whose_work_will_not_come_is_not_absent(changes: dict[str, Any]) -> None:
+    round_, seen = new_round(), replace(scene(offer(1)), trains=TRAINS)
+    round_.advance(seen, 0)
+    round_.advance(replace(seen, **changes), GRACE_NS)
+    assert round_.absent == (TRAINS[2],)

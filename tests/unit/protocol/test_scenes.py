@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from mend.protocol.log import NORMS_KEPT
-from mend.protocol.scenes import ABSURD, NORMS_MIN, fastest_ns, norm_max
-from tests.unit.protocol.nouns import commit, genesis, log_of, offer
+from mend.protocol.log import NORMS_KEPT, Log
+from mend.protocol.messages import Absent, Commit
+from mend.protocol.scenes import (
+    ABSURD,
+    NAMED_LATELY_MIN,
+    NORMS_MIN,
+    fastest_ns,
+    norm_max,
+    scene_of,
+    surroundings,
+)
+from mend.protocol.view import View
+from tests.unit.protocol.nouns import commit, genesis, log_of, member, offer, report
 
 
 @pytest.mark.parametrize(
@@ -41,3 +53,46 @@ def test_the_log_remembers_how_far_the_last_offers_moved_per_step() -> None:
     assert log.written.norms[0] == ()
     assert log.written.norms[1] == tuple(2.0 * version for version in range(3, NORMS_KEPT + 3))
     assert log.told.norms == [], "nothing of it is decided"
+
+
+def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:
+    """All racks report step 99, unless it is said of rack 1."""
+    views = {}
+    for rack in log.written.seats:
+        said = {"step": 99, **(changes if rack == 1 else {})}
+        views[rack] = View(member(rack), 0, report=report(1, 2, **said))
+    around = surroundings(log.written, views, {}, frozenset(views))
+    return scene_of(1, around, log.written, views, {}).trains
+
+
+def named(version: int, *racks: int) -> Commit:
+    made = [offer(rack, version, fragment=1, tokens=10 + rack) for rack in racks]
+    return commit(version, made, fragment=1)
+
+
+def test_a_rack_that_was_named_lately_weighs_as_it_did_then() -> None:
+    log = log_of(genesis(3, fragments=2), named(1, 0, 1), named(2, 1))
+    assert seen(log) == {0: Absent(0, 10, 2), 1: Absent(1, 11, 2)}, "rack 2 was never named"
+
+
+@pytest.mark.parametrize("changes", [{"step": 16}, {"leaving": True}])
+def test_a_rack_that_has_not_stepped_since_or_leaves_has_nothing_to_come(
+    changes: dict[str, Any],
+) -> None:
+    log = log_of(genesis(fragments=2), named(1, 0), named(2, 0, 1))
+    assert set(seen(log)) == {0, 1}
+    assert set(seen(log, **changes)) == {0}
+
+
+def test_a_rack_that_never_gets_in_is_absent_for_a_while_only() -> None:
+    log = log_of(genesis(fragments=2), named(1, 1))
+    for version in range(2, NAMED_LATELY_MIN + 1):
+        log.append(named(version, 0))
+        assert set(seen(log)) == {0, 1}
+    log.append(named(NAMED_LATELY_MIN + 1, 0))
+    assert set(seen(log)) == {0}
+
+
+def test_many_racks_may_take_turns() -> None:
+    log = log_of(genesis(5, fragments=2), *(named(1 + rack, rack) for rack in range(5)))
+    assert set(seen(log)) == set(range(5))

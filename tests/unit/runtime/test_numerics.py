@@ -17,6 +17,7 @@ from mend.codec import CODECS
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.merge import MERGES, Average
 from mend.outer import Nesterov
+from mend.protocol.weights import WHOLE
 from mend.runtime import numerics as module
 from mend.runtime.crew import stay_on_one_core
 from mend.runtime.digest import StateDigest, digest_of
@@ -54,6 +55,8 @@ def naive(
     )
     if not momentum:
         return A - lr32 * D
+    if len(payloads) == 1:  # a rack that is alone
+        return np.concatenate([A - D, anchor.state.numpy()])
     b = mu32 * anchor.state.numpy() + D
     return np.concatenate([A - lr32 * (D + mu32 * b), b])
 
@@ -83,7 +86,8 @@ def test_a_merge_is_the_naive_formula(codec: str, momentum: float, numel: int, r
         assert np.array_equal(
             bits(merged.data), bits(naive(payloads, codec, anchor, 0.7, momentum))
         )
-        assert merged.digest == digest_of(merged.data, numel, version)
+        assert merged.rounds == version * WHOLE
+        assert merged.digest == digest_of(merged.data, numel, version, merged.rounds)
         assert merged.version == version
         anchor = merged
 
@@ -100,7 +104,7 @@ def test_bits_and_digest_do_not_depend_on_the_block(block: int, codec: str) -> N
     )
     payloads = [numerics.encode(noise(numel, m), None).payload for m in range(3)]
     expected = numerics.merge(payloads, WEIGHTS[:3], anchor, 2)
-    data, digest = numerics.empty(numel), StateDigest(numel, 2, True)
+    data, digest = numerics.empty(numel), StateDigest(numel, 2, True, 2 * WHOLE)
     numerics.merge_into(payloads, WEIGHTS[:3], anchor, data, digest, block)
     assert np.array_equal(bits(data), bits(expected.data))
     assert digest.hexdigest() == expected.digest
@@ -151,8 +155,8 @@ def test_the_digest_is_what_it_says() -> None:
         hashes += (
             xxhash.xxh3_128(raw[: 4 << 20]).digest() + xxhash.xxh3_128(raw[4 << 20 :]).digest()
         )
-    header = struct.pack("!8sQQ?", b"mend-st1", 7, numel, True)
-    assert digest_of(data, numel, 7) == hashlib.sha256(header + hashes).hexdigest()
+    header = struct.pack("!8sQQ?Q", b"mend-st1", 7, numel, True, 1 << 40)
+    assert digest_of(data, numel, 7, 1 << 40) == hashlib.sha256(header + hashes).hexdigest()
 
 
 def test_the_digest_sees_one_bit_the_version_and_the_state() -> None:
@@ -162,7 +166,9 @@ def test_the_digest_sees_one_bit_the_version_and_the_state() -> None:
         other = data.clone()
         other.view(torch.int32)[element] ^= 1
         seen.add(digest_of(other, 1000, 1))
-    assert len(seen) == 5
+    seen |= {digest_of(data, 500, 1, rounds) for rounds in (1, WHOLE)}
+    assert len(seen) == 7
+    assert digest_of(data, 1000, 1, WHOLE) in seen, "without outer state rounds decide nothing"
 
 
 def test_a_donor_serves_the_bytes_it_adopted() -> None:
@@ -176,6 +182,7 @@ def test_a_donor_serves_the_bytes_it_adopted() -> None:
     buffer.view(torch.uint8).numpy()[:] = np.frombuffer(view, np.uint8)
     assert numerics.adopt(buffer, 77, 0).digest == anchor.digest
     assert numerics.adopt(buffer, 77, 1).digest != anchor.digest
+    assert numerics.adopt(buffer, 77, 0, WHOLE).digest != anchor.digest
 
 
 def test_genesis_does_not_share_memory_with_the_model() -> None:
@@ -365,6 +372,22 @@ def test_a_merge_may_reuse_a_buffer() -> None:
     assert merged.digest == numerics.merge([payload], [1.0], anchor, 1).digest
 
 
+def test_the_rounds_merged_so_far_and_the_part_of_this_one_make_the_step() -> None:
+    numerics = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, 0.5, 3))
+    anchor, payload = numerics.genesis(torch.ones(4)), numerics.encode(torch.ones(4), None).payload
+    half = numerics.merge([payload], [1.0], anchor, 1, part=WHOLE // 2)
+    assert half.rounds == WHOLE // 2
+    assert half.values.tolist() == [0.5] * 4, "no round is behind it: no momentum"
+    whole = numerics.merge([payload] * 2, [0.5, 0.5], half, 2)
+    mu = np.float32(0.5 / 3.5)
+    assert (numerics.rates(half.rounds, WHOLE, 2).momentum, whole.rounds) == (mu, 3 * WHOLE // 2)
+    b = np.float32(0.5) * mu + np.float32(1)
+    assert whole.values.tolist() == [np.float32(0.5) - (np.float32(1) + b * mu)] * 4
+    alone = numerics.merge([payload], [1.0], whole, 3)
+    assert torch.equal(alone.values, whole.values - 1)
+    assert torch.equal(alone.state, whole.state)
+
+
 @pytest.mark.parametrize("codec", sorted(CODECS))
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_a_merge_that_threads_share_has_the_bits_and_the_digest_of_one_thread(
@@ -380,5 +403,5 @@ def test_a_merge_that_threads_share_has_the_bits_and_the_digest_of_one_thread(
         shared = many.merge(payloads, [0.25, 0.75], anchor, 1)
     finally:
         many.close()
-    assert shared.digest == alone.digest == digest_of(shared.data, numel, 1)
+    assert shared.digest == alone.digest == digest_of(shared.data, numel, 1, WHOLE)
     assert torch.equal(shared.data.view(torch.int32), alone.data.view(torch.int32))

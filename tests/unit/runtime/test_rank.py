@@ -122,7 +122,7 @@ class Story:
         self.first, self.theirs = self.anchor(first), self.anchor(theirs)
         self.edge, self.board, self.serial = HandEdge(), Board(1), 0
         self.me = Peer(1, 1)
-        options = LearnerOptions(SECOND, True, 2, sums=merge == "rda")
+        options = LearnerOptions(SECOND, 2, sums=merge == "rda")
         machine = Learner(self.me, MINE, options, (self.first.digest,))
         self.rank = Rank(
             self.me, MINE, Roles(machine, None, None), [Owned((Span(0, N),), N)], [self.first],

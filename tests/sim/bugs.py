@@ -389,12 +389,6 @@ BUGS = (
         "nobody joins a round that another rack has opened",
         (SCHEDULE, "if version > self.versions[p]]", "if version > self.versions[p] > 1 << 40]"),
     ),
-    _bug(
-        "40c",
-        "a rank joins rounds by what it has heard itself",
-        (ROUNDS, "least, greatest = agreed[: len(flags)], agreed[len(flags) :]",
-         "least, greatest = flags, [-v for v in flags]"),
-    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

@@ -377,6 +377,41 @@ MUTANTS = (
         "pass",
         ("tests/unit/protocol/test_learner.py",),
     ),
+    Mutant(
+        "own-ear: a rank joins a round that it has heard of, whatever the rack's others have",
+        "runtime/rounds.py",
+        "least, greatest = agreed[: len(flags)], agreed[len(flags) :]",
+        "least, greatest = flags, [-v for v in flags]",
+        ("tests/unit/runtime/test_rounds.py",),
+    ),
+    Mutant(
+        "joined-again: what was declined is captured again at each poll point of its round",
+        "protocol/schedule.py",
+        "if version > self.versions[p]]",
+        "if version >= 0]",
+        ("tests/unit/runtime/test_rounds.py",),
+    ),
+    Mutant(
+        "late-mark: an open offer that counts in a round leaves the rack's own clock as it is",
+        "runtime/rounds.py",
+        "            if track.offer is not None:\n                self._reach(fragment)\n",
+        "            if track.offer is not None:\n                continue\n",
+        ("tests/unit/runtime/test_rounds.py",),
+    ),
+    Mutant(
+        "closed-door: a rack joins a round whose members are fixed",
+        "runtime/rank.py",
+        "if (p, version) not in gathers}",
+        "if gathers is not None}",
+        ("tests/unit/runtime/test_rank.py",),
+    ),
+    Mutant(
+        "replayed-by-grid: a replay looks at every step, not at those of its tape",
+        "runtime/following.py",
+        "return due.step <= self.step if due is not None else not self._ends or self._merged()",
+        "return self.schedule.busy(self.step)",
+        ("tests/unit/runtime/test_following.py",),
+    ),
 )
 
 

@@ -447,12 +447,6 @@ BUGS = (
         (SCHEDULE, "if version > self.versions[p]]", "if version > self.versions[p] > 1 << 40]"),
     ),
     _bug(
-        "40c",
-        "a rank joins rounds by what it has heard itself",
-        (ROUNDS, "least, greatest = agreed[: len(flags)], agreed[len(flags) :]",
-         "least, greatest = flags, [-v for v in flags]"),
-    ),
-    _bug(
         "36d",
         "a person's word that a rack is dead is nothing to who has no quorum",
         (ELECTION, "if gone not in racks or (follows and not self.proposer.leading):",
@@ -489,11 +483,6 @@ BUGS = (
         "37e",
         "a new lineage goes on with the rounds of the versions that it undoes",
         (LOG, "        self.rounds = list(record.rounds)", "        self.rounds = self.rounds[:]"),
-    ),
-    _bug(
-        "33c",
-        "racks that come back get their seats one by one, whatever that costs",
-        ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

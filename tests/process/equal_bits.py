@@ -16,16 +16,25 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from mend.determinism import (
+    ColumnParallel,
     DeterministicTrainer,
+    RowParallel,
     ddp_hook,
     digest,
     enable,
@@ -44,7 +53,7 @@ CLIP = 1.0
 class Case:
     """How the same training is cut."""
 
-    kind: str  # one, ddp, fsdp; sequences of many lengths: padded, packed
+    kind: str  # one, ddp, fsdp, tp; sequences of many lengths: padded, packed
     ranks: int = 1
     microbatches: int = 1
     fixed: bool = True  # the sums over ranks are mend's
@@ -67,6 +76,10 @@ CASES = {
     "fsdp 2": Case("fsdp", 2),
     "fsdp 4": Case("fsdp", 4),
     "fsdp 2, microbatches 2": Case("fsdp", 2, 2, checkpointed=True),
+    "tp 2": Case("tp", 2),
+    "tp 4, microbatches 2": Case("tp", 4, 2),
+    "tp 8": Case("tp", 8, checkpointed=True),
+    "torch's tp 2": Case("tp", 2, fixed=False),
     "padded": Case("padded"),
     "packed": Case("packed"),
     "run: one": Case("one", level="run"),
@@ -79,7 +92,7 @@ CASES = {
 def train(case: Case, steps: int) -> dict[str, str]:
     """The digests of one rank."""
     torch.set_num_threads(case.threads)
-    group = dist.group.WORLD if case.ranks > 1 else None
+    group = dist.group.WORLD if case.ranks > 1 and case.kind != "tp" else None
     rank = dist.get_rank() if case.ranks > 1 else 0
     with enable(SEED, case.level):  # type: ignore[arg-type]
         inner: nn.Module = Llama(layers=1, dropout=0.1, checkpointed=case.checkpointed)
@@ -118,7 +131,17 @@ def wrapped(model: nn.Module, case: Case) -> nn.Module:
         fully_shard(model)
         if case.fixed:
             fix_fsdp(model)
+    if case.kind == "tp":
+        cut_layers(model, ColumnParallel if case.fixed else ColwiseParallel, case)
     return model
+
+
+def cut_layers(model: nn.Module, columns: Any, case: Case) -> None:
+    mesh = init_device_mesh("cpu", (case.ranks,))
+    rows = RowParallel if case.fixed else RowwiseParallel
+    plan = {f"blocks.*.{name}": columns() for name in ("query", "key", "value", "gate", "up")}
+    plan |= {f"blocks.*.{name}": rows() for name in ("out", "down")}
+    parallelize_module(model, mesh, plan)
 
 
 def batch(step: int) -> Tensor:
@@ -128,6 +151,8 @@ def batch(step: int) -> Tensor:
 
 def mine(rows: Tensor, case: Case, rank: int) -> Tensor:
     """Of the global batch the rows of this rank: microbatch by microbatch, rank by rank."""
+    if case.kind == "tp":
+        return rows
     cut = rows.view(case.microbatches, case.ranks, -1, rows.shape[1])
     return cut[:, rank].reshape(-1, rows.shape[1])
 

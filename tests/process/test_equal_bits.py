@@ -22,6 +22,7 @@ LONG = ["one", "microbatches 4", "ddp 4", "fsdp 2"]
 SHORT = [
     *["one", "one again", "threads", "checkpointed", "microbatches 2", "ddp 2", "ddp 8", "fsdp 4"],
     *["ddp 2, microbatches 2", "fsdp 2, microbatches 2"],
+    *["tp 2", "tp 4, microbatches 2", "tp 8"],
 ]
 LIMIT_S = 380
 """Alone on two cores it takes a tenth of that."""
@@ -55,7 +56,7 @@ def test_fifty_steps_in_one_process_or_over_ranks_and_microbatches() -> None:
 
 
 def test_every_other_cut() -> None:
-    """2 and 8 ranks, FSDP2 on 4, checkpointing, threads, and ranks times microbatches."""
+    """Ranks by DDP, FSDP2 and TP, times microbatches; checkpointing; threads."""
     all_equal(trained(6, SHORT))
 
 
@@ -69,5 +70,6 @@ def test_without_level_shape_the_bits_part() -> None:
 
 
 def test_a_sum_over_ranks_in_no_fixed_order_is_refused() -> None:
-    found = trained(1, ["unfixed ddp 4"])
+    found = trained(1, ["unfixed ddp 4", "torch's tp 2"])
     assert "c10d.allreduce_" in found["unfixed ddp 4"]["fault"]
+    assert "linear of a DTensor" in found["torch's tp 2"]["fault"]

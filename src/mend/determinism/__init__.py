@@ -5,11 +5,14 @@ from mend.determinism.collectives import all_gather, all_reduce, ddp_hook, fix_f
 from mend.determinism.digests import digest, optimizer_digest, weight_digest
 from mend.determinism.enabling import Determinism, enable
 from mend.determinism.layout import rows, sequences
+from mend.determinism.tensor_parallel import ColumnParallel, RowParallel
 from mend.determinism.trainer import DeterministicTrainer, Verdict
 
 __all__ = [
+    "ColumnParallel",
     "Determinism",
     "DeterministicTrainer",
+    "RowParallel",
     "Verdict",
     "all_gather",
     "all_reduce",

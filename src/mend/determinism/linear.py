@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mend.determinism.coverage import unseen
 from mend.determinism.gemm import leaf_of, outer_product, refuse_wide, rows_product
-from mend.determinism.layout import by_sequence, layout
+from mend.determinism.layout import Layout, by_sequence, layout
 from mend.determinism.trees import tree_sum_dims
 from mend.errors import NotDeterministic, UsageError
 
@@ -18,9 +18,7 @@ class Linear(torch.autograd.Function):
     """x @ weight.T + bias. A row's output and its gradient depend on that row alone; the gradients
     of weight and bias are trees over the sequences of the batch.
 
-    `leaf_in`, `leaf_out`: pairs per leaf in sums over inputs and over outputs. `partial`: x and
-    weight are shards of the inputs; no bias is added, and the result stays fp32 until the shards'
-    results are summed.
+    `leaf_in`, `leaf_out`: pairs per leaf in sums over inputs and over outputs.
     """
 
     @staticmethod
@@ -31,7 +29,6 @@ class Linear(torch.autograd.Function):
         bias: Tensor | None,
         leaf_in: int,
         leaf_out: int,
-        partial: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layout, ctx.leaf_out, ctx.has_bias = layout(), leaf_out, bias is not None
@@ -39,7 +36,7 @@ class Linear(torch.autograd.Function):
             product = rows_product(x.reshape(-1, x.shape[-1]), weight, leaf_in)
             if bias is not None:
                 product = product + bias
-            product = product if partial else product.to(x.dtype)
+            product = product.to(x.dtype)
             # Not view(): FSDP2 warns of a module whose output is one.
             shape = (*x.shape[:-1], weight.shape[0])
             output: Tensor = torch.ops.aten._unsafe_view(product, shape)
@@ -47,15 +44,8 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise NotDeterministic(
-                "a second derivative of a linear layer (create_graph=True)", "use level run for it"
-            )
+        refuse_second_derivative(ctx.layout)
         x, weight = ctx.saved_tensors
-        if ctx.layout.lengths != layout().lengths:
-            raise UsageError(
-                "backward() ran outside of the sequences(...) that forward ran in; put both inside"
-            )
         dx = dw = db = None
         with unseen():
             if ctx.needs_input_grad[0]:
@@ -67,7 +57,7 @@ class Linear(torch.autograd.Function):
                     dw = outer_product(grad_BTN, by_sequence(x, ctx.layout)).to(weight.dtype)
                 if ctx.has_bias and ctx.needs_input_grad[2]:
                     db = tree_sum_dims(grad_BTN, (0, 1))
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -77,7 +67,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     leaf_in, leaf_out = leaf_of(x.shape[-1]), leaf_of(weight.shape[0])
     if weight.dim() == 1:
         return linear(x, weight[None], bias).squeeze(-1)
-    return apply(x, weight, bias, leaf_in, leaf_out, False)
+    result: Tensor = Linear.apply(x, weight, bias, leaf_in, leaf_out)  # type: ignore[no-untyped-call]
+    return result
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -108,13 +99,16 @@ def addmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
     return add * beta + linear(a, b.t()) * alpha
 
 
-def apply(
-    x: Tensor, weight: Tensor, bias: Tensor | None, leaf_in: int, leaf_out: int, partial: bool
-) -> Tensor:
-    result: Tensor = Linear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, leaf_in, leaf_out, partial
-    )
-    return result
+def refuse_second_derivative(at: Layout) -> None:
+    """At the start of a backward pass; also refuses one outside of its forward's sequences."""
+    if torch.is_grad_enabled():
+        raise NotDeterministic(
+            "a second derivative of a linear layer (create_graph=True)", "use level run for it"
+        )
+    if at.lengths != layout().lengths:
+        raise UsageError(
+            "backward() ran outside of the sequences(...) that forward ran in; put both inside"
+        )
 
 
 def refuse_subclass(name: str, *tensors: Tensor) -> None:

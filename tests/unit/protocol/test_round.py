@@ -510,3 +510,16 @@ def test_a_round_whose_members_are_all_removed_begins_anew() -> None:
     round_.advance(replace(scene(later), live=frozenset({0})), 3 * MS)
     assert round_.phase is Phase.GATHER
     assert round_.attempt > attempt, "an attempt names one set of members"
+
+
+def test_racks_whose_results_alone_are_awaited_are_slow_when_others_take_less() -> None:
+    round_, now = gathering(offer(0), offer(1))
+    late = round_.started_ns + ATTEMPT_STALL_NS
+    round_.advance(now, late - 1)
+    assert round_.slow(late) == frozenset(), "nobody has a result: that is no rack's fault"
+    round_, now = gathering(offer(0), offer(1))
+    some = replace(now, held=held(0, attempt=round_.attempt))
+    round_.advance(some, round_.started_ns + 1)
+    late = round_.started_ns + ATTEMPT_STALL_NS
+    assert round_.slow(late - 1) == frozenset()
+    assert round_.slow(late) == {1, 2}

@@ -8,8 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from mend.protocol.log import NORMS_KEPT
-from mend.protocol.scenes import ABSURD, NORMS_MIN, fastest_ns, norm_max
-from tests.unit.protocol.nouns import commit, genesis, log_of, offer
+from mend.protocol.scenes import ABSURD, NORMS_MIN, fastest_ns, norm_max, surroundings
+from mend.protocol.view import View
+from mend.terms import WITNESS
+from tests.unit.protocol.nouns import commit, genesis, log_of, member, offer, report, roster
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,13 @@ def test_the_log_remembers_how_far_the_last_offers_moved_per_step() -> None:
     assert log.written.norms[0] == ()
     assert log.written.norms[1] == tuple(2.0 * version for version in range(3, NORMS_KEPT + 3))
     assert log.told.norms == [], "nothing of it is decided"
+
+
+def test_who_has_lost_its_vote_is_waited_for_like_any_other_who_has_just_come_is_not() -> None:
+    log = log_of(
+        genesis(racks=2, witness=True), roster(1, [0, 1, 2], learners=[1, 2, WITNESS], witness=True)
+    ).written
+    views = {rack: View(member(rack), 0, report=report(1)) for rack in range(3)}
+    around = surroundings(log, views, {}, frozenset(range(3)))
+    assert around.contributors == {0, 1}
+    assert around.voters == {0}

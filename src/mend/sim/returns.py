@@ -7,6 +7,7 @@ seeds stay what they were.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
@@ -16,6 +17,9 @@ from mend.terms import SECOND
 
 SHARE = 0.06
 """Of all seeds."""
+
+VOTES_NS = 5 * SECOND
+"""From when a witness is started again to when it has its vote back, if all others live."""
 
 LENGTH_S = 14.0
 """Of the training: longer than it takes until a lost quorum is noticed and a lineage begins."""
@@ -94,6 +98,17 @@ def _alone(seed: int, rng: random.Random) -> Scenario:
     return _ended(scenario, faults)
 
 
+def _behind_the_witness(seed: int, rng: random.Random) -> Scenario:
+    """The witness is started again, and has its vote back when a rack dies."""
+    scenario = job(seed, rng, rng.choice(((2, True), (2, True), (3, True))), LENGTH_S + 5)
+    first = _restarts([WITNESS_TARGET], rng, seconds(rng, 0.3, 0.6))
+    first = [dataclasses.replace(each, end_ns=each.begin_ns + SECOND) for each in first]
+    dies_ns = first[0].end_ns + VOTES_NS + seconds(rng, 0.0, 0.5)
+    lost = rng.randrange(scenario.racks)
+    second = Fault("restart", dies_ns, dies_ns + seconds(rng, 0.05, 1.0), lost)
+    return _ended(scenario, [*first, second])
+
+
 def _stale(scenario: Scenario, rng: random.Random, fault: Fault) -> list[Fault]:
     """What is sent to it while it is dead reaches its next life, most times."""
     until_ns = fault.end_ns + SECOND
@@ -140,4 +155,5 @@ RETURNS: tuple[Return, ...] = (
     _twice,
     _alone,
     _alone,
+    _behind_the_witness,
 )

@@ -383,16 +383,6 @@ BUGS = (
         (ROSTERS, "    if silent and not hold(", "    if silent and not racks and not hold("),
     ),
     _bug(
-        "34c",
-        "a vote is taken, or given, though the others cannot decide that now",
-        (ROSTERS, "decidable = quorum(heard, hall.log.voters)", "decidable = bool(heard)"),
-    ),
-    _bug(
-        "34d",
-        "the witness votes always",
-        (LOG, "return witness is not None and racks % 2 == 0", "return witness is not None"),
-    ),
-    _bug(
         "34e",
         "a witness that was started again gets no seat",
         (ROSTERS, "if hall.returned is not None:", "if hall.returned is not None and not votes:"),
@@ -492,6 +482,8 @@ ELSEWHERE = {
     "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
+    "34b": "`pytest tests/sim/test_deaths.py`. The vote is taken some seconds later all the "
+    "same, as of anybody who is silent for long; it costs time only.",
     "21b": "`python -m tests.mutants piece-refused`. Pieces are for voters more than 256 records "
     "behind; simulated jobs decide some hundred records in all.",
 }

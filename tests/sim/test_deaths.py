@@ -9,6 +9,7 @@ from mend.sim import WITNESS, World
 from mend.sim.process import Process
 from mend.sim.world import DETECT_NS
 from mend.terms import SECOND
+from tests.sim.bugs import BUGS, planted
 
 DIES_NS = SECOND // 2
 WITHIN_NS = SECOND
@@ -95,3 +96,30 @@ def test_one_after_the_other(first: int) -> None:
     assert changes[:2] == [{second, left, 0xFFFF}, {left}]
     assert changes[-1] == {0, 1, 2}, "the witness, too, has given its vote back"
     assert len([at for at in decided_ns(world) if 11.5 * SECOND < at < 13 * SECOND]) > 2
+
+
+@pytest.fixture
+def two_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Three racks and a witness, of which rack 0 votes alone. The others are back, and have read
+    so, when it dies and is started again."""
+    monkeypatch.setattr("mend.sim.world.EVICT_NS", 60 * SECOND)
+    world = World(seed=3, racks=3, witness=True, **{**JOB, "steps": 320})
+    world.partition(2, at=0.5, until=12.2).partition(1, at=9.2, until=12.0)
+    return world.restart(0, at=13.0, until=13.4)
+
+
+def test_of_several_without_a_vote_all_must_promise(two_without_a_vote: World) -> None:
+    world = two_without_a_vote
+    assert world.run().problems == []
+    rosters = world.checkers.agreement.rosters
+    (begun_ns,) = lineages_ns(world)
+    assert begun_ns > 13.4 * SECOND
+    alone = [number for number, roster in enumerate(rosters) if roster.voters == {0}]
+    assert set(rosters[alone[-1] + 1].racks) >= {1, 2}, "none of them is left out"
+
+
+def test_a_lineage_by_one_of_them_is_found(two_without_a_vote: World) -> None:
+    with planted(next(bug for bug in BUGS if bug.name == "35")):
+        problems = two_without_a_vote.run().problems
+    assert problems
+    assert "begins anew without Peer(rack=" in problems[0]

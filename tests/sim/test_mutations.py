@@ -37,6 +37,13 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("31c", 51, "I8: Peer(rack=0, rank=0) ends in order, though rack 0 has diverged"),
     ("23b", 9, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis) with the votes [0] of [0, 1]"),
     ("23d", 303, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("34", 9, "I1: Peer(rack=0, rank=0) decided record 3 (Epoch) with the votes [0] of [1]"),
+    (
+        "35",
+        249,
+        "I1: Peer(rack=0, rank=0) begins anew without Peer(rack=65535, rank=0), which lives",
+    ),
+    ("35b", 9, "I4: rack 1 rank 0 failed: StartTimeout"),
     ("33", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("36", 25, "I1: Peer(rack=65535, rank=0) undid decisions"),

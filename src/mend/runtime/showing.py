@@ -261,7 +261,7 @@ def _rack(known: Knowledge, rack: int, seat: Seat) -> RackSeen:
         rack=rack,
         address=short(seat.address),
         live=live,
-        newcomer=rack in known.log.learners,
+        newcomer=rack in known.log.learners - known.log.demoted,
         leaving=leaving,
         step=step,
         step_ns=step_ns,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from mend.errors import Diverged, GaveUp, Refused, StartTimeout
 from mend.sim.agreement import is_held, is_quorum, is_seated
-from mend.sim.faults import SPOILT
+from mend.sim.faults import SPOILT, target
+from mend.sim.returns import VOTES_NS
 from mend.sim.scenario import SHUTDOWN_NS
 from mend.terms import SECOND, WITNESS, Peer
 
@@ -62,11 +63,21 @@ def all_back(world: World) -> bool:
     if not patient or scenario.lockstep or not dead <= retired:
         return False
     again = {process.me.rack for process in world.past} | dead
-    if world.witness is not None and (world.witness.dead or (WITNESS in again and len(again) > 1)):
+    if world.witness is not None and (world.witness.dead or not _witness_was_back(world, again)):
         return False  # nothing attests its death where its vote is needed; or nobody founds
     stayed = [t for peer, t in world.trainings.items() if peer.rack not in again]
     since_ns = scenario.quiet_ns + FOUND_NS
     return bool(again) and all(not t.trained_ns or t.trained_ns > since_ns for t in stayed)
+
+
+def _witness_was_back(world: World, again: set[int]) -> bool:
+    """Whether a witness that was started again had its vote back before a rack died."""
+    if WITNESS not in again or again == {WITNESS}:
+        return True
+    restarts = [fault for fault in world.scenario.faults if fault.kind == "restart"]
+    back_ns = max((f.end_ns for f in restarts if f.a == target(WITNESS)), default=0) + VOTES_NS
+    died = [f.begin_ns >= back_ns for f in restarts if f.a != target(WITNESS)]
+    return all(died) and not any(fault.after for fault in restarts)
 
 
 def _not_back(world: World) -> list[str]:

@@ -18,6 +18,9 @@ from mend.terms import MS, SECOND
 SHARE = 0.06
 """Of all seeds."""
 
+VOTES_NS = 5 * SECOND
+"""From when a witness is started again to when it has its vote back, if all others live."""
+
 LENGTH_S = 14.0
 """Of the training: longer than it takes until a lost quorum is noticed and a lineage begins."""
 
@@ -77,26 +80,33 @@ def _cut_and_lost(seed: int, rng: random.Random) -> Scenario:
 
 
 def _alone(seed: int, rng: random.Random) -> Scenario:
-    """Others are heard by nobody for so long that one rack votes alone. It dies, and is started
-    again; the others are back before or after that."""
-    voters = rng.choice(((2, True), (2, True), (3, False), (3, True)))
-    scenario = job(seed, rng, voters, LENGTH_S)
-    targets = [*range(scenario.racks), *([WITNESS_TARGET] if scenario.witness else [])]
+    """One rack is cut off, so that the other votes alone; that one dies right when the first is
+    back and has read so, or before, and is started again. Perhaps nobody hears the witness."""
+    scenario = job(seed, rng, (2, True), LENGTH_S + 2)
+    lost = rng.randrange(2)
+    begin_ns = seconds(rng, 0.5, 0.8)
+    back_ns = begin_ns + seconds(rng, 2.3, 2.8)
+    dies_ns = back_ns + seconds(rng, -0.2, 1.2)
+    again_ns = dies_ns + seconds(rng, 0.05, 1.0)
+    faults = [
+        Fault("partition", begin_ns, back_ns, racks=(1 - lost,)),
+        Fault("restart", dies_ns, again_ns, lost),
+    ]
+    if rng.random() < 0.4:
+        begin_ns = dies_ns - seconds(rng, 0.0, 0.2)
+        faults.append(Fault("partition", begin_ns, again_ns + 6 * SECOND, racks=(WITNESS_TARGET,)))
+    return _ended(scenario, faults)
+
+
+def _behind_the_witness(seed: int, rng: random.Random) -> Scenario:
+    """The witness is started again, and has its vote back when a rack dies."""
+    scenario = job(seed, rng, rng.choice(((2, True), (2, True), (3, True))), LENGTH_S + 5)
+    first = _restarts([WITNESS_TARGET], rng, seconds(rng, 0.3, 0.6))
+    first = [dataclasses.replace(each, end_ns=each.begin_ns + SECOND) for each in first]
+    dies_ns = first[0].end_ns + VOTES_NS + seconds(rng, 0.0, 0.5)
     lost = rng.randrange(scenario.racks)
-    others = [target for target in targets if target != lost]
-    rng.shuffle(others)
-    if scenario.witness and scenario.racks == 2:
-        others.remove(WITNESS_TARGET)  # it and the rack that is left are needed to decide
-    begin_ns, faults = seconds(rng, 0.5, 1.5), []
-    dies_ns = begin_ns + seconds(rng, 2.5, 9.0)
-    for away in others:
-        until_ns = dies_ns + seconds(rng, -0.5, 4.0)
-        faults.append(Fault("partition", begin_ns, until_ns, racks=(away,)))
-        begin_ns += rng.choice((0, seconds(rng, 2.0, 7.5)))
-    again_ns = dies_ns + seconds(rng, 0.05, 4.0)
-    restart = Fault("restart", dies_ns, again_ns, lost)
-    faults = [fault for fault in faults if fault.begin_ns < fault.end_ns]
-    return _ended(scenario, [*faults, *_stale(scenario, rng, restart)])
+    second = Fault("restart", dies_ns, dies_ns + seconds(rng, 0.05, 1.0), lost)
+    return _ended(scenario, [*first, second])
 
 
 def _stale(scenario: Scenario, rng: random.Random, fault: Fault) -> list[Fault]:
@@ -236,4 +246,5 @@ RETURNS: tuple[Return, ...] = (
     _twice,
     _alone,
     _alone,
+    _behind_the_witness,
 )

@@ -386,3 +386,45 @@ def test_a_newcomer_without_a_vote_is_attested_as_well() -> None:
 
 def replace_life(rack: int) -> Seat:
     return replace(BEGIN.roster[rack], member=member(rack, life=1))
+
+
+# -------------------------------------------------------------- seats without a vote
+
+
+def alone(rack: int) -> Candidate:
+    """Rack 0 votes alone, as rack 1 was silent, and the witness is of no use beside one rack."""
+    begin = genesis(racks=2, witness=True)
+    begin = replace(begin, policy=replace(begin.policy, restart_attests=True))
+    return Candidate(rack, [begin, roster(1, [0, 1], learners=[1, WITNESS], witness=True)])
+
+
+def test_who_has_no_vote_stands_when_all_that_had_one_are_dead() -> None:
+    for rack in (1, WITNESS):
+        candidate = alone(rack)
+        assert not candidate.election.may_stand()
+        candidate.election.attest(member(0, life=1), hello(0, life=1, restart_attests=True))
+        assert candidate.election.may_stand()
+        candidate.move()
+        effects = candidate.move(10 * DETECT_NS)
+        assert candidate.proposer.standing
+        assert set(asked(effects)) == {0, 1, WITNESS} - {rack}
+
+
+def test_an_old_hello_of_who_has_lost_its_vote_says_nothing_of_its_bytes() -> None:
+    """It had a vote, and may hold what no voter does. Without its promise no lineage begins."""
+    candidate = alone(WITNESS)
+    candidate.election.attest(member(1), hello(1, restart_attests=True))
+    assert candidate.proposer.blank == set()
+    begin = replace(genesis(racks=2), policy=candidate.records[0].policy)  # type: ignore[union-attr]
+    seats = [*begin.roster, replace(begin.roster[1], member=member(2))]
+    joins = replace(roster(1, [0, 1], learners=[2]), members=tuple(seats))
+    candidate = Candidate(1, [begin, joins])
+    candidate.election.attest(member(2), of(2, 0))
+    assert candidate.proposer.blank == {member(2)}, "a newcomer holds nothing"
+
+
+def test_whose_orders_were_followed_last_is_known() -> None:
+    candidate = Candidate(1)
+    assert candidate.election.followed_rack() is None
+    candidate.orders(epoch_of(2, 2))
+    assert candidate.election.followed_rack() == 2

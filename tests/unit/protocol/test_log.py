@@ -6,7 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from mend.protocol.epochs import epoch_of
-from mend.protocol.log import RECORDS_KEPT, SENT_AT_ONCE, Folded, Log, folded_of, offers_of
+from mend.protocol.log import (
+    RECORDS_KEPT,
+    SENT_AT_ONCE,
+    Folded,
+    Log,
+    folded_of,
+    offers_of,
+    witness_votes,
+)
 from mend.protocol.messages import Absent, Commit, Drop, Ended, Epoch, Offer, Record
 from mend.protocol.voter import Voter
 from mend.protocol.weights import WHOLE
@@ -451,3 +459,36 @@ def test_racks_that_all_weigh_alike_are_missing_alike() -> None:
     log = log_of(replace(first, policy=replace(first.policy, token_weighted=False)))
     log.append(replace(missed(1, offer(0)), absent=(Absent(1, 99, 1),)))
     assert log.written.rounds == [WHOLE // 2]
+
+
+def test_who_had_a_vote_and_keeps_its_seat_is_demoted_until_it_votes_again() -> None:
+    log = log_of(genesis(racks=3, witness=True), roster(1, range(3), learners=[1, 2], witness=True))
+    assert log.written.demoted == {1, 2}
+    log.append(roster(2, range(3), learners=[2, WITNESS], witness=True))
+    assert log.written.demoted == {2}
+    log.append(roster(3, range(2), learners=[]))
+    log.append(roster(4, range(3), learners=[2]))
+    assert log.written.demoted == set(), "a newcomer had none"
+    log.append(roster(5, range(3), learners=[1, 2]))
+    back = roster(6, range(3), learners=[1, 2])
+    log.append(replace(back, members=(back.members[0], seat(1, life=1), back.members[2])))
+    assert log.written.demoted == set(), "another life"
+
+
+def test_a_snapshot_says_who_was_demoted_and_that_the_witness_has_no_vote() -> None:
+    log = log_of(
+        genesis(racks=2, witness=True), roster(1, [0, 1], learners=[1, WITNESS], witness=True)
+    )
+    log.decide(2)
+    folded = folded_of(log.snapshot())
+    assert folded == log.told
+    assert folded.demoted == {1}
+    assert folded.voters == {member(0)}
+    assert folded.members == {member(0), member(1), member(WITNESS)}
+
+
+def test_a_witness_is_of_use_beside_an_even_number_of_racks() -> None:
+    assert [witness_votes(member(WITNESS), racks) for racks in (1, 2, 3)] == [False, True, False]
+    assert not witness_votes(None, 2)
+    begin = replace(genesis(racks=3, witness=True), learners=(WITNESS,))
+    assert log_of(begin).written.voters == {member(0), member(1), member(2)}

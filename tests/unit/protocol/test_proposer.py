@@ -716,3 +716,36 @@ def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> 
     record = proposer.log.record(proposer.log.last)
     assert isinstance(record, Lineage)
     assert [seat.member for seat in record.members] == [member(0), again.member]
+
+
+def test_after_the_death_of_who_voted_alone_all_other_seats_begin_together() -> None:
+    """Rack 0 decided alone; what it decided, rack 1 or the witness may know."""
+    begin = genesis(racks=2, witness=True)
+    records = [begin, roster(1, [0, 1], learners=[1, WITNESS], witness=True)]
+    for first, second in ((1, WITNESS), (WITNESS, 1)):
+        cast = Cast(0, 1, WITNESS, me=first)
+        cast.accepts(FIRST, records, 2, 0, 1, WITNESS)
+        proposer = cast.stand()
+        proposer.held[member(1)] = (0,)
+        proposer.dead = {member(0)}
+        assert not cast.promise(first), "one of two"
+        assert cast.promise(second)
+        record = proposer.log.record(3)
+        assert isinstance(record, Lineage)
+        assert record.witness == member(WITNESS)
+        assert record.learners == (WITNESS,), "beside one rack it has no vote"
+        assert cast.follow(1) == [record]
+
+
+def test_without_a_death_who_has_no_vote_is_not_asked() -> None:
+    records = [genesis(racks=2), roster(1, [0, 1], learners=[1])]
+    cast = cast_of(0, 1, records=records)
+    assert cast.stand().asked() == {member(0)}
+
+
+def test_ready_is_who_has_accepted_the_whole_log() -> None:
+    cast = leading(0, 1)
+    cast.proposer.append(commit(1, [offer(0)]))
+    assert cast.proposer.ready() == set()
+    cast.follow(1)
+    assert cast.proposer.ready() == {member(1)}

@@ -561,3 +561,16 @@ def test_a_rack_whose_work_will_not_come_is_not_absent(changes: dict[str, Any]) 
     round_.advance(seen, 0)
     round_.advance(replace(seen, **changes), GRACE_NS)
     assert round_.absent == (TRAINS[2],)
+
+
+def test_racks_whose_results_alone_are_awaited_are_slow_when_others_take_less() -> None:
+    round_, now = gathering(offer(0), offer(1))
+    late = round_.started_ns + ATTEMPT_STALL_NS
+    round_.advance(now, late - 1)
+    assert round_.slow(late) == frozenset(), "nobody has a result: that is no rack's fault"
+    round_, now = gathering(offer(0), offer(1))
+    some = replace(now, held=held(0, attempt=round_.attempt))
+    round_.advance(some, round_.started_ns + 1)
+    late = round_.started_ns + ATTEMPT_STALL_NS
+    assert round_.slow(late - 1) == frozenset()
+    assert round_.slow(late) == {1, 2}

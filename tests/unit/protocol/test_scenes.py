@@ -21,7 +21,8 @@ from mend.protocol.scenes import (
     surroundings,
 )
 from mend.protocol.view import View
-from tests.unit.protocol.nouns import commit, genesis, log_of, member, offer, report
+from mend.terms import WITNESS
+from tests.unit.protocol.nouns import commit, genesis, log_of, member, offer, report, roster
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,13 @@ def test_a_rack_that_never_gets_in_is_absent_for_a_while_only() -> None:
 def test_many_racks_may_take_turns() -> None:
     log = log_of(genesis(5, fragments=2), *(named(1 + rack, rack) for rack in range(5)))
     assert set(seen(log)) == set(range(5))
+
+
+def test_who_has_lost_its_vote_is_waited_for_like_any_other_who_has_just_come_is_not() -> None:
+    log = log_of(
+        genesis(racks=2, witness=True), roster(1, [0, 1, 2], learners=[1, 2, WITNESS], witness=True)
+    ).written
+    views = {rack: View(member(rack), 0, report=report(1)) for rack in range(3)}
+    around = surroundings(log, views, {}, frozenset(range(3)))
+    assert around.contributors == {0, 1}
+    assert around.voters == {0}

@@ -380,9 +380,8 @@ BUGS = (
         "a rack that joins rounds of others captures on its fixed grid as well",
         (SCHEDULE, "return mark + self.schedule.period_steps if mark else "
          "self.schedule.first(fragment)",
-         "last = self.schedule.last_capture(fragment, mark)\n"
-         "        return last + self.schedule.period_steps if last else "
-         "self.schedule.first(fragment)"),
+         "first, period = self.schedule.first(fragment), self.schedule.period_steps\n"
+         "        return first if mark < first else mark - (mark - first) % period + period"),
     ),
     _bug(
         "40b",

@@ -52,18 +52,6 @@ class Schedule:
         """Fragments whose own overlap ends at this step, ascending; non-empty = an apply point."""
         return self.captures(step - self.overlap_steps)
 
-    def busy(self, step: int) -> bool:
-        """Whether anything at all happens after this step; the training loop asks every time."""
-        residue = step % self.period_steps
-        return residue in self._due or (step - self.overlap_steps) % self.period_steps in self._due
-
-    def last_capture(self, fragment: int, step: int) -> int:
-        """The newest due step <= step; 0 when there was none yet."""
-        offset = self.offset(fragment)
-        if step < offset:
-            return 0
-        return step - (step - offset) % self.period_steps
-
     def gap_steps(self) -> int:
         """Steps between two rounds, of whatever fragments."""
         return gap_steps(self.fragments, self.period_steps)

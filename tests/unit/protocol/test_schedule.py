@@ -47,21 +47,6 @@ def test_what_is_captured_ends_tau_steps_later(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_no_step_with_work_is_missed(schedule: Schedule) -> None:
-    for step in range(1, 50):
-        if schedule.captures(step) or schedule.ends(step):
-            assert schedule.busy(step)
-
-
-@given(schedules(), st.integers(0, 60))
-def test_last_capture_is_the_newest_due_step(schedule: Schedule, step: int) -> None:
-    for fragment in range(schedule.fragments):
-        offset, period = schedule.offset(fragment), schedule.period_steps
-        due = [s for s in range(offset, step + 1) if (s - offset) % period == 0]
-        assert schedule.last_capture(fragment, step) == max(due, default=0)
-
-
-@given(schedules())
 def test_a_rack_that_joins_no_round_keeps_the_schedule(schedule: Schedule) -> None:
     calendar, tau = Calendar(schedule), schedule.overlap_steps
     for step in range(1, 60):

@@ -409,7 +409,7 @@ MUTANTS = (
         "replayed-by-grid: a replay looks at every step, not at those of its tape",
         "runtime/following.py",
         "return due.step <= self.step if due is not None else not self._ends or self._merged()",
-        "return self.schedule.busy(self.step)",
+        "return self.step >= self.calendar.next_step",
         ("tests/unit/runtime/test_following.py",),
     ),
 )

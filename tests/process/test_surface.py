@@ -216,7 +216,10 @@ def test_status_says_where_the_rack_stands(alone: Configure) -> None:
 
 def test_what_overwrite_gives_up_has_a_column_of_its_own(alone: Configure) -> None:
     model, optimizer = fresh()
-    with mend.session(model, alone(**LOCKSTEP, alignment="overwrite"), optimizer) as runtime:
+    config = alone(
+        **LOCKSTEP, alignment="overwrite", outer_momentum_ramp_rounds=0, outer_optimizer_momentum=0
+    )
+    with mend.session(model, config, optimizer) as runtime:
         for step in range(1, 15):
             backward(model, step)
             optimizer.step()
@@ -275,7 +278,8 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
 
 
 def test_the_quick_start_of_tsugi_mend_runs_as_it_is(jobs: Jobs) -> None:
-    """It asks for four learners, so the job has four racks."""
+    """It asks for four learners, so the job has four racks, and merges all four as long as all
+    train."""
     job = jobs(4)
     for rack in range(4):
         job.start(rack, script="tests.process.quickstart")
@@ -286,5 +290,5 @@ def test_the_quick_start_of_tsugi_mend_runs_as_it_is(jobs: Jobs) -> None:
         assert each["status"]["step"] == 140
         assert each["weights"] == told[0]["weights"]
         assert each["status"]["anchor_digest"] == told[0]["status"]["anchor_digest"]
-        assert each["status"]["racks_merged"] == [0, 1, 2, 3]
+        assert each["status"]["rounds_by_racks"]["4"] >= 4, "each fragment at least once"
     assert list((job.folder / "results" / "mend_diag").glob("*.jsonl"))

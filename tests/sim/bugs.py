@@ -427,9 +427,8 @@ BUGS = (
         "a rack that joins rounds of others captures on its fixed grid as well",
         (SCHEDULE, "return mark + self.schedule.period_steps if mark else "
          "self.schedule.first(fragment)",
-         "H = self.schedule.period_steps\n"
-         "        return mark - (mark - self.schedule.offset(fragment)) % H + H if mark else "
-         "self.schedule.first(fragment)"),
+         "first, period = self.schedule.first(fragment), self.schedule.period_steps\n"
+         "        return first if mark < first else mark - (mark - first) % period + period"),
     ),
     _bug(
         "40b",

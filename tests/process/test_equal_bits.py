@@ -16,7 +16,7 @@ import pytest
 
 from tests.process.racks import environment
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 LONG = ["one", "ddp 2, microbatches 2", "fsdp 2", "tp 2"]
 SHORT = [
@@ -35,18 +35,18 @@ RAGGED = ["padded", "packed"]
 APART = ["run: one", "run: microbatches 4", "run: ddp 4"]
 REFUSED = {"unfixed ddp 4": "c10d.allreduce_", "torch's tp 2": "linear of a DTensor"}
 
-LIMIT_S = 380
-"""Alone on two cores it takes a tenth of that."""
+LIMIT_S = 560
+"""For a machine that ten others share: eight ranks wait for each other often."""
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, str]]:
     """Case -> what it came to, or why it was refused."""
-    steps = dict.fromkeys(LONG, 50) | dict.fromkeys(SHORT, 4) | dict.fromkeys(RAGGED, 8)
-    steps |= dict.fromkeys(APART, 4) | dict.fromkeys(REFUSED, 1)
+    steps = dict.fromkeys(LONG, 50) | dict.fromkeys(SHORT, 3) | dict.fromkeys(RAGGED, 5)
+    steps |= dict.fromkeys(APART, 3) | dict.fromkeys(REFUSED, 1)
     done = subprocess.run(
         [
-            *[sys.executable, "-m", "tests.process.equal_bits", "4:one"],
+            *[sys.executable, "-m", "tests.process.equal_bits", "3:one"],
             *(f"{count}:{name}" for name, count in steps.items()),
         ],
         cwd=Path(__file__).parents[2],
@@ -59,7 +59,7 @@ def found() -> dict[str, dict[str, str]]:
     assert done.returncode == 0, done.stderr
     short, *said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["name"] for each in said] == list(steps)
-    return {each["name"]: each["found"] for each in said} | {"one, 4 steps": short["found"]}
+    return {each["name"]: each["found"] for each in said} | {"one, 3 steps": short["found"]}
 
 
 def differ(found: dict[str, dict[str, str]], one: str, others: Sequence[str]) -> set[str]:
@@ -73,8 +73,8 @@ def test_fifty_steps_in_one_process_or_over_ranks(found: dict[str, dict[str, str
 
 def test_every_other_cut(found: dict[str, dict[str, str]]) -> None:
     """Ranks by DDP, FSDP2 and TP, times microbatches; checkpointing; threads."""
-    assert differ(found, "one, 4 steps", SHORT) == set()
-    assert found["one"] != found["one, 4 steps"]
+    assert differ(found, "one, 3 steps", SHORT) == set()
+    assert found["one"] != found["one, 3 steps"]
 
 
 def test_packed_sequences_are_padded_ones(found: dict[str, dict[str, str]]) -> None:

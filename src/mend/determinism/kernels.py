@@ -113,6 +113,11 @@ def vector_norm(
     return sum_dims(_fp32(x) * _fp32(x), dim, keepdim).sqrt().to(x.dtype)
 
 
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """aten::dot."""
+    return sum_dims(_fp32(x) * _fp32(y)).to(x.dtype)
+
+
 def foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:

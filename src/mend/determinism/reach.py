@@ -33,6 +33,7 @@ BELOW: dict[str, Callable[..., Any]] = {
     "var.correction": kernels.variance,
     "linalg_vector_norm": kernels.vector_norm,
     "_foreach_norm.Scalar": kernels.foreach_norm,
+    "dot": kernels.dot,
     "bmm": kernels.bmm,
     "baddbmm": kernels.baddbmm,
     "_softmax": kernels.softmax,

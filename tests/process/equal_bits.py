@@ -1,6 +1,6 @@
 """Trains a tiny Llama in many ways, each in processes of its own, and says what it came to.
 
-    python -m tests.process.equal_bits CASE...
+    python -m tests.process.equal_bits STEPS:CASE...
 
 One process loads torch and forks the ranks of each case, which meet in a file. Out: one line of
 JSON per case, with the digests of weights, optimizer and losses.
@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def summed(logits: Tensor, targets: Tensor) -> Tensor:
     return loss / (ROWS * TOKENS)
 
 
-def child(case: Case, steps: int, rank: int, meeting: str, out: Path) -> None:
+def child(case: Case, steps: int, meeting: str, rank: int, out: Path) -> None:
     if case.ranks > 1:
         dist.init_process_group(
             "gloo", init_method=f"file://{meeting}", rank=rank, world_size=case.ranks
@@ -216,20 +217,14 @@ def run(work: Callable[[int, Path], None], ranks: int, folder: Path) -> dict[str
 
 
 def main() -> None:
-    steps, *names = sys.argv[1:]
     train(CASES["one"], 1)  # what the first step imports, and checks of the machine, once for all
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
-    for name in names or CASES:
+    for asked in sys.argv[1:]:
+        steps, _, name = asked.partition(":")
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
-            meeting = f"{folder}/meeting"
-            found = run(
-                lambda rank, out, case=case, meeting=meeting: child(  # type: ignore[misc]
-                    case, int(steps), rank, meeting, out
-                ),
-                case.ranks,
-                Path(folder),
-            )
+            work = partial(child, case, int(steps), f"{folder}/meeting")
+            found = run(work, case.ranks, Path(folder))
         print(json.dumps({"name": name, "case": asdict(case), "found": found}), flush=True)
 
 

@@ -33,7 +33,9 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
 
 def kept_elements(x: Tensor, p: float, layer: int) -> Tensor:
     """Booleans of x's shape; an element's depends on `layer` and its indices, not on the shape."""
-    at = layout()
+    at, shape = layout(), x.shape
+    if not (at.packs(x, 1) or at.packs(x, 2)):
+        x = at.unflatten(x)
     first, rest = torch.arange(x.shape[0] if x.dim() else 1), list(x.shape[1:])
     hashed = _mix(torch.tensor(layer) + at.first_row + first)
     lead = 1
@@ -47,7 +49,7 @@ def kept_elements(x: Tensor, p: float, layer: int) -> Tensor:
     for size in rest:
         hashed = _mix(hashed[..., None] ^ torch.arange(size))
     kept = ((hashed >> (64 - _BITS)) & ((1 << _BITS) - 1)) >= round(p * (1 << _BITS))
-    return kept.reshape(x.shape)
+    return kept.reshape(shape)
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -48,6 +48,10 @@ def sum_dims(
         rest = x.shape[len(dims) :]
         summed = tree_sum_dims(unpack(x.reshape(-1, *rest), at.lengths), (0, 1))
         return summed.reshape((1,) * len(dims) + rest) if keepdim else summed
+    flattened = dims == list(range(len(dims))) and at.count and x.shape[0] % at.count == 0
+    if dims and flattened and x.shape[0] != at.count:
+        summed = tree_sum_dims(at.unflatten(x), range(len(dims) + 1))
+        return summed.reshape((1,) * len(dims) + summed.shape) if keepdim else summed
     return tree_sum_dims(x, dims, keepdim)
 
 
@@ -107,6 +111,11 @@ def vector_norm(
     if ord != 2:
         raise NotDeterministic(f"a vector norm of order {ord}", "use 1, 2 or infinity")
     return sum_dims(_fp32(x) * _fp32(x), dim, keepdim).sqrt().to(x.dtype)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """aten::dot."""
+    return sum_dims(_fp32(x) * _fp32(y)).to(x.dtype)
 
 
 def foreach_norm(
@@ -289,7 +298,8 @@ def embedding_backward(
         place_N = places.reshape(-1).nonzero()[:, 0]
         longest = max(at.lengths)
     else:
-        longest = indices[0].numel() if indices.dim() > 1 else 1
+        by_row = at.unflatten(indices)
+        longest = by_row[0].numel() if by_row.dim() > 1 else 1
         place_N = torch.arange(indices.numel())
     # Sequences begin at multiples of a power of two, so that their sums are nodes of the tree.
     stride = 1 << (longest - 1).bit_length()

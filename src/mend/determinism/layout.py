@@ -11,16 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mend.errors import UsageError
+from mend.errors import NotDeterministic, UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Lengths of packed sequences, none: every row of a batch is one. `first_row`: of the global
-    batch."""
+    batch. `count`: rows of this batch, 0: not told."""
 
     lengths: tuple[int, ...] = ()
     first_row: int = 0
+    count: int = 0
 
     @property
     def tokens(self) -> int:
@@ -29,6 +30,20 @@ class Layout:
     def packs(self, x: Tensor, dims: int) -> bool:
         """Whether the first `dims` dimensions of x are the packed tokens."""
         return bool(self.lengths) and x.shape[:dims].numel() == self.tokens
+
+    def unflatten(self, x: Tensor) -> Tensor:
+        """Rows that a model flattened with what follows them, (rows * T, ...), as (rows, T, ...).
+
+        Raises NotDeterministic where the first dimension is neither."""
+        if self.lengths or not self.count or not x.dim() or x.shape[0] == self.count:
+            return x
+        if x.shape[0] % self.count:
+            raise NotDeterministic(
+                f"a tensor of shape {tuple(x.shape)} in a batch of {self.count} rows: its first "
+                "dimension is not the batch",
+                "put the batch first, or use rows(first) without a count",
+            )
+        return x.reshape(self.count, x.shape[0] // self.count, *x.shape[1:])
 
 
 _PLAIN = Layout()
@@ -47,7 +62,7 @@ def sequences(lengths: Sequence[int]) -> Iterator[None]:
     """
     if not lengths or min(lengths) < 1:
         raise UsageError(f"lengths={tuple(lengths)}: one length of at least 1 for every sequence")
-    token = _layout.set(Layout(tuple(map(int, lengths)), layout().first_row))
+    token = _layout.set(Layout(tuple(map(int, lengths)), layout().first_row, layout().count))
     try:
         yield
     finally:
@@ -55,9 +70,13 @@ def sequences(lengths: Sequence[int]) -> Iterator[None]:
 
 
 @contextmanager
-def rows(first: int) -> Iterator[None]:
-    """Inside, row 0 of a batch is row `first` of the global batch: what dropout counts by."""
-    token = _layout.set(Layout(layout().lengths, first))
+def rows(first: int, count: int = 0) -> Iterator[None]:
+    """Inside, row 0 of a batch is row `first` of the global batch: what dropout counts by.
+
+    `count`: so many rows has this batch. Then (rows * T, ...) is known to be T tokens of each, and
+    a tensor with another first dimension is refused. Forward and backward both belong inside.
+    """
+    token = _layout.set(Layout(layout().lengths, first, count))
     try:
         yield
     finally:
@@ -83,4 +102,5 @@ def by_sequence(x: Tensor, at: Layout) -> Tensor:
         return unpack(x.reshape(-1, x.shape[-1]), at.lengths)
     if x.dim() == 1:
         return x.reshape(1, 1, -1)
+    x = at.unflatten(x)
     return x.reshape(x.shape[0], x.shape[1:-1].numel(), x.shape[-1])

@@ -105,9 +105,10 @@ def refuse_second_derivative(at: Layout) -> None:
         raise NotDeterministic(
             "a second derivative of a linear layer (create_graph=True)", "use level run for it"
         )
-    if at.lengths != layout().lengths:
+    if at != layout():
         raise UsageError(
-            "backward() ran outside of the sequences(...) that forward ran in; put both inside"
+            "backward() ran outside of the sequences(...) or rows(...) that forward ran in; put "
+            "both inside"
         )
 
 

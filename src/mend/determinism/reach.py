@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from mend.determinism import attention, chance, kernels, linear
 from mend.determinism.coverage import hidden
@@ -32,6 +33,7 @@ BELOW: dict[str, Callable[..., Any]] = {
     "var.correction": kernels.variance,
     "linalg_vector_norm": kernels.vector_norm,
     "_foreach_norm.Scalar": kernels.foreach_norm,
+    "dot": kernels.dot,
     "bmm": kernels.bmm,
     "baddbmm": kernels.baddbmm,
     "_softmax": kernels.softmax,
@@ -78,8 +80,24 @@ def put_in_place() -> Callable[[], None]:
             library.impl(name, hidden(function), "CPU")
         for name in REACHED:
             library.impl(name, _refusal(name), "CUDA")
-    destroy: Callable[[], None] = library._destroy
-    return destroy
+    attention_of_old = functional.multi_head_attention_forward
+    functional.multi_head_attention_forward = _refuse_attention_of_old
+
+    def take_away() -> None:
+        functional.multi_head_attention_forward = attention_of_old
+        library._destroy()
+
+    return take_away
+
+
+def _refuse_attention_of_old(*args: Any, **kwargs: Any) -> Any:
+    """What nn.MultiheadAttention and nn.Transformer call: it turns the batch into the second
+    dimension before it multiplies by weights."""
+    raise NotDeterministic(
+        "nn.MultiheadAttention is not reached at level shape: its linear layers do not have the "
+        "batch as their first dimension",
+        "use F.scaled_dot_product_attention",
+    )
 
 
 def _refusal(name: str) -> Callable[..., Any]:

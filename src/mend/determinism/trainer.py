@@ -31,7 +31,7 @@ from mend.determinism.enabling import (
     seed_all,
     set_random_state,
 )
-from mend.determinism.layout import rows
+from mend.determinism.layout import layout, rows
 from mend.determinism.trees import Stack
 from mend.errors import ConfigError, UsageError
 
@@ -164,7 +164,8 @@ class DeterministicTrainer:
         ranks, rank = 1, 0
         if self.group is not None:
             ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        with rows((number * ranks + rank) * rows_in(batch)):
+        count = 0 if layout().lengths else rows_in(batch)
+        with rows((number * ranks + rank) * rows_in(batch), count):
             loss = loss_fn(self.model, batch)
             if loss.numel() != 1:
                 raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")

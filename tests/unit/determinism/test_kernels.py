@@ -38,6 +38,7 @@ OPS: dict[str, Op] = {
     "var": lambda x: x.var(-1),
     "max": lambda x: x.max(-1).values,
     "min": lambda x: x.min(-1).values,
+    "dot": lambda x: torch.stack([row.dot(row) for row in x]),
     "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
     "linear": lambda x: F.linear(x, torch.linspace(-1, 1, 5 * WIDTH).view(5, WIDTH)),
     "matmul": lambda x: x @ torch.linspace(-1, 1, 5 * WIDTH).view(WIDTH, 5),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mend.determinism import enable, sequences
+from mend.determinism import enable, rows, sequences
 from mend.determinism.digests import same_bits
 from mend.errors import NotDeterministic, UsageError
 
@@ -77,6 +77,39 @@ def test_packed_is_padded() -> None:
     module(pad(list(parts), True)).backward(pad(list(grads), True))
     for one, other in zip(packed, module.parameters(), strict=True):
         assert same_bits(one, other.grad)  # type: ignore[arg-type]
+
+
+class Flattened(nn.Module):
+    """Of (B, T, D) it makes (B * T, D), as many do before a norm, a linear layer and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer, self.words = nn.LayerNorm(16), nn.Linear(16, 4), nn.Embedding(3, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = torch.arange(x.shape[1]).repeat(len(x)) % 3
+        flat = self.norm(x.reshape(-1, 16) + self.words(words))
+        out: Tensor = F.dropout(self.layer(flat), 0.5)
+        return out.view(*x.shape[:-1], 4)
+
+
+@pytest.mark.parametrize("tokens", [5, 8])
+def test_rows_that_a_model_flattens_stay_rows(tokens: int) -> None:
+    """5 tokens are no power of two: halves of 8 * 5 rows are no nodes of a tree over rows."""
+    module, x = Flattened(), noise(8, tokens, 16)
+    found = []
+    for part in (slice(0, 8), slice(0, 4), slice(4, 8)):
+        torch.manual_seed(3)
+        with rows(part.start, part.stop - part.start):
+            found.append(gradients(module, x, part))
+    for whole, one, other in zip(*found, strict=True):
+        assert same_bits(whole, one + other)
+
+
+def test_a_first_dimension_that_is_not_the_batch_is_refused() -> None:
+    layer = nn.Linear(16, 4)
+    with rows(0, 3), pytest.raises(NotDeterministic, match="not the batch"):
+        layer(noise(8, 3, 16)).sum().backward()
 
 
 def test_backward_outside_of_its_sequences_is_refused() -> None:

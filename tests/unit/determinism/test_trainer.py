@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -206,3 +208,18 @@ def test_degrees_that_are_no_power_of_two_are_refused() -> None:
     with pytest.raises(ConfigError, match="microbatches=3"):
         DeterministicTrainer(*make("cpu"), 7, level="shape", microbatches=3)
     assert enabled() is None
+
+
+def test_the_example_does_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(__file__).parents[3] / "examples" / "equal_bits.py"
+    said = []
+    for level in ("shape", "run"):
+        for parts in ("1", "4"):
+            options = ["--steps", "2", "--level", level, "--microbatches", parts]
+            monkeypatch.setattr("sys.argv", [str(path), *options])
+            runpy.run_path(str(path), run_name="__main__")
+            said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert len(set(said)) == 3

@@ -392,11 +392,6 @@ BUGS = (
         (LOG, "rounds=tuple(told.rounds),", "rounds=(0,) * len(told.rounds),"),
     ),
     _bug(
-        "36b",
-        "a new lineage goes on with the rounds of the versions that it undoes",
-        (LOG, "        self.rounds = list(record.rounds)", "        self.rounds = self.rounds[:]"),
-    ),
-    _bug(
         "33c",
         "racks that come back get their seats one by one, whatever that costs",
         ("protocol/rosters.py", "if len(hall.joining) > 1:", "if len(hall.joining) > 99:"),

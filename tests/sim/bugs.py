@@ -468,11 +468,6 @@ BUGS = (
         "a snapshot does not say how many rounds were merged",
         (LOG, "rounds=tuple(told.rounds),", "rounds=(0,) * len(told.rounds),"),
     ),
-    _bug(
-        "37e",
-        "a new lineage goes on with the rounds of the versions that it undoes",
-        (LOG, "        self.rounds = list(record.rounds)", "        self.rounds = self.rounds[:]"),
-    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

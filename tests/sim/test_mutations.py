@@ -17,7 +17,6 @@ NAMED = {bug.name: bug for bug in BUGS}
 SHOWN: tuple[tuple[str, int, str], ...] = (
     ("1", 0, "I1: Peer(rack=0, rank=0) decided record 2 (Commit)"),
     ("4", 53, "I1: Peer(rack=65535, rank=0) decided record 5 (Roster) with the votes"),
-    ("5", 53, "I1: Peer(rack=0, rank=0): fault"),
     ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 16 (Roster) with the votes"),
     ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
     ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
@@ -37,13 +36,18 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("31c", 51, "I8: Peer(rack=0, rank=0) ends in order, though rack 0 has diverged"),
     ("23b", 9, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis) with the votes [0] of [0, 1]"),
     ("23d", 303, "I4: rack 0 rank 0 failed: StartTimeout"),
-    ("34", 9, "I1: Peer(rack=0, rank=0) decided record 3 (Epoch) with the votes [0] of [1]"),
+    (
+        "34",
+        305,
+        "I1: Peer(rack=65535, rank=0) decided record 8 (Commit) with the votes [0, 65535] of",
+    ),
     (
         "35",
-        249,
-        "I1: Peer(rack=0, rank=0) begins anew without Peer(rack=65535, rank=0), which lives",
+        179,
+        "I1: Peer(rack=1, rank=0) begins anew without Peer(rack=65535, rank=0), which lives",
     ),
-    ("35b", 9, "I4: rack 1 rank 0 failed: StartTimeout"),
+    ("34e", 59, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("35b", 92, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
 )

@@ -18,6 +18,9 @@ from mend.terms import MS, SECOND
 SHARE = 0.06
 """Of all seeds."""
 
+VOTES_SHARE = 0.02
+"""Of all seeds, too: stories of votes that come and go."""
+
 VOTES_NS = 5 * SECOND
 """From when a witness is started again to when it has its vote back, if all others live."""
 
@@ -27,6 +30,9 @@ LENGTH_S = 14.0
 
 def returns(seed: int) -> Scenario | None:
     """The scenario of a seed that tells one; None for the others."""
+    rng = random.Random(f"votes {seed}")
+    if rng.random() < VOTES_SHARE:
+        return rng.choice(VOTES)(seed, rng)
     rng = random.Random(f"coming back {seed}")
     return rng.choice(RETURNS)(seed, rng) if rng.random() < SHARE else None
 
@@ -244,7 +250,5 @@ RETURNS: tuple[Return, ...] = (
     _at_birth,
     _at_birth,
     _twice,
-    _alone,
-    _alone,
-    _behind_the_witness,
 )
+VOTES: tuple[Return, ...] = (_alone, _alone, _behind_the_witness)

@@ -401,6 +401,8 @@ class Report(State, frozen=True, tag=12):
     """The rack stops now, whatever the log says (its last word)."""
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
     """Open offers that a rank of this rack has found not fit to be merged."""
+    heard: Count = 0
+    """Serial of the newest orders of the epoch that is promised."""
 
 
 class Orders(State, frozen=True, tag=13):
@@ -477,6 +479,8 @@ class RankReport(State, frozen=True, tag=14):
     hurry: bool
     idle: bool
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
+    heard: Count = 0
+    """Serial of the newest orders of its leader."""
 
 
 class RankOrders(State, frozen=True, tag=15):

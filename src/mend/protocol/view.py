@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mend.protocol.flow import Flow
 from mend.protocol.messages import Orders, Report
 from mend.terms import Member
 
@@ -20,8 +21,10 @@ class View:
     got: frozenset[tuple[int, int, int]] = frozenset()
     gone: bool = False
     sent: Orders | None = None
+    """Without records."""
     sent_ns: int = 0
     serial: int = 0
+    flow: Flow = field(default_factory=Flow)
 
     def live(self, now_ns: int, detect_ns: int) -> bool:
         fresh = self.report is None or self.report.fresh

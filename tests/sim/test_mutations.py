@@ -41,6 +41,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("33b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("34", 25, "I1: Peer(rack=65535, rank=0) undid decisions"),
     ("34b", 25, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("34d", 67, "I4: rack 1 rank 0 left alone though a quorum was there"),
     ("34c", 83, "I1: Peer(rack=2, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
 )
 """(bug, its first seed, how the first problem begins)"""

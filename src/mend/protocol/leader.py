@@ -75,6 +75,8 @@ class Leader:
     silent: bool = False
     failure: tuple[str, str] = ("", "")
     progress_ns: int = 0
+    asker: int | None = None
+    """Who has asked, as it has a former life of this rack in its log."""
     told: tuple[str, ...] = ()
     """Refusals that `waiting` has named."""
     sent: dict[Peer, Report | RankOrders] = field(default_factory=dict)
@@ -145,7 +147,7 @@ class Leader:
             if vote is not None:
                 effects.append(Send(event.peer, replace(vote, held=self._versions())))
         elif isinstance(body, Challenge) and body.to == self.member.incarnation:
-            self._answer(body.seated)
+            self._answer(event.peer, body.seated)
         elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
             mine = body.incarnation == self.member.incarnation
             if mine and not self.failure[0]:
@@ -208,10 +210,18 @@ class Leader:
         effects.append(Fail(kind, detail))
 
     def _start_reason(self) -> str:
+        if self.orders is None and self.asker is not None:
+            who = "the witness" if self.asker == WITNESS else f"rack {self.asker}"
+            return (
+                f"{who} knows this job, in which a former life of this rack has a seat, and nobody "
+                "leads it: every rack that is silent has to be started again, or retired (mend "
+                "retire)"
+            )
         if self.orders is None:
             return (
                 f"no answer from the coordinator ({self._where()}); is it running, is the address "
-                "right (sideband_peers, witness_addr), is a firewall between"
+                "right (sideband_peers, witness_addr), is a firewall between; or is the job over "
+                "(then nobody is left to answer: start all racks again, and the witness)"
             )
         if self.orders.missing:
             absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
@@ -243,8 +253,9 @@ class Leader:
             self.hello_ns = now_ns
             effects += [Send(peer, self.hello) for peer in self._coordinators(now_ns)]
 
-    def _answer(self, seated: int) -> None:
+    def _answer(self, peer: Peer, seated: int) -> None:
         """That life of this rack is over: this one has heard of it. Said at once."""
+        self.asker = peer.rack
         after = self.hello.after
         if seated != self.member.incarnation and seated not in after:
             self.hello = replace(self.hello, after=(*after, seated)[-LIVES_MAX:])

@@ -296,7 +296,7 @@ class Retire(Word, frozen=True, tag=19):
 
 
 class Refusal(Word, frozen=True, tag=11):
-    """The coordinator's no. kind: plan, taken, started, racks."""
+    """The coordinator's no. kind: plan, taken, started, racks, over."""
 
     incarnation: Count
     kind: Text

@@ -174,6 +174,18 @@ def test_a_rack_answers_at_once_that_it_lives_after_who_has_its_seat() -> None:
     assert rack.machine.hello.after == tuple(range(10, 10 + LIVES_MAX)), "the newest"
 
 
+def test_a_rack_that_is_asked_and_not_led_says_what_the_job_waits_for() -> None:
+    """The witness lives, and keeps the log of a job whose racks were not all started again."""
+    rack = Rack()
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, Challenge(member(RACK).incarnation, 5))
+    (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
+    assert str(told["for"]).startswith("the witness knows this job")
+    assert "every rack that is silent has to be started again, or retired" in str(told["for"])
+    rack.hear(Peer(2, 0), 5, Challenge(member(RACK).incarnation, 6))
+    (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
+    assert str(told["for"]).startswith("rack 2 knows this job")
+
+
 def test_an_unanswered_start_ends_with_the_address_that_did_not_answer() -> None:
     rack = Rack()
     assert not any(isinstance(e, Fail) for e in rack.tick(START_NS))

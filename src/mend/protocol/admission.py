@@ -84,6 +84,11 @@ class Admission:
     ) -> bool:
         """Whether a rack fits a job that has begun, and its former life is surely over."""
         rack = hello.seat.member.rack
+        if log.over:
+            remedy = "To train again, start all racks once it has ended, or name another job"
+            detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
+            self.refuse(hello, "over", detail, effects)
+            return False
         others = (view for other, view in views.items() if other not in (rack, WITNESS))
         alone = not any(view.live(now_ns, self.detect_ns) for view in others)
         if log.policy is not None and log.policy.lockstep and alone:

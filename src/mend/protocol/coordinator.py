@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from mend.protocol.admission import Admission
 from mend.protocol.border import plan_hash, report_misfit
 from mend.protocol.election import Election
 from mend.protocol.epochs import epoch_of, number_of
 from mend.protocol.events import Effect, Event, Finished, Heard, Note, Send
+from mend.protocol.flow import Again, Flow, Portion, whole
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log, witness_votes
 from mend.protocol.messages import (
@@ -196,6 +199,8 @@ class Coordinator:
         if view.report is not None and report.serial <= view.report.serial:
             return
         view.report, view.gone = report, report.gone
+        if report.ballot.promised == self.proposer.epoch:
+            view.flow.hears(report.heard)
         view.got = frozenset((offer.member.rack, offer.fragment, offer.seq) for offer in report.got)
         if report.gone and not self.log.told.begun:
             del self.views[member.rack], self.admission.hellos[member.rack]
@@ -224,6 +229,7 @@ class Coordinator:
         self.votes[member] = vote.serial
         if view is not None:
             view.heard_ns = now_ns
+            view.flow.hears(vote.serial if vote.ballot.promised == self.proposer.epoch else 0)
         self.proposer.held[member] = vote.held
         self._on_ballot(member, vote.ballot, now_ns, effects)
 
@@ -259,6 +265,7 @@ class Coordinator:
         self.votes, self.moved_ns, self.awake_ns = {}, now_ns, now_ns
         for view in self.views.values():
             view.report = view.sent = None
+            view.flow = Flow()
         if self.me.rack == WITNESS:
             self.views[WITNESS] = View(self.member, now_ns)
         if self.voter.log.told.begun:  # hellos of lives that are over
@@ -589,23 +596,20 @@ class Coordinator:
         offers = tuple(self.offers[key] for key in sorted(self.offers))
         expected = range(0 if log.told.begun else self.options.racks)
         missing = tuple(rack for rack in expected if rack not in self.views)
-        for rack, view in self.views.items():
+        for view in self.views.values():
             if view.gone:
                 continue
-            common = prev = self.proposer.common(view.member)
-            snapshot = None
             # A witness that was started again knows nobody's address: what it hears says it all.
-            lost = rack == WITNESS and rack not in lively and log.decided > 0
-            if lost or not log.reaches(common):
-                prev, snapshot = log.decided, log.snapshot()
+            lost = view.member.rack == WITNESS and WITNESS not in lively and log.decided > 0
+            known = -1 if lost else self.proposer.common(view.member)
             orders = Orders(
                 serial=0,
                 to=view.member.incarnation,
                 epoch=self.proposer.epoch,
-                lineage=log.lineage_at(common),
-                prev=prev,
-                chain=log.chain(prev),
-                records=log.after(prev),
+                lineage="",
+                prev=0,
+                chain="",
+                records=(),
                 last=log.last,
                 decided=log.decided,
                 offers=offers,
@@ -614,11 +618,36 @@ class Coordinator:
                 live=live,
                 missing=missing,
                 why=self._why(bool(missing)),
-                snapshot=snapshot,
             )
-            if orders != view.sent or now_ns >= view.sent_ns + self.options.heartbeat_ns:
-                view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
-                effects.append(Send(Peer(rack, 0), orders.numbered(view.serial)))
+            self._send(view, orders, known, now_ns, effects)
+
+    def _send(
+        self, view: View, orders: Orders, known: int, now_ns: int, effects: list[Effect]
+    ) -> None:
+        """A state, if it is news or time for a heartbeat, with the records that are due. `known`:
+        records that the reader has for sure; below 0 nobody knows."""
+        due = now_ns >= view.sent_ns + self.options.heartbeat_ns
+        if view.flow.full and not due:
+            return
+        again = Again(self.options.detect_ns, 2 * self.options.heartbeat_ns)
+        if known >= 0:
+            portion = view.flow.next(self.log, known, now_ns, again, self.log.portion)
+        else:
+            portion = whole(self.log, self.log.portion) if due else Portion(self.log.decided)
+        if not (portion or due or orders != view.sent):
+            return
+        view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
+        view.flow.went(portion, view.serial, now_ns)
+        orders = replace(
+            orders,
+            serial=view.serial,
+            prev=portion.prev,
+            lineage=self.log.lineage_at(portion.prev),
+            chain=self.log.chain(portion.prev),
+            records=portion.records,
+            snapshot=portion.snapshot,
+        )
+        effects.append(Send(Peer(view.member.rack, 0), orders))
 
     def _why(self, starting: bool) -> tuple[str, ...]:
         if starting:

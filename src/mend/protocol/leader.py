@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from mend.protocol.booth import Booth, ways_to_leaders
 from mend.protocol.border import format_misfit, orders_misfit, rank_report_misfit
 from mend.protocol.events import Effect, Event, Fail, Heard, Note, Send, Summed
+from mend.protocol.flow import Again, Flow, Portion
 from mend.protocol.log import Log
 from mend.protocol.messages import (
     BAD_MAX,
@@ -29,6 +30,7 @@ from mend.protocol.messages import (
     Prepare,
     RankOrders,
     RankReport,
+    Record,
     Refusal,
     Report,
     Total,
@@ -73,10 +75,14 @@ class Leader:
     silent: bool = False
     failure: tuple[str, str] = ("", "")
     progress_ns: int = 0
+    asker: int | None = None
+    """Who has asked, as it has a former life of this rack in its log."""
     told: tuple[str, ...] = ()
     """Refusals that `waiting` has named."""
     sent: dict[Peer, Report | RankOrders] = field(default_factory=dict)
     sent_ns: dict[Peer, int] = field(default_factory=dict)
+    flows: dict[int, Flow] = field(default_factory=dict)
+    """By rank: what of the log it has been sent."""
     serial: int = 0
 
     def __post_init__(self, coordinator: Peer) -> None:
@@ -104,11 +110,10 @@ class Leader:
         self._watch(now_ns, effects)
         if not self._is_seated():
             self._say_hello(now_ns, effects)
-        self._flush(self.booth.coordinator, self._report(now_ns), now_ns, effects)
+        self._tell_coordinator(now_ns, effects)
         totals = self._totals(effects)
         for rank in range(self.ranks_configured):
-            orders = self._rank_orders(rank, totals)
-            self._flush(Peer(self.member.rack, rank), orders, now_ns, effects)
+            self._tell(rank, totals, now_ns, effects)
         return effects
 
     def deadline_ns(self) -> int | None:
@@ -142,7 +147,7 @@ class Leader:
             if vote is not None:
                 effects.append(Send(event.peer, replace(vote, held=self._versions())))
         elif isinstance(body, Challenge) and body.to == self.member.incarnation:
-            self._answer(body.seated)
+            self._answer(event.peer, body.seated)
         elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
             mine = body.incarnation == self.member.incarnation
             if mine and not self.failure[0]:
@@ -205,10 +210,18 @@ class Leader:
         effects.append(Fail(kind, detail))
 
     def _start_reason(self) -> str:
+        if self.orders is None and self.asker is not None:
+            who = "the witness" if self.asker == WITNESS else f"rack {self.asker}"
+            return (
+                f"{who} knows this job, in which a former life of this rack has a seat, and nobody "
+                "leads it: every rack that is silent has to be started again, or retired (mend "
+                "retire)"
+            )
         if self.orders is None:
             return (
                 f"no answer from the coordinator ({self._where()}); is it running, is the address "
-                "right (sideband_peers, witness_addr), is a firewall between"
+                "right (sideband_peers, witness_addr), is a firewall between; or is the job over "
+                "(then nobody is left to answer: start all racks again, and the witness)"
             )
         if self.orders.missing:
             absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
@@ -240,8 +253,9 @@ class Leader:
             self.hello_ns = now_ns
             effects += [Send(peer, self.hello) for peer in self._coordinators(now_ns)]
 
-    def _answer(self, seated: int) -> None:
+    def _answer(self, peer: Peer, seated: int) -> None:
         """That life of this rack is over: this one has heard of it. Said at once."""
+        self.asker = peer.rack
         after = self.hello.after
         if seated != self.member.incarnation and seated not in after:
             self.hello = replace(self.hello, after=(*after, seated)[-LIVES_MAX:])
@@ -256,14 +270,43 @@ class Leader:
         others = (self.founder, *self.options.peers)
         return tuple(dict.fromkeys((*first, *others)))
 
-    def _flush(
-        self, to: Peer, message: Report | RankOrders, now_ns: int, effects: list[Effect]
+    def _tell_coordinator(self, now_ns: int, effects: list[Effect]) -> None:
+        to, report = self.booth.coordinator, self._report(now_ns)
+        if report != self.sent.get(to) or self._is_due(to, now_ns):
+            self.sent[to], self.sent_ns[to] = report, now_ns
+            self.serial += 1
+            effects.append(Send(to, replace(report, serial=self.serial, heard=self.booth.heard[1])))
+
+    def _tell(
+        self, rank: int, totals: tuple[Total, ...], now_ns: int, effects: list[Effect]
     ) -> None:
-        if message == self.sent.get(to) and now_ns < self.sent_ns[to] + self.options.heartbeat_ns:
+        """Its orders, if they are news or time for a heartbeat, with the records that are due."""
+        to, orders = Peer(self.member.rack, rank), self._rank_orders(totals)
+        flow, due = self.flows.setdefault(rank, Flow()), self._is_due(to, now_ns)
+        report = self.ranks.get(rank)
+        if report is not None:
+            flow.hears(report.heard)
+        if flow.full and not due:
             return
-        self.sent[to], self.sent_ns[to] = message, now_ns
+        portion = Portion(0)
+        if self._is_seated():
+            known = min(report.decided, self.log.decided) if report else 0
+            again = Again(self.options.detect_ns, self.options.detect_ns)
+            portion = flow.next(self.log, known, now_ns, again, self._decided_portion)
+        if not (portion or due or orders != self.sent.get(to)):
+            return
+        self.sent[to], self.sent_ns[to] = orders, now_ns
         self.serial += 1
-        effects.append(Send(to, message.numbered(self.serial)))
+        flow.went(portion, self.serial, now_ns)
+        news = {"prev": portion.prev, "records": portion.records, "snapshot": portion.snapshot}
+        effects.append(Send(to, replace(orders, serial=self.serial, **news)))
+
+    def _decided_portion(self, known: int, index: int) -> tuple[Record, ...]:
+        return self.log.portion(known, index, self.log.decided)
+
+    def _is_due(self, to: Peer, now_ns: int) -> bool:
+        """Whether it is time for a heartbeat."""
+        return to not in self.sent or now_ns >= self.sent_ns[to] + self.options.heartbeat_ns
 
     def farewell(self) -> Send:
         """The last word of a rack that stops, to be sent by its runtime."""
@@ -359,19 +402,15 @@ class Leader:
         effects += self.totals.collect(ranks)
         return self.totals.told(ranks)
 
-    def _rank_orders(self, rank: int, totals: tuple[Total, ...]) -> RankOrders:
-        report = self.ranks.get(rank)
-        prev = min(report.decided, self.log.decided) if report else 0
-        snapshot = None
-        if not self.log.reaches(prev):
-            prev, snapshot = self.log.decided, self.log.snapshot()
+    def _rank_orders(self, totals: tuple[Total, ...]) -> RankOrders:
+        """Without records."""
         orders = self.orders
         ranks = [self.ranks[r] for r in sorted(self.ranks)]
         complete = len(ranks) == self.ranks_configured
         return RankOrders(
             serial=0,
-            prev=prev,
-            records=self.log.after(prev, self.log.decided) if self._is_seated() else (),
+            prev=0,
+            records=(),
             offers=orders.offers if orders else (),
             gathers=orders.gathers if orders else (),
             totals=totals,
@@ -387,7 +426,6 @@ class Leader:
             why=self.why(),
             failure=self.failure,
             finish=self.left(),
-            snapshot=snapshot,
         )
 
 

@@ -407,7 +407,8 @@ class Learner:
         if report == self.sent and now_ns < self.sent_ns + self.options.heartbeat_ns:
             return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
-        effects.append(ev.Send(Peer(self.me.rack, 0), report.numbered(self.serial)))
+        told = replace(report, serial=self.serial, heard=self.orders_serial)
+        effects.append(ev.Send(Peer(self.me.rack, 0), told))
 
     def _report(self) -> RankReport:
         versions = tuple(shelf.newest for shelf in self.shelves)

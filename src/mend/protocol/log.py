@@ -46,6 +46,9 @@ NORMS_KEPT = 64
 SENT_AT_ONCE = 256
 """Records in one message; a member further behind gets them in several."""
 
+RECORDS_BYTES_MAX = 256 << 10
+"""Of decided records that are under way to one reader."""
+
 UNDECIDED_MAX = SENT_AT_ONCE // 2
 """Records behind the last decided one. Less than fit into a message: a voter takes over the end of
 a log as a whole, or not at all."""
@@ -278,6 +281,8 @@ class Log:
         self.told = Folded()
         self._records: dict[int, Record] = {}
         self._chains: dict[int, str] = {0: ""}
+        self._sizes: dict[int, int] = {0: 0}
+        """Bytes of records 1..index, or of those behind a snapshot; where `_chains` are."""
         self._first = 1
 
     @property
@@ -315,6 +320,7 @@ class Log:
         other = copy(self)
         other.written, other.told = self.written.copy(), self.told.copy()
         other._records, other._chains = dict(self._records), dict(self._chains)
+        other._sizes = dict(self._sizes)
         other._lineages = list(self._lineages)
         return other
 
@@ -330,8 +336,10 @@ class Log:
         before = self._chains[self.last]
         self.last += 1
         self._records[self.last] = record
-        digest = hashlib.sha256(bytes.fromhex(before) + encode_record(record))
+        encoded = encode_record(record)
+        digest = hashlib.sha256(bytes.fromhex(before) + encoded)
         self._chains[self.last] = digest.hexdigest()
+        self._sizes[self.last] = self._sizes[self.last - 1] + len(encoded)
         if isinstance(record, Genesis | Lineage):
             self._lineages.append((self.last, self._chains[self.last]))
 
@@ -342,7 +350,7 @@ class Log:
             return
         kept = [self._records[i] for i in range(self.decided + 1, index + 1)]
         for i in range(index + 1, self.last + 1):
-            del self._records[i], self._chains[i]
+            del self._records[i], self._chains[i], self._sizes[i]
         self._lineages = [each for each in self._lineages if each[0] <= index]
         self.last, self.written = index, self.told.copy()
         for record in kept:
@@ -418,7 +426,8 @@ class Log:
             self.told.take(record)
         self.decided += len(fresh)
         while self._first <= self.decided - self._kept:
-            del self._records[self._first], self._chains[self._first - 1]
+            del self._records[self._first]
+            del self._chains[self._first - 1], self._sizes[self._first - 1]
             self._first += 1
         return fresh
 
@@ -461,6 +470,7 @@ class Log:
         self.last = self.decided = index
         self.told, self.written = folded_of(snapshot), folded_of(snapshot)
         self._records, self._chains, self._first = {}, {index: snapshot.chain}, index + 1
+        self._sizes = {index: 0}
         self._lineages = [(begun, name) for begun, name in snapshot.lineages]
 
     def after(self, index: int, stop: int | None = None) -> tuple[Record, ...]:
@@ -472,6 +482,17 @@ class Log:
             return ()
         end = min(self.last if stop is None else stop, index + SENT_AT_ONCE)
         return tuple(self._records[i] for i in range(index + 1, end + 1))
+
+    def portion(self, known: int, index: int, stop: int | None = None) -> tuple[Record, ...]:
+        """As `after`, for a reader that has it up to `known` while the rest up to `index` is under
+        way: no more than RECORDS_BYTES_MAX with that, but for one record at least where nothing is.
+        The undecided end is left whole: a voter takes it as a whole."""
+        records = self.after(index, stop)
+        start = self._sizes[max(known, self._first - 1)]
+        for fits, i in enumerate(range(index + 1, min(index + len(records), self.decided) + 1)):
+            if self._sizes[i] - start > RECORDS_BYTES_MAX and (fits or index > known):
+                return records[:fits]
+        return records
 
     def undecided(self) -> Iterable[Record]:
         return (self._records[i] for i in range(self.decided + 1, self.last + 1))

@@ -328,7 +328,7 @@ class Retire(Word, frozen=True, tag=19):
 
 
 class Refusal(Word, frozen=True, tag=11):
-    """The coordinator's no. kind: plan, taken, started, racks."""
+    """The coordinator's no. kind: plan, taken, started, racks, over."""
 
     incarnation: Count
     kind: Text
@@ -434,6 +434,8 @@ class Report(State, frozen=True, tag=12):
     """The rack stops now, whatever the log says (its last word)."""
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
     """Open offers that a rank of this rack has found not fit to be merged."""
+    heard: Count = 0
+    """Serial of the newest orders of the epoch that is promised."""
 
 
 class Orders(State, frozen=True, tag=13):
@@ -510,6 +512,8 @@ class RankReport(State, frozen=True, tag=14):
     hurry: bool
     idle: bool
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
+    heard: Count = 0
+    """Serial of the newest orders of its leader."""
 
 
 class RankOrders(State, frozen=True, tag=15):

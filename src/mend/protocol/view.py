@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mend.protocol.flow import Flow
 from mend.protocol.messages import Orders, Report
 from mend.terms import Member
 
@@ -20,10 +21,12 @@ class View:
     got: frozenset[tuple[int, int, int]] = frozenset()
     gone: bool = False
     sent: Orders | None = None
+    """Without records."""
     sent_ns: int = 0
     serial: int = 0
     vote_ns: int = 0
     """From when on it may have a vote again, if it stays as it is."""
+    flow: Flow = field(default_factory=Flow)
 
     def live(self, now_ns: int, detect_ns: int) -> bool:
         fresh = self.report is None or self.report.fresh

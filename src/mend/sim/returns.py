@@ -217,20 +217,24 @@ def _late_hello(seed: int, rng: random.Random) -> Scenario:
 
 
 def _retired(seed: int, rng: random.Random) -> Scenario:
-    """Some die for good, and a person says so; others may come back. At least one stays, or comes
-    back."""
+    """One dies for good, and a person says so; others do as well, or come back, or are away."""
     voters = rng.choice(((2, False), (2, False), (2, True), (3, False), (3, True)))
     scenario = dataclasses.replace(job(seed, rng, voters, LENGTH_S), k=1)
-    lost = rng.sample(range(scenario.racks), rng.randint(1, scenario.racks - 1))
-    begin_ns, faults = seconds(rng, 0.5, 3.0), []
+    lost = rng.sample(range(scenario.racks), scenario.racks - 1)
+    if voters == (2, False):
+        lost = [0]  # rack 1 alone is no quorum
+    begin_ns, faults = seconds(rng, 0.5, 2.0), []
     for fault in _restarts(lost, rng, begin_ns):
-        if fault.a == lost[0] or rng.random() < 0.5:
-            retire_ns = fault.begin_ns + seconds(rng, 0.1, 5.0)
+        if fault.a != lost[0] and rng.random() < 0.4:
+            end_ns = begin_ns + seconds(rng, 6.0, 9.0)
+            faults.append(Fault("partition", fault.begin_ns, end_ns, racks=(fault.a,)))
+        elif fault.a == lost[0] or rng.random() < 0.5:
+            retire_ns = fault.begin_ns + seconds(rng, 0.1, 1.5)
             faults.append(Fault("crash", fault.begin_ns, FOR_EVER, fault.a))
             faults.append(Fault("retire", retire_ns, retire_ns, fault.a))
         else:
             faults.append(fault)
-    quiet_ns = max(f.end_ns for f in faults if f.kind != "crash") + 2 * SECOND
+    quiet_ns = max(f.end_ns for f in faults if f.kind != "crash") + SECOND // 10
     return told(scenario, faults, quiet_ns)
 
 

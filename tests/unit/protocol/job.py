@@ -79,9 +79,9 @@ class Job:
             changes.pop("decided", before.decided),
             self.machine.proposer.epoch,
         )
-        self.reports[rack] = replace(
-            self.reports[rack], **changes, serial=self.reports[rack].serial + 1
-        )
+        heard = self.orders[rack].serial if rack in self.orders else 0
+        changes = {"heard": heard, "serial": self.reports[rack].serial + 1, **changes}
+        self.reports[rack] = replace(self.reports[rack], **changes)
         return self.hear(rack, self.reports[rack], self.lives[rack])
 
     def tick(self, after_ns: int = 0) -> list[Effect]:

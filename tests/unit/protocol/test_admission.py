@@ -175,6 +175,17 @@ def test_who_took_over_knows_the_plan_by_its_hash_only() -> None:
     assert refused(effects) == [("plan", detail)], "a hello of another plan is no measure"
 
 
+def test_who_comes_to_a_job_that_is_over_is_told_so_at_once() -> None:
+    """It waited until its start timed out, and was told that nobody answers."""
+    over = replace(roster(1, []), reason="all racks are done")
+    door = Door(log_of(genesis(3), over).written)
+    fits, effects = door.knock(of(1, life=1))
+    assert not fits
+    ((kind, detail),) = refused(effects)
+    assert kind == "over"
+    assert detail.startswith("job 'job' is over: all its racks have left.")
+
+
 def test_a_hello_that_may_be_older_than_the_seated_life_gets_no_seat() -> None:
     """The seated one is silent for a while: frozen, not dead."""
     door = Door()

@@ -26,6 +26,7 @@ from tests.unit.protocol.job import Job, held_of
 from tests.unit.protocol.nouns import (
     DETECT_NS,
     HEARTBEAT_NS,
+    ballot,
     digest,
     hello,
     member,
@@ -197,7 +198,9 @@ def test_a_rack_that_comes_later_is_seated_as_a_learner() -> None:
     assert (racks_of(record.members), record.learners) == ([0, 1, 2], (2,))
     assert record.members[2].member == member(2, life=1)
     assert job.orders[2].to == member(2, life=1).incarnation
-    job.hear(2, report(1, versions=(-1,)), life=1)
+    asked = ballot(0, 0, job.machine.proposer.epoch)
+    heard = job.orders[2].serial
+    job.hear(2, report(1, versions=(-1,), ballot=asked, heard=heard), life=1)
     assert (job.orders[2].prev, job.orders[2].records[0]) == (0, job.records[0])
 
 
@@ -484,18 +487,28 @@ def test_a_rack_that_says_it_is_not_complete_is_not_live() -> None:
 # -------------------------------------------------------------- orders
 
 
-def test_records_are_repeated_until_they_are_accepted() -> None:
+def test_records_are_sent_once_and_again_when_they_are_missing() -> None:
     job = Job(racks=2, witness=True).begun()
     job.offered(offer(0), offer(1))
-    job.held()
+    job.held(0)
+    effects = job.held(1)
+    (first,) = [body for body in sent(effects, Peer(1, 0)) if body.records]
+    assert (first.prev, [type(record) for record in first.records]) == (1, [Commit])
+    assert first.chain == job.machine.log.chain(1)
     for _ in range(3):
         job.tick(HEARTBEAT_NS)
-        assert job.orders[1].prev == 1
-        assert [type(record) for record in job.orders[1].records] == [Commit]
-        assert job.orders[1].chain == job.machine.log.chain(1)
+        assert (job.orders[1].prev, job.orders[1].records) == (2, ()), "it is under way"
+        assert job.orders[1].chain == job.machine.log.chain(2)
+    job.say(1, heard=first.serial - 1)
+    assert job.orders[1].records == (), "what it has answered was said before"
+    job.say(1, heard=first.serial + 1)
+    assert (job.orders[1].prev, job.orders[1].records) == (1, first.records)
+    job.tick(HEARTBEAT_NS)
+    assert job.orders[1].records == ()
+    job.tick(DETECT_NS)
+    assert job.orders[1].records == first.records, "no answer for long"
     job.say(1, accepted=2)
     assert (job.orders[1].prev, job.orders[1].records) == (2, ())
-    assert job.orders[0].prev == 1
     assert job.orders[0].epoch == epoch_of(1, WITNESS)
 
 

@@ -84,8 +84,10 @@ class Rack:
 
     def say(self, rank: int, **changes: Any) -> list[Effect]:
         """Everything else of the rank's report stays as it was."""
-        serial = self.reports[rank].serial + 1
-        self.reports[rank] = replace(self.reports[rank], **changes, serial=serial)
+        orders = self.last.get(Peer(RACK, rank))
+        heard = orders.serial if isinstance(orders, RankOrders) else 0
+        changes = {"heard": heard, "serial": self.reports[rank].serial + 1, **changes}
+        self.reports[rank] = replace(self.reports[rank], **changes)
         return self.hear(Peer(RACK, rank), member(RACK).incarnation, self.reports[rank])
 
     def told(self, *records: Record, decided: int | None = None, **fields: Any) -> list[Effect]:
@@ -170,6 +172,18 @@ def test_a_rack_answers_at_once_that_it_lives_after_who_has_its_seat() -> None:
     for life in range(10, 10 + LIVES_MAX):
         rack.hear(Peer(2, 0), 5, Challenge(mine, life))
     assert rack.machine.hello.after == tuple(range(10, 10 + LIVES_MAX)), "the newest"
+
+
+def test_a_rack_that_is_asked_and_not_led_says_what_the_job_waits_for() -> None:
+    """The witness lives, and keeps the log of a job whose racks were not all started again."""
+    rack = Rack()
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, Challenge(member(RACK).incarnation, 5))
+    (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
+    assert str(told["for"]).startswith("the witness knows this job")
+    assert "every rack that is silent has to be started again, or retired" in str(told["for"])
+    rack.hear(Peer(2, 0), 5, Challenge(member(RACK).incarnation, 6))
+    (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
+    assert str(told["for"]).startswith("rack 2 knows this job")
 
 
 def test_an_unanswered_start_ends_with_the_address_that_did_not_answer() -> None:
@@ -448,7 +462,7 @@ def test_records_are_accepted_as_written_and_passed_on_as_decided() -> None:
     assert rack.to_rank(0).records == (genesis(),)
     rack.told()
     assert rack.report.ballot.decided == 2
-    assert rack.to_rank(0).records == (genesis(), commit(1, [offer(0)]))
+    assert rack.to_rank(0).records == (commit(1, [offer(0)]),), "the first is under way"
 
 
 def test_a_rank_gets_what_it_has_not_confirmed() -> None:
@@ -456,7 +470,12 @@ def test_a_rank_gets_what_it_has_not_confirmed() -> None:
     rack.told(commit(1, [offer(0)]))
     rack.say(0, decided=1)
     assert (rack.to_rank(0).prev, len(rack.to_rank(0).records)) == (1, 1)
+    rack.tick(HEARTBEAT_NS)
+    assert (rack.to_rank(0).prev, rack.to_rank(0).records) == (2, ()), "it is under way"
+    rack.say(0, decided=1)
+    assert (rack.to_rank(0).prev, len(rack.to_rank(0).records)) == (1, 1), "it answers without it"
     rack.say(0, decided=99)
+    rack.tick(HEARTBEAT_NS)
     assert (rack.to_rank(0).prev, rack.to_rank(0).records) == (2, ())
 
 

@@ -119,7 +119,8 @@ class Cabinet:
     def say(self, rack: int, **changes: Any) -> list[Effect]:
         """The rack's report: what it said before, what changes, and its vote's newest ballot."""
         before = self.reports[rack]
-        changes = {"ballot": self.booths[rack].voter.ballot(), **changes}
+        heard = self.orders[rack].serial if rack in self.orders else 0
+        changes = {"ballot": self.booths[rack].voter.ballot(), "heard": heard, **changes}
         self.reports[rack] = replace(before, **changes, serial=before.serial + 1)
         return self.hear(rack, self.reports[rack])
 

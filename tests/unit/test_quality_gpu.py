@@ -172,7 +172,9 @@ def told(log: list[tuple[str, int, Pending]], racks: int, steps: int) -> tuple[l
                 )
         else:
             versions[part] += 1
-            commits.append(Commit(part, versions[part], members[id(pending)]))
+            named = members[id(pending)]
+            absent = [(named[0].tokens, named[0].steps)] * (racks - len(named))
+            commits.append(Commit(part, versions[part], named, absent=absent))
             for each in events:
                 each.append(Applied(step, part, versions[part]))
     return [Facts(steps, each) for each in events], commits
@@ -181,10 +183,10 @@ def told(log: list[tuple[str, int, Pending]], racks: int, steps: int) -> tuple[l
 @pytest.mark.parametrize(
     "arm",
     [
-        "turns:H=6:tau=1:lr=.7:mu=.6",
-        "turns:H=3:tau=2:lr=.4",
-        "straggler:H=2:tau=1:lr=.7:mu=.3",
-        "straggler:H=2",
+        "turns:H=6:tau=1:lr=.7:mu=.6:weight=period:divisor=live",
+        "turns:H=3:tau=2:lr=.4:weight=period:divisor=live",
+        "straggler:H=2:tau=1:lr=.7:mu=.3:weight=period:divisor=live",
+        "straggler:H=2:weight=period:divisor=live",
     ],
 )
 def test_partial_rounds_are_the_reference_too(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:

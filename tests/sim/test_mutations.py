@@ -18,7 +18,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("1", 0, "I1: Peer(rack=0, rank=0) decided record 2 (Commit)"),
     ("4", 53, "I1: Peer(rack=65535, rank=0) decided record 5 (Roster) with the votes"),
     ("5", 53, "I1: Peer(rack=0, rank=0): fault"),
-    ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 16 (Roster) with the votes"),
+    ("7", 17, "I1: Peer(rack=65535, rank=0) decided record 9 (Commit) with the votes"),
     ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
     ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
     ("12", 0, "I3: offer 1 of fragment 0 of rack 2 ends in versions 1 and 3"),
@@ -38,10 +38,11 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("23b", 9, "I1: Peer(rack=0, rank=0) decided record 1 (Genesis) with the votes [0] of [0, 1]"),
     ("23d", 303, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
-    ("33b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("33b", 46, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("34", 25, "I1: Peer(rack=65535, rank=0) undid decisions"),
     ("34b", 25, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("34d", 67, "I4: rack 1 rank 0 left alone though a quorum was there"),
+    ("34e", 310, "I1: Peer(rack=2, rank=0) begins anew without Peer(rack=0, rank=0), which lives"),
     ("34c", 83, "I1: Peer(rack=2, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
 )
 """(bug, its first seed, how the first problem begins)"""

@@ -46,7 +46,8 @@ class Election:
     serial: int = 0
     sent: dict[Member, Prepare] = field(default_factory=dict)
     unaware: set[Member] = field(default_factory=set)
-    """Who said hello although an undecided record gives it a seat, and has shown no bytes since."""
+    """Who said hello although an undecided record gives it a seat, and has shown no bytes since.
+    Not those whom the first record seats: their hellos are under way when it is written."""
     asked_ns: int = 0
 
     def heard(self, orders: Orders, now_ns: int) -> bool:
@@ -75,7 +76,7 @@ class Election:
         log, told = self.voter.log.written, self.voter.log.told
         if hello and sender in log.members - log.voters and sender.rack not in log.demoted:
             self.proposer.blank.add(sender)
-        if hello and sender in log.members - told.members:
+        if hello and told.begun and sender in log.members - told.members:
             self.unaware.add(sender)
         if log.policy is None or sender in log.former:
             return []

@@ -45,8 +45,9 @@ MUTANTS = (
     Mutant(
         "arrival-order: members in another order than ascending racks",
         "protocol/round.py",
-        "self.phase, self.members = Phase.GATHER, members",
-        "self.phase, self.members = Phase.GATHER, members[::-1]",
+        "self.phase, self.members, self.absent = Phase.GATHER, members, _absent(scene, members)",
+        "self.phase, self.members = Phase.GATHER, members[::-1]\n"
+        "        self.absent = _absent(scene, members)",
     ),
     Mutant(
         "alone: a rank applies without its rack's collective",
@@ -71,7 +72,7 @@ MUTANTS = (
     Mutant(
         "wrong-weight: tokens instead of tokens^2 / steps",
         "protocol/weights.py",
-        "Fraction(tokens * tokens, steps)",
+        "Fraction(tokens * tokens * period_steps, steps * max(period_steps, steps))",
         "Fraction(tokens)",
         ("tests/unit/protocol/test_weights.py",),
     ),

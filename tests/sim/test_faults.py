@@ -41,10 +41,11 @@ BREAKS: dict[str, Break] = {
     "crash": lambda w: w.crash(2, at=0.7),
     "restart": lambda w: w.restart(2, at=0.7, until=1.2),
     "stale": lambda w: w.restart(2, at=0.7, until=1.2).stale(2, until=1.4),
+    "retire": lambda w: w.crash(2, at=0.7).retire(2, at=1.2),
 }
 
 
-WITH = {"stale": ("restart",)}
+WITH = {"stale": ("restart",), "retire": ("crash",)}
 """What a kind needs to be felt."""
 
 

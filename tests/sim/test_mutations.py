@@ -49,7 +49,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("34e", 59, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("35b", 92, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
-    ("33b", 13, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("33b", 46, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("36", 25, "I1: Peer(rack=65535, rank=0) undid decisions"),
     ("36b", 25, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("36c", 83, "I1: Peer(rack=2, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),

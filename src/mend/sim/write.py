@@ -151,6 +151,10 @@ class Writer:
         b, amount = (-1, 0) if rank is None else (rank, round(rest_s * 1000) * MS)
         return self._add("crash", rack, at, None, b, amount=amount, after=after)
 
+    def retire(self, rack: int, *, at: float) -> Self:
+        """A person says that a rack which is dead by then will not come back."""
+        return self._add("retire", rack, at, at)
+
     def restart(
         self, rack: int, *, at: float = 0.0, until: float, after: tuple[str, int] | None = None
     ) -> Self:

@@ -190,12 +190,12 @@ def test_options_that_would_do_nothing_are_refused(arguments: tuple[str, ...], r
 
 def test_memory_for_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
     report = json.loads(told("--json", "--params", "10M"))
-    assert report["memory"]["anchors"] == 2 * 4 * 10_000_000
+    assert report["memory"]["anchors"] == 2 * 2 * 4 * 10_000_000
     assert "whether tau covers" not in str(report["findings"]).lower()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     shared = json.loads(told("--json", "--params", "10M", "--step-ms", "100"))
-    assert shared["memory"]["anchors"] == 4 * 10_000_000
+    assert shared["memory"]["anchors"] == 2 * 4 * 10_000_000
     assert shared["memory"]["ranks_here"] == 2
     assert "bandwidth was not measured" in str(shared["findings"])
     huge = told("--params", "99T", code=1)

@@ -32,7 +32,7 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
     index = {name: i for i, (name, _) in enumerate(made.named_parameters())}
     plan = build_plan(made, config.get("fragments", 4))
     payload = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    ramp = config.get("outer_momentum_ramp_rounds", RAMPS[config.get("outer_start", "scratch")])
+    ramp = config.get("outer_ramp_rounds", RAMPS[config.get("outer_start", "scratch")])
     return Settings(
         fragments=[[index[slot.name] for slot in layout.slots] for layout in plan],
         period=config["sync_period_steps"],

@@ -32,7 +32,7 @@ def accounts_close(result: Result) -> None:
     assert result.status["ledger"]["open"] == 0
 
 
-RAMPED = {"outer_optimizer_momentum": 0.5, "outer_momentum_ramp_rounds": 3}
+RAMPED = {"outer_optimizer_momentum": 0.5, "outer_ramp_rounds": 3}
 
 
 @pytest.mark.parametrize("payload", ["float32", "bfloat16"])

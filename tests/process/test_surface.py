@@ -217,7 +217,7 @@ def test_status_says_where_the_rack_stands(alone: Configure) -> None:
 def test_what_overwrite_gives_up_has_a_column_of_its_own(alone: Configure) -> None:
     model, optimizer = fresh()
     config = alone(
-        **LOCKSTEP, alignment="overwrite", outer_momentum_ramp_rounds=0, outer_optimizer_momentum=0
+        **LOCKSTEP, alignment="overwrite", outer_ramp_rounds=0, outer_optimizer_momentum=0
     )
     with mend.session(model, config, optimizer) as runtime:
         for step in range(1, 15):

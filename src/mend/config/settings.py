@@ -210,7 +210,7 @@ class MendConfig:
     outer_optimizer_momentum: float = _knob(
         0.9, k.MOMENTUM, "Nesterov momentum of the outer optimizer, at the end of its ramp"
     )
-    outer_momentum_ramp_rounds: int | None = _knob(
+    outer_ramp_rounds: int | None = _knob(
         None,
         k.either(k.whole(0, 1_000_000), "none", None),
         "c: after k rounds of a fragment its momentum is k / (k + c), at most "
@@ -344,7 +344,7 @@ class MendConfig:
     @property
     def ramp_rounds(self) -> int:
         """Of the outer momentum; 0: it does not rise."""
-        given = self.outer_momentum_ramp_rounds
+        given = self.outer_ramp_rounds
         return RAMP_ROUNDS[self.outer_start] if given is None else given
 
     @property
@@ -481,7 +481,7 @@ def _warn_pairs(c: MendConfig) -> None:
     elif gain > GAIN_MAX and not ramped and c.outer_start == "scratch":
         _warn(
             f"{steps} from the first round: from random weights that was worse than none in every "
-            "run. Leave outer_momentum_ramp_rounds out, or say outer_start='warm' where the racks "
+            "run. Leave outer_ramp_rounds out, or say outer_start='warm' where the racks "
             "begin at trained weights"
         )
 

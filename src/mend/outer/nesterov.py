@@ -48,9 +48,7 @@ class Nesterov:
                 "outer_momentum", momentum, "must be in [0, 1)", "0.0 keeps no momentum."
             )
         if ramp < 0:
-            raise ConfigError(
-                "outer_momentum_ramp_rounds", ramp, "must be at least 0", "0 ramps nothing."
-            )
+            raise ConfigError("outer_ramp_rounds", ramp, "must be at least 0", "0 ramps nothing.")
         self.lr, self.momentum, self.ramp = _fp32(lr), _fp32(momentum), ramp
         if self.momentum >= 1 or self.lr == 0:
             raise ConfigError(

@@ -116,7 +116,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("blend_alpha", value) for value in (-0.1, 1.1, "0.5")),
     *(("outer_lr", value) for value in (0, -1, 101, 1e-60, 1e60, float("inf"), float("nan"))),
     *(("outer_optimizer_momentum", value) for value in (1, -0.1, 1 - 1e-12, float("nan"))),
-    *(("outer_momentum_ramp_rounds", value) for value in (-1, 1_000_001, 2.5, "10", "None")),
+    *(("outer_ramp_rounds", value) for value in (-1, 1_000_001, 2.5, "10", "None")),
     *(("outer_start", value) for value in ("cold", "Warm", None)),
     *(("merge", value) for value in ("median", None)),
     *(("merge_mean_names", value) for value in (("*a*", "*a*"), ("",), (1,), 5)),
@@ -247,7 +247,7 @@ def test_an_overlap_as_long_as_the_period_is_refused() -> None:
 
 def test_an_outer_step_that_overshoots_is_said() -> None:
     with pytest.warns(UserWarning, match=r"outer_lr=0\.7 .*= 7 from the first round.* worse than"):
-        MendConfig(outer_lr=0.7, outer_optimizer_momentum=0.9, outer_momentum_ramp_rounds=0)
+        MendConfig(outer_lr=0.7, outer_optimizer_momentum=0.9, outer_ramp_rounds=0)
     with pytest.warns(UserWarning, match="= 13.3: more than 10"):
         MendConfig(outer_optimizer_momentum=0.925)
 
@@ -256,10 +256,10 @@ def test_an_outer_step_that_overshoots_is_said() -> None:
     "changes",
     [
         {"outer_lr": 0.7, "outer_optimizer_momentum": 0.9, "outer_start": "warm",
-         "outer_momentum_ramp_rounds": 0},
+         "outer_ramp_rounds": 0},
         {"outer_optimizer_momentum": 0.9},
         {"outer_optimizer_momentum": 0.9, "outer_start": "warm"},
-        {"outer_optimizer_momentum": 0.3, "outer_momentum_ramp_rounds": 0},
+        {"outer_optimizer_momentum": 0.3, "outer_ramp_rounds": 0},
     ],
 )  # fmt: skip
 def test_outer_steps_that_were_measured_to_help_warn_of_nothing(changes: dict[str, Any]) -> None:
@@ -272,9 +272,7 @@ def test_the_start_chooses_the_ramp_unless_it_is_given() -> None:
     assert MendConfig().ramp_rounds == 10
     assert MendConfig(outer_start="warm").ramp_rounds == 5
     for start in ("scratch", "warm"):
-        given = MendConfig(
-            outer_start=start, outer_momentum_ramp_rounds=0, outer_optimizer_momentum=0.3
-        )
+        given = MendConfig(outer_start=start, outer_ramp_rounds=0, outer_optimizer_momentum=0.3)
         assert given.ramp_rounds == 0
 
 
@@ -383,7 +381,7 @@ def test_the_port_range_is_two_numbers() -> None:
 ELSE: dict[str, Any] = {
     "fragments": 5, "sync_period_steps": 64, "overlap_steps": 3, "alignment": "blend",
     "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "outer_start": "warm",
-    "outer_momentum_ramp_rounds": 4, "merge": "rda",
+    "outer_ramp_rounds": 4, "merge": "rda",
     "merge_mean_names": ("head.*",), "payload_dtype": "bfloat16",
     "lockstep": True, "exchange_frozen": True, "max_age": 3, "token_weighted_merge": False,
     "racks": 3, "job_id": "other", "quorum_min_learners": 2,
@@ -393,11 +391,11 @@ ELSE: dict[str, Any] = {
 @pytest.mark.parametrize("name", ELSE)
 def test_a_difference_that_would_split_the_job_shows_in_the_facts(name: str) -> None:
     one, changes = dict(MendConfig().hyper_facts()), {name: ELSE[name]}
-    if name == "outer_momentum_ramp_rounds":
+    if name == "outer_ramp_rounds":
         changes |= {"outer_optimizer_momentum": 0.5}  # without, it is warned about
     other = MendConfig(**changes).hyper_facts()
     differing = {key for key, value in other if one[key] != value}
-    said = {"overlap_steps": "tau", "outer_momentum_ramp_rounds": "ramp_rounds"}
+    said = {"overlap_steps": "tau", "outer_ramp_rounds": "ramp_rounds"}
     assert said.get(name, name) in differing
 
 

@@ -63,7 +63,7 @@ TEXTS: list[tuple[str, str, Any]] = [
     ("grace_window_ms", "adaptive", "adaptive"),
     ("grace_window_ms", "250", 250.0),
     ("outer_lr", "5e-1", 0.5),
-    ("outer_momentum_ramp_rounds", "none", None),
+    ("outer_ramp_rounds", "none", None),
     ("outer_start", "warm", "warm"),
     *(("lockstep", text, True) for text in ("true", "1", "yes", "on", "True", "ON")),
     *(("token_weighted_merge", text, False) for text in ("false", "0", "no", "off", "No")),

@@ -147,5 +147,5 @@ def test_a_rack_that_is_alone_trains_on_and_keeps_the_momentum(lr: float) -> Non
 
 
 def test_a_ramp_of_less_than_no_rounds_cannot_be_built() -> None:
-    with pytest.raises(ConfigError, match="outer_momentum_ramp_rounds"):
+    with pytest.raises(ConfigError, match="outer_ramp_rounds"):
         OUTERS["nesterov"](1.0, 0.5, -1)

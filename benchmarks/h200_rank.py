@@ -266,6 +266,8 @@ class Bench:
             fragments=self.plan.fragments,
             sync_period_steps=self.plan.period,
             overlap_steps=cell.tau,
+            outer_ramp_rounds=0,  # tau is the same in every round that is measured
+            outer_optimizer_momentum=0.0,
             concurrent_outer_step=cell.mode == "concurrent",
             lockstep=True,
             payload_dtype=self.options.payload,

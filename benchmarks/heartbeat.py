@@ -195,9 +195,7 @@ def _stand(options: Any) -> Stand:
     lane = "127.0.0.1"
     listen = DriverOptions(f"tcp://{lane}:0", lane, "", None, 10 * SECOND)
     driver = Driver(me, member, "benchmark", listen, Recorder({"rack": 0, "rank": 1}, None))
-    learner = Learner(
-        me, member, LearnerOptions(HEARTBEAT_MS * MS, ranks=2), (genesis.digest,)
-    )
+    learner = Learner(me, member, LearnerOptions(HEARTBEAT_MS * MS, ranks=2), (genesis.digest,))
     rank = Watched(
         me, member, Roles(learner, None, None), [Owned((Span(0, numel),), numel)], [genesis],
         numerics, Board(1), driver,

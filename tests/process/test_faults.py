@@ -48,7 +48,12 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
     gate = job.gate()
     at = {"8": [["poison"]], "9": [["repair"]], "12": [["gate", gate]]}
     job.start(0, steps=32, config=config, at=at)
-    job.start(1, steps=32, config=config)
+    behind = job.gate("behind")
+    # Free, rack 0 would capture when rack 1 does; so rack 1 comes later.
+    job.start(1, steps=32, config=config, at={} if lockstep else {"3": [["gate", behind]]})
+    if not lockstep:
+        job.event(0, "declined", fragment=1)
+        Path(behind).touch()
     job.event(1, "captured", fragment=1)  # or a fast rack 0 could offer again in the same round
     Path(gate).touch()
     for rack in range(2):
@@ -63,9 +68,9 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
     second = [commit for commit in ill.commits if commit["fragment"] == 1]
     assert [member["rack"] for member in second[0]["members"]] == [1]
     again = [m for commit in second for m in commit["members"] if m["rack"] == 0]
-    assert (again[0]["seq"], again[0]["steps"]) == (2, 16), (
-        "the work of the declined offer is in the next"
-    )
+    # The work of the declined offer is in the next one, which free racks make when a round opens.
+    assert again[0]["seq"] == 2
+    assert again[0]["steps"] == 16 if lockstep else 8 < again[0]["steps"] <= 16
     if lockstep:  # free, each may merge alone: at K = 1 that is a matter of time, not a promise
         assert [member["rack"] for member in second[-1]["members"]] == [0, 1]
 
@@ -150,17 +155,13 @@ def killed_and_left(job: Job, number: signal.Signals, *, middle: bool, code: int
 def test_the_other_rack_trains_on_and_keeps_its_work(
     jobs: Jobs, number: signal.Signals, middle: bool
 ) -> None:
-    left = killed_and_left(jobs(witness=True), number, middle=middle, code=1)
+    left = killed_and_left(jobs(witness=True), number, middle=middle, code=0)
     status = left.status
     assert status["step"] == len(left.losses) == 80
-    stalled(left, outages=1)
+    stalled(left, outages=2)
     assert left.before_shutdown["racks_live"] == [0]
-    assert "rack" in " ".join(left.before_shutdown["waiting"])
-    assert status["ledger"]["open"] > 0
-    assert left.kinds("kept-local")[0]["open_tokens"] == 2 * status["ledger"]["open"]
-    assert left.kinds("left-alone")
-    assert (status["outcome"], left.error[0]) == ("kept-local", "NotMerged"), "it claims nothing"
-    assert left.kinds("ended-unmerged")[0]["outcome"] == "kept-local"
+    assert status["ledger"]["open"] == 0, "the dead one has lost its vote: what is left is merged"
+    assert (status["outcome"], left.error) == ("merged", [])
     after = left.losses[-1]
     assert math.isfinite(struct.unpack(">f", bytes.fromhex(after))[0])
     assert left.threads == []

@@ -34,6 +34,7 @@ SET_BY_THE_SWEEP = frozenset(
         "EXCHANGE", "CONCURRENT_OUTER_STEP", "LOCKSTEP", "QUORUM_MIN_LEARNERS",
         "SYNC_PERIOD_STEPS", "FRAGMENTS", "OVERLAP_STEPS", "SIMULATED_MERGE_DELAY_MS",
         "SIMULATED_MERGE_DELAY_DISTRIBUTION", "SIMULATED_MERGE_DELAY_SEED",
+        "OUTER_RAMP_ROUNDS", "OUTER_OPTIMIZER_MOMENTUM",
     )
 )  # fmt: skip
 """What makes a cell; nobody else may set it."""
@@ -214,6 +215,9 @@ def environment(sweep: Sweep, cell: Cell) -> dict[str, str]:
         "MEND_SYNC_PERIOD_STEPS": str(sweep.period_steps),
         "MEND_FRAGMENTS": str(sweep.fragments),
         "MEND_OVERLAP_STEPS": str(cell.overlap_steps),
+        # No ramp: tau is the same in all rounds that are measured.
+        "MEND_OUTER_RAMP_ROUNDS": "0",
+        "MEND_OUTER_OPTIMIZER_MOMENTUM": "0",
         "MEND_SIMULATED_MERGE_DELAY_MS": repr(cell.place.delay_ms),
         "MEND_SIMULATED_MERGE_DELAY_DISTRIBUTION": cell.place.distribution,
         "MEND_SIMULATED_MERGE_DELAY_SEED": str(max(0, cell.seed)),

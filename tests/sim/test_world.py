@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -91,3 +93,14 @@ def test_a_long_story_is_cut_in_the_middle() -> None:
     lines = tell(world, world.run()).splitlines()
     assert any("lines left out; --trace has them all" in line for line in lines)
     assert len(lines) < 90
+
+
+@pytest.mark.parametrize("seed", [3, 7, 20])
+def test_a_job_without_faults_keeps_its_first_coordinator(seed: int) -> None:
+    """Late hellos, and racks that have no bytes yet, are no reason to stand or to step down."""
+    drawn = draw(seed)
+    scenario = dataclasses.replace(drawn, faults=(), non_finite=(), loss=0.0, duplicate=0.0)
+    world = World(scenario)
+    assert not world.run().problems
+    noted = {kind for process in world.processes() for kind, _ in process.notes}
+    assert not noted & {"stands", "deposed", "takes-over", "gives-up", "no-quorum"}

@@ -16,7 +16,7 @@ demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; 
 	$(BIN)/mend demo $(ARGS)
 
 test: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
-test: $(STAMP) ## run all tests, two at a time
+test: $(STAMP) ## run all tests, two or three at a time
 	$(PYTEST) -n 2 --dist worksteal -m "not process"
 	$(PYTEST) -n 3 --dist worksteal -m process || [ $$? -eq 5 ] # 5: there is none
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,16 @@ from mend.protocol.tape import Entry
 from mend.runtime.tape_reader import read_tape
 from mend.terms import WITNESS
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, environment
+from tests.process.racks import Job, Nursery, environment
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 RACK, COORDINATED = "tape-rack0-rank0.mend", f"tape-rack{WITNESS}-rank0.mend"
 
 
-def mend(*arguments: object) -> tuple[int, str]:
+def mend(nursery: Nursery, *arguments: object) -> tuple[int, str]:
     """Status and all that was said."""
     done = subprocess.run(
-        [sys.executable, "-m", "mend.cli", *map(str, arguments)],
+        [nursery.python, "-m", "mend.cli", *map(str, arguments)],
         env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
@@ -70,9 +69,11 @@ def rewrite(path: Path, number: int) -> None:
     path.write_bytes(form.file_begin() + b"".join(chunks))
 
 
-def test_a_job_replays_and_what_happened_to_its_tapes_is_told(recorded: tuple[Job, Path]) -> None:
+def test_a_job_replays_and_what_happened_to_its_tapes_is_told(
+    nursery: Nursery, recorded: tuple[Job, Path]
+) -> None:
     job, folder = recorded
-    status, said = mend("replay", folder)
+    status, said = mend(nursery, "replay", folder)
     assert status == 0, said
     assert said.count(": equal: ") == 3
     rounds = len(job.result(0).commits)
@@ -84,14 +85,14 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(recorded: tuple[Jo
     spoiled = bytearray(whole)
     spoiled[len(whole) // 2] ^= 1
     path.write_bytes(bytes(spoiled))
-    status, said = mend("replay", folder)
+    status, said = mend(nursery, "replay", folder)
     assert status == 2
     assert "checksum" in said
     assert str(path) in said
     assert said.count(": equal: ") == 2, "the others are not held up"
 
     path.write_bytes(whole[:-40])
-    status, said = mend("replay", path)
+    status, said = mend(nursery, "replay", path)
     assert status == 0, said
     assert "the tail is cut: " in said
 
@@ -104,7 +105,7 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(recorded: tuple[Jo
     ]
     chosen = reports[len(reports) // 2]
     rewrite(path, chosen)
-    status, said = mend("replay", path)
+    status, said = mend(nursery, "replay", path)
     assert status == 1
     assert f"different: event {chosen}, " in said
     assert "machine learner" in said
@@ -112,10 +113,10 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(recorded: tuple[Jo
     assert "recorded  999" in said
 
 
-def test_a_round_is_told_in_sentences(recorded: tuple[Job, Path]) -> None:
+def test_a_round_is_told_in_sentences(nursery: Nursery, recorded: tuple[Job, Path]) -> None:
     job, folder = recorded
     commit = job.result(0).commits[1]
-    status, said = mend("explain", folder, "--round", 2)
+    status, said = mend(nursery, "explain", folder, "--round", 2)
     assert status == 0, said
     made = f"fragment {commit['fragment']}, version {commit['version'] - 1} -> {commit['version']}"
     assert f"round 2: {made}, " in said
@@ -124,13 +125,13 @@ def test_a_round_is_told_in_sentences(recorded: tuple[Job, Path]) -> None:
         assert words in said
     assert "MB pulled by" in said
     again = ("--fragment", commit["fragment"], "--version", commit["version"])
-    assert made in mend("explain", folder / COORDINATED, *again)[1]
-    status, said = mend("explain", folder, "--round", 99)
+    assert made in mend(nursery, "explain", folder / COORDINATED, *again)[1]
+    status, said = mend(nursery, "explain", folder, "--round", 99)
     assert status == 2
     assert "decided rounds, counted from 1" in said
 
 
-def test_a_killed_rack_leaves_a_tape_that_replays(jobs: Jobs) -> None:
+def test_a_killed_rack_leaves_a_tape_that_replays(nursery: Nursery, jobs: Jobs) -> None:
     job = jobs(witness=True)
     never = job.gate("never")
     config = {**CONFIG, "stall_max_s": 0.1, "shutdown_timeout_s": 0.5}
@@ -142,7 +143,7 @@ def test_a_killed_rack_leaves_a_tape_that_replays(jobs: Jobs) -> None:
     assert job.ended(1) == -signal.SIGKILL
     job.ended(0, code=1)
     assert job.result(0).status["outcome"] == "kept-local"
-    status, said = mend("replay", Path(job.events_folder) / "tape-rack1-rank0.mend")
+    status, said = mend(nursery, "replay", Path(job.events_folder) / "tape-rack1-rank0.mend")
     assert status == 0, said
     assert "equal: " in said
     assert "it was never closed: its process was killed, or still runs" in said

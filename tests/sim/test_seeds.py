@@ -22,7 +22,7 @@ from mend.sim.scenario import SHUTDOWN_NS, calm
 from mend.sim.story import setup
 from mend.terms import MS, SECOND, Address, Peer
 
-SEEDS, BLOCK = 500, 25
+SEEDS, BLOCK = 300, 25
 RADIAL_SEEDS = 30
 """Of them, done again with racks of two ranks that merge by rda."""
 

@@ -145,7 +145,7 @@ def session(
         raise
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":
-        raise Diverged(status.outcome_detail)
+        raise Diverged(status.outcome_detail.removeprefix(f"{Diverged.__name__}: "))
     how = (status.outcome, status.outcome_detail, status.step, status.tokens, status.ledger.merged)
     ended = Ended(status.rack, status.rank, *how)
     if not ended.good:

@@ -93,19 +93,27 @@ SPOILT: dict[str, tuple[list[list[Any]], str]] = {
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "merge"), [*((name, "mean") for name in SPOILT), ("nan in the payload", "rda")]
+    ("spoilt", "merge", "step"),
+    [
+        *((name, "mean", 44) for name in SPOILT),
+        ("nan in the payload", "rda", 44),
+        ("nan in the payload", "mean", 60),  # its last: it hears at the end of its session
+    ],
 )
 def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
-    jobs: Jobs, spoilt: str, merge: str
+    jobs: Jobs, spoilt: str, merge: str, step: int
 ) -> None:
     """All three were NaN one round later, and ended with exit status 0."""
     acts, told = SPOILT[spoilt]
     job = jobs(racks=3)
     config = {**CONFIG, "merge": merge, "shutdown_timeout_s": 20}
-    gate = job.gate()
+    gate, there = job.gate(), [job.gate(f"there{rack}") for rack in (0, 1)]
     for rack in (0, 1):  # they must not be through before rack 2 is
-        job.start(rack, steps=60, config=config, at={"56": [["gate", gate]]})
-    job.start(2, steps=60, config=config, at={"44": acts})
+        at = {"56": [["touch", there[rack]], ["gate", gate]]}
+        job.start(rack, steps=60, config=config, at=at)
+    # What is absurd is known once enough was merged, so it waits for them.
+    waits = [["gate", each] for each in there]
+    job.start(2, steps=60, config=config, at={str(step): [*waits, *acts]})
     assert job.ended(2) != 0
     Path(gate).touch()
     for rack in (0, 1):

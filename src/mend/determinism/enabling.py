@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -40,12 +40,30 @@ UNSEEN = (
     "torch.compile(mode='max-autotune'): picks kernels by their speed",
     "another GPU model, another version of torch, CUDA or NCCL, another number of threads",
 )
-"""What no switch of a running process covers. `mend repro` finds it where it matters."""
+"""What no switch of a running process covers."""
 
 _enabled: Determinism | None = None
 
 
-class Determinism:
+class Closes:
+    """What ends with close(), or with the `with` that it begins."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Determinism(Closes):
     """What enable() put on; close() or the end of a `with` puts it back.
 
     `settings`: name -> value, all that is pinned, TF32 included. `unseen`: what cannot be covered.
@@ -76,17 +94,6 @@ class Determinism:
         if _enabled is self:
             _enabled = None
         self._undo.close()
-
-    def __enter__(self) -> Determinism:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def put_kernels(self, strict: bool) -> None:
         """Level shape: mend's kernels in the place of aten's, and somebody who watches the rest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +15,24 @@ from mend.determinism.trees import tree_sum_dims
 from mend.errors import NotDeterministic, UsageError
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Of a layer's sums: pairs per leaf, over the inputs of the whole layer and over its outputs. A
+    layer that is cut over ranks completes what is not all here (tensor_parallel.Cut)."""
+
+    leaf_in: int
+    leaf_out: int
+
+    def complete_output(self, product: Tensor) -> None:
+        """In place, in fp32, before the bias."""
+
+    def complete_input_gradient(self, product: Tensor) -> None:
+        """The same of the gradient of x."""
+
+
 class Linear(torch.autograd.Function):
     """x @ weight.T + bias. A row's output and its gradient depend on that row alone; the gradients
-    of weight and bias are trees over the sequences of the batch.
-
-    `leaf_in`, `leaf_out`: pairs per leaf in sums over inputs and over outputs.
-    """
+    of weight and bias are trees over the sequences of the batch."""
 
     @staticmethod
     def forward(
@@ -27,13 +40,13 @@ class Linear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        leaf_in: int,
-        leaf_out: int,
+        order: Order,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.layout, ctx.leaf_out, ctx.has_bias = layout(), leaf_out, bias is not None
+        ctx.layout, ctx.order, ctx.has_bias = layout(), order, bias is not None
         with unseen():
-            product = rows_product(x.reshape(-1, x.shape[-1]), weight, leaf_in)
+            product = rows_product(x.reshape(-1, x.shape[-1]), weight, order.leaf_in)
+            order.complete_output(product)
             if bias is not None:
                 product = product + bias
             product = product.to(x.dtype)
@@ -45,29 +58,30 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative(ctx.layout)
-        x, weight = ctx.saved_tensors
+        (x, weight), order = ctx.saved_tensors, ctx.order
         dx = dw = db = None
         with unseen():
             if ctx.needs_input_grad[0]:
-                flat = grad.reshape(-1, grad.shape[-1])
-                dx = rows_product(flat, weight.t(), ctx.leaf_out).view(x.shape).to(x.dtype)
+                product = rows_product(grad.reshape(-1, grad.shape[-1]), weight.t(), order.leaf_out)
+                order.complete_input_gradient(product)
+                dx = product.view(x.shape).to(x.dtype)
             if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
                 grad_BTN = by_sequence(grad, ctx.layout)
                 if ctx.needs_input_grad[1]:
                     dw = outer_product(grad_BTN, by_sequence(x, ctx.layout)).to(weight.dtype)
                 if ctx.has_bias and ctx.needs_input_grad[2]:
                     db = tree_sum_dims(grad_BTN, (0, 1))
-        return dx, dw, db, None, None
+        return dx, dw, db, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten::linear."""
     refuse_subclass("linear", x, weight)
     refuse_wide(x, weight)
-    leaf_in, leaf_out = leaf_of(x.shape[-1]), leaf_of(weight.shape[0])
+    order = Order(leaf_of(x.shape[-1]), leaf_of(weight.shape[0]))
     if weight.dim() == 1:
         return linear(x, weight[None], bias).squeeze(-1)
-    result: Tensor = Linear.apply(x, weight, bias, leaf_in, leaf_out)  # type: ignore[no-untyped-call]
+    result: Tensor = Linear.apply(x, weight, bias, order)  # type: ignore[no-untyped-call]
     return result
 
 

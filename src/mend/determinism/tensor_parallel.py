@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,61 +17,27 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from mend.determinism.collectives import all_reduce
-from mend.determinism.coverage import unseen
 from mend.determinism.enabling import enabled
-from mend.determinism.gemm import leaf_of, outer_product, rows_product
-from mend.determinism.layout import by_sequence, layout
-from mend.determinism.linear import refuse_second_derivative
-from mend.determinism.trees import tree_sum_dims
+from mend.determinism.gemm import leaf_of
+from mend.determinism.linear import Linear, Order
 from mend.errors import NotDeterministic, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a layer is cut: `leaf_in`, `leaf_out` of the whole; `sums_in`: over ranks, forward (the
-    inputs are cut), otherwise backward (the outputs are)."""
+class Cut(Order):
+    """Of a layer that is cut: `sums_in`: over ranks forward (the inputs are cut), otherwise
+    backward (the outputs are)."""
 
     group: dist.ProcessGroup
-    leaf_in: int
-    leaf_out: int
     sums_in: bool
 
+    def complete_output(self, product: Tensor) -> None:
+        if self.sums_in:
+            all_reduce(product, self.group)
 
-class ShardedLinear(torch.autograd.Function):
-    """x @ weight.T + bias with a shard of the weight."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # torch's FunctionCtx has no fields that mypy knows
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        cut: Cut,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.layout, ctx.cut, ctx.has_bias = layout(), cut, bias is not None
-        with unseen():
-            product = rows_product(x.reshape(-1, x.shape[-1]), weight, cut.leaf_in)
-            if cut.sums_in:
-                all_reduce(product, cut.group)
-            product = (product if bias is None else product + bias).to(x.dtype)
-            shape = (*x.shape[:-1], weight.shape[0])
-            output: Tensor = torch.ops.aten._unsafe_view(product, shape)
-            return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative(ctx.layout)
-        (x, weight), cut = ctx.saved_tensors, ctx.cut
-        with unseen():
-            flat = grad.reshape(-1, grad.shape[-1])
-            dx = rows_product(flat, weight.t(), cut.leaf_out)
-            if not cut.sums_in:
-                all_reduce(dx, cut.group)
-            grad_BTN = by_sequence(grad, ctx.layout)
-            dw = outer_product(grad_BTN, by_sequence(x, ctx.layout)).to(weight.dtype)
-            db = tree_sum_dims(grad_BTN, (0, 1)) if ctx.has_bias else None
-        return dx.view(x.shape).to(x.dtype), dw, db, None
+    def complete_input_gradient(self, product: Tensor) -> None:
+        if not self.sums_in:
+            all_reduce(product, self.group)
 
 
 class _Parallel(ParallelStyle):
@@ -97,7 +61,7 @@ class _Parallel(ParallelStyle):
                 "cannot share as subtrees",
                 "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8",
             )
-        cut = Cut(device_mesh.get_group(), leaf_of(inputs), leaf_of(outputs), self.sums_in)
+        cut = Cut(leaf_of(inputs), leaf_of(outputs), device_mesh.get_group(), self.sums_in)
         places = {"weight": Shard(1 if self.sums_in else 0)}
         places["bias"] = Replicate() if self.sums_in else Shard(0)  # type: ignore[assignment]
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -129,7 +93,7 @@ def _forward(module: nn.Linear, cut: Cut, x: Tensor) -> Tensor:
         )
     weight, bias = (_local(parameter) for parameter in (module.weight, module.bias))
     assert weight is not None
-    output: Tensor = ShardedLinear.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
+    output: Tensor = Linear.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
     return output
 
 

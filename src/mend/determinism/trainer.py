@@ -6,7 +6,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +22,7 @@ from mend.determinism.digests import (
     weight_digest,
 )
 from mend.determinism.enabling import (
+    Closes,
     Determinism,
     Level,
     enable,
@@ -56,7 +56,7 @@ class Verdict:
         return self.equal
 
 
-class DeterministicTrainer:
+class DeterministicTrainer(Closes):
     """Trains `model` step by step under enable(seed, level), which it calls if nobody has.
 
     Every step begins with generators seeded from (seed, number of the step), so that a step's bits
@@ -135,17 +135,6 @@ class DeterministicTrainer:
         """Put the switches back, if this trainer put them on."""
         if self._own is not None:
             self._own.close()
-
-    def __enter__(self) -> DeterministicTrainer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _gradients(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,19 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mend.determinism import enable, sequences
+from mend.determinism import sequences
 from mend.determinism.digests import same_bits
 from mend.errors import NotDeterministic
+from tests.unit.determinism.numbers import noise
 
-
-@pytest.fixture(autouse=True)
-def shape_level() -> Iterator[None]:
-    with enable(1, "shape"):
-        yield
-
-
-def noise(*shape: int, seed: int = 5) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+pytestmark = pytest.mark.usefixtures("shape_level")
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mend.determinism import enable, rows, sequences
+from mend.determinism import rows, sequences
 from mend.determinism.chance import kept_elements
 from mend.determinism.digests import same_bits
 
-
-@pytest.fixture(autouse=True)
-def shape_level() -> Iterator[None]:
-    with enable(1, "shape"):
-        yield
+pytestmark = pytest.mark.usefixtures("shape_level")
 
 
 def test_a_share_of_p_is_dropped_and_the_rest_scaled() -> None:

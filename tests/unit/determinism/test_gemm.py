@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from mend.determinism import gemm
 from mend.determinism.digests import same_bits
@@ -21,10 +20,7 @@ from mend.determinism.gemm import (
 )
 from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
-
-
-def noise(*shape: int, seed: int = 5) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from tests.unit.determinism.numbers import noise
 
 
 @pytest.fixture

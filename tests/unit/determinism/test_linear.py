@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mend.determinism import enable, rows, sequences
+from mend.determinism import rows, sequences
 from mend.determinism.digests import same_bits
 from mend.errors import NotDeterministic, UsageError
+from tests.unit.determinism.numbers import noise
 
-
-@pytest.fixture(autouse=True)
-def shape_level() -> Iterator[None]:
-    with enable(1, "shape"):
-        yield
-
-
-def noise(*shape: int, seed: int = 5) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+pytestmark = pytest.mark.usefixtures("shape_level")
 
 
 def gradients(module: nn.Module, x: Tensor, rows: slice) -> list[Tensor]:

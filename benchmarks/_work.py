@@ -6,6 +6,7 @@ A step sleeps, so that two cores are enough for several racks: what is measured 
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -110,6 +111,21 @@ class Job:
                 self.over.add(seen.rack)
             self.seen.append(seen)
             yield seen
+
+
+def trained(
+    rack: Callable[[RackArgs], None], options: argparse.Namespace, count: int
+) -> dict[int, Seen]:
+    """The last word of each of `count` racks, `options.seconds` after the first merge."""
+    job = Job(Racks(rack, options, count))
+    try:
+        for number in range(count):
+            job.start(number)
+        job.must(lambda seen: seen.commits > 0, "the first merge is made")
+        job.until(lambda _: False, options.seconds)
+        return job.end()
+    finally:
+        job.racks.close()
 
 
 def work(args: RackArgs, step_ms: float, *, late_ms: float = 0.0, **settings: Any) -> None:

@@ -22,8 +22,8 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmarks._common import RackArgs, Racks, arguments, limit, report, spread
-from benchmarks._work import Job, Seen, work
+from benchmarks._common import RackArgs, arguments, limit, report, spread
+from benchmarks._work import Seen, trained, work
 from mend.protocol.grace import FLOOR_PCT
 
 RACKS, SLOW = 3, 2
@@ -83,15 +83,7 @@ def window_of(options: argparse.Namespace) -> float:
 def _ran(options: argparse.Namespace, factor: float) -> dict[int, Seen]:
     """The last word of every rack after so many seconds of training."""
     one = argparse.Namespace(**{**vars(options), "factor": factor})
-    job = Job(Racks(_rack, one, RACKS))
-    try:
-        for rack in range(RACKS):
-            job.start(rack)
-        job.must(lambda seen: seen.commits > 0, "the first merge is made")
-        job.until(lambda _: False, options.seconds)
-        return job.end()
-    finally:
-        job.racks.close()
+    return trained(_rack, one, RACKS)
 
 
 def _rack(args: RackArgs) -> None:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmarks._common import RackArgs, Racks, arguments, limit, report, spread
-from benchmarks._work import Job, Seen, work
+from benchmarks._common import RackArgs, arguments, limit, report, spread
+from benchmarks._work import Seen, trained, work
 
 SPEEDS: dict[str, tuple[float, ...]] = {"apart": (1.0, 1.0), "speeds": (1.0, 1.0, 0.7, 0.5)}
 LATE = {"apart": 1}
@@ -74,15 +74,7 @@ def _options() -> argparse.Namespace:
 
 def _ran(options: argparse.Namespace, name: str) -> Ended:
     one = argparse.Namespace(**{**vars(options), "job": name})
-    job = Job(Racks(_rack, one, len(SPEEDS[name])))
-    try:
-        for rack in range(len(SPEEDS[name])):
-            job.start(rack)
-        job.must(lambda seen: seen.commits > 0, "the first merge is made")
-        job.until(lambda _: False, options.seconds)
-        return job.end()
-    finally:
-        job.racks.close()
+    return trained(_rack, one, len(SPEEDS[name]))
 
 
 def _rack(args: RackArgs) -> None:

@@ -266,18 +266,8 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
     from mend.cli.plan_loss import loss_of
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in (
-        "",
-        "H",
-        "payload",
-        "P",
-        "tau",
-        "exchange",
-        "busy",
-        "waits",
-        "training",
-        "loss",
-    ):
+    names = ("", "H", "payload", "P", "tau", "exchange", "busy", "waits", "training", "loss")
+    for name in names:
         numeric = name not in ("", "payload")
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     table.add_column("", no_wrap=True)

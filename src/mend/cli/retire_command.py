@@ -6,17 +6,12 @@ from typing import Annotated
 
 import typer
 
+from mend.cli.top.command import Addresses
+
 
 def retire_command(
     rack: Annotated[int, typer.Argument(min=0, help="Number of the rack that will not come back.")],
-    addresses: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ADDRESS]...",
-            help="tcp://host:port of any rack's leader, or of the witness. Left out: those of the "
-            "environment (MEND_WITNESS_ADDR, MEND_SIDEBAND_PEERS), else tcp://127.0.0.1:21900.",
-        ),
-    ] = None,
+    addresses: Addresses = None,
     job_id: Annotated[
         str, typer.Option(help="Only in this job; left out: whichever answers.")
     ] = "",

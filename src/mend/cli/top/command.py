@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 
+Addresses = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ADDRESS]...",
+        help="tcp://host:port of any rack's leader, or of the witness. Left out: those of the "
+        "environment (MEND_WITNESS_ADDR, MEND_SIDEBAND_PEERS), else tcp://127.0.0.1:21900.",
+    ),
+]
+
 
 def top_command(
-    addresses: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ADDRESS]...",
-            help="tcp://host:port of any rack's leader, or of the witness. Left out: those of the "
-            "environment (MEND_WITNESS_ADDR, MEND_SIDEBAND_PEERS), else tcp://127.0.0.1:21900.",
-        ),
-    ] = None,
+    addresses: Addresses = None,
     job_id: Annotated[str, typer.Option(help="Only this job; left out: whichever answers.")] = "",
     interval: Annotated[
         float, typer.Option(min=0.1, max=10.0, help="Seconds between two questions.")

@@ -22,7 +22,8 @@ OVERLAP_STEPS_DEFAULT = 8
 """Or a quarter of the period, whichever is less."""
 
 RAMP_ROUNDS = {"scratch": 10, "warm": 5}
-"""outer_start -> rounds of the momentum's ramp; benchmarks/results/quality_gpu.md has the runs."""
+"""outer_start -> rounds of the ramp of momentum and overlap; the runs are in
+benchmarks/results/quality_gpu.md."""
 
 GAIN_MAX = 2.0
 """Above this lr / (1 - momentum) the outer step overshoots, from random weights and unramped."""
@@ -343,7 +344,7 @@ class MendConfig:
 
     @property
     def ramp_rounds(self) -> int:
-        """Of the outer momentum; 0: it does not rise."""
+        """Of the ramp of outer momentum and overlap; 0: there is none."""
         given = self.outer_ramp_rounds
         return RAMP_ROUNDS[self.outer_start] if given is None else given
 

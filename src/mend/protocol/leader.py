@@ -311,7 +311,8 @@ class Leader:
     def farewell(self) -> Send:
         """The last word of a rack that stops, to be sent by its runtime."""
         self.serial += 1
-        return Send(self.booth.coordinator, self._report(None, gone=True).numbered(self.serial))
+        last = replace(self._report(None, gone=True), serial=self.serial)
+        return Send(self.booth.coordinator, last)
 
     def _report(self, now_ns: int | None, gone: bool = False) -> Report:
         ranks = [self.ranks[rank] for rank in sorted(self.ranks)]

@@ -17,15 +17,15 @@ the highest `serial`. Duplicated, reordered and lost frames need no further rule
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from mend.terms import Address, Member
 
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**62)]
 Hex = Annotated[str, Meta(max_length=64, pattern=r"^([0-9a-f]{2})*\Z")]
 TEXT_MAX = 4096
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
@@ -71,9 +71,6 @@ class State(Word, frozen=True):
 
     serial: Count
 
-    def numbered(self, serial: int) -> Self:
-        return replace(self, serial=serial)
-
 
 # ------------------------------------------------------------------ nouns of the log
 
@@ -97,8 +94,8 @@ class Offer(Word, frozen=True):
     seq: Count
     base: Count
     capture_step: Count
-    tokens: Annotated[int, Meta(ge=1, le=2**62)]
-    steps: Annotated[int, Meta(ge=1, le=2**62)]
+    tokens: AtLeastOne
+    steps: AtLeastOne
     checksums: Digests
     applied: Count
     """Version the rack trains on now; grows while the offer stays open."""
@@ -112,8 +109,8 @@ class Share(Word, frozen=True):
     seq: Count
     base: Count
     capture_step: Count
-    tokens: Annotated[int, Meta(ge=1, le=2**62)]
-    steps: Annotated[int, Meta(ge=1, le=2**62)]
+    tokens: AtLeastOne
+    steps: AtLeastOne
     norm: Norm = 0.0
 
 
@@ -135,8 +132,8 @@ class Absent(Word, frozen=True):
     which had these tokens and steps."""
 
     rack: U16
-    tokens: Annotated[int, Meta(ge=1, le=2**62)]
-    steps: Annotated[int, Meta(ge=1, le=2**62)]
+    tokens: AtLeastOne
+    steps: AtLeastOne
 
 
 Absentees = Annotated[tuple[Absent, ...], Meta(max_length=64)]
@@ -472,7 +469,7 @@ class Part(Word, frozen=True):
     base: Count
     capture_step: Count
     tokens: Annotated[int, Meta(ge=0, le=2**50)]
-    steps: Annotated[int, Meta(ge=1, le=2**62)]
+    steps: AtLeastOne
     checksum: Hex
     applied: Count
     declined: Text

@@ -89,6 +89,14 @@ def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
     return max(1, often)
 
 
+def schedule_of(
+    fragments: int, period_steps: int, overlap_steps: int, overlap_ramp: int, *, polls: bool
+) -> Schedule:
+    """Of a rank. `polls`: its rack joins rounds that others have opened."""
+    every = poll_steps(fragments, period_steps, overlap_steps) if polls else 0
+    return Schedule(fragments, period_steps, overlap_steps, overlap_ramp, every)
+
+
 NEVER_CAPTURED = -1
 
 

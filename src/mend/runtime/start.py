@@ -34,7 +34,7 @@ from mend.protocol.border import plan_hash
 from mend.protocol.events import Event
 from mend.protocol.machines import Parts
 from mend.protocol.observing import View
-from mend.protocol.schedule import Schedule, poll_steps
+from mend.protocol.schedule import schedule_of
 from mend.runtime.driver import Driver, DriverOptions
 from mend.runtime.following import Again
 from mend.runtime.handoff import Board
@@ -74,10 +74,10 @@ class LiveRank:
         device = device_of(parameters)
         self._side = Side(device) if device is not None and device.type == "cuda" else None
         self.plan = build_plan(model, settings.fragments, frozen=settings.frozen)
-        when = (len(self.plan), settings.period_steps, settings.overlap_steps)
-        alone = settings.step.lockstep or settings.racks == 1
-        polls = 0 if alone else poll_steps(*when)
-        self.schedule = Schedule(*when, settings.overlap_ramp, polls)
+        self.schedule = schedule_of(
+            len(self.plan), settings.period_steps, settings.overlap_steps, settings.overlap_ramp,
+            polls=settings.racks > 1 and not settings.step.lockstep,
+        )  # fmt: skip
         self.recorder = Recorder(
             {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
         )

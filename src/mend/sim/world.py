@@ -28,7 +28,7 @@ from mend.protocol.coordinator import CoordinatorOptions
 from mend.protocol.leader import LeaderOptions
 from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
 from mend.protocol.messages import PERSON, Hello, Policy, Retire, Seat
-from mend.protocol.schedule import Schedule, poll_steps
+from mend.protocol.schedule import Schedule, schedule_of
 from mend.protocol.shelf import LearnerOptions
 from mend.runtime.numerics import Numerics
 from mend.runtime.rank import Rank, Roles
@@ -197,9 +197,10 @@ class World(Writer):
         collective = Collective(scenario.ranks)
         parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
         genesis = [[track.anchor for track in tracks] for _, tracks in parts]
-        when = (len(parts[0][1]), scenario.period_steps, scenario.overlap_steps)
-        polls = 0 if scenario.lockstep else poll_steps(*when)
-        schedule = Schedule(*when, scenario.overlap_ramp, polls)
+        schedule = schedule_of(
+            len(parts[0][1]), scenario.period_steps, scenario.overlap_steps, scenario.overlap_ramp,
+            polls=not scenario.lockstep,
+        )  # fmt: skip
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])

@@ -668,7 +668,7 @@ def test_a_report_is_sent_at_once_when_it_changes_else_each_heartbeat() -> None:
     assert rack.machine.deadline_ns() == rack.now_ns + 1
     (again,) = sent(rack.tick(1))
     assert isinstance(again, RankReport)
-    assert again == first.numbered(first.serial + 1)
+    assert again == replace(first, serial=first.serial + 1)
     (changed,) = sent(rack(ev.Progress(7, 50)))
     assert isinstance(changed, RankReport)
     assert (changed.step, changed.step_ns, changed.serial) == (7, 50, first.serial + 2)

@@ -64,6 +64,8 @@ class Witness:
         self._give(self.coordinator, Heard(peer, incarnation, body))
         if isinstance(body, Orders | Prepare):
             self._give(self.booth, Heard(peer, incarnation, body))
+            if self.booth.booth.voter.log.told.over:
+                self.tick()  # whoever led may be gone: nothing else would make it leave
 
     def tick(self) -> None:
         self._give(self.coordinator, Tick())

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from mend import MendConfig
-from mend.cli.ports import LOOPBACK, free_ports
-from mend.runtime import witness
+from mend.engine import witness
+from mend.tools.ports import LOOPBACK, free_ports
 
 RESULTS = Path(__file__).parent / "results"
 END_S = 30.0

@@ -22,7 +22,7 @@ from torchft.process_group import ProcessGroupGloo
 from benchmarks._common import Flat, RackArgs, Racks, noise
 from benchmarks.outer_sync import gloo_of, timed
 from benchmarks.peers import Found
-from mend.cli.ports import LOOPBACK
+from mend.tools.ports import LOOPBACK
 
 MERGES_BEFORE = 4
 WAIT_S = 60.0

@@ -26,7 +26,7 @@ from tsugi_mend.sideband import Sideband
 
 from benchmarks._common import noise
 from benchmarks.peers import Found
-from mend.cli.ports import LOOPBACK, free_ports
+from mend.tools.ports import LOOPBACK, free_ports
 
 REPEATS = 3
 

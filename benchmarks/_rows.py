@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mend.cli.bench_rows import Row
+from mend.tools.bench_rows import Row
 
 ROWS = (
     Row(

@@ -26,9 +26,9 @@ import torch
 
 from benchmarks._common import arguments, limit, noise, report, spread
 from mend.codec import CODECS
+from mend.engine.numerics import Numerics
 from mend.merge import MERGES
 from mend.outer import Nesterov
-from mend.runtime.numerics import Numerics
 
 GOAL_GBPS = 1.5
 SCALE = 1e-3

@@ -33,7 +33,7 @@ from benchmarks._common import machine
 from benchmarks.h200_cells import CALIBRATION, Cell, Plan
 from benchmarks.h200_machine import Clock, deterministic, device_of_rank, memory, reset_memory
 from benchmarks.h200_meeting import Meeting
-from mend.cli.processes import TOKEN
+from mend.tools.processes import TOKEN
 
 
 def run(options: argparse.Namespace, began: float, kind: type[Bench] | None = None) -> None:

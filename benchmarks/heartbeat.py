@@ -27,17 +27,17 @@ import torch
 
 from benchmarks._common import RackArgs, arguments, free_bytes, limit, noise, racks, report, spread
 from mend.codec import CODECS
+from mend.coordination import events as ev
+from mend.coordination.rank import RankMachine, RankOptions
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.numerics import Numerics
+from mend.engine.published_state import PublishedState
 from mend.merge import MERGES
 from mend.outer import OUTERS
-from mend.protocol import events as ev
-from mend.protocol.learner import Learner, LearnerOptions
-from mend.runtime.driver import Driver, DriverOptions
-from mend.runtime.handoff import Board
-from mend.runtime.numerics import Numerics
-from mend.runtime.rank import Rank, Roles
-from mend.runtime.recorder import Recorder
-from mend.terms import MS, SECOND, Member, Owned, Peer, Span
+from mend.status.event_log import EventLog
 from mend.transport.zmq import ZmqSideband
+from mend.types import MS, SECOND, Member, Owned, Peer, Span
 
 GOAL_MS = 150.0
 HEARTBEAT_MS = 100
@@ -129,7 +129,7 @@ async def _listen(options: argparse.Namespace) -> tuple[list[int], list[tuple[st
 # ------------------------------------------------------------------ the rank
 
 
-class Watched(Rank):
+class Watched(ConcurrentOuterStep):
     """Says when a merge is done. What it gave is forgotten at once, as nobody asked for it."""
 
     def __init__(self, *parts: Any) -> None:
@@ -147,7 +147,7 @@ class Watched(Rank):
 class Stand:
     """The rank under test and its way to the listener."""
 
-    driver: Driver
+    io_loop: IoLoop
     rank: Watched
     members: tuple[tuple[Member, int], ...]
 
@@ -156,7 +156,7 @@ class Stand:
         weights = (0.5 ** (count - 1), *(0.5**m for m in range(1, count)))
         self.rank.merged.clear()
         effect = ev.Merge(0, 1, 1, self.members, weights, verify=False)
-        self.driver.call(lambda: self.rank._perform(effect, self.rank.roles.learner))
+        self.io_loop.call(lambda: self.rank._perform(effect, self.rank.roles.rank_machine))
 
 
 def _rank(args: RackArgs) -> None:
@@ -182,7 +182,7 @@ def _rank(args: RackArgs) -> None:
         spans.append((phase, start, time.monotonic_ns()))
     args.pipe.send(spans)
     args.pipe.recv()
-    stand.driver.close()
+    stand.io_loop.close()
     stand.rank.numerics.close()
 
 
@@ -193,21 +193,23 @@ def _stand(options: Any) -> Stand:
     numerics = Numerics(CODECS["float32"](), MERGES["mean"](), outer, 1, spare=1)
     genesis = numerics.genesis(noise(numel, 1))
     lane = "127.0.0.1"
-    listen = DriverOptions(f"tcp://{lane}:0", lane, "", None, 10 * SECOND)
-    driver = Driver(me, member, "benchmark", listen, Recorder({"rack": 0, "rank": 1}, None))
-    learner = Learner(me, member, LearnerOptions(HEARTBEAT_MS * MS, ranks=2), (genesis.digest,))
+    listen = IoLoopOptions(f"tcp://{lane}:0", lane, "", None, 10 * SECOND)
+    io_loop = IoLoop(me, member, "benchmark", listen, EventLog({"rack": 0, "rank": 1}, None))
+    rank_machine = RankMachine(
+        me, member, RankOptions(HEARTBEAT_MS * MS, ranks=2), (genesis.digest,)
+    )
     rank = Watched(
-        me, member, Roles(learner, None, None), [Owned((Span(0, numel),), numel)], [genesis],
-        numerics, Board(1), driver,
+        me, member, Roles(rank_machine, None, None), [Owned((Span(0, numel),), numel)], [genesis],
+        numerics, PublishedState(1), io_loop,
     )  # fmt: skip
     members = tuple((Member(rack, 1), 1) for rack in range(options.members))
     for number, (who, seq) in enumerate(members):
         payload = numerics.codec.encode(noise(numel, 10 + number) * 1e-3)
         rank.payloads[(who, 0, seq)], rank.checksums[(who, 0, seq)] = payload, ""
-    driver.call(lambda: driver.connect(Peer(0, 0), options.leader))
-    driver.attach(rank)
-    driver.call(rank.tick)
-    return Stand(driver, rank, members)
+    io_loop.call(lambda: io_loop.connect(Peer(0, 0), options.leader))
+    io_loop.attach(rank)
+    io_loop.call(rank.tick)
+    return Stand(io_loop, rank, members)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks._common import RackArgs, Racks, arguments, limit, report, spread
 from benchmarks._work import Job, Seen, work
-from mend.runtime.witness import detect_ns
-from mend.terms import SECOND
+from mend.engine.witness import detect_ns
+from mend.types import SECOND
 
 HEARTBEAT_MS = 100
 DETECT_S = detect_ns(HEARTBEAT_MS) / SECOND

@@ -7,8 +7,8 @@ Variants take turns in every repeat, so that a disturbance of the machine meets 
 
 raw            one connection, sendall / recv_into of the same buffer, no checksum
 raw_streams    the same over as many connections as the lane uses, one thread each
-lane           PullLane.fetch with the checksum of the whole payload (what offers use)
-lane_unchecked PullLane.fetch where the caller verifies the content (chunks are still checked)
+lane           BulkLane.fetch with the checksum of the whole payload (what offers use)
+lane_unchecked BulkLane.fetch where the caller verifies the content (chunks are still checked)
 
 `measured` is the median over repeats of raw time / lane time. The lane uses
 several connections, so it can be faster than one raw one; `of_raw_streams` is the stricter figure.
@@ -30,8 +30,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 from benchmarks._common import arguments, limit, report, spread
-from mend.terms import Address, Member, offer_key
-from mend.transport.pull import STREAMS, PullLane, checksum_of
+from mend.transport.bulk_client import STREAMS, BulkLane, checksum_of
+from mend.types import Address, Member, offer_key
 
 GOAL = 0.90
 KEY = offer_key(Member(0, 1), 0, 0, 1)
@@ -83,7 +83,7 @@ def _hold(pipe: Connection, size: int) -> None:
                 threading.Thread(target=send_on_request, args=args, daemon=True).start()
 
     async def serve() -> None:
-        lane = PullLane("127.0.0.1", None, token=TOKEN)
+        lane = BulkLane("127.0.0.1", None, token=TOKEN)
         lane.serve(KEY, data)
         threading.Thread(target=accept, daemon=True).start()
         pipe.send((lane.address, listener.getsockname()[1], checksum_of(data)))
@@ -113,7 +113,7 @@ async def _measure(pipe: Connection, size: int, repeats: int) -> dict[str, list[
     address, raw_port, checksum = pipe.recv()
     holder = Address(*address)
     into = memoryview(bytearray(b"x") * size)
-    lane = PullLane("127.0.0.1", None, token=TOKEN)
+    lane = BulkLane("127.0.0.1", None, token=TOKEN)
     socks = [socket.create_connection(("127.0.0.1", raw_port)) for _ in range(STREAMS)]
     seconds: dict[str, list[float]] = {}
     with ThreadPoolExecutor(STREAMS) as pool:

@@ -30,12 +30,12 @@ import torch
 
 from benchmarks._common import arguments, limit, noise, report, spread
 from mend.codec import CODECS
+from mend.consensus.weights import WHOLE
+from mend.engine.digest import StateDigest, digest_of
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.sums import Tensors, factors_in
 from mend.merge import MERGES
 from mend.outer import Nesterov
-from mend.protocol.weights import WHOLE
-from mend.runtime.digest import StateDigest, digest_of
-from mend.runtime.numerics import Anchor, Numerics
-from mend.runtime.sums import Tensors, factors_in
 
 GOAL = 0.4
 
@@ -121,7 +121,7 @@ def _variants(
         f"{racks} racks apart": apart,
     }
     for helped in threaded:
-        name = f"{racks} racks with_digest {helped.crew.threads} threads"
+        name = f"{racks} racks with_digest {helped.pool.threads} threads"
         variants[name] = lambda n=helped: n.merge(payloads, weights, anchor, 1, out)
     return variants
 
@@ -142,7 +142,7 @@ def _radial(
         return numerics.merge(payloads, weights, anchor, 1, out, runs)
 
     return {
-        f"{len(payloads)} racks rda {numerics.crew.threads} threads": partial(both, numerics)
+        f"{len(payloads)} racks rda {numerics.pool.threads} threads": partial(both, numerics)
         for numerics in radial
     }
 

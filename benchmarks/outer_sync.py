@@ -42,7 +42,7 @@ import torch.distributed as dist
 
 import mend
 from benchmarks._common import Flat, RackArgs, arguments, limit, noise, racks, report, spread
-from mend.runtime.digest import StateDigest
+from mend.engine.digest import StateDigest
 
 GOAL = 2.0
 STRETCH = 1.5
@@ -168,14 +168,18 @@ class Watch:
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self.cpu = dict.fromkeys(WORK, 0.0)
         self._feeds: list[float] = []
-        trainer, rank, board = runtime._rank.trainer, runtime._rank.rank, runtime._rank.board
+        trainer, rank, published = (
+            runtime._rank.trainer,
+            runtime._rank.rank,
+            runtime._rank.published,
+        )
         self._wrap(runtime, "step", "step")
         self._wrap(trainer, "_capture", "capture")
         self._wrap(trainer, "_move", "apply")
-        self._wrap(board, "publish", "publish")
+        self._wrap(published, "publish", "publish")
         for work in ("encode", "merge"):
             self._wrap(rank.numerics, work, work)
-        self._wrap_fetch(rank.edge)
+        self._wrap_fetch(rank.host)
         self._wrap_digest()
 
     def clear(self) -> None:
@@ -228,8 +232,8 @@ class Watch:
 
         setattr(owner, method, outer)
 
-    def _wrap_fetch(self, edge: Any) -> None:
-        inner = edge.fetch
+    def _wrap_fetch(self, host: Any) -> None:
+        inner = host.fetch
 
         def fetch(*args: Any) -> None:
             start, done = time.perf_counter(), args[-1]
@@ -240,7 +244,7 @@ class Watch:
 
             inner(*args[:-1], timed)
 
-        edge.fetch = fetch
+        host.fetch = fetch
 
     def _wrap_digest(self) -> None:
         inner, feeds = StateDigest.feed, self._feeds

@@ -59,10 +59,10 @@ from benchmarks.quality_arms import (
     with_mend,
 )
 from benchmarks.quality_page import page
-from mend.cli import text
-from mend.cli.demo_model import Size
-from mend.cli.text import Corpus
 from mend.errors import MendError, UsageError
+from mend.tools import demo_corpus
+from mend.tools.demo_corpus import Corpus
+from mend.tools.demo_model import Size
 
 FULL = Plan(
     size=Size(64, 2, 4, 64, 8), steps=768, period_steps=64, eval_steps=128, eval_batches=192,
@@ -165,7 +165,7 @@ def run_missing(wanted: Sequence[Cell], kept: Path) -> None:
     """
     rows = read(kept)
     for count, cell in enumerate(wanted, 1):
-        corpus = text.standard_library(cell.racks)
+        corpus = demo_corpus.standard_library(cell.racks)
         check_same(rows, cell)
         if cell.key in {(row["racks"], row["seed"], row["arm"]) for row in rows}:
             continue

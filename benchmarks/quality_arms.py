@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import mend
 from benchmarks._common import RackArgs, racks
-from mend.cli.demo_model import ByteGPT, Size, Windows, held_out_loss, learning_rate, loss_of
-from mend.cli.text import Corpus
+from mend.tools.demo_corpus import Corpus
+from mend.tools.demo_model import ByteGPT, Size, Windows, held_out_loss, learning_rate, loss_of
 
 CLIP_NORM = 1.0
 BETAS = (0.9, 0.99)

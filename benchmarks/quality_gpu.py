@@ -65,7 +65,7 @@ from benchmarks.quality_gpu_model import (
     start,
 )
 from benchmarks.quality_gpu_outer import Outer, learning_rate, parsed
-from mend.cli.text import Corpus
+from mend.tools.demo_corpus import Corpus
 
 ARMS = "dp,alone,merge,merge:lr=.7:mu=.9,merge:lr=1-.7:mu=.9:ramp=10"
 NOT_FINISHED = 75

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mend.cli import text
-from mend.cli.text import Corpus
+from mend.tools import demo_corpus
+from mend.tools.demo_corpus import Corpus
 
 BYTES = 256
 CLIP_NORM = 1.0
@@ -226,8 +226,10 @@ def sources(racks: int, folder: Path | None = None) -> Corpus:
     found: dict[str, bytes] = {}
     for root in dict.fromkeys(Path(each).resolve() for each in roots):
         if root.is_dir():
-            found |= {name: part for name, part in text.packages(root).items() if name not in found}
-    return text.split(found, racks)
+            found |= {
+                name: part for name, part in demo_corpus.packages(root).items() if name not in found
+            }
+    return demo_corpus.split(found, racks)
 
 
 class Texts:

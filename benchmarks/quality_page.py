@@ -23,8 +23,8 @@ from benchmarks.quality_arms import (
     windows_of,
 )
 from mend import reference
-from mend.cli.text import Corpus
 from mend.fragment.plan import build_plan
+from mend.tools.demo_corpus import Corpus
 
 
 @torch.no_grad()

@@ -199,7 +199,7 @@ def markdown(rows: Sequence[Row], command: str, machine: Mapping[str, object]) -
 
 def plan_parameters(plan: Mapping[str, Any]) -> int:
     """Parameters of the plan's model."""
-    from mend.cli.demo_model import ByteGPT, Size
+    from mend.tools.demo_model import ByteGPT, Size
 
     return sum(parameter.numel() for parameter in ByteGPT(Size(**plan["size"])).parameters())
 

@@ -20,8 +20,8 @@ import statistics
 from multiprocessing.connection import Connection
 
 from benchmarks._common import arguments, report, spread
-from mend.terms import Peer
 from mend.transport.zmq import ZmqSideband
+from mend.types import Peer
 
 GOAL_PCT = 1.5
 ANY_PORT = "tcp://127.0.0.1:0"

@@ -24,7 +24,7 @@ import statistics
 
 from benchmarks._common import RackArgs, arguments, limit, report, spread
 from benchmarks._work import Seen, trained, work
-from mend.protocol.grace import FLOOR_PCT
+from mend.coordination.grace import FLOOR_PCT
 
 RACKS, SLOW = 3, 2
 FAST = (0, 1)

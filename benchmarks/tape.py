@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._common import arguments, limit, report
-from mend.protocol import tape as form
-from mend.protocol.events import Effect, Event, Tick
-from mend.protocol.machines import Parts, machines_of
-from mend.protocol.tape import Entry
-from mend.runtime.tape import TapeWriter, handled, header_of
+from mend.coordination.events import Effect, Event, Tick
+from mend.coordination.machines import Parts, machines_of
 from mend.sim import World
 from mend.sim.scenario import Scenario
-from mend.terms import MB, Member, Peer
+from mend.trace import format as form
+from mend.trace.format import Entry
+from mend.trace.writer import TapeWriter, handled, header_of
+from mend.types import MB, Member, Peer
 
 GOAL_US = 20.0
 US = 1000

@@ -18,13 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mend.determinism import (
-    DeterministicTrainer,
-    ddp_hook,
-    enable,
-    optimizer_digest,
-    weight_digest,
-)
+from mend.determinism import DeterministicTrainer, ddp_hook, enable, optimizer_digest, weight_digest
 
 SEED, ROWS, TOKENS, WORDS = 7, 8, 16, 64
 

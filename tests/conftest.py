@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from mend.cli.ports import free_ports as picked
 from mend.config.sources import LAUNCH_PORTS
+from mend.tools.ports import free_ports as picked
 from tests.process.racks import Nursery
 
 settings.register_profile(

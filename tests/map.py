@@ -11,18 +11,23 @@ FUNCTION_LINES_MAX = 60
 DOOR = "mend"
 """src/mend/__init__.py: public names only."""
 
-_PLAIN = frozenset({"errors", "terms"})
+_PLAIN = frozenset({"errors", "types"})
 _NUMERIC = frozenset({"fragment", "codec", "merge", "outer"})
-_DECIDING = frozenset({"protocol", "detector"})
-_BELOW_RUNTIME = _PLAIN | _NUMERIC | _DECIDING | {"transport"}
-_BELOW_API = _BELOW_RUNTIME | {"runtime", "config", "determinism"}
-_BELOW_CLI = _BELOW_API | {"api", "mesh", "sim", "reference", "kernels", DOOR}
+_DECIDING = frozenset({"consensus", "coordination", "detector"})
+_MACHINE = frozenset({"trace", "status", "hardware", "transport"})
+_BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE
+_BELOW_API = _BELOW_ENGINE | {"engine", "config", "determinism"}
+_BELOW_TOOLS = _BELOW_API | {"api", "mesh", "sim", "reference", "kernels", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "terms": frozenset({"errors"}),
-    "protocol": _PLAIN,
+    "types": frozenset({"errors"}),
     "detector": _PLAIN,
+    "consensus": _PLAIN,
+    "coordination": _PLAIN | {"consensus", "detector"},
+    "trace": _PLAIN | _DECIDING,
+    "status": _PLAIN | _DECIDING,
+    "hardware": _PLAIN,
     "kernels": frozenset({"errors"}),
     "fragment": _PLAIN | {"kernels"},
     "codec": _PLAIN | {"kernels"},
@@ -30,79 +35,85 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "outer": _PLAIN | {"kernels"},
     "determinism": _PLAIN,
     "transport": _PLAIN,
-    "runtime": _BELOW_RUNTIME,
-    "config": _BELOW_RUNTIME | {"runtime"},
+    "engine": _BELOW_ENGINE,
+    "config": _BELOW_ENGINE | {"engine"},
     "reference": frozenset(),
     "sim": _BELOW_API | {"reference"},
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
-    "cli": _BELOW_CLI,
+    "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh"},
-    "__main__": frozenset({"cli"}),
+    "__main__": frozenset({"tools"}),
 }
 """room -> the other rooms of mend that it may import."""
 
 _TENSORS = _NUMERIC | {
     "determinism",
+    "hardware",
     "kernels",
-    "runtime",
+    "engine",
     "reference",
     "sim",
     "mesh",
     "api",
-    "cli",
+    "tools",
 }
 
 OWNERS: dict[str, frozenset[str]] = {
     # installed packages; one that is not here belongs to nobody
     "torch": _TENSORS,
     "numpy": _TENSORS,
-    "msgspec": _DECIDING | {"runtime", "config", "sim", "cli"},
-    "xxhash": _NUMERIC | {"determinism", "protocol", "transport", "runtime", "sim", "cli"},
+    "msgspec": _DECIDING | {"trace", "status", "engine", "config", "sim", "tools"},
+    "xxhash": _NUMERIC
+    | {"determinism", "coordination", "trace", "transport", "engine", "sim", "tools"},
     "zmq": frozenset({"transport"}),
     "triton": frozenset({"kernels"}),
-    "matplotlib": frozenset({"cli"}),
-    "rich": frozenset({"cli"}),
-    "typer": frozenset({"cli"}),
+    "matplotlib": frozenset({"tools"}),
+    "rich": frozenset({"tools"}),
+    "typer": frozenset({"tools"}),
     # the standard library, where it touches the world
-    "argparse": frozenset({"cli"}),
-    "asyncio": frozenset({"transport", "runtime", "sim"}),
-    "concurrent": frozenset({"transport", "runtime", "cli"}),
-    "datetime": frozenset({"runtime", "cli"}),
-    "logging": frozenset({"runtime"}),
-    "multiprocessing": frozenset({"cli"}),
-    "os": frozenset({"transport", "runtime", "config", "cli", "determinism"}),
-    "pathlib": frozenset({"runtime", "config", "sim", "api", "cli"}),
+    "argparse": frozenset({"tools"}),
+    "asyncio": frozenset({"transport", "engine", "sim", "tools"}),
+    "concurrent": frozenset({"transport", "engine", "tools"}),
+    "datetime": frozenset({"status", "engine", "tools"}),
+    "logging": frozenset({"status", "hardware", "engine"}),
+    "multiprocessing": frozenset({"tools"}),
+    "os": frozenset(
+        {"transport", "trace", "status", "hardware", "engine", "config", "tools", "determinism"}
+    ),
+    "pathlib": frozenset(
+        {"trace", "status", "hardware", "engine", "config", "sim", "api", "tools"}
+    ),
     "pickle": frozenset(),
-    "queue": frozenset({"runtime"}),
+    "queue": frozenset({"trace", "engine"}),
     "random": frozenset({"sim", "determinism"}),
-    "secrets": frozenset({"runtime", "cli"}),
-    "select": frozenset({"transport", "runtime"}),
+    "secrets": frozenset({"engine", "tools"}),
+    "select": frozenset({"transport", "status", "engine"}),
     "selectors": frozenset({"transport"}),
-    "shutil": frozenset({"runtime", "cli"}),
-    "signal": frozenset({"runtime", "cli"}),
+    "shutil": frozenset({"trace", "engine", "tools"}),
+    "signal": frozenset({"engine", "tools"}),
     "socket": frozenset({"transport"}),
     "ssl": frozenset({"transport"}),
-    "subprocess": frozenset({"cli"}),
-    "tempfile": frozenset({"runtime", "cli"}),
-    "threading": frozenset({"transport", "runtime", "cli"}),
-    "time": frozenset({"transport", "runtime", "cli"}),
+    "subprocess": frozenset({"tools"}),
+    "tempfile": frozenset({"engine", "tools"}),
+    "threading": frozenset({"transport", "trace", "status", "engine", "tools"}),
+    "time": frozenset({"transport", "trace", "status", "engine", "tools"}),
     "tomllib": frozenset({"config"}),
-    "uuid": frozenset({"runtime"}),
+    "uuid": frozenset({"engine"}),
 }
 """package -> the only rooms that may import it. The rest of the standard library is free to all."""
 
 NAME_OWNERS: dict[str, frozenset[str]] = {
-    "open": frozenset({"runtime", "config", "cli"}),
-    "print": frozenset({"cli"}),
-    "os.environ": frozenset({"config", "cli", "determinism"}),
-    "os.getenv": frozenset({"config", "cli"}),
-    "os.environb": frozenset({"config", "cli"}),
+    "open": frozenset({"trace", "hardware", "engine", "config", "tools"}),
+    "print": frozenset({"tools"}),
+    "os.environ": frozenset({"config", "tools", "determinism"}),
+    "os.getenv": frozenset({"config", "tools"}),
+    "os.environb": frozenset({"config", "tools"}),
     "os.putenv": frozenset(),
-    "time.sleep": frozenset({"cli"}),
-    "time.time": frozenset({"runtime", "cli"}),
-    "time.time_ns": frozenset({"runtime", "cli"}),
-    "torch.manual_seed": frozenset({"cli", "determinism"}),
+    "time.sleep": frozenset({"tools"}),
+    "time.time": frozenset({"status", "engine", "tools"}),
+    "time.time_ns": frozenset({"trace", "status", "engine", "tools"}),
+    "torch.manual_seed": frozenset({"tools", "determinism"}),
 }
 """name -> the only rooms that may use it. `cli` reads the environment to hand it on to ranks,
 `determinism` sets what cuBLAS and NCCL read at their start."""

@@ -12,11 +12,11 @@ import pytest
 import typer
 
 import mend
-from mend.cli import app
 from mend.config import describe
 from mend.config.sources import RESERVED
-from mend.runtime.recorder import LOUD
-from mend.runtime.status import Status
+from mend.status.event_log import LOUD
+from mend.status.status import Status
+from mend.tools import app
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mend"

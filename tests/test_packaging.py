@@ -61,7 +61,7 @@ def test_the_markers_and_the_script_are_those_the_makefile_relies_on() -> None:
     options = PROJECT["tool"]["pytest"]["ini_options"]
     assert {each.split(":")[0] for each in options["markers"]} == {"gpu", "process", "slow"}
     assert options["filterwarnings"][0] == "error"
-    assert PROJECT["project"]["scripts"] == {"mend": "mend.cli:main"}
+    assert PROJECT["project"]["scripts"] == {"mend": "mend.tools:main"}
 
 
 def test_licence_and_notice_are_there_and_complete() -> None:
@@ -122,12 +122,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_training_script_does_not_load_what_only_the_commands_need(seen: dict[str, Any]) -> None:
     assert "mend" in seen["modules"]
     assert not {"rich", "typer", "click", "triton_kernels"} & set(seen["modules"])
-    assert not [name for name in seen["rooms"] if name.startswith(("mend.cli", "mend.sim"))]
+    assert not [name for name in seen["rooms"] if name.startswith(("mend.tools", "mend.sim"))]
 
 
 def test_the_command_and_the_witness_need_no_torch() -> None:
     """`mend --help` answers at once, and a witness fits on the smallest machine."""
-    modules = ["mend.cli", "mend.cli.coordinate", "mend.cli.launch", "mend.runtime.witness"]
+    modules = ["mend.tools", "mend.tools.coordinate", "mend.tools.launch", "mend.engine.witness"]
     code = f"import sys, {', '.join(modules)}; print({{'torch', 'numpy'}} & set(sys.modules))"
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(

@@ -6,14 +6,14 @@ A name is loaded when it is first used, so that `mend --help` and the witness do
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mend.terms import VERSION
+from mend.types import VERSION
 
 if TYPE_CHECKING:
     from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
     from mend.config import MendConfig
     from mend.errors import MendError
     from mend.mesh import rack_mesh
-    from mend.runtime.status import Status, TokenLedger
+    from mend.status.status import Status, TokenLedger
 
 __version__ = VERSION
 
@@ -35,8 +35,8 @@ _HOME = {
     "MendConfig": "mend.config",
     "MendError": "mend.errors",
     "Runtime": "mend.api",
-    "Status": "mend.runtime.status",
-    "TokenLedger": "mend.runtime.status",
+    "Status": "mend.status.status",
+    "TokenLedger": "mend.status.status",
     "get_runtime": "mend.api",
     "mend_init": "mend.api",
     "mend_shutdown": "mend.api",

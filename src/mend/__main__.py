@@ -1,5 +1,5 @@
 """`python -m mend` is `mend`."""
 
-from mend.cli import main
+from mend.tools import main
 
 main()

@@ -16,21 +16,21 @@ from torch import nn
 from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
+from mend.engine import registry
+from mend.engine.construction import live_rank
+from mend.engine.counted_steps import CountedSteps
+from mend.engine.fragment_state import Marks
+from mend.engine.live_rank import BUFFERS_PAGE, LiveRank
+from mend.engine.local_only import LocalOnlyRank
+from mend.engine.outcome import Ended, Outcome
+from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.errors import ConfigError, Diverged, MendError, NotMerged, UsageError
 from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
+from mend.hardware.async_tp import AsyncTp
 from mend.mesh import rack_of
-from mend.runtime import registry
-from mend.runtime.alone import AloneRank
-from mend.runtime.async_tp import AsyncTp
-from mend.runtime.counted_steps import CountedSteps
-from mend.runtime.making import live_rank
-from mend.runtime.outcome import Ended, Outcome
-from mend.runtime.start import BUFFERS_PAGE, LiveRank
-from mend.runtime.status import Status, TokenLedger
-from mend.runtime.step_hooks import HoldsParameters, held_by, optimizers_of
-from mend.runtime.track import Marks
-from mend.terms import MS, SECOND
+from mend.status.status import Status, TokenLedger
+from mend.types import MS, SECOND
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,11 +73,11 @@ def mend_init(
         )
     asked, config = config, placed(config, members)
     settings = settings_of(config, members)
-    rank: LiveRank | AloneRank
+    rank: LiveRank | LocalOnlyRank
     if config.exchange:
         rank = live_rank(model, settings, rules_of(config), local_place())
     else:
-        rank = AloneRank(settings)
+        rank = LocalOnlyRank(settings)
     _warn_of_statistics(model, config)
     if config != asked:
         about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
@@ -171,7 +171,7 @@ class Runtime:
         self,
         model: nn.Module,
         config: MendConfig,
-        rank: LiveRank | AloneRank,
+        rank: LiveRank | LocalOnlyRank,
         optimizers: Sequence[HoldsParameters],
         async_tp: AsyncTp,
     ) -> None:
@@ -269,9 +269,9 @@ class Runtime:
     def _status(self) -> Status:
         rank, trainer = self._rank, self._trainer
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
-        board = rank.board.look()  # behind it: what is applied here counts as committed
+        published = rank.published.look()  # behind it: what is applied here counts as committed
         fragments = len(marks.versions) or 1  # 0: this rack trains for itself
-        rounds_by_racks, rounds_recent = rank.board.turned_out()
+        rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
         return Status(
             rack=rank.me.rack,
@@ -279,33 +279,33 @@ class Runtime:
             step=step,
             tokens=tokens,
             versions=marks.versions,
-            rounds_committed=board.commits,
+            rounds_committed=published.commits,
             rounds_missed=dict(marks.missed),
             ledger=TokenLedger(merged, open_, marks.discarded / fragments),
             tokens_merged_share=merged / tokens if tokens else 0.0,
             racks_configured=self.config.racks,
-            racks_live=board.live,
-            racks_merged=board.members_last,
-            closed_by=board.reason_last,
+            racks_live=published.live,
+            racks_merged=published.members_last,
+            closed_by=published.reason_last,
             stall_ms_total=marks.stall_ns_total / MS,
             stall_ms_last=marks.stall_ns_last / MS,
             host_bytes=rank.numerics.buffers.total_bytes,
             device_bytes_peak=trainer.beside.side.bytes_peak if trainer.beside else 0,
-            bytes_sent=rank.driver.bytes_sent,
-            bytes_received=rank.driver.bytes_received,
+            bytes_sent=rank.io_loop.bytes_sent,
+            bytes_received=rank.io_loop.bytes_received,
             anchor_digest=self._digest_of(marks),
-            waiting=board.why,
+            waiting=published.why,
             async_tp=self._async_tp.said,
             inactive_fields=self.config.inactive_fields,
-            frames_refused=rank.driver.counters.frames_refused,
+            frames_refused=rank.io_loop.counters.frames_refused,
             events_lost=rank.recorder.lost,
-            last_error=board.error,
+            last_error=published.error,
             outcome=trainer.outcome.word,
             outcome_detail=trainer.outcome.detail,
             rounds_by_racks=rounds_by_racks,
             rounds_recent=rounds_recent,
-            outer_rounds=board.outer_last[0],
-            outer_momentum=board.outer_last[1],
+            outer_rounds=published.outer_last[0],
+            outer_momentum=published.outer_last[1],
             log_lines_lost=rank.recorder.lines_lost,
         )
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from mend.config.topology import RACKS, RANKS_PER_RACK, read_hints
+from mend.engine.rack import RackGroup
 from mend.errors import ConfigError
-from mend.runtime.near import Machine, bus_id_of, host
-from mend.runtime.rack import RackGroup
-from mend.runtime.topology import announce, read_dump
+from mend.hardware.cpu_affinity import Machine, bus_id_of, host
+from mend.hardware.nccl_topology import announce, read_dump
 
 MEET_S = 300.0
 """How long the ranks wait for each other here: a torchrun has just started them all."""

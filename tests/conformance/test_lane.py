@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransportError
-from mend.terms import Address, Member, offer_key, state_key
 from mend.transport.base import Lane
+from mend.transport.bulk_client import BulkLane, checksum_of
 from mend.transport.delayed import CountedLane, DelayedLane
 from mend.transport.memory import MemoryNetwork
-from mend.transport.pull import PullLane, checksum_of
+from mend.types import Address, Member, offer_key, state_key
 
 KEY = offer_key(Member(0, 11), 0, 2, 5)
 OTHER = state_key(0, 2, 6, "ab" * 32)
@@ -36,7 +36,7 @@ async def lane(request: pytest.FixtureRequest) -> AsyncIterator[MakeLane]:
         if request.param == "memory":
             new: CountedLane = network.lane(Address("memory", len(made) + 2))
         else:
-            new = PullLane("127.0.0.1", None, token=b"conformance-job!", chunk_bytes=256 << 10)
+            new = BulkLane("127.0.0.1", None, token=b"conformance-job!", chunk_bytes=256 << 10)
         if request.param == "delayed":
             new = DelayedLane(new, 1000, "long_tail", 3)
         made.append(new)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from mend.codec import CODECS
+from mend.engine.numerics import Numerics
+from mend.engine.sums import Tensors, factors_in
 from mend.merge import MERGES, Measuring
 from mend.outer import Nesterov
-from mend.runtime.numerics import Numerics
-from mend.runtime.sums import Tensors, factors_in
 
 SIZES = (700, 1, 0, 40_000, 129, 3)
 """Tensors of a fragment; the fourth is merged plainly."""

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mend.errors import AddressInUse, TransportError
-from mend.terms import Peer
 from mend.transport.memory import MemoryNetwork, MemorySideband
 from mend.transport.zmq import ZmqSideband
+from mend.types import Peer
 
 A, B = Peer(0, 0), Peer(1, 0)
 FRAME_BYTES_MAX = 1 << 16

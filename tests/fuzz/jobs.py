@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from mend.protocol import wire
-from mend.protocol.booth import WitnessBooth
-from mend.protocol.coordinator import Coordinator
-from mend.protocol.events import Effect, Event, Heard
-from mend.protocol.leader import Leader
-from mend.protocol.learner import Learner
-from mend.protocol.messages import Envelope
+from mend.coordination import wire
+from mend.coordination.acceptor_host import WitnessFollower
+from mend.coordination.coordinator import Coordinator
+from mend.coordination.events import Effect, Event, Heard
+from mend.coordination.leader import Leader
+from mend.coordination.messages import Envelope
+from mend.coordination.rank import RankMachine
 from mend.sim import World
-from mend.terms import Peer
+from mend.types import Peer
 
-MACHINES: tuple[type, ...] = (Learner, Leader, Coordinator, WitnessBooth)
+MACHINES: tuple[type, ...] = (RankMachine, Leader, Coordinator, WitnessFollower)
 
 JOB = "sim"
 """What simulated jobs are called."""

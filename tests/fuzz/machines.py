@@ -16,14 +16,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mend.coordination import wire
+from mend.coordination.acceptor_host import WitnessFollower
+from mend.coordination.coordinator import Coordinator
+from mend.coordination.events import Connect, Effect, Heard, Send, Tick
+from mend.coordination.messages import Envelope, Hello
+from mend.coordination.rank import RankMachine
 from mend.errors import WireError
-from mend.protocol import wire
-from mend.protocol.booth import WitnessBooth
-from mend.protocol.coordinator import Coordinator
-from mend.protocol.events import Connect, Effect, Heard, Send, Tick
-from mend.protocol.learner import Learner
-from mend.protocol.messages import Envelope, Hello
-from mend.terms import Peer
+from mend.types import Peer
 from tests.fuzz.jobs import JOB, Snapshot, lives, snapshots
 from tests.fuzz.mutate import tree_mutated
 from tests.fuzz.shapes import frame_of, tree_in, tree_of
@@ -47,9 +47,9 @@ REPEATED = "repeats what its receivers refuse"
 
 def log_of(machine: Any) -> Any:
     """None: a learner, which keeps no log."""
-    if isinstance(machine, Learner):
+    if isinstance(machine, RankMachine):
         return None
-    return machine.booth.voter.log if isinstance(machine, WitnessBooth) else machine.log
+    return machine.follower.acceptor.log if isinstance(machine, WitnessFollower) else machine.log
 
 
 def written(machine: Any) -> tuple[object, ...]:
@@ -57,7 +57,7 @@ def written(machine: Any) -> tuple[object, ...]:
     log = log_of(machine)
     if log is None:
         return (machine.decided, repr(machine.folded))
-    return (log.last, log.decided, log.chain(log.last), repr(log.told), repr(log.written))
+    return (log.last, log.decided, log.chain(log.last), repr(log.committed), repr(log.appended))
 
 
 def decided(machine: Any) -> tuple[int, object]:
@@ -70,7 +70,7 @@ def decided(machine: Any) -> tuple[int, object]:
 
 def begun(machine: Any) -> bool:
     log = log_of(machine)
-    return bool(machine.folded.begun if log is None else log.written.begun)
+    return bool(machine.folded.begun if log is None else log.appended.begun)
 
 
 class Machines:
@@ -208,7 +208,7 @@ def _sendable(effects: list[Effect]) -> None:
 def _contradicts(error: AssertionError) -> bool:
     """Raised by the fold of the log."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return last.filename.endswith("protocol/log.py") and last.name in ("take", "_end")
+    return last.filename.endswith("consensus/log.py") and last.name in ("take", "_end")
 
 
 LIES = 1500

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from mend.protocol import wire
-from mend.protocol.messages import Envelope, Message
+from mend.coordination import wire
+from mend.coordination.messages import Envelope, Message
 from tests.fuzz.mutate import EDGES
 
 MESSAGES: tuple[type, ...] = typing.get_args(Message)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from mend.coordination import wire
+from mend.coordination.messages import Envelope
 from mend.errors import WireError
-from mend.protocol import wire
-from mend.protocol.messages import Envelope
 from mend.sim import Scenario, World, draw
 from tests.fuzz.jobs import lives
 from tests.fuzz.mutate import tree_mutated
@@ -99,10 +99,10 @@ class Shooter:
 def _begun(host: Any) -> bool:
     """Whether all machines of a process have read the log's first record."""
     if hasattr(host, "coordinator"):
-        return bool(host.coordinator.log.written.begun)
+        return bool(host.coordinator.log.appended.begun)
     roles = host.roles
     logs = [each.log for each in (roles.leader, roles.coordinator) if each is not None]
-    return bool(roles.learner.folded.begun) and all(log.written.begun for log in logs)
+    return bool(roles.rank_machine.folded.begun) and all(log.appended.begun for log in logs)
 
 
 def _decided(world: World) -> object:

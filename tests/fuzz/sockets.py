@@ -13,17 +13,16 @@ from collections.abc import Iterator
 import xxhash
 import zmq
 
+from mend.coordination import wire
+from mend.coordination.acceptor_host import ReplayTrainer, WitnessFollower
+from mend.coordination.coordinator import Coordinator
+from mend.coordination.messages import Envelope, Message, Refusal
+from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.witness import Witness
 from mend.errors import MendError, OtherVersion, TransportError
-from mend.protocol import wire
-from mend.protocol.booth import Booth, WitnessBooth
-from mend.protocol.coordinator import Coordinator
-from mend.protocol.messages import Envelope, Message, Refusal
-from mend.runtime.driver import Driver, DriverOptions
-from mend.runtime.recorder import Recorder
-from mend.runtime.witness import Witness
-from mend.terms import KEY_BYTES, SECOND, WITNESS, Address, Member, Peer
-from mend.transport.pull import PullLane
-from mend.transport.pull_wire import (
+from mend.status.event_log import EventLog
+from mend.transport.bulk_client import BulkLane
+from mend.transport.bulk_wire import (
     GONE,
     HELLO,
     OK,
@@ -34,6 +33,7 @@ from mend.transport.pull_wire import (
     checksum_of,
     hello_bytes,
 )
+from mend.types import KEY_BYTES, SECOND, WITNESS, Address, Member, Peer
 from tests.fuzz.jobs import snapshots
 from tests.fuzz.machines import lie, strange
 from tests.fuzz.mutate import EDGES, damaged, mutated
@@ -61,7 +61,7 @@ class Lane:
     name, inputs = "lane", 10_000
 
     def __init__(self, seed: int) -> None:
-        self.lane = PullLane("127.0.0.1", None, token=TOKEN, stall_ns=SECOND, chunk_bytes=1024)
+        self.lane = BulkLane("127.0.0.1", None, token=TOKEN, stall_ns=SECOND, chunk_bytes=1024)
         self.lane.serve(KEY, memoryview(PAYLOAD))
         self.loop = asyncio.new_event_loop()
         self.holder = FakeHolder()
@@ -136,8 +136,8 @@ def _asked(rng: random.Random) -> bytes:
     """A whole conversation of somebody who pulls."""
     parts = [hello_bytes(TOKEN)]
     for _ in range(rng.choice((1, 1, 2, 5))):
-        offset = rng.choice((0, 1, 4095, 4096, *(edge % 2**64 for edge in EDGES)))
-        length = rng.choice((1, 100, 4096, 64 << 20, *(edge % 2**32 for edge in EDGES)))
+        offset = rng.choice((0, 1, 4095, 4096, *(host % 2**64 for host in EDGES)))
+        length = rng.choice((1, 100, 4096, 64 << 20, *(host % 2**32 for host in EDGES)))
         key = KEY if rng.random() < 0.8 else rng.randbytes(KEY_BYTES)
         parts.append(REQUEST.pack(REQUEST_MAGIC, key, offset, length))
     return b"".join(parts)
@@ -205,23 +205,25 @@ class Sideband:
         self._open()
 
     def _open(self) -> None:
-        self.recorder = Recorder({"rack": WITNESS, "rank": 0}, None)
-        options = DriverOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
+        self.recorder = EventLog({"rack": WITNESS, "rank": 0}, None)
+        options = IoLoopOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
         me = Peer(WITNESS, 0)
-        self.driver = Driver(me, Member(WITNESS, 1), "sim", options, self.recorder)
+        self.io_loop = IoLoop(me, Member(WITNESS, 1), "sim", options, self.recorder)
         self.ear = Ear([self._witness(each.machine()) for each in self.snapshots])
-        self.driver.attach(self.ear)
+        self.io_loop.attach(self.ear)
         self.context = zmq.Context()
         self.dealer = self.context.socket(zmq.DEALER)
         self.dealer.setsockopt(zmq.LINGER, 0)
-        self.dealer.connect(self.driver.address)
-        host, _, port = self.driver.address.removeprefix("tcp://").rpartition(":")
+        self.dealer.connect(self.io_loop.address)
+        host, _, port = self.io_loop.address.removeprefix("tcp://").rpartition(":")
         self.where = (host, int(port))
         self._sync()
 
     def _witness(self, machine: Coordinator) -> Witness:
-        booth = WitnessBooth(Booth(machine.member, machine.voter, machine.me, SECOND))
-        return Witness(machine, booth, self.driver, lambda line: None)
+        follower = WitnessFollower(
+            ReplayTrainer(machine.member, machine.acceptor, machine.me, SECOND)
+        )
+        return Witness(machine, follower, self.io_loop, lambda line: None)
 
     def example(self, rng: random.Random) -> bytes:
         if rng.random() < 0.05:
@@ -255,8 +257,8 @@ class Sideband:
         return "several parts" if after[2] > dropped else "too long"
 
     def _counts(self) -> tuple[int, int, int]:
-        sideband = self.driver._sideband
-        return self.driver.counters.frames_refused, self.ear.heard_count, sideband.dropped
+        sideband = self.io_loop._sideband
+        return self.io_loop.counters.frames_refused, self.ear.heard_count, sideband.dropped
 
     def _sync(self) -> None:
         """Everything before has been heard: one more frame comes through."""
@@ -274,7 +276,7 @@ class Sideband:
     def close(self) -> None:
         self.dealer.close()
         self.context.term()
-        self.driver.close()
+        self.io_loop.close()
         self.recorder.close()
 
 

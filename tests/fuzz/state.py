@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import torch
 
 from mend.codec import CODECS
+from mend.coordination.events import Copied, Copy
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.sums import Tensors, factors_in
 from mend.errors import ChecksumMismatch, PayloadGone, WireError
 from mend.merge import MERGES
 from mend.outer import OUTERS
-from mend.protocol.events import Copied, Copy
-from mend.runtime.numerics import Anchor, Numerics
-from mend.runtime.sums import Tensors, factors_in
 from mend.sim import World
-from mend.terms import Address
+from mend.types import Address
 from tests.fuzz.mutate import damaged, mutated
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class State:
         world = World(3)
         training = next(iter(world.trainings.values()))
         self.rank = training.rank
-        self.rank.edge = Donor(self.rank.edge)
+        self.rank.host = Donor(self.rank.host)
         generator = torch.Generator().manual_seed(seed)
         self.anchors = [self._anchor(numel, generator) for numel in NUMELS]
         self.numerics = Numerics(
@@ -88,7 +88,7 @@ class State:
         rank, before = self.rank, dict(self.rank.anchors)
         told: list[Copied] = []
         tell, rank.tell = rank.tell, told.append  # type: ignore[method-assign, assignment]
-        donor: Any = rank.edge
+        donor: Any = rank.host
         donor.blob, donor.how = blob, how
         try:
             rank._copy(Copy(fragment, 9, "ab" * 32, (Address("donor", 1),)))
@@ -105,8 +105,8 @@ class State:
 class Donor:
     """An edge whose pulls end at once, as the input says."""
 
-    def __init__(self, edge: Any) -> None:
-        self._edge = edge
+    def __init__(self, host: Any) -> None:
+        self._edge = host
         self.blob, self.how = b"", WHOLE
 
     def __getattr__(self, name: str) -> Any:

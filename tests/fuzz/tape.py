@@ -7,13 +7,13 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from mend.coordination.machines import Parts
 from mend.errors import TapeError
-from mend.protocol import tape as form
-from mend.protocol.machines import Parts
-from mend.protocol.tape import Entry, Packer
-from mend.runtime.tape import TapeWriter, header_of
-from mend.runtime.tape_reader import read_tape
-from mend.terms import Member, Peer
+from mend.trace import format as form
+from mend.trace.format import Entry, Packer
+from mend.trace.reader import read_tape
+from mend.trace.writer import TapeWriter, header_of
+from mend.types import Member, Peer
 from tests.fuzz.jobs import handled
 from tests.fuzz.mutate import damaged, mutated
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mend.protocol import wire as frames
-from mend.terms import Peer
+from mend.coordination import wire as frames
+from mend.types import Peer
 from tests.fuzz import harness
 from tests.fuzz.config import ARGUMENTS, TOML, Config
 from tests.fuzz.harness import Target, fuzz
@@ -60,11 +60,11 @@ def test_an_address_that_is_none_stops_nobody() -> None:
     error on its loop, and the end of its process."""
     target = Sideband(1)
     try:
-        refused = target.driver.counters.frames_refused
-        target.driver.call(lambda: target.driver.connect(Peer(9, 9), "tcp://a:1tcp://b:2"))
+        refused = target.io_loop.counters.frames_refused
+        target.io_loop.call(lambda: target.io_loop.connect(Peer(9, 9), "tcp://a:1tcp://b:2"))
         target._sync()
-        assert target.driver.counters.frames_refused == refused + 1
-        assert not target.driver.done.is_set()
+        assert target.io_loop.counters.frames_refused == refused + 1
+        assert not target.io_loop.done.is_set()
     finally:
         target.close()
 

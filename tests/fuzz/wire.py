@@ -11,11 +11,12 @@ import msgspec
 from msgspec import inspect
 from rich.console import Console
 
-from mend.cli.top.picture import Answer, picture_of
-from mend.cli.top.table import screen_of
+from mend.coordination import wire
+from mend.coordination.messages import Envelope
 from mend.errors import WireError
-from mend.protocol import observing, wire
-from mend.protocol.messages import Envelope
+from mend.status import messages as status_messages
+from mend.tools.top.picture import Answer, picture_of
+from mend.tools.top.table import screen_of
 from tests.fuzz.jobs import frames_heard
 from tests.fuzz.mutate import TOKENS, mutated
 from tests.fuzz.shapes import MESSAGES, frame_of, tree_of, value_of
@@ -128,12 +129,12 @@ class Looks:
         rng = random.Random(f"looks {seed}")
         self.corpus = [self._frame(rng, kind) for kind in self._kinds for _ in range(OF_EACH)]
 
-    _kinds = (observing.Look, observing.View)
-    _readers = (observing.decode_look, observing.decode_view)
+    _kinds = (status_messages.Look, status_messages.JobStatus)
+    _readers = (status_messages.decode_look, status_messages.decode_view)
 
     def _frame(self, rng: random.Random, kind: type, wild: float = 0.0) -> bytes:
         tree = value_of(rng, inspect.type_info(kind), wild)
-        return wire.framed(msgspec.msgpack.encode(tree), observing.HEAD)
+        return wire.framed(msgspec.msgpack.encode(tree), status_messages.HEAD)
 
     def example(self, rng: random.Random) -> bytes:
         which = rng.randrange(2)
@@ -144,7 +145,7 @@ class Looks:
             one, other = rng.choice(self.corpus), rng.choice(self.corpus)
             if draw < 0.95:  # a damaged word in a frame that is whole
                 body = mutated(rng, one[HEAD_BYTES:], other[HEAD_BYTES:], 0)
-                frame = wire.framed(body, observing.HEAD)
+                frame = wire.framed(body, status_messages.HEAD)
             else:
                 frame = mutated(rng, one, other, 0)
         return bytes([which]) + frame
@@ -156,8 +157,8 @@ class Looks:
         except WireError as error:
             return class_of(error)
         assert type(word) is self._kinds[which], word
-        assert len(frame) <= (observing.LOOK_BYTES_MAX, observing.VIEW_BYTES_MAX)[which]
-        if isinstance(word, observing.View):
+        assert len(frame) <= (status_messages.LOOK_BYTES_MAX, status_messages.VIEW_BYTES_MAX)[which]
+        if isinstance(word, status_messages.JobStatus):
             picture = picture_of([Answer("tcp://there:1", word, 0.0, "speaks")])
             if frame[-1] % 8 == 0:  # drawing costs a hundred times as much as all the rest
                 console = Console(file=io.StringIO(), width=80)

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from mend.runtime.async_tp import AsyncTp
+from mend.hardware.async_tp import AsyncTp
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import mend
-from mend.cli.ports import free_ports
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
+from mend.tools.ports import free_ports
 
 pytestmark = [
     pytest.mark.gpu,

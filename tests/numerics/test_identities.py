@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS
+from mend.engine.numerics import Numerics
 from mend.fragment import VectorLedger, realign
 from mend.merge import Average
 from mend.outer import Nesterov
 from mend.reference import Settings, lockstep
-from mend.runtime.numerics import Numerics
 from tests.numerics.racks import FRAGMENTS, flat, rack
 
 PERIOD, STEPS = 5, 60
@@ -38,7 +38,7 @@ class Case:
     residual: str = "two-phase"  # or "at send" (released before the commit is known), "never"
 
 
-class Learner:
+class RankMachine:
     def __init__(self, number: int, case: Case, numerics: Numerics) -> None:
         self.case, self.numerics, self.rack = case, numerics, rack(number)
         self.A, self.e = flat(self.rack).clone(), None
@@ -90,16 +90,16 @@ class Learner:
         return self.ledger.error(flat(self.rack), self.A, self.e)
 
 
-def run(case: Case) -> list[Learner]:
+def run(case: Case) -> list[RankMachine]:
     numerics = Numerics(CODECS[case.codec](), Average(), Nesterov(case.lr, case.momentum))
-    learners = [Learner(n, case, numerics) for n in range(case.racks)]
+    non_voters = [RankMachine(n, case, numerics) for n in range(case.racks)]
     chance = torch.Generator().manual_seed(7)
-    anchor, named, after = numerics.genesis(learners[0].A), [], numerics.genesis(learners[0].A)
+    anchor, named, after = numerics.genesis(non_voters[0].A), [], numerics.genesis(non_voters[0].A)
     for step in range(1, STEPS + 1):
-        for learner in learners:
-            learner.train(step)
+        for rank_machine in non_voters:
+            rank_machine.train(step)
         if step % PERIOD == 0:
-            payloads = [learner.capture() for learner in learners]
+            payloads = [rank_machine.capture() for rank_machine in non_voters]
             lots = torch.randint(0, 100, (case.racks,), generator=chance).tolist()
             named = [n for n, lot in enumerate(lots) if lot >= case.exclude_pct] or [0]
             weights = [float(torch.tensor(1 / len(named)))] * len(named)
@@ -107,14 +107,14 @@ def run(case: Case) -> list[Learner]:
                 [payloads[n] for n in named], weights, anchor, anchor.version + 1
             )
         if step > case.overlap and (step - case.overlap) % PERIOD == 0:
-            for n, learner in enumerate(learners):
-                learner.apply(anchor.values, after.values, n in named)
+            for n, rank_machine in enumerate(non_voters):
+                rank_machine.apply(anchor.values, after.values, n in named)
             anchor = after
-    return learners
+    return non_voters
 
 
 def worst(case: Case) -> float:
-    return max(learner.gap for learner in run(case))
+    return max(rank_machine.gap for rank_machine in run(case))
 
 
 CARRY = {

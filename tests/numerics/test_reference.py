@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS
+from mend.consensus.weights import WHOLE, merge_weights, part_of
+from mend.coordination.schedule import Schedule
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.sums import factors_in, tensors_of
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import Nesterov
-from mend.protocol.schedule import Schedule
-from mend.protocol.weights import WHOLE, merge_weights, part_of
 from mend.reference import (
     Applied,
     Captured,
@@ -33,8 +35,6 @@ from mend.reference import (
     shares,
 )
 from mend.reference import part as part_there
-from mend.runtime.numerics import Anchor, Numerics
-from mend.runtime.sums import factors_in, tensors_of
 from tests.numerics.racks import FRAGMENTS, build, flat, rack, trainer
 
 PLAIN = Settings(fragments=FRAGMENTS, period=6, overlap=2)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import mend
+from mend.engine.trainer import FragmentState, OpenOffer, Trainer
 from mend.fragment import VectorLedger
-from mend.runtime.steps import OpenOffer, Track, Trainer
 from tests.process import train
 
 
@@ -25,7 +25,7 @@ class Books:
     """One ledger per fragment, fed around every step."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.tracks: list[Track] = []
+        self.tracks: list[FragmentState] = []
         self.offers: dict[tuple[int, int], OpenOffer] = {}
         self.ledgers: list[VectorLedger] = []
         self._before: list[Tensor] = []
@@ -66,7 +66,7 @@ class Books:
         ]
 
 
-def theta(track: Track) -> Tensor:
+def theta(track: FragmentState) -> Tensor:
     held_N = torch.empty(track.holding.everything.numel)
     track.view.read(track.holding.everything, held_N)
     return held_N

@@ -192,16 +192,16 @@ def _load() -> None:
     import torch.distributed.launcher.api
 
     import mend.api
-    import mend.cli
-    import mend.cli.coordinate
-    import mend.cli.launch
-    import mend.runtime.witness
+    import mend.engine.witness
+    import mend.tools
+    import mend.tools.coordinate
+    import mend.tools.launch
 
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1).step()
     with contextlib.redirect_stdout(io.StringIO()):
-        mend.cli.app(["version"], standalone_mode=False)
+        mend.tools.app(["version"], standalone_mode=False)
     gc.collect()
     gc.freeze()
 

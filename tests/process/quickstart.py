@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mend import MendConfig, mend_init, mend_shutdown
-from mend.runtime import get_runtime
+from mend.engine import get_runtime
 from tests.process import train
 
 STEPS = 140

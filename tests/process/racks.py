@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mend.cli.processes import TOKEN, kill_orphans
-from mend.terms import WITNESS
+from mend.tools.processes import TOKEN, kill_orphans
+from mend.types import WITNESS
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 60.0
@@ -290,7 +290,7 @@ class Job:
 
     def start_witness(self) -> None:
         argv = [
-            "mend.cli", "coordinate", "--bind", self.witness_address, "--job-id", self.name,
+            "mend.tools", "coordinate", "--bind", self.witness_address, "--job-id", self.name,
             "--racks", str(self.racks), "--diagnostics-dir", str(self.events_folder),
         ]  # fmt: skip
         log = self.folder / "witness.log"

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 
-from mend.protocol import wire
-from mend.runtime import parts
+from mend.coordination import wire
+from mend.engine import rank_config
 from tests.process import train
 
 if __name__ == "__main__":
-    setattr(parts, "VERSION", "99.0")  # noqa: B010  # mypy: another module's name
+    setattr(rank_config, "VERSION", "99.0")  # noqa: B010  # mypy: another module's name
     if os.environ.get("OTHER_WIRE"):
         wire.VERSION = 99
         setattr(wire, "_HEAD", wire.MAGIC + bytes([99]))  # noqa: B010

@@ -20,7 +20,7 @@ def test_two_rows_are_measured_and_a_peer_beside_them(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     out = tmp_path / "bench.json"
     done = subprocess.run(
-        [sys.executable, "-m", "mend.cli", "bench", "run", "--quick", "encode", "tape",
+        [sys.executable, "-m", "mend.tools", "bench", "run", "--quick", "encode", "tape",
          "--out", str(out)],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "160"},
         capture_output=True, text=True, timeout=110, check=False,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mend.cli import demo
-from mend.cli.demo_report import FREE
+from mend.tools import demo
+from mend.tools.demo_report import FREE
 from tests.process.racks import environment
 
 DELAY_MS = 40.0
@@ -23,7 +23,7 @@ DELAY_MS = 40.0
 def mend(*arguments: object) -> str:
     """What it said; it has to succeed."""
     done = subprocess.run(
-        [sys.executable, "-m", "mend.cli", *map(str, arguments)],
+        [sys.executable, "-m", "mend.tools", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=110, check=False,
     )  # fmt: skip
@@ -40,5 +40,7 @@ def test_the_demos_tape_replays(tmp_path: Path) -> None:
     demo.run(recipe, 1, Console(file=StringIO()))
     said = mend("replay", recipe.out)
     assert len(re.findall(r"tape-rack\d+-rank0\.mend: equal: .* [1-9]\d* rounds", said)) == 3
-    said = mend("replay", recipe.out, "--", "-m", "mend.cli.demo_train", json.dumps(asdict(recipe)))
+    said = mend(
+        "replay", recipe.out, "--", "-m", "mend.tools.demo_train", json.dumps(asdict(recipe))
+    )
     assert re.search(r"replayed (\d+) rounds of 2 racks: every digest is that of the tape", said)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.racks import LIMIT_S, Forked, Nursery, environment
-from tests.unit.runtime.dumps import CLOUD
+from tests.unit.hardware.dumps import CLOUD
 
 Run = Callable[..., tuple[int, str]]
 
@@ -24,14 +24,14 @@ def run(nursery: Nursery, tmp_path: Path) -> Run:
     def started(*arguments: str, **env: str) -> tuple[int, str]:
         log = tmp_path / "doctor.log"
         log.unlink(missing_ok=True)
-        doctor = Forked(nursery, ["mend.cli", "doctor", *arguments], environment(**env), log)
+        doctor = Forked(nursery, ["mend.tools", "doctor", *arguments], environment(**env), log)
         return doctor.wait(), log.read_text()
 
     return started
 
 
 def test_plain() -> None:
-    command = [sys.executable, "-m", "mend.cli", "doctor"]
+    command = [sys.executable, "-m", "mend.tools", "doctor"]
     env = environment(MEND_JOB_ID="run7", COLUMNS="160")
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -31,7 +31,7 @@ class Doctors:
             "MEND_SIDEBAND_PEERS": listed, "MEND_JOB_ID": "clinic", "COLUMNS": "100",
             "MEND_SIDEBAND_ADDR": f"tcp://127.0.0.1:{self.ports[rack]}", **env,
         }  # fmt: skip
-        argv = ["mend.cli", "doctor", "--meet", *arguments]
+        argv = ["mend.tools", "doctor", "--meet", *arguments]
         log = self.folder / f"rack{rack}.log"
         self.running[rack] = Forked(self.nursery, argv, environment(**own), log)
 

@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from mend.cli.processes import TOKEN, orphans
+from mend.tools.processes import TOKEN, orphans
 from tests.process.racks import LIMIT_S, ROOT, Nursery, environment, until
 
 EXAMPLES = ROOT / "examples"
@@ -63,7 +63,7 @@ def ends(*command: str, python: str, **more: str) -> list[End]:
 
 def launched(python: str, example: str, *arguments: str, ranks: int = 2) -> list[End]:
     return ends(
-        python, "-m", "mend.cli", "launch", "--racks", "2", "--nproc-per-rack", str(ranks),
+        python, "-m", "mend.tools", "launch", "--racks", "2", "--nproc-per-rack", str(ranks),
         str(EXAMPLES / example), *arguments, python=python,
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ def test_racks_that_all_died_begin_anew_under_the_witness_that_lives(jobs: Jobs)
 def said(job: Job, *arguments: str) -> str:
     """What `mend retire` prints; it must succeed."""
     log = job.folder / f"retire-{'-'.join(arguments[:1])}.log"
-    process = Forked(job.nursery, ["mend.cli", "retire", *arguments], environment(), log)
+    process = Forked(job.nursery, ["mend.tools", "retire", *arguments], environment(), log)
     assert process.wait() == 0, log.read_text("utf-8") + job.logs()
     return log.read_text("utf-8")
 
@@ -66,7 +66,7 @@ def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> Non
     first_commits(job, 2)
     where = job.addresses[1]
     refused = Forked(
-        job.nursery, ["mend.cli", "retire", "0", where], environment(), job.folder / "alive.log"
+        job.nursery, ["mend.tools", "retire", "0", where], environment(), job.folder / "alive.log"
     )
     assert refused.wait() == 1, "it is alive"
     assert "rack 0 is alive: it answers at" in (job.folder / "alive.log").read_text("utf-8")

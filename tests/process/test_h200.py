@@ -27,7 +27,7 @@ def launched(
     nursery: Nursery, folder: Path, ranks: int, *more: str, script: str = "h200"
 ) -> subprocess.CompletedProcess[str]:
     command = [
-        *(nursery.python, "-m", "mend.cli", "launch", "--no-witness", "--racks", "2"),
+        *(nursery.python, "-m", "mend.tools", "launch", "--no-witness", "--racks", "2"),
         *("--nproc-per-rack", str(ranks), f"benchmarks/{script}.py", "--out", str(folder)),
         *(*TINY, *more),
     ]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli.launch import UNMERGED_EXIT, Job, launch
-from mend.cli.processes import TOKEN, orphans
+from mend.tools.launch import UNMERGED_EXIT, Job, launch
+from mend.tools.processes import TOKEN, orphans
 from tests.process.racks import Nursery
 
 LIMIT_S = 60.0
@@ -55,7 +55,7 @@ class Launcher:
         command = [
             python,
             "-m",
-            "mend.cli",
+            "mend.tools",
             "launch",
             "--no-witness",  # these scripts begin no job, of which it would know
             str(script),

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli import links as links_module
-from mend.cli.launch import Job, launch
-from mend.cli.links import Link, links, remove_leftovers
 from mend.errors import LinkError
+from mend.tools import links as links_module
+from mend.tools.launch import Job, launch
+from mend.tools.links import Link, links, remove_leftovers
 
 ROOT = Path(__file__).parents[2]
 NETNS = Path("/run/netns")
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 HELD = """
 import sys
-from mend.cli import links
+from mend.tools import links
 links.verified = lambda net: "not measured"
 with links.links(links.Link.parse("100mbit"), racks=1) as net:
     print(*(site.namespace for site in net.sites), flush=True)

@@ -46,7 +46,7 @@ def start(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
 
     def begin(*, lines: int = 3, code: int = 0, shell: str = "", **how: Any) -> Any:
         command = [
-            *(nursery.python, "-m", "mend.cli", "launch", "--no-witness"),
+            *(nursery.python, "-m", "mend.tools", "launch", "--no-witness"),
             *("--log-dir", str(tmp_path / "logs"), str(tmp_path / "talk.py")),
             *(str(lines), str(tmp_path), str(code)),
         ]
@@ -128,7 +128,7 @@ def test_a_witness_goes_on_when_its_reader_has_gone(jobs: Jobs, streams: str) ->
     job = jobs()
     job.witness_address = job.addresses[2]
     witness = [
-        *(sys.executable, "-m", "mend.cli", "coordinate", "--bind", job.witness_address),
+        *(sys.executable, "-m", "mend.tools", "coordinate", "--bind", job.witness_address),
         *("--racks", "2", "--job-id", job.name),
     ]
     shell = f"{shlex.join(witness)} {streams} | head -1; exit ${{PIPESTATUS[0]}}"

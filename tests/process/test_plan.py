@@ -12,7 +12,7 @@ from mend.config import MendConfig
 
 def test_what_is_printed_for_a_shell_configures_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [
-        *(sys.executable, "-m", "mend.cli", "plan", "--params", "1.5B", "--step-ms", "400"),
+        *(sys.executable, "-m", "mend.tools", "plan", "--params", "1.5B", "--step-ms", "400"),
         *("--link", "1gbit,20ms", "--racks", "2", "--nproc-per-rack", "8"),
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)

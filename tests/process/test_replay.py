@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-from mend.cli.rerun import read_script, told_first
+from mend.consensus.records import Commit
+from mend.coordination.events import Effect, Merged, RecordCommitted
+from mend.engine.replay_comparison import Finding, file_name, findings_in
 from mend.fragment import build_plan
-from mend.protocol import tape as form
-from mend.protocol.events import Effect, Merged, Told
-from mend.protocol.messages import Commit
-from mend.protocol.script import APPLIED, Script, encode_script, recite
-from mend.protocol.tape import Entry
-from mend.runtime.comparing import Finding, file_name, findings_in
-from mend.runtime.tape_reader import read_tape
-from mend.terms import Peer
+from mend.tools.replay_training import read_script, told_first
+from mend.trace import format as form
+from mend.trace.format import Entry
+from mend.trace.reader import read_tape
+from mend.trace.replay_script import APPLIED, ReplayScript, encode_script, recite
+from mend.types import Peer
 from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, environment, until
@@ -52,7 +52,7 @@ def recorded(jobs: Jobs) -> Job:
 def mend(*arguments: object) -> tuple[int, str]:
     """Status and all that was said."""
     done = subprocess.run(
-        [sys.executable, "-m", "mend.cli", *map(str, arguments)],
+        [sys.executable, "-m", "mend.tools", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=90, check=False,
     )  # fmt: skip
@@ -62,7 +62,7 @@ def mend(*arguments: object) -> tuple[int, str]:
 class Replay:
     """The racks of a script, started as `mend replay` starts them."""
 
-    def __init__(self, jobs: Jobs, script: Script, ranks: int = 1) -> None:
+    def __init__(self, jobs: Jobs, script: ReplayScript, ranks: int = 1) -> None:
         self.script, self.ranks = script, ranks
         self.job = jobs(len(script.parts), ranks=ranks, name="replayed")
         self.path = self.job.folder / "script"
@@ -116,9 +116,9 @@ def with_other_bits(fragment: int, version: int) -> Callable[[Entry], Entry]:
 
     def told(effect: Effect) -> Effect:
         match effect:
-            case Told(Commit() as c) if (c.fragment, c.version) == (fragment, version):
+            case RecordCommitted(Commit() as c) if (c.fragment, c.version) == (fragment, version):
                 other = Commit(c.fragment, c.version, c.members, c.dropped, ("ab" * 32,), c.reason)
-                return Told(other)
+                return RecordCommitted(other)
         return effect
 
     def change(entry: Entry) -> Entry:

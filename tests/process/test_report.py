@@ -43,7 +43,7 @@ def mend(
     *arguments: str, python: str = sys.executable, **more: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python, "-m", "mend.cli", *arguments], cwd=ROOT, env=environment(**more),
+        [python, "-m", "mend.tools", *arguments], cwd=ROOT, env=environment(**more),
         capture_output=True, text=True, timeout=2 * LIMIT_S, check=False,
     )  # fmt: skip
 

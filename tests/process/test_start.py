@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mend.protocol.wire import VERSION
+from mend.coordination.wire import VERSION
 from tests.process.conftest import Jobs
 from tests.process.racks import Forked, Job
 

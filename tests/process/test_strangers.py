@@ -15,18 +15,11 @@ from typing import Any
 
 import zmq
 
-from mend.protocol import wire
-from mend.protocol.epochs import epoch_of
-from mend.protocol.messages import (
-    Ballot,
-    Envelope,
-    Orders,
-    Prepare,
-    RankReport,
-    Report,
-    Vote,
-)
-from mend.transport.pull_wire import hello_bytes
+from mend.consensus.epochs import epoch_of
+from mend.consensus.records import AcceptorState
+from mend.coordination import wire
+from mend.coordination.messages import Envelope, Orders, Prepare, RankReport, Report, Vote
+from mend.transport.bulk_wire import hello_bytes
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result
 
@@ -73,8 +66,8 @@ def ignored_frames(job: Job) -> list[bytes]:
         frames.append(wire.encode(Envelope(job.name, 0, 0, life + 1, orders)))
         ask = Prepare(2**60, epoch_of(9, 1 - rack), "c0ffee", 1)
         frames.append(wire.encode(Envelope(job.name, 1 - rack, 0, life, ask)))
-        ballot = Ballot(epoch_of(9, 0), epoch_of(9, 0), 99, 99, 99, "", ())
-        vote = Vote(2**60, "c0ffee", ballot, (99, 99))
+        acceptor_state = AcceptorState(epoch_of(9, 0), epoch_of(9, 0), 99, 99, 99, "", ())
+        vote = Vote(2**60, "c0ffee", acceptor_state, (99, 99))
         frames.append(wire.encode(Envelope(job.name, rack, 0, life, vote)))
         wrong = RankReport(2**60, 999, 1, 99, (99,), (), (), (), (), True, True, True)
         frames.append(wire.encode(Envelope(job.name, rack, 0, life, wrong)))
@@ -83,9 +76,9 @@ def ignored_frames(job: Job) -> list[bytes]:
 
 def report(serial: int) -> Report:
     """It claims that its rack is done and gone."""
-    ballot = Ballot(epoch_of(1, 0), epoch_of(1, 0), 99, 99, 99, "", ())
+    acceptor_state = AcceptorState(epoch_of(1, 0), epoch_of(1, 0), 99, 99, 99, "", ())
     return Report(
-        serial, 0, ballot, True, 999, 1, (99, 99), (), (), (), (), (), leaving=True, hurry=True,
+        serial, 0, acceptor_state, True, 999, 1, (99, 99), (), (), (), (), (), leaving=True, hurry=True,
         idle=True, gone=True,
     )  # fmt: skip
 

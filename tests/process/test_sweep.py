@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mend.cli.sweep import read as sweep_read
 from mend.errors import ConfigError
+from mend.tools.sweep import read as sweep_read
 from tests.process.racks import Nursery
 
 pytestmark = pytest.mark.process
@@ -28,7 +28,7 @@ LIMIT_S = 140.0
 
 @contextmanager
 def started(python: str, out: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [python, "-m", "mend.cli", "bench", "delay-sweep", *SETTINGS]
+    command = [python, "-m", "mend.tools", "bench", "delay-sweep", *SETTINGS]
     with subprocess.Popen(
         [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mend.terms import WITNESS
+from mend.types import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, until
 

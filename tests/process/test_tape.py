@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mend.protocol import tape as form
-from mend.protocol.events import Send
-from mend.protocol.messages import RankReport
-from mend.protocol.tape import Entry
-from mend.runtime.tape_reader import read_tape
-from mend.terms import WITNESS
+from mend.coordination.events import Send
+from mend.coordination.messages import RankReport
+from mend.trace import format as form
+from mend.trace.format import Entry
+from mend.trace.reader import read_tape
+from mend.types import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Nursery, environment
 
@@ -27,7 +27,7 @@ RACK, COORDINATED = "tape-rack0-rank0.mend", f"tape-rack{WITNESS}-rank0.mend"
 def mend(nursery: Nursery, *arguments: object) -> tuple[int, str]:
     """Status and all that was said."""
     done = subprocess.run(
-        [nursery.python, "-m", "mend.cli", *map(str, arguments)],
+        [nursery.python, "-m", "mend.tools", *map(str, arguments)],
         env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 import mend
+from mend.engine import construction
+from mend.engine import io_loop as driver_module
+from mend.engine.live_rank import LiveRank
 from mend.errors import MendError
-from mend.runtime import driver as driver_module
-from mend.runtime import making
-from mend.runtime.start import LiveRank
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import until
@@ -49,17 +49,17 @@ class Last:
 
 
 def on_worker(last: Last) -> None:
-    last.rank.driver.work(last.drop, lambda _: None)
+    last.rank.io_loop.work(last.drop, lambda _: None)
 
 
 def on_crew(last: Last) -> None:
-    helpers = last.rank.numerics.crew._helpers
+    helpers = last.rank.numerics.pool._helpers
     assert helpers is not None
     helpers.submit(last.drop)
 
 
 def on_loop(last: Last) -> None:
-    last.rank.driver.call(last.drop)
+    last.rank.io_loop.call(last.drop)
 
 
 def on_recorder(last: Last) -> None:
@@ -119,7 +119,7 @@ def test_a_model_may_be_freed_on_any_of_mends_threads(
 ) -> None:
     """Its finalizer ends the rank, and with it the thread that it runs on. That joined itself:
     RuntimeError, and sockets, files and threads were left."""
-    monkeypatch.setattr(making, "crew_threads", lambda: 3)
+    monkeypatch.setattr(construction, "pool_threads", lambda: 3)
     raised = list[Any]()
     monkeypatch.setattr("sys.unraisablehook", raised.append)
     monkeypatch.setattr(threading, "excepthook", raised.append)
@@ -144,7 +144,7 @@ def test_the_end_does_not_wait_for_ever_for_a_job_and_says_what_is_left(
         begun.set()
         release.wait(60)
 
-    last.rank.driver.work(long, lambda _: None)
+    last.rank.io_loop.work(long, lambda _: None)
     assert begun.wait(30)
     last.rank.abort()
     assert mend_threads() == ["mend-worker_0"]

@@ -24,14 +24,14 @@ import pytest
 import zmq
 
 import mend
-from mend.cli.top.run import Wanted, top
-from mend.protocol.observing import HEAD, Look, decode_view, encode_look, encode_view
-from mend.runtime.observed import ANSWERS_PER_SECOND_MAX
+from mend.status.messages import HEAD, Look, decode_view, encode_look, encode_view
+from mend.status.server import ANSWERS_PER_SECOND_MAX
+from mend.tools.top.run import Wanted, top
 from tests.process import train
 from tests.process.conftest import Configure, Jobs
 from tests.process.racks import Forked, Job, Nursery, environment, until
 from tests.process.test_strangers import CONFIG, STEPS, assert_same
-from tests.unit.protocol.seen import view
+from tests.unit.status.seen import view
 
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-B0-2]|[=>])")
 CTRL_C = b"\x03"
@@ -43,7 +43,7 @@ class Screen:
     def __init__(self, nursery: Nursery, arguments: list[str], rows: int, columns: int) -> None:
         self._mine, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        argv = ["tests.process.terminal", os.ttyname(theirs), "mend.cli", "top", *arguments]
+        argv = ["tests.process.terminal", os.ttyname(theirs), "mend.tools", "top", *arguments]
         env = environment(TERM="xterm-256color")
         self.process = Forked(nursery, argv, env, Path(os.devnull))
         self.drawn = ""
@@ -103,7 +103,7 @@ def once(nursery: Nursery, tmp_path: Path) -> Once:
 
     def run(*arguments: str, **env: str) -> tuple[int, str]:
         log = tmp_path / f"top{next(counted)}.log"
-        argv = ["mend.cli", "top", "--once", *arguments]
+        argv = ["mend.tools", "top", "--once", *arguments]
         status = Forked(nursery, argv, environment(COLUMNS="160", **env), log).wait()
         return status, log.read_text()
 
@@ -206,7 +206,7 @@ def test_a_job_is_watched_to_its_end_and_does_not_notice(
 
     # No tape has heard of any of it.
     log = tmp_path / "replay.log"
-    argv = ["mend.cli", "replay", str(job.events_folder)]
+    argv = ["mend.tools", "replay", str(job.events_folder)]
     assert Forked(nursery, argv, environment(), log).wait() == 0, log.read_text()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mend.runtime.loglines import LINES_MAX
+from mend.status.log_lines import LINES_MAX
 from tests.process.racks import Job, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}

@@ -44,15 +44,25 @@ def _bug(name: str, says: str, *edits: tuple[str, str, str]) -> Bug:
     return Bug(name, says, tuple(Edit(*edit) for edit in edits))
 
 
-LEARNER, ROUND, COORDINATOR = "protocol/learner.py", "protocol/round.py", "protocol/coordinator.py"
-PROPOSER, VOTER, BOOTH = "protocol/proposer.py", "protocol/voter.py", "protocol/booth.py"
-ROUNDS, SHELF = "runtime/rounds.py", "protocol/shelf.py"
-SCHEDULE = "protocol/schedule.py"
-LOG, ELECTION = "protocol/log.py", "protocol/election.py"
-ROSTERS = "protocol/rosters.py"
-ACCEPTED = "reached = {m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
+RANK_MACHINE, ROUND, COORDINATOR = (
+    "coordination/rank.py",
+    "coordination/round.py",
+    "coordination/coordinator.py",
+)
+PROPOSER, VOTER, FOLLOWER = (
+    "consensus/proposer.py",
+    "consensus/acceptor.py",
+    "coordination/acceptor_host.py",
+)
+ROUNDS, SHELF = "engine/trainer_rounds.py", "coordination/fragment_replica.py"
+SCHEDULE = "coordination/schedule.py"
+LOG, ELECTION = "consensus/log.py", "coordination/election.py"
+ROSTERS = "coordination/membership.py"
+ACCEPTED = (
+    "reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}"
+)
 IN_DECIDE = "{member for member, last in reached.items() if last > index}, log.voters_at(index + 1)"
-OWN_STEP_DOWN = "if self.proposer.leading and self.voter.promised > self.proposer.epoch:"
+OWN_STEP_DOWN = "if self.proposer.leading and self.acceptor.promised > self.proposer.epoch:"
 LEFT = "left and left <= promised for left in lefts"
 
 BUGS = (
@@ -64,15 +74,15 @@ BUGS = (
     _bug(
         "2",
         "accepts of an older epoch count",
-        (PROPOSER, ACCEPTED, "reached = {m: b.last for m, b in self.ballots.items()}"),
+        (PROPOSER, ACCEPTED, "reached = {m: b.last for m, b in self.acceptor_states.items()}"),
     ),
     _bug(
         "3",
-        "a voter accepts the log of an epoch below its promise",
+        "a acceptor accepts the log of an epoch below its promise",
         (VOTER, "        if epoch < self.promised:\n            return False\n"
          "        self.promised = epoch\n        if snapshot",
          "        self.promised = epoch\n        if snapshot"),
-        (BOOTH, "if orders.epoch < self.voter.promised:", "if orders.epoch < 0:"),
+        (FOLLOWER, "if orders.epoch < self.acceptor.promised:", "if orders.epoch < 0:"),
     ),
     _bug(
         "4",
@@ -102,7 +112,7 @@ BUGS = (
     _bug(
         "7",
         "half of the voters decide, whichever half",
-        ("protocol/quorum.py", "return bool(voters) and min(voters) in counted",
+        ("consensus/quorum.py", "return bool(voters) and min(voters) in counted",
          "return bool(counted)"),
     ),
     _bug(
@@ -115,12 +125,12 @@ BUGS = (
     _bug(
         "8",
         "one result is enough for a commit",
-        (ROUND, "if hold(by_digests[digests], scene.voters):", "if by_digests[digests]:"),
+        (ROUND, "if hold(by_digests[digests], inputs.voters):", "if by_digests[digests]:"),
     ),
     _bug(
         "9",
         "a roster changes whoever holds what is decided",
-        (ROSTERS, "if _keeps_bytes(hall, each)), None)", "if each.members), None)"),
+        (ROSTERS, "if _keeps_bytes(context, each)), None)", "if each.members), None)"),
     ),
     _bug(
         "10",
@@ -128,15 +138,15 @@ BUGS = (
         (SHELF, "        self.tentative = (event.version, event.attempt, event.digest)\n"
          "        return []",
          "        self.tentative = (event.version, event.attempt, event.digest)\n"
-         "        return [Forget(event.fragment, event.version, event.attempt)]"),
-        (LEARNER, "            if mine == digest:\n                shelf.held.add(newest)",
-         "            if mine == '':\n                shelf.held.add(newest)"),
-        (LEARNER, "if shelf.same_members(newest):", "if mine != digest:"),
+         "        return [DropAnchor(event.fragment, event.version, event.attempt)]"),
+        (RANK_MACHINE, "            if mine == digest:\n                replica.held.add(newest)",
+         "            if mine == '':\n                replica.held.add(newest)"),
+        (RANK_MACHINE, "if replica.same_members(newest):", "if mine != digest:"),
     ),
     _bug(
         "11",
         "attempts of two epochs have the same number",
-        ("protocol/epochs.py", "return epoch << _ATTEMPT_BITS | count", "return count"),
+        ("consensus/epochs.py", "return epoch << _ATTEMPT_BITS | count", "return count"),
     ),
     _bug(
         "12",
@@ -201,28 +211,28 @@ BUGS = (
     _bug(
         "18b",
         "a rack takes its offer back when a commit does not name it",
-        ("runtime/handoff.py", 'if (fate := fate_in(commit, mine))), "")',
+        ("engine/published_state.py", 'if (fate := fate_in(commit, mine))), "")',
          'if (fate := fate_in(commit, mine))), "dropped" if stretch else "")'),
     ),
     _bug(
         "19",
         "a copied state is not compared with the log",
-        ("runtime/rank.py", "elif result.digest != effect.digest:", "elif result.digest == '':"),
+        ("engine/concurrent_outer_step.py", "elif result.digest != effect.digest:", "elif result.digest == '':"),
     ),
     _bug(
         "20",
         "payloads go as soon as the own result is there",
-        (LEARNER, "                effects += self.shelves[p].merged(event, now_ns)\n",
-         "                effects += self.shelves[p].merged(event, now_ns)\n"
-         "                for o in self.shelves[p].gather.members if self.shelves[p].tentative "
+        (RANK_MACHINE, "                effects += self.replicas[p].merged(event, now_ns)\n",
+         "                effects += self.replicas[p].merged(event, now_ns)\n"
+         "                for o in self.replicas[p].gather.members if self.replicas[p].tentative "
          "else ():\n"
          "                    self._free(o.member, p, o.seq, effects)\n"),
     ),
     _bug(
         "21",
         "decisions of an epoch that is over are not believed by a candidate",
-        (PROPOSER, "if ballot.decided > self.log.decided == ballot.prev and fits:",
-         "if ballot.decided > self.log.decided == ballot.prev and fits and ballot.accepted == "
+        (PROPOSER, "if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits:",
+         "if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits and acceptor_state.accepted == "
          "self.epoch:"),
     ),
     _bug(
@@ -247,27 +257,27 @@ BUGS = (
         "K votes decide",
         (PROPOSER, "quorum(\n            " + IN_DECIDE + "\n        )",
          "log.voters_at(index + 1) and len(log.voters_at(index + 1) & {m for m, last in "
-         "reached.items() if last > index}) >= log.written.policy.quorum_min_learners"),
+         "reached.items() if last > index}) >= log.appended.policy.quorum_min_learners"),
     ),
     _bug(
         "24b",
         "K results are enough for a commit",
-        (ROUND, "if hold(by_digests[digests], scene.voters):",
-         "if len(by_digests[digests]) >= scene.policy.quorum_min_learners:"),
+        (ROUND, "if hold(by_digests[digests], inputs.voters):",
+         "if len(by_digests[digests]) >= inputs.policy.quorum_min_learners:"),
     ),
     _bug(
         "25",
-        "a coordinator counts its own vote for ever and never steps down; its voter promises "
+        "a coordinator counts its own vote for ever and never steps down; its acceptor promises "
         "it to others all the same",
-        (COORDINATOR, OWN_STEP_DOWN, "if self.proposer.leading and self.voter.promised < 0:"),
+        (COORDINATOR, OWN_STEP_DOWN, "if self.proposer.leading and self.acceptor.promised < 0:"),
         (PROPOSER, ACCEPTED,
-         ACCEPTED + "\n        reached |= {m: log.last for m in self.ballots if m.rack == "
+         ACCEPTED + "\n        reached |= {m: log.last for m in self.acceptor_states if m.rack == "
          "self.epoch >> 16 & 0xFFFF}"),
-        (PROPOSER, "if ballot.promised > self.epoch:",
-         "if ballot.promised > self.epoch and not self.leading:"),
+        (PROPOSER, "if acceptor_state.promised > self.epoch:",
+         "if acceptor_state.promised > self.epoch and not self.leading:"),
         (ELECTION, "return self.proposer.epoch not in (0, orders.epoch)",
          "return self.proposer.standing and self.proposer.epoch != orders.epoch"),
-        (BOOTH, "if not hears or peer == self.coordinator:", "if hears or not hears:"),
+        (FOLLOWER, "if not hears or peer == self.coordinator:", "if hears or not hears:"),
     ),
     _bug(
         "26",
@@ -299,23 +309,23 @@ BUGS = (
     _bug(
         "30",
         "offers that only an undone commit named stay open",
-        (LEARNER, "if p in self.parts and (self.member, self.parts[p].seq) in named:",
+        (RANK_MACHINE, "if p in self.parts and (self.member, self.parts[p].seq) in named:",
          "if p in self.parts and named is None:"),
     ),
     _bug(
         "31",
         "receivers merge whatever has the right checksum",
-        ("runtime/numerics.py", "if not _sound(values):", "if not len(runs):"),
+        ("engine/numerics.py", "if not _sound(values):", "if not len(runs):"),
     ),
     _bug(
         "31b",
         "what receivers have found bad is nothing to the coordinator",
-        (ROUND, "if scene.bad:", "if scene.bad and not scene.offers:"),
+        (ROUND, "if inputs.bad:", "if inputs.bad and not inputs.offers:"),
     ),
     _bug(
         "31c",
         "a rack whose offer was bad is told that it was too old",
-        (LEARNER, 'bad = record.reason if record.diverged else ""', 'bad = record.reason[:0]'),
+        (RANK_MACHINE, 'bad = record.reason if record.diverged else ""', 'bad = record.reason[:0]'),
     ),
     _bug(
         "32",
@@ -326,7 +336,7 @@ BUGS = (
     _bug(
         "32b",
         "a snapshot does not say which offers were named",
-        ("runtime/handoff.py", 'return "named" if seq == known.named else "dropped"',
+        ("engine/published_state.py", 'return "named" if seq == known.named else "dropped"',
          'return "named" if seq < known.named else "dropped"'),
     ),
     _bug(
@@ -357,7 +367,7 @@ BUGS = (
     _bug(
         "23f",
         "a rack that has promised to a founder does not join a job that lives",
-        (BOOTH, "if not self._joins(orders, now_ns):", "if now_ns < 0:"),
+        (FOLLOWER, "if not self._joins(orders, now_ns):", "if now_ns < 0:"),
     ),
     _bug(
         "33",
@@ -368,14 +378,14 @@ BUGS = (
     _bug(
         "33b",
         "a rack says hello until a record gives it a seat, decided or not",
-        ("protocol/leader.py", "        if not self._is_seated():\n            self._say_hello",
-         "        if not self.log.written.begun:\n            self._say_hello"),
+        ("coordination/leader.py", "        if not self._is_seated():\n            self._say_hello",
+         "        if not self.log.appended.begun:\n            self._say_hello"),
     ),
     _bug(
         "34",
-        "a demoted voter is counted",
-        (LOG, "voters_of(self.seats.values(), self.learners, self.witness)",
-         "voters_of(self.seats.values(), self.learners - self.demoted, self.witness)"),
+        "a demoted acceptor is counted",
+        (LOG, "voters_of(self.seats.values(), self.non_voters, self.witness)",
+         "voters_of(self.seats.values(), self.non_voters - self.demoted, self.witness)"),
     ),
     _bug(
         "34b",
@@ -385,18 +395,18 @@ BUGS = (
     _bug(
         "34e",
         "a witness that was started again gets no seat",
-        (ROSTERS, "if hall.returned is not None:", "if hall.returned is not None and not votes:"),
+        (ROSTERS, "if context.returned is not None:", "if context.returned is not None and not votes:"),
     ),
     _bug(
         "35",
-        "where no voter is left, one of those without a vote begins a lineage",
+        "where no acceptor is left, one of those without a vote begins a lineage",
         (PROPOSER,
          "lefts = [each.members - self.dead - (self.blank - each.voters) for each in rosters]",
          "lefts = [each.voters - self.dead or each.members & promised for each in rosters]"),
     ),
     _bug(
         "35b",
-        "where no voter is left, nobody stands for a lineage",
+        "where no acceptor is left, nobody stands for a lineage",
         (ELECTION, "written.members if written.voters <= self.proposer.dead else written.voters",
          "written.voters"),
     ),
@@ -405,8 +415,8 @@ BUGS = (
         "a witness forgets its job though one of its racks may live",
         (COORDINATOR, "return seated <= self.proposer.dead | self.election.unaware",
          "return len(seated - self.proposer.dead - self.election.unaware) <= 1"),
-        (COORDINATOR, "if not self._forsaken():\n                self.voter.start_over()",
-         "if now_ns:\n                self.voter.start_over()"),
+        (COORDINATOR, "if not self._forsaken():\n                self.acceptor.start_over()",
+         "if now_ns:\n                self.acceptor.start_over()"),
     ),
     _bug(
         "36b",
@@ -419,7 +429,7 @@ BUGS = (
         "a hello of a life that never had a seat attests the death of the one that has it",
         (ELECTION, "if hello and former.incarnation not in hello.after:",
          "if hello and sender == former:"),
-        ("protocol/admission.py", "return former is None or former.incarnation in hello.after",
+        ("coordination/admission.py", "return former is None or former.incarnation in hello.after",
          "return former is None or former != hello.seat.member"),
     ),
     _bug(
@@ -449,9 +459,9 @@ BUGS = (
     _bug(
         "37",
         "which racks are absent is looked at anew while an attempt lasts",
-        (ROUND, "            return self._try_commit(scene, now_ns)",
-         "            self.absent = _absent(scene, self.members)\n"
-         "            return self._try_commit(scene, now_ns)"),
+        (ROUND, "            return self._try_commit(inputs, now_ns)",
+         "            self.absent = _absent(inputs, self.members)\n"
+         "            return self._try_commit(inputs, now_ns)"),
     ),
     _bug(
         "37b",
@@ -461,7 +471,7 @@ BUGS = (
     _bug(
         "37c",
         "the momentum's ramp goes by versions, whatever was missing in them",
-        ("runtime/numerics.py", "anchor.rounds + part, self", "version * WHOLE, self"),
+        ("engine/numerics.py", "anchor.rounds + part, self", "version * WHOLE, self"),
     ),
     _bug(
         "37d",
@@ -473,7 +483,7 @@ BUGS = (
 
 ELSEWHERE = {
     "21": "`python -m tests.mutants unbelieved`. Seeds hardly can: whoever does not believe it "
-    "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
+    "cannot win and waits, and the acceptor that knows the decision stands next; it costs time only.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
     "34b": "`pytest tests/sim/test_deaths.py`. The vote is taken some seconds later all the "
@@ -486,7 +496,7 @@ ELSEWHERE = {
 NOT_HERE = {
     "4, votes of a former life, by name": "messages of another incarnation are not read; what is "
     "left of it are 4 (counting by rack) and 4b (an incarnation that is not new).",
-    "7, lowest live voter": "`quorum` is not told who is live; of those that answered the lowest "
+    "7, lowest live acceptor": "`quorum` is not told who is live; of those that answered the lowest "
     "is always among them, which is 7b.",
     "11, slices of two attempts mixed": "there are no slices; what is left of it is 11, the number "
     "of an attempt.",
@@ -494,7 +504,7 @@ NOT_HERE = {
     "result is there.",
     "21, Decided of a lower epoch": "there is no such message, orders are always those of the "
     "newest epoch; the nearest are 21 and 21b.",
-    "25, the own vote alone": "a voter that hears its own coordinator promises nothing, so a "
+    "25, the own vote alone": "a acceptor that hears its own coordinator promises nothing, so a "
     "leader's own vote is never given to another; 25 takes that rule away as well.",
     "26, an old commit whose bytes are gone comes back": "a gather travels in the same orders as "
     "the Epoch record, so that a rack which frees an older result for it has accepted the epoch. "

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from mend.protocol import proposer, quorum, rosters
-from mend.protocol.proposer import Proposer
-from mend.protocol.voter import Voter
-from mend.sim import explore_world
-from mend.sim.explore_state import Node, State
-from mend.sim.explore_world import World
-from mend.terms import Member
+from mend.consensus import proposer, quorum
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.proposer import Proposer
+from mend.coordination import membership
+from mend.sim.model_check import world as model_world
+from mend.sim.model_check.state import Node, State
+from mend.sim.model_check.world import ModelWorld
+from mend.types import Member
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -52,25 +53,25 @@ def _by_rack(votes: Set[Member], voters: Set[Member]) -> bool:
     return quorum.quorum({m.rack for m in votes}, {m.rack for m in voters})
 
 
-def _reborn(world: World, state: State, node: int) -> State:
+def _reborn(world: ModelWorld, state: State, node: int) -> State:
     """The process is back under its old name, with an empty memory and its vote."""
     nodes = list(state.nodes)
     nodes[node] = Node(world.empty, held=0 if world.members[node].rack != 0xFFFF else -1)
     return state._replace(nodes=tuple(nodes))
 
 
-COUNT = "{m: b.last for m, b in self.ballots.items() if b.accepted == self.epoch}"
+COUNT = "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}"
 PLANTS: dict[str, Plant] = {
     "1-decided-before-accepted": rewritten(
         Proposer, "decide", "return log.decide(index)", "return log.decide(log.last)"
     ),
     "2-accepts-of-an-older-epoch": rewritten(
-        Proposer, "decide", COUNT, "{m: b.last for m, b in self.ballots.items()}"
+        Proposer, "decide", COUNT, "{m: b.last for m, b in self.acceptor_states.items()}"
     ),
     "3-append-below-promised": rewritten(
-        Voter, "append", "if epoch < self.promised:", "if epoch < 0:"
+        Acceptor, "append", "if epoch < self.promised:", "if epoch < 0:"
     ),
-    "4-restarted-rack-keeps-its-vote": replaced(World, "dead", _reborn),
+    "4-restarted-rack-keeps-its-vote": replaced(ModelWorld, "dead", _reborn),
     "5-asks-only-the-roster-it-knows": rewritten(
         Proposer,
         "try_lead",
@@ -84,15 +85,16 @@ PLANTS: dict[str, Plant] = {
         "False",
     ),
     "7-tie-break-on-both-halves": replaced(proposer, "quorum", _half),
-    "8-no-hold-at-commit": replaced(explore_world, "hold", lambda holders, _: bool(holders)),
+    "8-no-hold-at-commit": replaced(model_world, "hold", lambda holders, _: bool(holders)),
     "9-no-hold-at-roster": replaced(
-        rosters, "_keeps_bytes", lambda _, roster: bool(roster.members)
+        membership, "_keeps_bytes", lambda _, roster: bool(roster.members)
     ),
     "25-own-vote-counts-for-ever": rewritten(
         Proposer,
         "decide",
         COUNT,
-        COUNT + " | {m: log.last for m in self.ballots if m.rack == self.epoch >> 16 & 0xFFFF}",
+        COUNT
+        + " | {m: log.last for m in self.acceptor_states if m.rack == self.epoch >> 16 & 0xFFFF}",
     ),
     "26-no-epoch-record-first": rewritten(
         Proposer,
@@ -101,7 +103,7 @@ PLANTS: dict[str, Plant] = {
         "return self.leading",
     ),
     "27-an-old-tail-survives": rewritten(
-        Voter, "append", "self.log.cut(max(reached, self.log.decided))", "pass"
+        Acceptor, "append", "self.log.cut(max(reached, self.log.decided))", "pass"
     ),
     "votes-by-rack": replaced(proposer, "quorum", _by_rack),
 }

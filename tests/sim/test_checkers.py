@@ -8,10 +8,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from mend.protocol.messages import Commit, Drop
+from mend.consensus.records import Commit, Drop
 from mend.sim import World
 from mend.sim.agreement import Agreement, is_held, is_quorum
-from mend.terms import MS, SECOND, WITNESS, Peer
+from mend.types import MS, SECOND, WITNESS, Peer
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_a_queue_without_end_is_seen() -> None:
 
 
 def test_a_wrong_bit_that_is_read_as_a_message_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mend.protocol import wire
+    from mend.coordination import wire
 
     monkeypatch.setattr(wire.zlib, "crc32", lambda body: 0)  # type: ignore[attr-defined]
     text = problems(World(shutdown_ns=30 * SECOND).flip(0, 90, frames=True, until=1.0))

@@ -8,7 +8,7 @@ import torch
 from mend.sim import WITNESS, World
 from mend.sim.process import Process
 from mend.sim.world import DETECT_NS
-from mend.terms import SECOND
+from mend.types import SECOND
 from tests.sim.bugs import BUGS, planted
 
 DIES_NS = SECOND // 2

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from mend.sim import explore
-from mend.sim.explore import Explorer
-from mend.sim.explore_state import Bounds, State
-from mend.sim.explore_world import World
+from mend.sim.model_check import explore
+from mend.sim.model_check.explore import Explorer
+from mend.sim.model_check.state import Bounds, State
+from mend.sim.model_check.world import ModelWorld
 from tests.sim.planted import PLANTS
 
 RACK_0, RACK_1, WITNESS = 0, 1, 2
@@ -35,7 +35,7 @@ COMMIT_OF_THE_WITNESS: tuple[Move, ...] = (
 """Both racks hold a result; only the witness has the record that says so."""
 
 
-def play(world: World, moves: tuple[Move, ...]) -> State:
+def play(world: ModelWorld, moves: tuple[Move, ...]) -> State:
     """The state behind these moves; orders are those of the newest epoch."""
     state = world.start()
     for what, who, *nodes in moves:
@@ -70,7 +70,7 @@ def test_no_invariant_breaks_when_the_roster_changes() -> None:
 
 def test_everything_that_should_be_possible_happens() -> None:
     """A commit is decided, a taken-over log is decided, a rack is back and votes."""
-    world = World(Bounds(rounds=1, epochs=1, crashes=1, rosters=2))
+    world = ModelWorld(Bounds(rounds=1, epochs=1, crashes=1, rosters=2))
     moves: tuple[Move, ...] = (
         ("crash", RACK_1),
         ("roster", WITNESS, (RACK_1_AGAIN,)),

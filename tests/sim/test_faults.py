@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mend.errors import Diverged
-from mend.sim import WITNESS, Report, World
+from mend.sim import WITNESS, SimulationReport, World
 from mend.sim.faults import KINDS
 from mend.sim.process import Training
-from mend.terms import MS, SECOND, Peer
+from mend.types import MS, SECOND, Peer
 
 LONG = {"steps": 36, "step_ns": 50 * MS, "shutdown_ns": 40 * SECOND}
 
@@ -49,7 +49,7 @@ WITH = {"stale": ("restart",), "retire": ("crash",)}
 """What a kind needs to be felt."""
 
 
-def run(world: World) -> Report:
+def run(world: World) -> SimulationReport:
     report = world.run()
     assert not report.problems, report.problems
     return report

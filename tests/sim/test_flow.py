@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from mend.protocol.flow import UNANSWERED_MAX
-from mend.protocol.messages import Envelope, Orders
+from mend.coordination.flow import UNANSWERED_MAX
+from mend.coordination.messages import Envelope, Orders
 from mend.sim import World
 from mend.sim.scenario import Fault
-from mend.terms import MS, SECOND, Peer
+from mend.types import MS, SECOND, Peer
 
 LATE_NS = 600 * MS
 """One way: 24 rounds are decided until an answer is there."""

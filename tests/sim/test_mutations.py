@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mend.protocol import proposer
+from mend.consensus import proposer
 from mend.sim import draw, problems_of
 from tests.sim.bugs import BUGS, ELSEWHERE, occurrences, planted
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from mend import reference
-from mend.protocol.weights import WHOLE
-from mend.runtime.digest import digest_of
+from mend.consensus.weights import WHOLE
+from mend.engine.digest import digest_of
 from mend.sim import Scenario, World, draw
 from mend.sim.world import plain_fragments
-from mend.terms import Peer, owned_span
+from mend.types import Peer, owned_span
 
 PAYLOADS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -14,13 +14,13 @@ from typing import get_args
 import pytest
 import torch
 
+from mend.coordination.messages import Message
 from mend.errors import Diverged, PayloadGone, StartTimeout
-from mend.protocol.messages import Message
-from mend.sim import Fault, Report, Scenario, World, draw
+from mend.sim import Fault, Scenario, SimulationReport, World, draw
 from mend.sim.faults import KINDS
 from mend.sim.scenario import SHUTDOWN_NS, calm
 from mend.sim.story import setup
-from mend.terms import MS, SECOND, Address, Peer
+from mend.types import MS, SECOND, Address, Peer
 
 SEEDS, BLOCK = 300, 25
 RADIAL_SEEDS = 30
@@ -35,7 +35,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def told(report: Report) -> str:
+def told(report: SimulationReport) -> str:
     return "\n".join([setup(report.scenario), *(f"    {each}" for each in report.problems)])
 
 
@@ -83,7 +83,7 @@ def test_the_seeds_cover_what_they_are_for() -> None:
     assert any(scenario.overlap_steps == 0 for scenario in drawn)
 
 
-def run(scenario: Scenario) -> tuple[World, Report]:
+def run(scenario: Scenario) -> tuple[World, SimulationReport]:
     world = World(scenario)
     report = world.run()
     assert not report.problems, told(report)

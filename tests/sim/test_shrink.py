@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mend.protocol import log
+from mend.consensus import log
 from mend.sim import Fault, Scenario, World, draw, problems_of, shrink
 from mend.sim.shrink import simpler
-from mend.terms import MS, SECOND
+from mend.types import MS, SECOND
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +78,13 @@ def test_every_step_is_a_scenario_that_can_run() -> None:
 
 def test_a_real_bug_is_shrunk_to_its_bone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a Commit is read without its last member, so that rack's tokens merge unseen."""
-    fold = log.Folded._end
+    fold = log.LogState._end
 
-    def forget(self: log.Folded, fragment: int, offers: object) -> None:
+    def forget(self: log.LogState, fragment: int, offers: object) -> None:
         kept = list(offers)  # type: ignore[call-overload]
         fold(self, fragment, kept[:-1] if len(kept) > 1 else kept)
 
-    monkeypatch.setattr(log.Folded, "_end", forget)
+    monkeypatch.setattr(log.LogState, "_end", forget)
     scenario = next(s for s in map(draw, range(200)) if s.racks == 3 and problems_of(s))
     problems = problems_of(scenario)
     small = shrink(scenario, problems, runs_max=60)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mend.protocol.replay import replay
 from mend.sim import World
+from mend.trace.replay import replay
 
 SEEDS = range(40)
 

@@ -15,7 +15,7 @@ import torch
 from mend.sim import Scenario, World
 from mend.sim.scenario import calm
 from mend.sim.story import setup
-from mend.terms import MS, SECOND
+from mend.types import MS, SECOND
 from tests.sim.bugs import BUGS, planted
 
 STEP_NS = 20 * MS

@@ -9,9 +9,9 @@ import torch
 
 from mend.errors import ConfigError
 from mend.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
-from mend.sim.draw import PLOTS
 from mend.sim.faults import sentence
-from mend.terms import MS, SECOND
+from mend.sim.generate import PLOTS
+from mend.types import MS, SECOND
 
 
 @pytest.fixture(autouse=True)

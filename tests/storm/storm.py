@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mend.cli.ports import free_ports
+from mend.tools.ports import free_ports
 from tests.process.racks import Forked, Job, Nursery, Siblings, Torchrun
 from tests.storm.judge import Life, judge, read_lines
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks import h200, h200_cells, h200_table, qwen
 from benchmarks.h200_cells import Cell, Plan
 from benchmarks.h200_meeting import Absent, Meeting
-from mend.protocol.schedule import Schedule
+from mend.coordination.schedule import Schedule
 
 PLAN = Plan(8, 8, 2, 30, 3, (0, 2000))
 

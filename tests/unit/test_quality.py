@@ -20,9 +20,9 @@ from torch import nn
 
 from benchmarks import quality, quality_arms, quality_page, quality_table
 from benchmarks.quality_arms import ARMS, CORE, Arm, Cell, Curve, Inner, Outer, Plan, windows_of
-from mend.cli.demo_model import Size, loss_of
-from mend.cli.text import Corpus
 from mend.errors import UsageError
+from mend.tools.demo_corpus import Corpus
+from mend.tools.demo_model import Size, loss_of
 from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parent.parent.parent

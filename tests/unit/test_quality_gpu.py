@@ -20,7 +20,6 @@ from benchmarks import quality_gpu, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
 from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of, orthogonal
 from benchmarks.quality_gpu_outer import Outer, Pending, parsed
-from mend.cli.text import Corpus
 from mend.reference import (
     Anchor,
     Applied,
@@ -36,6 +35,7 @@ from mend.reference import (
     outer_step,
     replay,
 )
+from mend.tools.demo_corpus import Corpus
 
 ROOT = Path(__file__).parent.parent.parent
 SIZE = Size(16, 4, 2, 16, 2)

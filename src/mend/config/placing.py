@@ -14,8 +14,8 @@ import msgspec
 
 from mend.config.kinds import numbered
 from mend.config.settings import MendConfig
+from mend.engine.rack import RackGroup
 from mend.errors import ConfigError, UsageError
-from mend.runtime.rack import RackGroup
 from mend.transport.probe import host_and_port
 from mend.transport.whereabouts import Whereabouts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mend.config.sources import REPLAY, Named
 from mend.errors import ConfigError, TapeError
-from mend.protocol.script import decode_script
+from mend.trace.replay_script import decode_script
 
 OWN = ("rack", "sideband_addr", "sideband_peers", "advertise_host", "data_ports")
 """Settings of this run, not of the tape; from the environment rather than from the script."""

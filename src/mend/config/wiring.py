@@ -9,11 +9,11 @@ from pathlib import Path
 from mend.config.replaying import replay_path
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
-from mend.runtime.driver import DriverOptions
-from mend.runtime.making import Rules
-from mend.runtime.parts import Settings
-from mend.runtime.steps import StepOptions
-from mend.terms import MS, SECOND
+from mend.engine.construction import Rules
+from mend.engine.io_loop import IoLoopOptions
+from mend.engine.rank_config import Settings
+from mend.engine.trainer import StepOptions
+from mend.types import MS, SECOND
 
 
 def rules_of(config: MendConfig) -> Rules:
@@ -49,7 +49,7 @@ def settings_of(
         racks=config.racks,
         job=config.job_id,
         facts=config.hyper_facts(),
-        driver=DriverOptions(
+        io_loop=IoLoopOptions(
             bind=bind,
             lane_host=bind.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]"),
             advertise_host=config.advertise_host,

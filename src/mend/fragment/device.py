@@ -24,7 +24,7 @@ from torch import Tensor
 from mend.fragment.apply import Alignment
 from mend.fragment.shards import local_of
 from mend.fragment.view import FragmentView
-from mend.terms import Owned
+from mend.types import Owned
 
 _CHUNK_NUMEL = 1 << 24
 """Elements worked on at once: scratch of 64 MiB, twice, for parameters that are not fp32."""

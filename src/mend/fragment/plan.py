@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from mend.errors import ConfigError
 from mend.fragment.shards import WHOLE, Shard, bytes_held, local_of, placement_of, shard_of
-from mend.terms import Layout, Slot
+from mend.types import Layout, Slot
 
 
 def unwrap(model: nn.Module) -> nn.Module:

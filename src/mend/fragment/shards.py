@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.errors import ConfigError, UsageError
-from mend.terms import Layout, Owned, Span, owned_span
+from mend.types import Layout, Owned, Span, owned_span
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.fragment.shards import local_of
-from mend.terms import Layout, Owned
+from mend.types import Layout, Owned
 
 Pieces = list[tuple[Tensor, slice]]
 """Elements of a vector (fp32, n), and which of the vector they are."""

@@ -4,18 +4,18 @@ The edge is replaced, the code is not. What runs here is what runs live: the mac
 `runtime.rank`, `runtime.steps` and the numerics. Only sockets, threads and the clock are simulated.
 """
 
-from mend.sim.draw import draw
+from mend.sim.generate import draw
 from mend.sim.scenario import WITNESS_TARGET as WITNESS
 from mend.sim.scenario import Fault, Scenario, python_of
 from mend.sim.shrink import problems_of, shrink
 from mend.sim.story import tell
-from mend.sim.world import Report, World
+from mend.sim.world import SimulationReport, World
 
 __all__ = [
     "WITNESS",
     "Fault",
-    "Report",
     "Scenario",
+    "SimulationReport",
     "World",
     "draw",
     "problems_of",

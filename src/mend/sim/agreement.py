@@ -1,4 +1,4 @@
-"""sim.agreement: does the log hold what it promises? Looked at after every event, from outside.
+"""Checks after every event, from outside, that the log holds what it promises.
 
 Nothing here asks a machine what it believes. Replicas are read where they lie, votes are counted
 again over them, and bytes are looked for in the memory of the ranks; the rules of quorum and hold
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mend.protocol.log import Folded, Log, folded_of
-from mend.protocol.messages import Commit, Ended, Genesis, Lineage, Record, Roster, Share, Snapshot
-from mend.terms import WITNESS, Member
+from mend.consensus.log import Log, LogState, log_state_of
+from mend.consensus.records import Commit, Ended, Genesis, Lineage, Record, Roster, Share, Snapshot
+from mend.types import WITNESS, Member
 
 if TYPE_CHECKING:
     from mend.sim.process import Process
@@ -43,13 +43,13 @@ class Seating:
     """Who is a member, from the decided records alone."""
 
     racks: dict[int, Member] = field(default_factory=dict)
-    learners: frozenset[int] = frozenset()
+    non_voters: frozenset[int] = frozenset()
     witness: Member | None = None
 
     @property
     def voters(self) -> frozenset[int]:
         named = frozenset({WITNESS} if self.witness else ())
-        return (frozenset(self.racks) | named) - self.learners
+        return (frozenset(self.racks) | named) - self.non_voters
 
 
 def is_quorum(votes: Set[int], voters: Set[int]) -> bool:
@@ -129,7 +129,8 @@ class Agreement:
                 continue
             logs = [replica.owner.log for replica in replicas if replica.votes]
             if any(
-                self._is_of(log) and log.told.member(other.me.rack) == other.member for log in logs
+                self._is_of(log) and log.committed.member(other.me.rack) == other.member
+                for log in logs
             ):
                 self._problem("I1", f"{process.me} gives up a job in which {other.me} lives")
         self.chains, self.records, self.rosters = [""], [None], [Seating()]
@@ -177,11 +178,11 @@ class Agreement:
         if snapshot.index >= len(self.chains) or self.chains[snapshot.index] != snapshot.chain:
             self._problem("I1", f"{process.me} acts on a snapshot of another log")
             return
-        folded = Folded()
+        folded = LogState()
         for record in self.records[1 : snapshot.index + 1]:
             assert record is not None
             folded.take(record)
-        if folded != folded_of(snapshot):
+        if folded != log_state_of(snapshot):
             self._problem("I1", f"{process.me} acts on a snapshot that is not of its records")
         self.read[id(process)] = snapshot.index
 
@@ -378,14 +379,14 @@ def _has(process: Process, commit: Commit) -> bool:
 def _fold(roster: Seating, record: Record) -> Seating:
     if isinstance(record, Genesis):
         seats, witness = record.roster, record.witness
-        learners = frozenset(record.learners)
+        non_voters = frozenset(record.non_voters)
     elif isinstance(record, Roster | Lineage):
         seats, witness = record.members, record.witness
-        learners = frozenset(record.learners)
+        non_voters = frozenset(record.non_voters)
     else:
         return roster
     racks = {seat.member.rack: seat.member for seat in seats}
-    return Seating(racks, learners, witness)
+    return Seating(racks, non_voters, witness)
 
 
 def _next_lineage(log: Log, index: int) -> Lineage | None:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mend.consensus.records import Drop
+from mend.consensus.weights import part_of
+from mend.engine.digest import digest_of
+from mend.engine.numerics import Anchor, Numerics, first_unsound
+from mend.engine.trainer import POLL_NS, OpenOffer
 from mend.fragment.ledger import VectorLedger
-from mend.protocol.messages import Drop
-from mend.protocol.weights import part_of
-from mend.runtime.digest import digest_of
-from mend.runtime.numerics import Anchor, Numerics, first_unsound
-from mend.runtime.steps import POLL_NS, OpenOffer
 from mend.sim import liveness
 from mend.sim.agreement import Agreement
 from mend.sim.scenario import Scenario
-from mend.terms import MS, SECOND, Peer
+from mend.types import MS, SECOND, Peer
 
 if TYPE_CHECKING:
     from mend.sim.process import Process, Training
@@ -274,7 +274,7 @@ class Checkers:
         for p in range(len(watched.ledgers)):
             if first_unsound(self._theta(watched, p)) is not None:
                 self.problem("I8", f"{watched.process.me} ends in order with NaN in fragment {p}")
-        known = watched.training.rank.roles.learner.decided
+        known = watched.training.rank.roles.rank_machine.decided
         for record in self.agreement.records[1 : known + 1]:
             if not isinstance(record, Drop) or not record.diverged:
                 continue

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mend.sim.loop import Loop
 from mend.sim.scenario import FOR_EVER, WITNESS_TARGET, Fault, Scenario
-from mend.terms import MS, SECOND, WITNESS
+from mend.types import MS, SECOND, WITNESS
 
 
 def target(rack: int) -> int:

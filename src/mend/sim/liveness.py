@@ -13,7 +13,7 @@ from mend.sim.agreement import is_held, is_quorum, is_seated
 from mend.sim.faults import SPOILT, target
 from mend.sim.returns import VOTES_NS
 from mend.sim.scenario import SHUTDOWN_NS
-from mend.terms import SECOND, WITNESS, Peer
+from mend.types import SECOND, WITNESS, Peer
 
 if TYPE_CHECKING:
     from mend.sim.process import Training
@@ -169,7 +169,7 @@ def _left_behind(world: World, training: Training) -> bool:
         for other in world.trainings.values()
         for kind, fields in other.process.notes
     )
-    return missed and training.rank.board.finished
+    return missed and training.rank.published.finished
 
 
 def _even(world: World) -> bool:

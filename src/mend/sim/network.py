@@ -10,20 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mend.errors import (
-    ChecksumMismatch,
-    PayloadGone,
-    PeerUnreachable,
-    TransferStalled,
-    WireError,
-)
-from mend.protocol import wire
-from mend.protocol.messages import Envelope
+from mend.coordination import wire
+from mend.coordination.messages import Envelope
+from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransferStalled, WireError
 from mend.sim.faults import Broken, target
 from mend.sim.loop import Loop
 from mend.sim.scenario import Scenario
-from mend.terms import MS, SECOND, Address
-from mend.transport.pull_wire import checksum_of
+from mend.transport.bulk_wire import checksum_of
+from mend.types import MS, SECOND, Address
 
 if TYPE_CHECKING:
     from mend.sim.process import Process

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mend.codec import Codec
+from mend.engine.numerics import Encoded, Numerics
 from mend.merge import Merge
 from mend.outer import OuterOptimizer
-from mend.runtime.numerics import Encoded, Numerics
-from mend.transport.pull_wire import checksum_of
+from mend.transport.bulk_wire import checksum_of
 
 
 class Spoiler(Numerics):

@@ -13,20 +13,21 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from mend.consensus.records import Record, Snapshot
+from mend.coordination.events import Event
+from mend.coordination.messages import Envelope, Message
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.host import Host
+from mend.engine.published_state import PublishedState
+from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
 from mend.errors import Diverged
 from mend.fragment.shards import put_together, take
-from mend.protocol.events import Event
-from mend.protocol.messages import Envelope, Message, Record, Snapshot
-from mend.runtime.edge import Host
-from mend.runtime.handoff import Board
-from mend.runtime.rank import Rank
-from mend.runtime.steps import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
 from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.sim.tape import MemoryTape
-from mend.terms import MS, SECOND, Address, Member, Peer
+from mend.types import MS, SECOND, Address, Member, Peer
 
 T = TypeVar("T")
 
@@ -221,7 +222,7 @@ class Process:
         """A simulated process stops when its script has ended; see `Training`."""
 
 
-class WatchedBoard(Board):
+class WatchedBoard(PublishedState):
     """Tells which records the training thread is shown, in which order."""
 
     def __init__(self, fragments: int, process: Process, agreement: Agreement) -> None:
@@ -280,7 +281,7 @@ class Training:
     def __init__(
         self,
         process: Process,
-        rank: Rank,
+        rank: ConcurrentOuterStep,
         trainer: Trainer,
         collective: Collective,
         parameters: Sequence[nn.Parameter],
@@ -313,13 +314,13 @@ class Training:
 
     def look(self) -> None:
         """After anything happened in this process: may the training thread go on?"""
-        board = self.rank.board
+        published = self.rank.published
         if not self.began:
             self.began = True
             self._drive(self.trainer.begin(2 * self.start_ns))
         elif self._wait is not None:
             wait, _, _ = self._wait
-            if board.failure is not None or wait.ready():
+            if published.failure is not None or wait.ready():
                 self._wake()
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""sim.returns: stories of processes that die together, or at a bad moment, and are started again.
+"""Stories of processes that die together, or at a bad moment, and are started again.
 
 What a launcher or a person does after a power cut. Each ends with every rack alive, in whatever
 life: then the job must go on, as `liveness` asks. Their chance is their own, so that all other
@@ -11,9 +11,9 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from mend.sim.sagas import job, seconds, told
 from mend.sim.scenario import FOR_EVER, WITNESS_TARGET, Fault, Scenario
-from mend.terms import MS, SECOND
+from mend.sim.scripted_faults import job, seconds, told
+from mend.types import MS, SECOND
 
 SHARE = 0.06
 """Of all seeds."""
@@ -129,7 +129,7 @@ def _at_birth(seed: int, rng: random.Random) -> Scenario:
     faults = []
     for _ in range(rng.choice((1, 1, 2))):
         who = rng.choice((founder, founder, *range(scenario.racks)))
-        after = "Orders" if who == founder else rng.choice(("Hello", "Report"))
+        after = "Orders" if who == founder else rng.choice(("Hello", "SimulationReport"))
         end_ns, nth = seconds(rng, 0.05, 2.5), rng.randint(1, 3 * scenario.racks)
         fault = Fault("restart", 0, end_ns, who, after=after, nth=nth)
         faults += _stale(scenario, rng, fault)
@@ -193,7 +193,7 @@ def _twice_lost(seed: int, rng: random.Random) -> Scenario:
     begin_ns = seconds(rng, 0.5, 2.0)
     faults = _restarts([0, 1], rng, begin_ns)
     again_ns = max(fault.end_ns for fault in faults) + seconds(rng, 0.0, 6.0)
-    rack, after = rng.randrange(2), rng.choice(("Hello", "Report", ""))
+    rack, after = rng.randrange(2), rng.choice(("Hello", "SimulationReport", ""))
     end_ns = again_ns + seconds(rng, 0.05, 2.0)
     nth = rng.randint(1, 20) if after else 0
     fault = Fault("restart", again_ns, end_ns, rack, after=after, nth=nth)

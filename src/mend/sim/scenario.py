@@ -9,10 +9,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from mend.consensus.log import RECORDS_KEPT
 from mend.errors import ConfigError
 from mend.fragment.apply import Alignment
-from mend.protocol.log import RECORDS_KEPT
-from mend.terms import MS, SECOND
+from mend.types import MS, SECOND
 
 WITNESS_TARGET = 99
 """The witness, where a fault names a rack."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from mend.sim.scenario import FOR_EVER, WITNESS_TARGET, Fault, Scenario
 from mend.sim.world import World
-from mend.terms import MS
+from mend.types import MS
 
 RUNS_MAX = 400
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from mend.sim.faults import name_of, sentence, target
 from mend.sim.scenario import Scenario, python_of
-from mend.terms import MS, SECOND, Peer
+from mend.types import MS, SECOND, Peer
 
 if TYPE_CHECKING:
-    from mend.sim.world import Report, World
+    from mend.sim.world import SimulationReport, World
 
 LINES_MAX = 60
 """Of what happened; more is cut in the middle."""
@@ -92,7 +92,7 @@ def _commit(fields: dict[str, Any]) -> str:
     )
 
 
-def tell(world: World, report: Report) -> str:
+def tell(world: World, report: SimulationReport) -> str:
     """The whole story of a run, its end and how to have it again."""
     seconds = report.virtual_ns / SECOND
     end = [f"After {seconds:.2f} virtual seconds and {report.commits} commits:"]

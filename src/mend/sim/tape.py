@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mend.protocol.events import Effect, Event
-from mend.protocol.machines import Parts
-from mend.protocol.tape import Entry, Gap, read_record, record_of_entry
+from mend.coordination.events import Effect, Event
+from mend.coordination.machines import Parts
+from mend.trace.format import Entry, Gap, read_record, record_of_entry
 
 
 class MemoryTape:

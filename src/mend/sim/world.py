@@ -19,32 +19,33 @@ import torch
 from torch import Tensor, nn
 
 from mend.codec import CODECS
+from mend.consensus.records import Policy, Seat
+from mend.coordination.coordinator import CoordinatorOptions
+from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.leader import LeaderOptions
+from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
+from mend.coordination.messages import PERSON, Hello, Retire
+from mend.coordination.schedule import Schedule, schedule_of
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.numerics import Numerics
+from mend.engine.trainer import FragmentState, StepOptions, Trainer
+from mend.engine.witness import build_witness
 from mend.fragment.plan import build_plan, exchanged_parameters
 from mend.fragment.shards import replicated
 from mend.fragment.view import FragmentView
 from mend.merge import MERGES
 from mend.outer import OUTERS
-from mend.protocol.coordinator import CoordinatorOptions
-from mend.protocol.leader import LeaderOptions
-from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
-from mend.protocol.messages import PERSON, Hello, Policy, Retire, Seat
-from mend.protocol.schedule import Schedule, schedule_of
-from mend.protocol.shelf import LearnerOptions
-from mend.runtime.numerics import Numerics
-from mend.runtime.rank import Rank, Roles
-from mend.runtime.steps import StepOptions, Track, Trainer
-from mend.runtime.witness import build_witness
 from mend.sim.checkers import Checkers
-from mend.sim.draw import draw
 from mend.sim.faults import Broken, Hands, target
+from mend.sim.generate import draw
 from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.process import Collective, Process, Training, WatchedBoard
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm
+from mend.sim.scenario_builder import Writer
 from mend.sim.tape import MemoryTape
-from mend.sim.write import Writer
-from mend.terms import MS, SECOND, WITNESS, Member, Peer
+from mend.types import MS, SECOND, WITNESS, Member, Peer
 
 HEARTBEAT_MS = 250
 """Slower than live: quiet time costs events, and what is lost is repeated at this pace."""
@@ -67,7 +68,7 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
 
 
 @dataclass
-class Report:
+class SimulationReport:
     """What a run came to. `problems` is empty when every invariant held."""
 
     scenario: Scenario
@@ -111,7 +112,7 @@ class World(Writer):
         """Targets that died and are to be started again."""
         self._build()
 
-    def run(self) -> Report:
+    def run(self) -> SimulationReport:
         """To the end of every live training loop, then the verdict."""
         scenario = self.scenario
         self.checkers.scenario = scenario
@@ -125,7 +126,7 @@ class World(Writer):
         limit_ns = 20 * scenario.length_ns + longest_fault_ns + 2 * GIVE_UP_NS
         limit_ns += 10 * max(SHUTDOWN_NS, scenario.shutdown_ns)
         finished, fell = self._run_loop(limit_ns)
-        report = Report(
+        report = SimulationReport(
             scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken
         )
         report.commits = len(self.checkers.commits)
@@ -204,8 +205,8 @@ class World(Writer):
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
-            learner = LearnerParts(self._learner_options(), own)
-            made_of = Parts(process.me, member, learner)
+            rank_machine = RankParts(self._learner_options(), own)
+            made_of = Parts(process.me, member, rank_machine)
             if rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
@@ -214,7 +215,7 @@ class World(Writer):
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
                 coordinates = self._coordinates(process.me)
                 kept = self.scenario.records_kept
-                made_of = Parts(process.me, member, learner, leader, coordinates, kept)
+                made_of = Parts(process.me, member, rank_machine, leader, coordinates, kept)
             self._start(process, processes, made_of, parameters, tracks, schedule, collective)
 
     def _start(
@@ -223,12 +224,12 @@ class World(Writer):
         rack: Sequence[Process],
         made_of: Parts,
         parameters: list[nn.Parameter],
-        tracks: list[Track],
+        tracks: list[FragmentState],
         schedule: Schedule,
         collective: Collective,
     ) -> None:
         scenario, number = self.scenario, process.me.rack
-        board = WatchedBoard(len(tracks), process, self.checkers.agreement)
+        published = WatchedBoard(len(tracks), process, self.checkers.agreement)
         held: list[Training] = []
         numerics = self._numerics(number)
         trainer = Trainer(
@@ -236,21 +237,21 @@ class World(Writer):
             schedule,
             self._step_options(),
             tracks,
-            board,
+            published,
             now_ns=process.now_ns,
             post=lambda event: held[0].post(event),
             own=lambda offer: held[0].own(offer),
             note=process.note,
             numerics=numerics,
         )
-        rank = Rank(
+        rank = ConcurrentOuterStep(
             process.me,
             process.member,
             Roles.of_parts(made_of),
             [track.owned for track in tracks],
             [t.anchor for t in tracks],
             numerics,
-            board,
+            published,
             process,
             plain_fragments(scenario),
             self._tape(process, made_of),
@@ -291,7 +292,7 @@ class World(Writer):
     def _leaders(self, but: int) -> tuple[Peer, ...]:
         return tuple(Peer(rack, 0) for rack in range(self.scenario.racks) if rack != but)
 
-    def _rank_parts(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[Track]]:
+    def _rank_parts(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[FragmentState]]:
         scenario = self.scenario
         generator = torch.Generator().manual_seed(scenario.seed * 100 + rack)
         model = nn.ParameterList(
@@ -307,7 +308,7 @@ class World(Writer):
             held = replicated(layout, scenario.ranks, rank)
             values_N = torch.empty(held.owned.numel)
             view.read(held.owned, values_N)
-            tracks.append(Track(view, held, numerics.genesis(values_N)))
+            tracks.append(FragmentState(view, held, numerics.genesis(values_N)))
         return list(model), tracks
 
     def _updates(self, rack: int) -> list[list[Tensor]]:
@@ -333,9 +334,9 @@ class World(Writer):
         rules = CODECS[scenario.payload](), MERGES[scenario.merge](), outer
         return Spoiler(partial(self.broken.spoils, rack), *rules)
 
-    def _learner_options(self) -> LearnerOptions:
+    def _learner_options(self) -> RankOptions:
         sums = self._numerics().measuring is not None
-        return LearnerOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums)
+        return RankOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums)
 
     def _policy(self, fragments: int) -> Policy:
         s = self.scenario

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mend.terms import Address, Peer
+from mend.types import Address, Peer
 
 
 class Sideband(Protocol):

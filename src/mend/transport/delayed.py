@@ -10,8 +10,8 @@ from statistics import NormalDist
 from typing import Literal, Protocol
 
 from mend.errors import ConfigError
-from mend.terms import SECOND, Address, without_incarnation
 from mend.transport.base import Lane
+from mend.types import SECOND, Address, without_incarnation
 
 Distribution = Literal["constant", "bimodal", "long_tail"]
 

@@ -8,14 +8,8 @@ from collections.abc import Sequence
 
 import xxhash
 
-from mend.errors import (
-    AddressInUse,
-    ChecksumMismatch,
-    PayloadGone,
-    PeerUnreachable,
-    TransportError,
-)
-from mend.terms import Address, Peer
+from mend.errors import AddressInUse, ChecksumMismatch, PayloadGone, PeerUnreachable, TransportError
+from mend.types import Address, Peer
 
 INBOX_FRAMES_MAX = 4096
 CHUNK_BYTES = 64 << 10

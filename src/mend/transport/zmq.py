@@ -27,7 +27,7 @@ from typing import cast
 import zmq
 
 from mend.errors import AddressInUse, ConfigError, TransportError
-from mend.terms import Peer
+from mend.types import Peer
 
 INBOX_FRAMES_MAX = 4096
 OUTBOX_FRAMES_MAX = 1000

@@ -8,8 +8,8 @@ import pytest
 
 from mend.config import MendConfig
 from mend.errors import ConfigError
-from mend.protocol.script import Part, Script, encode_script
-from tests.unit.protocol.nouns import genesis
+from mend.trace.replay_script import Part, ReplayScript, encode_script
+from tests.unit.coordination.nouns import genesis
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for rack in (0, 1)
     ]  # fmt: skip
     parts = tuple(Part(rack, ((),), True, config) for rack, config in enumerate(configs))
-    made = Script("then", (), genesis(), (), 0, parts, (), {}, ())
+    made = ReplayScript("then", (), genesis(), (), 0, parts, (), {}, ())
     path = tmp_path / "script"
     path.write_bytes(encode_script(made))
     monkeypatch.setenv("MEND_REPLAY", str(path))

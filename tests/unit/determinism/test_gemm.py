@@ -11,13 +11,7 @@ import torch
 
 from mend.determinism import gemm
 from mend.determinism.digests import same_bits
-from mend.determinism.gemm import (
-    batch_product,
-    by_definition,
-    leaf_of,
-    outer_product,
-    rows_product,
-)
+from mend.determinism.gemm import batch_product, by_definition, leaf_of, outer_product, rows_product
 from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
 from tests.unit.determinism.numbers import noise

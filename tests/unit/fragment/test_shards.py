@@ -13,7 +13,7 @@ from torch import nn
 
 from mend.errors import ConfigError, UsageError
 from mend.fragment.shards import Holding, InPlace, Shard, holding, put_together, take
-from mend.terms import Layout, Slot
+from mend.types import Layout, Slot
 
 SHAPES = ((7, 3), (3,), (), (4, 2), (1, 5))
 

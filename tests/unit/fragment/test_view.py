@@ -10,7 +10,7 @@ from torch import nn
 from mend.fragment import FragmentView, build_plan, exchanged_parameters
 from mend.fragment.shards import replicated
 from mend.fragment.view import portions
-from mend.terms import Owned, Span
+from mend.types import Owned, Span
 
 
 def model() -> nn.Module:

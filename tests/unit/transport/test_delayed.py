@@ -7,9 +7,9 @@ import statistics
 import pytest
 
 from mend.errors import ConfigError
-from mend.terms import MS, SECOND, Address, Member, offer_key, state_key
 from mend.transport.delayed import COEFFICIENT_OF_VARIATION, DelayedLane, Distribution, delay_ns
 from mend.transport.memory import MemoryNetwork
+from mend.types import MS, SECOND, Address, Member, offer_key, state_key
 
 KEYS = [offer_key(Member(n % 7, 5), n % 3, n % 11, n) for n in range(40_000)]
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from mend.errors import AddressInUse, ChecksumMismatch, PayloadGone
-from mend.terms import Address, Member, Peer, offer_key
 from mend.transport.memory import CHUNK_BYTES, INBOX_FRAMES_MAX, MemoryNetwork
+from mend.types import Address, Member, Peer, offer_key
 
 KEY = offer_key(Member(0, 1), 0, 0, 1)
 HERE, THERE = Address("here", 1), Address("there", 1)

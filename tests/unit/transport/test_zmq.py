@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from mend.errors import AddressInUse, ConfigError
-from mend.terms import Peer
 from mend.transport.zmq import EARLY_BYTES_MAX, EARLY_FRAMES_MAX, ZmqSideband
+from mend.types import Peer
 
 B = Peer(1, 0)
 MakeSideband = Callable[..., ZmqSideband]

@@ -1,5 +1,0 @@
-"""cli: `python -m mend.cli` is `mend`."""
-
-from mend.cli import main
-
-main()

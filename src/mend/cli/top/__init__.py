@@ -1,1 +1,0 @@
-"""cli.top: `mend top`, a running job live. `picture` joins answers, `table` draws, `run` asks."""

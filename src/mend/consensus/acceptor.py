@@ -1,0 +1,87 @@
+"""One member's vote: a replica of the log, and the promises that bind it (an acceptor of Paxos).
+
+Without time and without addresses, so that it can be explored exhaustively together with
+`proposer`. Raft's log and Paxos's promise (Ongaro and Ousterhout 2014; Lamport 1998), in memory
+only: a voter that restarts is another member, without a vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mend.consensus.log import Log
+from mend.consensus.records import AcceptorState, Record, Snapshot
+
+
+@dataclass
+class Acceptor:
+    """`promised`: takes nothing of a lower epoch. `accepted`: the epoch of its whole log."""
+
+    log: Log = field(default_factory=Log)
+    promised: int = 0
+    accepted: int = 0
+
+    def prepare(self, epoch: int) -> bool:
+        """Promise; False if something higher is promised already."""
+        if epoch < self.promised:
+            return False
+        self.promised = epoch
+        return True
+
+    def append(
+        self,
+        epoch: int,
+        prev: int,
+        chain: str,
+        records: Sequence[Record],
+        last: int,
+        decided: int,
+        snapshot: Snapshot | None = None,
+    ) -> bool:
+        """Take what the coordinator of `epoch` has behind `prev`; False for an epoch that is over.
+
+        Records that reach its `last` are its whole log: everything else here goes. Records that do
+        not are of use only as far as they are decided; accepting a piece could lose what was
+        accepted in an older epoch and counted there. `snapshot`: what is decided up to `prev`,
+        where the coordinator has no records any more that this voter could use.
+        """
+        if epoch < self.promised:
+            return False
+        self.promised = epoch
+        if snapshot is not None and (snapshot.index, snapshot.chain) == (prev, chain):
+            self.log.install(snapshot)
+        if not self.log.matches(prev, chain):
+            return True  # the ballot says from where on this voter needs it
+        whole = prev + len(records) == last
+        if not whole:
+            records = records[: max(0, decided - prev)]
+        if not self.log.put(prev, records):
+            return False
+        reached = prev + len(records)
+        if whole and self.accepted < epoch:
+            # Only now: within an epoch a log grows, and what is shorter is an old message.
+            self.log.cut(max(reached, self.log.decided))
+            self.accepted = epoch
+        self.log.decide(min(decided, reached))
+        return True
+
+    def start_over(self) -> None:
+        """Forget the log. For who never had a seat in it: of such a log nobody counted anything."""
+        self.log, self.accepted = Log(), 0
+
+    def acceptor_state(self, after: int | None = None) -> AcceptorState:
+        """What this voter says; with the records behind `after` for a candidate."""
+        log = self.log
+        prev, records = log.last, tuple[Record, ...]()
+        if after is not None and log.reaches(after):
+            prev, records = after, log.after(after)
+        return AcceptorState(
+            promised=self.promised,
+            accepted=self.accepted,
+            last=log.last,
+            decided=log.decided,
+            prev=prev,
+            chain=log.chain(prev),
+            records=records,
+        )

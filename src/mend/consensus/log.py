@@ -1,0 +1,498 @@
+"""The log of decisions, and the state that its records add up to.
+
+Records count from 1. What is decided stays for ever; behind it a replica may hold records that no
+quorum accepted, and a later epoch may cut those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from copy import copy
+from dataclasses import dataclass, field, replace
+
+from mend.consensus.records import (
+    RECORDS_FORMAT,
+    Absent,
+    Commit,
+    Drop,
+    Ended,
+    Genesis,
+    Last,
+    Lineage,
+    Offer,
+    Policy,
+    Record,
+    Roster,
+    Seat,
+    Share,
+    Snapshot,
+    encode_record,
+)
+from mend.consensus.weights import part_of
+from mend.types import WITNESS, Address, Member, Peer
+
+RECORDS_KEPT = 4_096
+"""Decided records a replica keeps for members that are behind; further back they get a snapshot."""
+
+FORMER_KEPT = 64
+"""Members that lost their seat last, whose late hellos are known."""
+
+LINEAGES_SENT = 64
+
+NORMS_KEPT = 64
+"""Offers per fragment, named last, that a new one is compared with."""
+
+SENT_AT_ONCE = 256
+"""Records in one message; a member further behind gets them in several."""
+
+RECORDS_BYTES_MAX = 256 << 10
+"""Of decided records that are under way to one reader."""
+
+UNDECIDED_MAX = SENT_AT_ONCE // 2
+"""Records behind the last decided one. Less than fit into a message: a voter takes over the end of
+a log as a whole, or not at all."""
+
+
+def voters_of(
+    seats: Iterable[Seat], non_voters: Collection[int], witness: Member | None
+) -> frozenset[Member]:
+    """Who has a vote under such a roster. The witness is named among the learners, by its rack
+    number, where it has none."""
+    voters = {seat.member for seat in seats if seat.member.rack not in non_voters}
+    return frozenset(voters | ({witness} if witness and WITNESS not in non_voters else set()))
+
+
+def witness_votes(witness: Member | None, racks: int) -> bool:
+    """Whether a witness is of use beside so many racks that vote: where it makes the number of
+    voters odd. Else half of them, with it and the lowest rack, could decide without the bytes."""
+    return witness is not None and racks % 2 == 0
+
+
+@dataclass
+class LogState:
+    """What the records up to some index add up to."""
+
+    seats: dict[int, Seat] = field(default_factory=dict)
+    non_voters: frozenset[int] = frozenset()
+    """Racks without a vote: newcomers until they hold what is decided, and `demoted`; the witness
+    where it is not named."""
+    demoted: frozenset[int] = frozenset()
+    """Racks that keep their seats and had a vote: they may hold what no voter does."""
+    witness: Member | None = None
+    roster_number: int = 0
+    plan: str = ""
+    policy: Policy | None = None
+    epoch: int = 0
+    former: tuple[Member, ...] = ()
+    """Who had a seat and lost it last; a rack comes back under another incarnation only."""
+    versions: list[int] = field(default_factory=list)
+    digests: list[tuple[str, ...]] = field(default_factory=list)
+    ended: dict[tuple[Member, int], int] = field(default_factory=dict)
+    """(member, fragment) -> highest seq named or dropped; of those who have a seat."""
+    named: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
+    """(seq, version) of those named: one that ended and was not named was dropped."""
+    work: dict[tuple[Member, int], tuple[int, int, int]] = field(default_factory=dict)
+    """(capture step, tokens, steps) of those named, by which an absent rack weighs."""
+    rounds: list[int] = field(default_factory=list)
+    """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
+    norms: list[tuple[float, ...]] = field(default_factory=list)
+    """Per fragment the magnitude per step of the offers that were named last, the newest last."""
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.versions)
+
+    @property
+    def over(self) -> bool:
+        return self.begun and not self.seats
+
+    @property
+    def voters(self) -> frozenset[Member]:
+        return voters_of(self.seats.values(), self.non_voters, self.witness)
+
+    @property
+    def members(self) -> frozenset[Member]:
+        """All that have a seat, and the witness."""
+        return voters_of(self.seats.values(), (), self.witness)
+
+    def copy(self) -> LogState:
+        """An own one to go on with."""
+        return replace(
+            self,
+            seats=dict(self.seats),
+            versions=list(self.versions),
+            digests=list(self.digests),
+            ended=dict(self.ended),
+            named=dict(self.named),
+            work=dict(self.work),
+            rounds=list(self.rounds),
+            norms=list(self.norms),
+        )
+
+    def member(self, rack: int) -> Member | None:
+        seat = self.seats.get(rack)
+        return seat.member if seat else None
+
+    def rail(self, me: Peer, first: int | None = None) -> tuple[Address, ...]:
+        """Lanes of this rank's rail in the other racks: rack `first`, then ascending."""
+        racks = [rack for rack in sorted(self.seats) if rack != me.rack]
+        racks.sort(key=lambda rack: rack != first)
+        return tuple(self.seats[rack].lanes[me.rank] for rack in racks)
+
+    def is_open(self, member: Member, fragment: int, seq: int) -> bool:
+        """Whether an offer may still be named: its member is in, nothing as new of it has ended."""
+        return self.member(member.rack) == member and seq > self.ended.get((member, fragment), 0)
+
+    def take(self, record: Record) -> None:
+        """Add one record. One that contradicts the log is a bug of the coordinator and stops us."""
+        if isinstance(record, Genesis):
+            assert not self.begun, "a second Genesis"
+            self.seats = {seat.member.rack: seat for seat in record.roster}
+            self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
+            self.non_voters = frozenset(record.non_voters)
+            self.versions = [0] * len(record.digests)
+            self.digests = list(record.digests)
+            self.norms = [()] * len(record.digests)
+            self.rounds = [0] * len(record.digests)
+        elif isinstance(record, Commit):
+            fragment = record.fragment
+            assert record.version == self.versions[fragment] + 1, (
+                f"{record.version=} after {self.versions[fragment]}"
+            )
+            racks = [share.member.rack for share in record.members]
+            assert racks == sorted(set(racks)), f"members of a commit must ascend: {racks}"
+            self._end(fragment, (*record.members, *record.dropped))
+            for share in record.members:
+                self.named[(share.member, fragment)] = (share.seq, record.version)
+                self.work[(share.member, fragment)] = (
+                    share.capture_step, share.tokens, share.steps,
+                )  # fmt: skip
+            self.rounds[fragment] += self.part(record.members, record.absent)
+            self.versions[fragment] = record.version
+            self.digests[fragment] = record.digests
+            found = tuple(share.norm / share.steps for share in record.members)
+            self.norms[fragment] = (self.norms[fragment] + found)[-NORMS_KEPT:]
+        elif isinstance(record, Drop):
+            self._end(record.fragment, record.dropped)
+        elif isinstance(record, Roster):
+            self._seat(record, frozenset(record.non_voters))
+        elif isinstance(record, Lineage):
+            self._begin_anew(record)
+        else:
+            self.epoch = record.epoch
+
+    def part(self, members: Collection[Share | Offer], absent: Collection[Absent]) -> int:
+        """How much of a round a merge of these is, of `weights.WHOLE`."""
+        assert self.policy is not None, "nothing is merged before the first record"
+        return part_of(
+            [(each.tokens, each.steps) for each in members],
+            [(each.tokens, each.steps) for each in absent],
+            token_weighted=self.policy.token_weighted,
+            period_steps=self.policy.period_steps,
+        )
+
+    def _seat(self, record: Roster | Lineage, non_voters: frozenset[int]) -> None:
+        stay = {seat.member for seat in record.members}
+        had_votes = self.demoted | {member.rack for member in self.voters & stay}
+        kept = {rack for rack, seat in self.seats.items() if seat.member in stay}
+        self.demoted = frozenset(had_votes & kept & non_voters)
+        gone = {seat.member for seat in self.seats.values()} - stay
+        self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]
+        self.ended = {key: seq for key, seq in self.ended.items() if key[0] in stay}
+        self.named = {key: seq for key, seq in self.named.items() if key[0] in stay}
+        self.work = {key: work for key, work in self.work.items() if key[0] in stay}
+        self.seats = {seat.member.rack: seat for seat in record.members}
+        self.non_voters, self.witness = non_voters, record.witness
+        self.roster_number = record.number
+
+    def _begin_anew(self, record: Lineage) -> None:
+        self._seat(record, frozenset(record.non_voters))
+        self.epoch = record.epoch
+        self.named = {key: at for key, at in self.named.items() if at[1] <= record.versions[key[1]]}
+        self.work = {key: work for key, work in self.work.items() if key in self.named}
+        # Offers stay ended that only an undone commit named: they count as dropped.
+        self.versions, self.digests = list(record.versions), list(record.digests)
+        self.rounds = list(record.rounds)
+
+    def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
+        for ended in offers:
+            assert self.is_open(ended.member, fragment, ended.seq), (
+                f"{ended} of fragment {fragment} ends twice"
+            )
+            self.ended[(ended.member, fragment)] = ended.seq
+
+
+def log_state_of(snapshot: Snapshot) -> LogState:
+    """What it was made of."""
+    return LogState(
+        seats={seat.member.rack: seat for seat in snapshot.members},
+        non_voters=frozenset(snapshot.non_voters),
+        witness=snapshot.witness,
+        roster_number=snapshot.number,
+        plan=snapshot.plan,
+        policy=snapshot.policy,
+        epoch=snapshot.epoch,
+        former=snapshot.former,
+        versions=list(snapshot.versions),
+        digests=list(snapshot.digests),
+        ended={(last.member, last.fragment): last.ended for last in snapshot.last},
+        named={
+            (last.member, last.fragment): (last.named, last.version)
+            for last in snapshot.last
+            if last.named
+        },
+        work={
+            (last.member, last.fragment): (last.capture_step, last.tokens, last.steps)
+            for last in snapshot.last
+            if last.steps
+        },
+        rounds=list(snapshot.rounds),
+        norms=list(snapshot.norms),
+        demoted=frozenset(snapshot.demoted),
+    )
+
+
+def _last(folded: LogState, member: Member, fragment: int) -> Last:
+    key = (member, fragment)
+    named, work = folded.named.get(key, (0, 0)), folded.work.get(key, (0, 0, 0))
+    return Last(*key, *named, folded.ended[key], *work)
+
+
+def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
+    """All that it ends, by whom."""
+    return (*record.members, *record.dropped) if isinstance(record, Commit) else record.dropped
+
+
+class Log:
+    """A replica: records, chain hash, how far it is decided, and both readings of it.
+
+    `written` folds everything appended (what the coordinator must not contradict), `told`
+    everything decided (what anybody may act on).
+    """
+
+    def __init__(self, kept: int = RECORDS_KEPT) -> None:
+        """`kept`: decided records that stay."""
+        self._kept = kept
+        self.last = 0
+        self.decided = 0
+        self._lineages: list[tuple[int, str]] = [(0, "")]
+        self.appended = LogState()
+        self.committed = LogState()
+        self._records: dict[int, Record] = {}
+        self._chains: dict[int, str] = {0: ""}
+        self._sizes: dict[int, int] = {0: 0}
+        """Bytes of records 1..index, or of those behind a snapshot; where `_chains` are."""
+        self._first = 1
+
+    @property
+    def lineage(self) -> str:
+        """Hash up to the record that named the members of this job, or that began it anew without
+        those who were lost: what tells it from any other."""
+        return self._lineages[-1][1]
+
+    def lineage_at(self, index: int) -> str:
+        """What it was when record `index` was the last one."""
+        found = (name for begun, name in reversed(self._lineages) if begun <= index)
+        return next(found, "")
+
+    def continues(self, lineage: str, index: int) -> bool:
+        """Whether what is said in `lineage`, behind record `index`, is said in this job. One that
+        is known to be over is not; the newest may not be decided yet, here or there."""
+        over = [name for begun, name in self._lineages if begun <= self.decided][:-1]
+        here = (self.lineage, self.lineage_at(min(index, self.last)))
+        return lineage in here and lineage not in over
+
+    def knows(self, lineage: str) -> bool:
+        """Whether this log is of that lineage, or was before it began anew."""
+        return any(lineage == name for _, name in self._lineages)
+
+    def chain(self, index: int) -> str:
+        """Hash over records 1..index: equal hash, equal history."""
+        return self._chains[index]
+
+    def reaches(self, index: int) -> bool:
+        """Whether the records behind `index` are still here."""
+        return self._first - 1 <= index <= self.last
+
+    def copy(self) -> Log:
+        """A replica of its own with the same records."""
+        other = copy(self)
+        other.appended, other.committed = self.appended.copy(), self.committed.copy()
+        other._records, other._chains = dict(self._records), dict(self._chains)
+        other._sizes = dict(self._sizes)
+        other._lineages = list(self._lineages)
+        return other
+
+    def record(self, index: int) -> Record:
+        return self._records[index]
+
+    def matches(self, prev: int, chain: str) -> bool:
+        """Whether records 1..prev are those the sender has."""
+        return self.reaches(prev) and self._chains[prev] == chain
+
+    def append(self, record: Record) -> None:
+        self.appended.take(record)
+        before = self._chains[self.last]
+        self.last += 1
+        self._records[self.last] = record
+        encoded = encode_record(record)
+        digest = hashlib.sha256(bytes.fromhex(before) + encoded)
+        self._chains[self.last] = digest.hexdigest()
+        self._sizes[self.last] = self._sizes[self.last - 1] + len(encoded)
+        if isinstance(record, Genesis | Lineage):
+            self._lineages.append((self.last, self._chains[self.last]))
+
+    def cut(self, index: int) -> None:
+        """Forget what is behind `index`, which nobody decided."""
+        assert index >= self.decided, f"record {self.decided} is decided, {index=}"
+        if index >= self.last:
+            return
+        kept = [self._records[i] for i in range(self.decided + 1, index + 1)]
+        for i in range(index + 1, self.last + 1):
+            del self._records[i], self._chains[i], self._sizes[i]
+        self._lineages = [each for each in self._lineages if each[0] <= index]
+        self.last, self.appended = index, self.committed.copy()
+        for record in kept:
+            self.appended.take(record)
+
+    def put(self, prev: int, records: Iterable[Record]) -> bool:
+        """Have `records` behind `prev`, in place of what differs. False where that would undo a
+        decision; what is before it is taken."""
+        for index, record in enumerate(records, start=prev + 1):
+            if index <= self.last:
+                if self.record(index) == record:
+                    continue
+                if index <= self.decided:
+                    return False
+                self.cut(index - 1)
+            self.append(record)
+        return True
+
+    def voters_at(self, index: int) -> frozenset[Member]:
+        """Who decides record `index` (not decided yet)."""
+        return self.roster_at(index).voters
+
+    def roster_at(self, index: int) -> LogState:
+        """What is in force for record `index` (not decided yet): the newest roster before it; the
+        first record of a lineage brings its own."""
+        changes = [
+            i
+            for i in range(self.decided + 1, min(index, self.last) + 1)
+            if isinstance(self._records[i], Genesis | Lineage)
+            or (isinstance(self._records[i], Roster) and i < index)
+        ]
+        return self._roster_of(changes[-1]) if changes else self.committed
+
+    def digests_of(self, fragment: int, version: int) -> tuple[str, ...] | None:
+        """Of any version that the written log made; None where that is compacted."""
+        for index in range(self.last, self._first - 1, -1):
+            record = self._records[index]
+            if isinstance(record, Commit) and (record.fragment, record.version) == (
+                fragment,
+                version,
+            ):
+                return record.digests
+            if isinstance(record, Lineage) and record.versions[fragment] == version:
+                return record.digests[fragment]
+            if isinstance(record, Genesis) and version == 0:
+                return record.digests[fragment]
+        newest = self.committed.begun and self.committed.versions[fragment] == version
+        return self.committed.digests[fragment] if newest else None
+
+    def rounds_of(self, fragment: int, version: int) -> int | None:
+        """How many rounds a version that the written log made had behind it, in parts of
+        `weights.WHOLE`; None where that is compacted."""
+        rounds, at = self.appended.rounds[fragment], self.appended.versions[fragment]
+        for index in range(self.last, self._first - 1, -1):
+            record = self._records[index]
+            if at == version:
+                break
+            if isinstance(record, Commit) and (record.fragment, record.version) == (fragment, at):
+                rounds -= self.appended.part(record.members, record.absent)
+                at -= 1
+        return rounds if at == version else None
+
+    def _roster_of(self, index: int) -> LogState:
+        folded = self.committed.copy()
+        for i in range(self.decided + 1, index + 1):
+            folded.take(self._records[i])
+        return folded
+
+    def decide(self, index: int) -> list[Record]:
+        """Everything up to `index` is decided; returns what is newly so, in order."""
+        fresh = [self._records[i] for i in range(self.decided + 1, min(index, self.last) + 1)]
+        for record in fresh:
+            self.committed.take(record)
+        self.decided += len(fresh)
+        while self._first <= self.decided - self._kept:
+            del self._records[self._first]
+            del self._chains[self._first - 1], self._sizes[self._first - 1]
+            self._first += 1
+        return fresh
+
+    def snapshot(self) -> Snapshot:
+        """Of all that is decided."""
+        told = self.committed
+        assert told.policy is not None, "nothing is decided"
+        return Snapshot(
+            index=self.decided,
+            chain=self.chain(self.decided),
+            format=RECORDS_FORMAT,
+            lineages=tuple(at for at in self._lineages if at[0] <= self.decided)[-LINEAGES_SENT:],
+            epoch=told.epoch,
+            number=told.roster_number,
+            members=tuple(told.seats[rack] for rack in sorted(told.seats)),
+            non_voters=tuple(sorted(told.non_voters)),
+            witness=told.witness,
+            former=told.former,
+            policy=told.policy,
+            plan=told.plan,
+            versions=tuple(told.versions),
+            digests=tuple(told.digests),
+            last=tuple(_last(told, *key) for key in sorted(told.ended)),
+            norms=tuple(told.norms),
+            demoted=tuple(sorted(told.demoted)),
+            rounds=tuple(told.rounds),
+        )
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Know what it says to be decided, in place of records that will not come any more.
+
+        What was accepted here and differs from it was never decided; what is behind it stays.
+        """
+        index = snapshot.index
+        if index <= self.decided:
+            return
+        if self.matches(index, snapshot.chain):
+            self.decide(index)
+            return
+        self.last = self.decided = index
+        self.committed, self.appended = log_state_of(snapshot), log_state_of(snapshot)
+        self._records, self._chains, self._first = {}, {index: snapshot.chain}, index + 1
+        self._sizes = {index: 0}
+        self._lineages = [(begun, name) for begun, name in snapshot.lineages]
+
+    def after(self, index: int, stop: int | None = None) -> tuple[Record, ...]:
+        """Records index + 1 .. stop (default: all), at most SENT_AT_ONCE.
+
+        Empty when that far back is compacted.
+        """
+        if not self.reaches(index):
+            return ()
+        end = min(self.last if stop is None else stop, index + SENT_AT_ONCE)
+        return tuple(self._records[i] for i in range(index + 1, end + 1))
+
+    def portion(self, known: int, index: int, stop: int | None = None) -> tuple[Record, ...]:
+        """As `after`, for a reader that has it up to `known` while the rest up to `index` is under
+        way: no more than RECORDS_BYTES_MAX with that, but for one record at least where nothing is.
+        The undecided end is left whole: a voter takes it as a whole."""
+        records = self.after(index, stop)
+        start = self._sizes[max(known, self._first - 1)]
+        for fits, i in enumerate(range(index + 1, min(index + len(records), self.decided) + 1)):
+            if self._sizes[i] - start > RECORDS_BYTES_MAX and (fits or index > known):
+                return records[:fits]
+        return records
+
+    def undecided(self) -> Iterable[Record]:
+        return (self._records[i] for i in range(self.decided + 1, self.last + 1))

@@ -1,0 +1,260 @@
+"""The right to append: wins an epoch, carries the log over into it, counts accepts.
+
+Without time and without addresses, like `acceptor`, its counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from mend.consensus.log import UNDECIDED_MAX, Log, LogState, witness_votes
+from mend.consensus.quorum import quorum
+from mend.consensus.records import AcceptorState, Epoch, Lineage, Record, Roster
+from mend.types import WITNESS, Member
+
+
+@dataclass
+class Proposer:
+    """epoch 0: neither stands nor leads. Rounds may open once record `opening` is decided."""
+
+    log: Log = field(default_factory=Log)
+    epoch: int = 0
+    leading: bool = False
+    opening: int = 0
+    acceptor_states: dict[Member, AcceptorState] = field(default_factory=dict)
+    held: dict[Member, tuple[int, ...]] = field(default_factory=dict)
+    """Versions that the racks of voters hold; needed for a new lineage only."""
+    dead: set[Member] = field(default_factory=set)
+    """Voters whose process is over: attested, never guessed."""
+    retired: set[Member] = field(default_factory=set)
+    """Those of the dead of whom a person says so."""
+    blank: set[Member] = field(default_factory=set)
+    """Learners that do not know of their seat yet: they hold nothing that could be lost."""
+
+    @property
+    def standing(self) -> bool:
+        return self.epoch > 0 and not self.leading
+
+    @property
+    def open(self) -> bool:
+        """Whether this epoch's first record is decided: nothing older can come back then."""
+        return self.leading and 0 < self.opening <= self.log.decided
+
+    def found(self, epoch: int) -> None:
+        """An epoch over an empty log, whose first record will be Genesis."""
+        self.log, self.epoch, self.leading, self.opening = Log(), epoch, True, 1
+        self.acceptor_states, self.held = {}, {}
+
+    def stand(self, epoch: int, log: Log) -> None:
+        """Ask for promises, beginning from a copy of the own voter's log."""
+        self.log, self.epoch, self.leading, self.opening = log.copy(), epoch, False, 0
+        self.acceptor_states, self.held = {}, {}
+
+    def step_down(self) -> None:
+        self.epoch, self.leading, self.opening, self.acceptor_states = 0, False, 0, {}
+
+    def hear(self, member: Member, acceptor_state: AcceptorState) -> bool:
+        """A voter's newest ballot; False when it shows that this epoch is over."""
+        if acceptor_state.promised > self.epoch:
+            return False
+        self.blank.discard(member)
+        self.acceptor_states[member] = acceptor_state
+        return True
+
+    # -------------------------------------------------------------- winning
+
+    def asked(self) -> frozenset[Member]:
+        """Whom to ask for a promise: the voters of every roster that may be in force; where some
+        are dead also who has a seat without a vote, for a new lineage."""
+        return frozenset().union(
+            *(
+                roster.members if roster.voters & self.dead else roster.voters
+                for roster in self._rosters(self.log)
+            )
+        )
+
+    def would_win(self, me: Member) -> bool:
+        """Whether my own promise is all that is missing. It is given last: a candidate that nobody
+        hears must not bar itself from the coordinator that the others follow."""
+        promised = {member for member in self.acceptor_states if self._has_promised(member)}
+        return self.standing and self._enough(promised | {me}, self._rosters(self.log))
+
+    def try_lead(self) -> bool:
+        """Take over if the promises suffice: adopt the log that was accepted last, close it with
+        an Epoch record.
+
+        Needs a quorum of promises of every roster that may be in force: that of the decided end,
+        and every undecided Roster in the log that would be adopted. Where no quorum can come any
+        more, as all that are missing are dead, those that are left begin a new lineage.
+        """
+        if not self.standing:
+            return False
+        self._learn()
+        promises = {
+            member: acceptor_state
+            for member, acceptor_state in self.acceptor_states.items()
+            if self._has_promised(member) and self._complete(acceptor_state)
+        }
+        if not promises:
+            return False
+        best = max(
+            promises.values(),
+            key=lambda acceptor_state: (acceptor_state.accepted, acceptor_state.last),
+        )
+        adopted = self.log.copy()
+        adopted.cut(adopted.decided)
+        if best.prev == adopted.decided and adopted.matches(best.prev, best.chain):
+            adopted.put(best.prev, best.records)  # else it ends before what is decided
+        self.log = adopted  # it may name more voters to ask; what is undecided may still be cut
+        rosters = self._rosters(adopted)
+        if not self._enough(promises.keys(), rosters):
+            return False
+        opening: Record | None = Epoch(self.epoch)
+        if not all(quorum(promises.keys(), roster.voters) for roster in rosters):
+            opening = self._lineage(promises.keys())
+        if opening is None:
+            return False
+        self.log.append(opening)
+        self.leading, self.opening = True, self.log.last
+        return True
+
+    def _enough(self, promised: Set[Member], rosters: Sequence[LogState]) -> bool:
+        """A quorum of each, or everybody who is left in any: who has a seat without a vote may
+        hold what no voter that lives does."""
+        lefts = [each.members - self.dead - (self.blank - each.voters) for each in rosters]
+        return all(quorum(promised, each.voters) for each in rosters) or all(
+            left and left <= promised for left in lefts
+        )
+
+    def _lineage(self, left: Set[Member]) -> Lineage | None:
+        """How the job goes on with these alone; None while it is not known what they hold, or
+        where there is no rack among them."""
+        log = self.log.appended
+        stay = left | self.blank  # a seat that is taken away is not given to the same life again
+        seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in stay)
+        nothing = dict.fromkeys(self.blank, (-1,) * len(log.versions))
+        held = [(nothing | self.held).get(seat.member, ()) for seat in seats]
+        if not seats or any(len(versions) != len(log.versions) for versions in held):
+            return None
+        best = [max(of) for of in zip(*held, strict=True)]
+        versions = tuple(map(min, best, log.versions))
+        behind = {
+            seat.member.rack
+            for seat, has in zip(seats, held, strict=True)
+            if any(mine < version for mine, version in zip(has, versions, strict=True))
+        }
+        digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
+        rounds = [self.log.rounds_of(p, version) for p, version in enumerate(versions)]
+        if any(found is None for found in (*digests, *rounds)):
+            return None
+        non_voters = behind if len(behind) < len(seats) else set[int]()
+        witness = log.witness if log.witness in left else None
+        if witness and not witness_votes(witness, len(seats) - len(non_voters)):
+            non_voters.add(WITNESS)
+        return Lineage(
+            epoch=self.epoch,
+            number=log.roster_number + 1,
+            members=seats,
+            non_voters=tuple(sorted(non_voters)),
+            witness=witness,
+            dead=tuple(sorted(self.dead)),
+            versions=versions,
+            digests=tuple(found for found in digests if found is not None),
+            reason=f"the voters that are missing are dead{self._by_hand()}",
+            rounds=tuple(found for found in rounds if found is not None),
+        )
+
+    def _by_hand(self) -> str:
+        """Of whom it is a person who says that they are."""
+        racks = ", ".join(f"rack {member.rack}" for member in sorted(self.retired & self.dead))
+        return f"; a person has retired {racks}" if racks else ""
+
+    def _has_promised(self, member: Member) -> bool:
+        return self.acceptor_states[member].promised == self.epoch
+
+    def _complete(self, acceptor_state: AcceptorState) -> bool:
+        """Whether it shows all that its voter has behind what is decided here."""
+        decided = self.log.decided
+        behind = acceptor_state.last <= decided
+        return behind or (
+            acceptor_state.prev == decided
+            and acceptor_state.prev + len(acceptor_state.records) == acceptor_state.last
+        )
+
+    def _learn(self) -> None:
+        """What a voter knows to be decided is decided; the others are asked again from there."""
+        for acceptor_state in self.acceptor_states.values():
+            fits = self.log.matches(acceptor_state.prev, acceptor_state.chain)
+            if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits:
+                known = acceptor_state.records[: acceptor_state.decided - acceptor_state.prev]
+                self.log.put(acceptor_state.prev, known)
+                self.log.decide(acceptor_state.prev + len(known))
+
+    @staticmethod
+    def _rosters(log: Log) -> list[LogState]:
+        """The roster that is decided, and every one that is not yet."""
+        changes = [
+            index
+            for index in range(log.decided + 1, log.last + 1)
+            if isinstance(log.record(index), Roster | Lineage)
+        ]
+        return [log.roster_at(log.decided + 1)] + [log.roster_at(index + 1) for index in changes]
+
+    # -------------------------------------------------------------- leading
+
+    def may_append(self) -> bool:
+        """Nothing goes behind an undecided Roster; the undecided end stays short."""
+        undecided = list(self.log.undecided())
+        return len(undecided) < UNDECIDED_MAX and not any(
+            isinstance(record, Roster | Lineage) for record in undecided
+        )
+
+    def append(self, record: Record) -> None:
+        assert self.leading, "only a coordinator appends"
+        self.log.append(record)
+
+    def may_decide(self, heard: Set[Member]) -> bool:
+        """Whether these could decide the next record, or a new lineage that is not decided yet."""
+        log = self.log
+        nexts = [log.decided + 1] + [
+            index
+            for index in range(log.decided + 1, log.last + 1)
+            if isinstance(log.record(index), Lineage)
+        ]
+        return not log.appended.begun or any(quorum(heard, log.voters_at(i)) for i in nexts)
+
+    def common(self, member: Member) -> int:
+        """Up to where a voter's log is surely the same as this one."""
+        acceptor_state = self.acceptor_states.get(member)
+        if acceptor_state is None:
+            return self.log.decided
+        same = (
+            acceptor_state.last if acceptor_state.accepted == self.epoch else acceptor_state.decided
+        )
+        return min(same, self.log.last)
+
+    def ready(self) -> set[Member]:
+        """Who has accepted the whole log."""
+        last = self.log.last
+        acceptor_states = self.acceptor_states.items()
+        return {m for m, b in acceptor_states if b.accepted == self.epoch and b.last == last}
+
+    def decide(self) -> list[Record]:
+        """Index i is decided when a quorum of the roster in force at i accepted it in this epoch,
+        Genesis when all its members did; returns what is newly so."""
+        log, index = self.log, self.log.decided
+        reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}
+        if index == 0 and not log.roster_at(1).members <= {m for m in reached if reached[m] > 0}:
+            return []  # all must begin this job, and no other: a majority could begin two
+        while index < log.last and quorum(
+            {member for member, last in reached.items() if last > index}, log.voters_at(index + 1)
+        ):
+            index += 1
+        for anew in range(index + 1, log.last + 1):
+            # A new lineage decides with its own voters, and with itself all that it took over.
+            if isinstance(log.record(anew), Lineage) and quorum(
+                {member for member, last in reached.items() if last >= anew}, log.voters_at(anew)
+            ):
+                index = anew
+        return log.decide(index) if self.leading else []

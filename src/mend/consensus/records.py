@@ -1,0 +1,295 @@
+"""consensus: the records of the log, and the nouns that they are made of. Plain values.
+
+Everything here travels inside messages and is hashed into the log's chain: a change of meaning
+changes RECORDS_FORMAT.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mend.types import Address, Member
+
+U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**62)]
+Hex = Annotated[str, Meta(max_length=64, pattern=r"^([0-9a-f]{2})*\Z")]
+TEXT_MAX = 4096
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
+Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]
+Digests = Annotated[tuple[Hex, ...], Meta(max_length=1024)]
+Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**62)], ...], Meta(max_length=1024)]
+"""Newest version per fragment; -1 = none yet."""
+Racks = Annotated[tuple[U16, ...], Meta(max_length=128)]
+Facts = Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=100_000)]
+
+SUMS_BYTES_MAX = 4 << 20
+"""Of the partials that a rank reports at once, or of a total: half a frame."""
+
+Blob = Annotated[bytes, Meta(max_length=SUMS_BYTES_MAX)]
+"""Opaque to the protocol; whoever reads it checks it."""
+
+NORM_MAX = 2.0**64
+"""Magnitudes from here on have no square in fp32: no norm, variance or second moment of such a
+weight is a number. Whatever reaches it is treated like an infinity."""
+
+Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
+"""Greatest magnitude of a delta: a maximum is exact, however the delta is sharded."""
+
+BAD_MAX = 1024
+
+RECORDS_FORMAT = 3
+"""What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
+witness votes, and merges count no absent racks."""
+
+
+class Word(Struct, frozen=True, array_like=True):
+    """Base of everything that travels inside a message."""
+
+
+# ------------------------------------------------------------------ nouns of the log
+
+
+class Seat(Word, frozen=True):
+    """A member with the addresses of its leader and of its ranks' lanes."""
+
+    member: Member
+    address: Where
+    lanes: Annotated[tuple[Address, ...], Meta(max_length=1024)]
+
+
+class Offer(Word, frozen=True):
+    """Header of a contribution: one rack's encoded anchor - snapshot of one fragment.
+
+    The bytes are pulled.
+    """
+
+    member: Member
+    fragment: U16
+    seq: Count
+    base: Count
+    capture_step: Count
+    tokens: AtLeastOne
+    steps: AtLeastOne
+    checksums: Digests
+    applied: Count
+    """Version the rack trains on now; grows while the offer stays open."""
+    norm: Norm = 0.0
+
+
+class Share(Word, frozen=True):
+    """One member of a merge, as the log remembers it."""
+
+    member: Member
+    seq: Count
+    base: Count
+    capture_step: Count
+    tokens: AtLeastOne
+    steps: AtLeastOne
+    norm: Norm = 0.0
+
+
+def share_of(offer: Offer) -> Share:
+    """What the log remembers of an offer that is merged."""
+    return Share(
+        offer.member,
+        offer.seq,
+        offer.base,
+        offer.capture_step,
+        offer.tokens,
+        offer.steps,
+        offer.norm,
+    )
+
+
+class Absent(Word, frozen=True):
+    """A rack that trains and is not in a merge. It weighs as the last offer of it that was named,
+    which had these tokens and steps."""
+
+    rack: U16
+    tokens: AtLeastOne
+    steps: AtLeastOne
+
+
+Absentees = Annotated[tuple[Absent, ...], Meta(max_length=64)]
+"""Ascending by rack."""
+
+Rounds = Annotated[tuple[Count, ...], Meta(max_length=1024)]
+"""Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
+
+
+class Ended(Word, frozen=True):
+    """An offer that will not be merged."""
+
+    member: Member
+    seq: Count
+
+
+class Policy(Word, frozen=True):
+    """What the coordinator must know of the racks' configuration; equal on all of them."""
+
+    racks: Annotated[int, Meta(ge=1, le=64)]
+    ranks: Annotated[int, Meta(ge=1, le=1024)]
+    fragments: Annotated[int, Meta(ge=1, le=1024)]
+    quorum_min_learners: Count
+    grace_ns: Annotated[int, Meta(ge=-1, le=2**62)]
+    """Fixed window; -1 = adaptive."""
+    lockstep: bool
+    max_age: Count
+    period_steps: Count
+    overlap_steps: Count
+    overlap_ramp: Count
+    """Versions over which the overlap rises; 0: it does not."""
+    stall_max_ns: Count
+    evict_ns: Count
+    """Silence that costs a rack its seat; 0 = never."""
+    restart_attests: bool
+    """Whether a rack that is started again proves that its former life is over."""
+    token_weighted: bool = True
+    """Racks weigh by their tokens; else all alike."""
+
+
+# ------------------------------------------------------------------ records of the log
+
+
+class Genesis(Word, frozen=True, tag=1):
+    """The first record: who takes part and which bits version 0 has. digests[fragment][rank]."""
+
+    roster: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    witness: Member | None
+    policy: Policy
+    plan: Hex
+    digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    format: Count = RECORDS_FORMAT
+    """Of this and all records behind it."""
+    non_voters: Racks = ()
+    """The witness, by its rack number, where it has no vote."""
+
+
+class Commit(Word, frozen=True, tag=2):
+    """Fragment goes from version - 1 to version. Members ascending; digests per rank."""
+
+    fragment: U16
+    version: Count
+    members: Annotated[tuple[Share, ...], Meta(max_length=64)]
+    dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
+    digests: Digests
+    reason: Text
+    absent: Absentees = ()
+
+
+class Roster(Word, frozen=True, tag=3):
+    """The members from here on. Empty: the job is over."""
+
+    number: Count
+    members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    non_voters: Racks
+    """Which of them have no vote; the witness, too, by its rack number."""
+    witness: Member | None
+    reason: Text
+
+
+class Drop(Word, frozen=True, tag=4):
+    """Offers that end without a commit: too old, at a time when nothing else is there to commit,
+    or not fit to be merged."""
+
+    fragment: U16
+    dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
+    reason: Text
+    diverged: bool = False
+    """Their racks' weights are not worth merging; the racks stop."""
+
+
+class Epoch(Word, frozen=True, tag=5):
+    """A take-over: from here on `epoch` decides. See docs/protocol.md for why it is recorded."""
+
+    epoch: Count
+
+
+class Lineage(Word, frozen=True, tag=6):
+    """Those that are left, all others being dead, go on from the newest versions they hold."""
+
+    epoch: Count
+    number: Count
+    members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    non_voters: Racks
+    """Which of them do not hold these versions, and have no vote until they do."""
+    witness: Member | None
+    dead: Annotated[tuple[Member, ...], Meta(max_length=64)]
+    versions: Versions
+    digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    reason: Text
+    rounds: Rounds = ()
+
+
+class Last(Word, frozen=True):
+    """The highest offers of one member and fragment that were named, and that ended at all."""
+
+    member: Member
+    fragment: U16
+    named: Count
+    version: Count
+    """Of the commit that named it."""
+    ended: Count
+    capture_step: Count = 0
+    tokens: Count = 0
+    steps: Count = 0
+    """Of the one that was named last, with the two before; 0: none was."""
+
+
+class Snapshot(Word, frozen=True):
+    """What records 1..index add up to, in their place: for a log whose reader is too far behind."""
+
+    index: Count
+    chain: Hex
+    format: Count
+    lineages: Annotated[tuple[tuple[Count, Hex], ...], Meta(max_length=64)]
+    """(index, hash) of the records that began the job, or began it anew."""
+    epoch: Count
+    number: Count
+    """Of the roster."""
+    members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
+    non_voters: Racks
+    witness: Member | None
+    former: Annotated[tuple[Member, ...], Meta(max_length=64)]
+    policy: Policy
+    plan: Hex
+    versions: Versions
+    digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
+    last: Annotated[tuple[Last, ...], Meta(max_length=65536)]
+    norms: Annotated[
+        tuple[Annotated[tuple[Norm, ...], Meta(max_length=64)], ...], Meta(max_length=1024)
+    ]
+    rounds: Rounds
+    demoted: Racks = ()
+    """Learners that had a vote."""
+
+
+Record = Genesis | Commit | Roster | Drop | Epoch | Lineage
+Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
+
+
+class AcceptorState(Word, frozen=True):
+    """All that a voter has promised and accepted. It accepted its whole log in epoch `accepted`.
+
+    `records` behind `prev` only for a candidate, who asks for what it does not know.
+    """
+
+    promised: Count
+    accepted: Count
+    last: Count
+    decided: Count
+    prev: Count
+    chain: Hex
+    records: Records
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_record(record: Record) -> bytes:
+    """Canonical bytes of a log record, for the chain hash."""
+    return _encoder.encode(record)

@@ -1,0 +1,1 @@
+"""coordination: who, when, in which order. Pure machines: no tensor, no clock, no socket, no file."""

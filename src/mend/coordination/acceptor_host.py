@@ -1,0 +1,168 @@
+"""Message handling of an acceptor: which coordinator it follows, how it answers candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.epochs import NUMBER_MAX, number_of, owner_of
+from mend.consensus.log import LogState, log_state_of
+from mend.consensus.records import Seat, Snapshot
+from mend.coordination.events import Connect, Effect, Event, Heard, Note, Send
+from mend.coordination.messages import Orders, Prepare, Vote
+from mend.types import WITNESS, Member, Peer
+
+
+@dataclass
+class ReplayTrainer:
+    """The vote of one member. `coordinator`: whom it follows; at first the job's fixed one."""
+
+    member: Member
+    acceptor: Acceptor
+    coordinator: Peer
+    detect_ns: int
+    orders_ns: int | None = None
+    lives_ns: int | None = None
+    """When orders of a job came in which something is decided."""
+    life: int | None = None
+    """Incarnation of the coordinator; before the first record it may be started again."""
+    heard: tuple[int, int] = (0, 0)
+    """(epoch, serial) of the newest orders."""
+
+    def addressed(self, peer: Peer, orders: Orders) -> bool:
+        """Whether they are meant for this member, in this job, by the owner of their epoch."""
+        log = self.acceptor.log
+        mine = orders.to == self.member.incarnation
+        job = not log.appended.begun or log.continues(orders.lineage, orders.prev)
+        return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
+
+    def _joins(self, orders: Orders, now_ns: int) -> bool:
+        """Whoever hears of a job that lives joins it, whatever it has promised to a founder, and
+        does not hear the founder any more. False: these are a founder's."""
+        if orders.decided > 0:
+            self.lives_ns = now_ns
+            if not self.acceptor.log.committed.begun and orders.epoch < self.acceptor.promised:
+                self.acceptor.start_over()
+                self.acceptor.promised = 0
+            return True
+        return self.lives_ns is None or now_ns - self.lives_ns >= self.detect_ns
+
+    def homeless(self) -> bool:
+        """Whether no decided roster that it has read ever had a seat for this member."""
+        told = self.acceptor.log.committed
+        return self.member not in told.members and self.member not in told.former
+
+    def _strayed(self, orders: Orders) -> bool:
+        """Whether the job, whose log it began to read before it had a seat, has gone on in a
+        lineage that this log does not know, or is asked about by who founds another one; then it
+        reads that one, from the beginning."""
+        log = self.acceptor.log
+        asked = orders.decided == 0 and log.committed.begun
+        strange = asked or not log.knows(orders.lineage)
+        return log.appended.begun and self.homeless() and strange
+
+    def follow(
+        self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
+    ) -> bool:
+        """Take the log as far as it is new; whether these are the newest orders. A coordinator
+        whose epoch is over is told so."""
+        if not self._joins(orders, now_ns):
+            return False
+        if orders.epoch < self.acceptor.promised:
+            effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
+            return False
+        if self._strayed(orders):
+            self.acceptor.start_over()
+        if incarnation != self.life and not self.acceptor.log.appended.begun:
+            self.heard = (0, 0)
+        if orders.epoch > self.heard[0]:
+            self.heard = (orders.epoch, 0)
+        self.life, self.orders_ns, self.coordinator = incarnation, now_ns, peer
+        if orders.serial <= self.heard[1]:
+            return False
+        self.heard = (orders.epoch, orders.serial)
+        if not self.acceptor.append(
+            orders.epoch,
+            orders.prev,
+            orders.chain,
+            orders.records,
+            orders.last,
+            orders.decided,
+            orders.snapshot,
+        ):
+            detail = f"{peer} contradicts what is decided, behind record {orders.prev}"
+            effects.append(Note("fault", {"detail": detail}))
+        return True
+
+    def asked(self, peer: Peer, prepare: Prepare, now_ns: int) -> Vote | None:
+        """The answer to a candidate. None: it is of another job, or talks nonsense.
+
+        Who hears its coordinator promises nothing to others: a rack that is cut off must not
+        depose, when it comes back, the one that all others follow. To stand again is that one's
+        own right.
+        """
+        number = number_of(prepare.epoch)
+        log = self.acceptor.log
+        if not log.appended.begun or not log.continues(prepare.lineage, prepare.after):
+            return None
+        if not 0 < number < NUMBER_MAX:
+            return None
+        if peer != Peer(owner_of(prepare.epoch), 0):
+            return None
+        hears = self.orders_ns is not None and now_ns - self.orders_ns < self.detect_ns
+        if not hears or peer == self.coordinator:
+            self.acceptor.prepare(prepare.epoch)
+        return self.vote(prepare.serial, prepare.after)
+
+    def vote(self, serial: int, after: int | None = None) -> Vote:
+        """`serial` is that of the message it answers: all that orders answers."""
+        return Vote(serial, self.acceptor.log.lineage, self.acceptor.acceptor_state(after), ())
+
+
+def ways_to_leaders(log: LogState, rack: int) -> list[Effect]:
+    """From `rack` to the leaders of all others: any of them may coordinate one day."""
+    return [
+        Connect(Peer(other, 0), seat.address)
+        for other, seat in sorted(log.seats.items())
+        if other != rack
+    ]
+
+
+@dataclass
+class WitnessFollower:
+    """Machine of a voter that leads no rack."""
+
+    follower: ReplayTrainer
+    ways: tuple[Seat, ...] = ()
+    """Racks whose leaders it can send to."""
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case Heard(peer, incarnation, Orders() as orders) if self.follower.addressed(
+                peer, orders
+            ):
+                if self.follower.follow(peer, incarnation, orders, now_ns, effects):
+                    self._connect(self.follower.acceptor.log.appended, effects)
+                    effects.append(Send(peer, self.follower.vote(orders.serial)))
+            case Heard(peer, _, Orders(snapshot=Snapshot() as snapshot) as orders) if (
+                self.follower.homeless() and peer == Peer(owner_of(orders.epoch), 0)
+            ):
+                # For its former life: who leads hears by the answer that it was started again.
+                self._connect(log_state_of(snapshot), effects)
+                effects.append(Send(peer, self.follower.vote(orders.serial)))
+            case Heard(peer, _, Prepare() as prepare):
+                vote = self.follower.asked(peer, prepare, now_ns)
+                if vote is not None:
+                    effects.append(Send(peer, vote))
+        return effects
+
+    def _connect(self, log: LogState, effects: list[Effect]) -> None:
+        seats = tuple(log.seats[rack] for rack in sorted(log.seats))
+        if seats != self.ways:
+            self.ways = seats
+            effects += ways_to_leaders(log, WITNESS)
+
+    def deadline_ns(self) -> int | None:
+        """It only answers."""
+        return None

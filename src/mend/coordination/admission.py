@@ -1,0 +1,148 @@
+"""Hellos of racks: before the first record, and of racks that join a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from mend.consensus.log import LogState
+from mend.consensus.records import TEXT_MAX
+from mend.coordination.events import Connect, Effect, Note, Send
+from mend.coordination.member_view import MemberView
+from mend.coordination.messages import Hello, Refusal
+from mend.coordination.validation import first_difference, hello_misfit, plan_hash
+from mend.types import WITNESS, Member, Peer
+
+VISITOR = 0xFFFF
+"""Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
+
+CONTENDED_MAX = 1_024
+"""Lives that want the seat of a live rack, of all racks together; older ones begin anew."""
+
+
+@dataclass
+class Admission:
+    """Keeps the hellos of the start and of racks that wait for a seat, and why others were
+    refused."""
+
+    racks: int
+    job: str
+    detect_ns: int
+    hellos: dict[int, Hello] = field(default_factory=dict)
+    joining: dict[int, Hello] = field(default_factory=dict)
+    """Of racks that said hello to the running job."""
+    refused: dict[int, str] = field(default_factory=dict)
+    contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(rack, incarnation) -> since when it wants the seat of a live rack. The newest CONTENDED_MAX:
+    whoever says hello chooses the incarnation, and could fill the memory with them."""
+
+    def hear(
+        self,
+        sender: Member,
+        hello: Hello,
+        views: Mapping[int, MemberView],
+        log: LogState,
+        now_ns: int,
+        effects: list[Effect],
+    ) -> bool:
+        """Whether the rack may be seated (again). Refuses what cannot."""
+        rack, member = sender.rack, hello.seat.member
+        if member.incarnation != sender.incarnation:
+            return False  # no rack speaks so
+        misfit = hello_misfit(hello, self.racks)
+        if member.rack != rack or rack >= self.racks:
+            misfit = f"rack {member.rack} of a job with {self.racks} racks"
+        if misfit:
+            self.refuse(hello, "racks", misfit, effects)
+            return False
+        known = views.get(rack)
+        if known is not None and known.member == member:
+            return not log.begun
+        if member in log.former:
+            return False  # a late frame of a rack that has left
+        if known is not None and known.live(now_ns, self.detect_ns):
+            # A rack that was just started again meets its own former life; wait until that is over.
+            if now_ns - self._contended_since_ns(member, now_ns) > 2 * self.detect_ns:
+                detail = f"another live process says it is rack {rack} of job {self.job!r}"
+                self.refuse(hello, "taken", detail, effects)
+            return False
+        if log.begun and not self._may_join(hello, views, log, now_ns, effects):
+            return False
+        waiting = self.joining if log.begun else self.hellos
+        if rack not in waiting or waiting[rack].seat != hello.seat:
+            effects.append(Connect(Peer(rack, 0), hello.seat.address))
+            effects.append(Note("hello", {"rack": rack, "address": hello.seat.address}))
+        waiting[rack] = hello
+        return True
+
+    def _may_join(
+        self,
+        hello: Hello,
+        views: Mapping[int, MemberView],
+        log: LogState,
+        now_ns: int,
+        effects: list[Effect],
+    ) -> bool:
+        """Whether a rack fits a job that has begun, and its former life is surely over."""
+        rack = hello.seat.member.rack
+        if log.over:
+            remedy = "To train again, start all racks once it has ended, or name another job"
+            detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
+            self.refuse(hello, "over", detail, effects)
+            return False
+        others = (view for other, view in views.items() if other not in (rack, WITNESS))
+        alone = not any(view.live(now_ns, self.detect_ns) for view in others)
+        if log.policy is not None and log.policy.lockstep and alone:
+            return False  # perhaps all racks are being started again: then they begin anew
+        if difference := self._differs(hello, log):
+            self.refuse(hello, "plan", difference, effects)
+            return False
+        former = log.member(rack)  # a hello may be older than that life; its rack was asked
+        return former is None or former.incarnation in hello.after
+
+    def _contended_since_ns(self, member: Member, now_ns: int) -> int:
+        since_ns = self.contended_ns.setdefault((member.rack, member.incarnation), now_ns)
+        if len(self.contended_ns) > CONTENDED_MAX:
+            del self.contended_ns[next(iter(self.contended_ns))]
+        return since_ns
+
+    def seated(self, members: Collection[Member]) -> None:
+        """These wait no longer."""
+        self.joining = {r: h for r, h in self.joining.items() if h.seat.member not in members}
+
+    def _differs(self, hello: Hello, log: LogState) -> str:
+        """What keeps a rack out of a job that has begun, or empty."""
+        if log.policy is not None and log.policy.lockstep:
+            return "the job runs in lockstep, where racks begin together; restart all racks"
+        if hello.policy != log.policy:
+            return f"its settings are {hello.policy}, those of the job {log.policy}"
+        if plan_hash(hello) == log.plan:
+            return ""
+        for other in self.hellos.values():
+            if plan_hash(other) == log.plan:
+                return first_difference(other, hello)
+        return f"its plan is {plan_hash(hello)[:12]}, that of the job {log.plan[:12]}"
+
+    def first_misfit(self, effects: list[Effect]) -> int | None:
+        """Before the start: the rack whose plan differs from the lowest's is refused."""
+        lowest = self.hellos[min(self.hellos)]
+        for rack in sorted(self.hellos):
+            difference = first_difference(lowest, self.hellos[rack])
+            if difference:
+                mine = lowest.seat.member.rack
+                detail = f"rack {rack} differs from rack {mine}: {difference}"
+                self.refuse(self.hellos.pop(rack), "plan", detail, effects)
+                return rack
+        return None
+
+    def refuse(self, hello: Hello, kind: str, detail: str, effects: list[Effect]) -> None:
+        # All that are none of this job's racks are one visitor: numbers from the network must not
+        # become connections and notes without end.
+        rack = min(hello.seat.member.rack, self.racks)
+        visitor = Peer(rack, VISITOR)
+        effects.append(Connect(visitor, hello.seat.address))
+        refusal = Refusal(hello.seat.member.incarnation, kind, detail[:TEXT_MAX])
+        effects.append(Send(visitor, refusal))
+        if self.refused.get(rack) != detail:
+            self.refused[rack] = detail
+            effects.append(Note("refused", {"rack": rack, "cause": kind, "detail": detail}))

@@ -1,0 +1,666 @@
+"""The member that appends to the log: opens rounds, decides commits and rosters.
+
+Soft state only: everything it knows comes again in the next reports, so any voter can take over.
+At first it is the witness, else rack 0; later whoever won the newest epoch. It decides by the log
+and by what the racks report; it never sees a tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.epochs import epoch_of, number_of
+from mend.consensus.log import Log, witness_votes
+from mend.consensus.proposer import Proposer
+from mend.consensus.records import AcceptorState, Commit, Drop, Genesis, Lineage, Offer, Policy
+from mend.coordination.admission import Admission
+from mend.coordination.election import Election
+from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
+from mend.coordination.flow import Again, Flow, Portion, whole
+from mend.coordination.grace import Mean
+from mend.coordination.member_view import MemberView
+from mend.coordination.membership import (
+    SLOW_STEADY_NS,
+    STEADY_DETECTS,
+    MembershipContext,
+    next_roster,
+)
+from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
+from mend.coordination.round import Round
+from mend.coordination.round_inputs import inputs_of, settled_versions, surroundings
+from mend.coordination.validation import plan_hash, report_misfit
+from mend.types import SECOND, WITNESS, Member, Peer
+
+FAREWELL_NS = 3 * SECOND
+"""How long the end of the log is repeated to racks that did not confirm it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """`racks` must say hello, orders repeat every heartbeat, `detect_ns` of silence means dead.
+    `first`: it coordinates from the beginning."""
+
+    racks: int
+    heartbeat_ns: int
+    detect_ns: int
+    first: bool = True
+
+
+@dataclass
+class Coordinator:
+    """Pure. `me` is where it runs: Peer(WITNESS, 0) votes as the witness, else it is a leader.
+
+    `acceptor`: the vote of the same process. It is asked by messages like any other; only its log is
+    read directly, to stand with.
+    """
+
+    me: Peer
+    member: Member
+    job: str
+    options: CoordinatorOptions
+    acceptor: Acceptor
+    proposer: Proposer = field(default_factory=Proposer)
+    views: dict[int, MemberView] = field(default_factory=dict)
+    offers: dict[tuple[int, int], Offer] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+    round_dues: list[int] = field(default_factory=list)
+    votes: dict[Member, int] = field(default_factory=dict)
+    """Serial of everybody's newest vote, in this epoch."""
+    returned: tuple[Member, int] | None = None
+    """The witness in another life than the one that has the seat, and when it was heard."""
+    over_ns: int | None = None
+    seated: bool = False
+    moved_ns: int = 0
+    """When it last looked; a gap is its own sleep, and nobody's silence."""
+    awake_ns: int = 0
+    """Since when it has led without such a gap."""
+    gave_up: str = ""
+    """A job that it has given up, for people."""
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.admission = Admission(options.racks, self.job, options.detect_ns)
+        self.election = Election(
+            self.me,
+            self.member,
+            self.acceptor,
+            self.proposer,
+            options.heartbeat_ns,
+            options.detect_ns,
+        )
+        if options.first:
+            self._found(0)
+
+    @property
+    def log(self) -> Log:
+        return self.proposer.log
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if isinstance(event, Heard):
+            self._hear(event, now_ns, effects)
+        if self.proposer.leading and self.acceptor.promised > self.proposer.epoch:
+            # Its own vote has gone to another, who must have the time to win the others'.
+            self.election.lost(now_ns, at_once=False)
+            self._step_down(effects)
+        if self.proposer.leading and not self._hears_quorum(now_ns):
+            effects.append(Note("no-quorum", {"epoch": number_of(self.proposer.epoch)}))
+            self.election.lost(now_ns, at_once=True)
+            self._step_down(effects)
+        self._mind_the_dead(now_ns, effects)
+        if not self.proposer.leading:
+            effects += self.election.move(now_ns)
+            if self.proposer.try_lead():
+                self._take_over(now_ns, effects)
+            elif self._is_done():
+                effects.append(Finished())
+        if self.proposer.leading:
+            self._move(now_ns, effects)
+            self._send_orders(now_ns, effects)
+        return effects
+
+    def deadline_ns(self) -> int | None:
+        if not self.proposer.leading:
+            return self._founds_ns() if self._homeless() else self.election.due_ns()
+        sent = [view.sent_ns for view in self.views.values() if not view.gone]
+        waits = [sent_ns + self.options.heartbeat_ns for sent_ns in sent]
+        return min([*waits, *self.round_dues], default=None)
+
+    # -------------------------------------------------------------- what is said
+
+    def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
+        member = Member(event.peer.rack, event.incarnation)
+        self.election.speaks(member)
+        match event.body:
+            case Hello() as hello:
+                effects += self.election.attest(member, hello)
+                if self.proposer.leading:
+                    self._on_hello(member, hello, now_ns, effects)
+            case Report() as report:
+                self.election.shows(member, report.versions)
+                effects += self.election.attest(member)
+                if self.proposer.leading:
+                    self._on_report(member, report, now_ns, effects)
+            case Vote() as vote:
+                self._on_vote(member, vote, now_ns, effects)
+            case Orders() as orders:
+                self._on_orders(event.peer, orders, now_ns, effects)
+            case Retire(member=gone):
+                self._retire(gone, now_ns, effects)
+            case Prepare(lineage=name) as prepare if self.acceptor.log.continues(
+                name, prepare.after
+            ):
+                self.election.see(number_of(prepare.epoch))
+
+    def _on_orders(self, peer: Peer, orders: Orders, now_ns: int, effects: list[Effect]) -> None:
+        if self._lives(peer, orders):
+            self.election.heard_ns = now_ns
+            if self.proposer.leading:
+                self._step_down(effects)
+        elif self.election.heard(orders, now_ns):
+            self._step_down(effects)
+
+    def _retire(self, gone: Member, now_ns: int, effects: list[Effect]) -> None:
+        """One that is heard is not dead, whoever says so."""
+        view = self.views.get(gone.rack)
+        live = (
+            view is not None and view.member == gone and view.live(now_ns, self.options.detect_ns)
+        )
+        if not live and self.election.retire(gone, now_ns):
+            effects.append(Note("retired", {"rack": gone.rack}))
+
+    def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
+        rack, begun = sender.rack, self.log.committed.begun
+        log = self.log.appended if begun else self.log.committed
+        fits = self.admission.hear(sender, hello, self.views, log, now_ns, effects)
+        if not fits or begun:
+            return
+        if rack not in self.views or self.views[rack].member != hello.seat.member:
+            self.views[rack] = MemberView(hello.seat.member, now_ns, now_ns)
+        self.views[rack].heard_ns = now_ns
+        while (misfit := self.admission.first_misfit(effects)) is not None:
+            del self.views[misfit]
+
+    def _on_report(
+        self, member: Member, report: Report, now_ns: int, effects: list[Effect]
+    ) -> None:
+        view, policy = self.views.get(member.rack), self._policy()
+        if view is None or view.member != member or policy is None:
+            return
+        if report.to != self.member.incarnation:
+            return  # it waited for somebody else, or does not know yet who asks
+        if report_misfit(report, member, policy):
+            return
+        view.heard_ns = now_ns
+        if view.report is not None and report.serial <= view.report.serial:
+            return
+        view.report, view.gone = report, report.gone
+        if report.acceptor_state.promised == self.proposer.epoch:
+            view.flow.hears(report.heard)
+        view.got = frozenset((offer.member.rack, offer.fragment, offer.seq) for offer in report.got)
+        if report.gone and not self.log.committed.begun:
+            del self.views[member.rack], self.admission.hellos[member.rack]
+            return
+        for offer in report.offers:
+            if self._is_open(offer):
+                self.offers[(member.rack, offer.fragment)] = offer
+        self._on_ballot(member, report.acceptor_state, now_ns, effects)
+
+    def _on_vote(self, member: Member, vote: Vote, now_ns: int, effects: list[Effect]) -> None:
+        if self._returns(member):
+            self.returned = (member, now_ns)
+            return
+        if not self._is_of_this_job(vote):
+            return
+        self.election.shows(member, vote.held)
+        view = self.views.get(member.rack)
+        known = self.proposer.standing and member in self.proposer.asked()
+        if self.proposer.leading:
+            known = view is not None and view.member == member
+        if not known:
+            return
+        higher = vote.acceptor_state.promised > self.proposer.epoch
+        if not higher and vote.serial <= self.votes.get(member, -1):
+            return
+        self.votes[member] = vote.serial
+        if view is not None:
+            view.heard_ns = now_ns
+            view.flow.hears(
+                vote.serial if vote.acceptor_state.promised == self.proposer.epoch else 0
+            )
+        self.proposer.held[member] = vote.held
+        self._on_ballot(member, vote.acceptor_state, now_ns, effects)
+
+    def _is_of_this_job(self, vote: Vote) -> bool:
+        """Also of a witness that has just got a seat, and has read nothing yet."""
+        acceptor_state = vote.acceptor_state
+        new = self.proposer.leading and acceptor_state.last == 0
+        return (
+            new
+            or self.log.continues(vote.lineage, acceptor_state.decided)
+            or self._may_undo(acceptor_state)
+        )
+
+    def _on_ballot(
+        self, member: Member, acceptor_state: AcceptorState, now_ns: int, effects: list[Effect]
+    ) -> None:
+        self.election.see(number_of(acceptor_state.promised))
+        if self.proposer.hear(member, acceptor_state):
+            return
+        if self.proposer.leading and self._homeless():
+            self._found(now_ns)  # its former life has asked for promises, too
+        else:
+            self.election.lost(now_ns, at_once=self.proposer.leading)
+            self._step_down(effects)
+
+    # -------------------------------------------------------------- the beginning
+
+    def _found(self, now_ns: int) -> None:
+        """Ask all racks to begin the job, in an epoch of its own; from an empty log.
+
+        The epoch is the challenge: a rack that reports in it has heard this very question, holds
+        nothing of a job that runs, and will not take part in the beginning of another one.
+        """
+        number = max(self.election.seen, number_of(self.acceptor.promised)) + 1
+        self.election.see(number)
+        self.proposer.found(epoch_of(number, *self.member))
+        self.votes, self.moved_ns, self.awake_ns = {}, now_ns, now_ns
+        for view in self.views.values():
+            view.report = view.sent = None
+            view.flow = Flow()
+        if self.me.rack == WITNESS:
+            self.views[WITNESS] = MemberView(self.member, now_ns)
+        if self.acceptor.log.committed.begun:  # hellos of lives that are over
+            options = self.options
+            self.admission = Admission(options.racks, self.job, options.detect_ns)
+
+    def _homeless(self) -> bool:
+        """Whether it founds jobs, and has no seat in one that it knows to be decided, but for one
+        whose racks are all dead."""
+        told = self.acceptor.log.committed
+        seated = self.member in told.members or self.member in told.former
+        return self.options.first and (not seated or self._forsaken())
+
+    def retired(self) -> tuple[int, ...]:
+        """Racks with a seat in the job, of which a person says that they will not come back."""
+        seats = self.acceptor.log.appended.seats
+        return tuple(r for r in sorted(seats) if seats[r].member in self.proposer.retired)
+
+    def _forsaken(self) -> bool:
+        """Whether nobody but this witness can have a seat in its job any more: all are attested
+        dead, or say hello, which means that they never knew of their seat."""
+        log = self.acceptor.log
+        if self.me.rack != WITNESS or not log.committed.begun or log.committed.over:
+            return False
+        seated = (log.committed.members | log.appended.members) - {self.member}
+        return seated <= self.proposer.dead | self.election.unaware
+
+    def _mind_the_dead(self, now_ns: int, effects: list[Effect]) -> None:
+        """Stop to lead a job whose racks are all dead, or to ask for another one while somebody of
+        the first speaks again; begin to ask when there is nobody to follow."""
+        asks_anew = self.acceptor.log.committed.begun and not self.log.committed.begun
+        if self.proposer.leading and self._forsaken() != asks_anew:
+            self.election.lost(now_ns, at_once=False)
+            self._step_down(effects)
+        if not self.proposer.leading and self._may_found(now_ns):
+            if not self._forsaken():
+                self.acceptor.start_over()
+            self._found(now_ns)
+
+    def _give_up(self, effects: list[Effect]) -> None:
+        """Forget the job. All racks have answered: their former lives are over, their present ones
+        hold nothing of it. Its bytes are gone; what was left of it here kept its name."""
+        log = self.acceptor.log
+        about: dict[str, object] = {
+            "records": log.decided,
+            "versions": list(log.committed.versions),
+            "dead": [f"rack {member.rack}" for member in sorted(self.proposer.dead)],
+            "lineage": log.lineage[:12],
+        }
+        effects.append(Note("gives-up", about))
+        self.acceptor.start_over()
+        self.election.forget()
+        self.gave_up = (
+            f"gave up the former job of this name ({log.decided} records): every rack was started "
+            "again, so nobody has its weights any more"
+        )
+
+    def _may_undo(self, acceptor_state: AcceptorState) -> bool:
+        """Whether the voter has a beginning that nobody decided, of a former life of this founder:
+        its promise is to be outbid."""
+        return self._homeless() and acceptor_state.decided == 0
+
+    def _lives(self, peer: Peer, orders: Orders) -> bool:
+        """Whether a founder is told of a job that lives: then there is none to be founded. A
+        witness is told so by orders for its former life, too."""
+        mine = orders.to == self.member.incarnation or self.me.rack == WITNESS
+        return mine and peer != self.me and orders.decided > 0 and self._homeless()
+
+    def _returns(self, member: Member) -> bool:
+        """Whether this is the witness, started again."""
+        log = self.log.appended
+        seated = log.witness is not None and member.rack == WITNESS != self.me.rack
+        return self.proposer.leading and seated and member != log.witness
+
+    def _founds_ns(self) -> int | None:
+        heard_ns = self.election.heard_ns
+        return None if heard_ns is None else heard_ns + 2 * self.options.detect_ns
+
+    def _may_found(self, now_ns: int) -> bool:
+        """Whether it followed somebody who is not heard any more before it got a seat."""
+        due_ns = self._founds_ns()
+        return self._homeless() and due_ns is not None and now_ns >= due_ns
+
+    def _answered(self, rack: int, now_ns: int) -> bool:
+        """Whether this rack is there, and has promised to begin in this epoch."""
+        view = self.views[rack]
+        report = view.report
+        fresh = report is not None and report.acceptor_state.promised == self.proposer.epoch
+        return fresh and view.live(now_ns, self.options.detect_ns)
+
+    def _policy(self) -> Policy | None:
+        """Of the log, or before it of the racks that said hello, which is the same for all."""
+        hellos = self.admission.hellos
+        return self.log.appended.policy or (hellos[min(hellos)].policy if hellos else None)
+
+    def _is_open(self, offer: Offer) -> bool:
+        log = self.log.appended
+        known = offer.fragment < len(log.versions)
+        return known and log.is_open(offer.member, offer.fragment, offer.seq)
+
+    # -------------------------------------------------------------- coming and going
+
+    def _take_over(self, now_ns: int, effects: list[Effect]) -> None:
+        """Everything but the log is asked anew: who is there, what is open, what is held."""
+        log = self.log.appended
+        assert log.policy is not None, "nobody stands before the first record"
+        members = {rack: seat.member for rack, seat in log.seats.items()}
+        if log.witness is not None:
+            members[WITNESS] = log.witness
+        self.views = {rack: MemberView(m, now_ns, now_ns) for rack, m in members.items()}
+        former = self.election.followed_rack()
+        if former in self.views and former != self.me.rack:
+            self.views[former].heard_ns -= self.options.detect_ns  # for whose silence it stood
+        self.offers, self.round_dues, self.votes, self.over_ns = {}, [], {}, None
+        self.awake_ns, self.returned = now_ns, None
+        self._new_rounds(log.policy.fragments)
+        number = number_of(self.proposer.epoch)
+        effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
+        if isinstance(opening := self.log.record(self.log.last), Lineage):
+            lost = [member.rack for member in opening.dead]
+            effects.append(Note("lineage", {"without": lost, "versions": opening.versions}))
+
+    def _new_rounds(self, fragments: int) -> None:
+        times = Mean(), Mean()
+        self.rounds = [Round(p, *times, self.proposer.epoch) for p in range(fragments)]
+
+    def _hears_quorum(self, now_ns: int) -> bool:
+        """Whether those that were heard in the last two detection times could decide anything.
+
+        Who leads and hears no quorum is in the way: others wait for its orders, and those that are
+        left cannot begin anew. Its own sleep does not count as their silence.
+        """
+        limit_ns = 2 * self.options.detect_ns
+        if now_ns - self.moved_ns >= self.options.detect_ns:
+            self.awake_ns = now_ns
+        self.moved_ns = now_ns
+        if now_ns - self.awake_ns < limit_ns or self.log.committed.over:
+            return True
+        views = self.views.values()
+        return self.proposer.may_decide(
+            {view.member for view in views if now_ns - view.heard_ns < limit_ns}
+        )
+
+    def _step_down(self, effects: list[Effect]) -> None:
+        """Nothing that is said here counts any more: a higher epoch is promised somewhere, or no
+        quorum is heard."""
+        about: dict[str, object] = {"epoch": number_of(self.proposer.epoch)}
+        led = self.proposer.leading
+        effects.append(Note("deposed", about) if led else Note("stands-no-more", about))
+        self.proposer.step_down()
+        self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
+        self.round_dues = []
+
+    def _is_done(self) -> bool:
+        """Who does not lead may stop when the log is over, or its own rack is out."""
+        told = self.acceptor.log.committed
+        if self.me.rack == WITNESS:
+            return told.over
+        if told.member(self.me.rack) == self.member:
+            self.seated = True
+            return False
+        return self.seated
+
+    # -------------------------------------------------------------- deciding
+
+    def _move(self, now_ns: int, effects: list[Effect]) -> None:
+        """To a fixed point: a decision lets rounds commit, and a commit may be decided at once."""
+        if not self.log.committed.begun:
+            self._try_genesis(now_ns, effects)
+        before = -1
+        while before != (before := self.log.last + self.log.decided):
+            self._decide(now_ns, effects)
+            if self.proposer.open and not self.log.committed.over:
+                self._advance_rounds(now_ns, effects)
+                self._try_roster(now_ns, effects)
+        racks = [view for rack, view in self.views.items() if rack != WITNESS]
+        if self.log.committed.over:
+            self._farewell(now_ns, effects)
+        elif racks and all(view.gone for view in racks):
+            effects.append(Finished())
+
+    def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
+        """Once all racks have answered. If one of them dies before it has voted, nothing is decided
+        and its next life is asked with the others, anew."""
+        hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
+        seats, log = {rack: hello.seat for rack, hello in hellos.items()}, self.log.appended
+        if log.begun and seats != log.seats:
+            self._found(now_ns)
+        missing = len(hellos) < self.options.racks
+        if self.log.appended.begun or missing or not all(self._answered(r, now_ns) for r in hellos):
+            return
+        lowest = hellos[min(hellos)]
+        witness = self.member if self.me.rack == WITNESS else None
+        votes = witness is None or witness_votes(witness, len(hellos))
+        if self.acceptor.log.committed.begun:
+            self._give_up(effects)
+        self.proposer.append(
+            Genesis(
+                roster=tuple(hellos[rack].seat for rack in sorted(hellos)),
+                witness=witness,
+                policy=lowest.policy,
+                plan=plan_hash(lowest),
+                digests=lowest.digests,
+                non_voters=() if votes else (WITNESS,),
+            )
+        )
+        self._new_rounds(lowest.policy.fragments)
+        effects.append(Note("genesis", {"racks": sorted(hellos)}))
+
+    def _decide(self, now_ns: int, effects: list[Effect]) -> None:
+        for record in self.proposer.decide():
+            if isinstance(record, Commit):
+                self.rounds[record.fragment].decided(now_ns)
+                effects.append(
+                    Note("decided", {"fragment": record.fragment, "version": record.version})
+                )
+
+    def _advance_rounds(self, now_ns: int, effects: list[Effect]) -> None:
+        busy = {
+            record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
+        }
+        self.round_dues = []
+        live = self._live(now_ns)
+        around = surroundings(self.log.committed, self.views, self.offers, live)
+        for round_ in self.rounds:
+            if round_.fragment in busy or not self.proposer.may_append():
+                continue
+            inputs = inputs_of(round_.fragment, around, self.log.committed, self.views, self.offers)
+            commit = round_.advance(inputs, now_ns)
+            if commit is None and (due := round_.deadline_ns(inputs)) is not None:
+                self.round_dues.append(due)
+            effects += [Note("fault", {"detail": fault}) for fault in round_.faults]
+            round_.faults.clear()
+            if commit is not None:
+                if isinstance(commit, Drop):
+                    racks = [ended.member.rack for ended in commit.dropped]
+                    about = {"fragment": commit.fragment, "racks": racks, "reason": commit.reason}
+                    effects.append(Note("drop", about))
+                self.proposer.append(commit)
+                self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
+
+    def _live(self, now_ns: int) -> frozenset[int]:
+        detect_ns = self.options.detect_ns
+        return frozenset(r for r, view in self.views.items() if view.live(now_ns, detect_ns))
+
+    # -------------------------------------------------------------- leaving
+
+    def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
+        live, slow = self._live(now_ns), self._slow(now_ns)
+        detect_ns = self.options.detect_ns
+        for rack, view in self.views.items():
+            if rack in live:
+                view.lively_ns = now_ns
+            else:
+                view.vote_ns = now_ns + STEADY_DETECTS * detect_ns
+            if rack in slow:
+                view.vote_ns = now_ns + SLOW_STEADY_NS
+        log, policy = self.log.appended, self.log.appended.policy
+        if self.log.last != self.log.decided or policy is None:
+            return
+        context = MembershipContext(
+            log=log,
+            views=self.views,
+            live=live,
+            offers=self.offers.keys(),
+            joining=self.admission.joining,
+            evict_ns=0 if policy.lockstep else policy.evict_ns,
+            now_ns=now_ns,
+            detect_ns=detect_ns,
+            demotes=not policy.lockstep,
+            slow=slow,
+            ready=self.proposer.ready(),
+            returned=self._returned(live, now_ns),
+            retired=self.retired(),
+        )
+        roster = next_roster(context)
+        if roster is None:
+            return
+        self.proposer.append(roster)
+        self.admission.seated([seat.member for seat in roster.members])
+        members = [seat.member for seat in roster.members]
+        for member in (*members, *([roster.witness] if roster.witness else [])):
+            known = self.views.get(member.rack)
+            if known is None or known.member != member:
+                # A witness has answered orders for its former life, by their serials.
+                serial = known.serial if known else 0
+                self.views[member.rack] = MemberView(member, now_ns, now_ns, serial=serial)
+        self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
+        racks = [member.rack for member in members]
+        votes = sorted(acceptor.rack for acceptor in self.log.appended.voters) if racks else []
+        about: dict[str, object] = {"racks": racks, "votes": votes, "reason": roster.reason}
+        effects.append(Note("roster", about))
+
+    def _slow(self, now_ns: int) -> frozenset[int]:
+        """Live racks for whose results alone some merge has waited too long."""
+        return frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
+
+    def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
+        """Another life of a silent witness, if it is heard."""
+        if self.returned is None or WITNESS in live:
+            return None
+        member, heard_ns = self.returned
+        return member if now_ns - heard_ns < self.options.detect_ns else None
+
+    def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
+        """The last decision is repeated until everybody has confirmed it, or is not there to."""
+        if self.over_ns is None:
+            self.over_ns = now_ns
+        acceptor_states = self.proposer.acceptor_states
+        confirmed = all(
+            view.gone
+            or (
+                view.member in acceptor_states
+                and acceptor_states[view.member].decided >= self.log.last
+            )
+            for view in self.views.values()
+        )
+        if confirmed or now_ns >= self.over_ns + FAREWELL_NS:
+            effects.append(Finished())
+
+    # -------------------------------------------------------------- orders
+
+    def _send_orders(self, now_ns: int, effects: list[Effect]) -> None:
+        log = self.log
+        versions = log.committed.versions
+        gathers = tuple(
+            g for r in self.rounds if versions and (g := r.gather(versions[r.fragment]))
+        )
+        lively = self._live(now_ns)
+        live = tuple(sorted(lively - {WITNESS}))
+        settled = settled_versions([self.views[rack].report for rack in live], len(versions))
+        offers = tuple(self.offers[key] for key in sorted(self.offers))
+        expected = range(0 if log.committed.begun else self.options.racks)
+        missing = tuple(rack for rack in expected if rack not in self.views)
+        for view in self.views.values():
+            if view.gone:
+                continue
+            # A witness that was started again knows nobody's address: what it hears says it all.
+            lost = view.member.rack == WITNESS and WITNESS not in lively and log.decided > 0
+            known = -1 if lost else self.proposer.common(view.member)
+            orders = Orders(
+                serial=0,
+                to=view.member.incarnation,
+                epoch=self.proposer.epoch,
+                lineage="",
+                prev=0,
+                chain="",
+                records=(),
+                last=log.last,
+                decided=log.decided,
+                offers=offers,
+                gathers=gathers,
+                settled=settled,
+                live=live,
+                missing=missing,
+                why=self._why(bool(missing)),
+            )
+            self._send(view, orders, known, now_ns, effects)
+
+    def _send(
+        self, view: MemberView, orders: Orders, known: int, now_ns: int, effects: list[Effect]
+    ) -> None:
+        """A state, if it is news or time for a heartbeat, with the records that are due. `known`:
+        records that the reader has for sure; below 0 nobody knows."""
+        due = now_ns >= view.sent_ns + self.options.heartbeat_ns
+        if view.flow.full and not due:
+            return
+        again = Again(self.options.detect_ns, 2 * self.options.heartbeat_ns)
+        if known >= 0:
+            portion = view.flow.next(self.log, known, now_ns, again, self.log.portion)
+        else:
+            portion = whole(self.log, self.log.portion) if due else Portion(self.log.decided)
+        if not (portion or due or orders != view.sent):
+            return
+        view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
+        view.flow.went(portion, view.serial, now_ns)
+        orders = replace(
+            orders,
+            serial=view.serial,
+            prev=portion.prev,
+            lineage=self.log.lineage_at(portion.prev),
+            chain=self.log.chain(portion.prev),
+            records=portion.records,
+            snapshot=portion.snapshot,
+        )
+        effects.append(Send(Peer(view.member.rack, 0), orders))
+
+    def _why(self, starting: bool) -> tuple[str, ...]:
+        if starting:
+            refused = self.admission.refused
+            absent = [rack for rack in sorted(refused) if rack not in self.views]  # still
+            return tuple(f"rack {rack} was refused: {refused[rack]}" for rack in absent)
+        return tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)

@@ -1,0 +1,197 @@
+"""When an acceptor stands for coordinator. Clocks decide when to try, never who wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.epochs import NUMBER_MAX, epoch_of, number_of, owner_of
+from mend.consensus.proposer import Proposer
+from mend.coordination.acceptor_host import ways_to_leaders
+from mend.coordination.admission import VISITOR
+from mend.coordination.events import Connect, Effect, Note, Send
+from mend.coordination.messages import Challenge, Hello, Orders, Prepare
+from mend.types import WITNESS, Member, Peer
+
+STAGGER_HEARTBEATS = 4
+"""Between the voters' attempts, so that one alone usually stands: a round trip and some."""
+
+
+def challenge(hello: Hello, former: Member) -> list[Effect]:
+    """Ask who says hello whether it lives now, after `former` got the seat. By a way of its own: it
+    may be `former` that is heard at the address in the roster."""
+    visitor = Peer(former.rack, VISITOR)
+    question = Challenge(hello.seat.member.incarnation, former.incarnation)
+    return [Connect(visitor, hello.seat.address), Send(visitor, question)]
+
+
+@dataclass
+class Election:
+    """Of one member. `heard_ns`: when the coordinator last gave orders, or a rival won promises."""
+
+    me: Peer
+    member: Member
+    acceptor: Acceptor
+    proposer: Proposer
+    heartbeat_ns: int
+    detect_ns: int
+    heard_ns: int | None = None
+    seen: int = 0
+    """Highest number of an epoch that was heard of."""
+    followed: int = 0
+    """Epoch whose orders were heard last."""
+    serial: int = 0
+    sent: dict[Member, Prepare] = field(default_factory=dict)
+    unaware: set[Member] = field(default_factory=set)
+    """Who said hello although an undecided record gives it a seat, and has shown no bytes since.
+    Not those whom the first record seats: their hellos are under way when it is written."""
+    asked_ns: int = 0
+
+    def heard(self, orders: Orders, now_ns: int) -> bool:
+        """Somebody coordinates; whether this member must stop to stand or to lead for it."""
+        number = number_of(orders.epoch)
+        if orders.to != self.member.incarnation or number >= NUMBER_MAX:
+            return False
+        if not self.acceptor.log.continues(orders.lineage, orders.prev):
+            return False
+        self.see(number)
+        if orders.epoch < self.acceptor.promised:
+            return False
+        if orders.epoch != self.proposer.epoch:
+            self.heard_ns, self.followed = now_ns, orders.epoch
+        # Standing for a higher epoch ends as well: not even my own vote is promised to it yet.
+        return self.proposer.epoch not in (0, orders.epoch)
+
+    def attest(self, sender: Member, hello: Hello | None = None) -> list[Effect]:
+        """Whoever starts a rack again has seen its former life end; that is what a launcher does.
+        Two lives of a rack at once would become two jobs, which refuse each other.
+
+        A hello must name the life whose end it proves: one that waited in a queue may be of a life
+        before that. Without a hello the sender must have the seat, by a record that may not be
+        decided yet; it got it by such a hello, and who follows a log says none.
+        """
+        log, told = self.acceptor.log.appended, self.acceptor.log.committed
+        if hello and sender in log.members - log.voters and sender.rack not in log.demoted:
+            self.proposer.blank.add(sender)
+        if hello and told.begun and sender in log.members - told.members:
+            self.unaware.add(sender)
+        if log.policy is None or sender in log.former:
+            return []
+        if hello and (hello.seat.member != sender or hello.policy != log.policy):
+            return []
+        if hello is None and log.member(sender.rack) != sender:
+            return []
+        effects: list[Effect] = []
+        for former in sorted(log.members | told.members):
+            if former.rack != sender.rack or former in (sender, self.member):
+                continue
+            if hello and former.incarnation not in hello.after:
+                effects += challenge(hello, former)
+            elif log.policy.restart_attests:
+                self.proposer.dead.add(former)
+        return effects
+
+    def retire(self, gone: Member, now_ns: int) -> bool:
+        """A person attests the end of a life; whether it is news here. Who hears a coordinator
+        leaves it to that one, who knows whether the rack is silent."""
+        log, told = self.acceptor.log.appended, self.acceptor.log.committed
+        racks = (log.members | told.members) - {self.member, log.witness, told.witness}
+        follows = self.heard_ns is not None and now_ns - self.heard_ns < self.detect_ns
+        if gone not in racks or (follows and not self.proposer.leading):
+            return False
+        news = gone not in self.proposer.retired
+        self.proposer.retired.add(gone)
+        self.proposer.dead.add(gone)
+        return news
+
+    def speaks(self, member: Member) -> None:
+        """Whoever says anything is not dead."""
+        self.proposer.dead.discard(member)
+        self.proposer.retired.discard(member)
+
+    def shows(self, sender: Member, versions: Sequence[int]) -> None:
+        """What a rack says that it holds."""
+        if any(version >= 0 for version in versions):
+            self.unaware.discard(sender)
+
+    def forget(self) -> None:
+        """Who was who in a job that was given up."""
+        self.unaware.clear()
+        self.proposer.dead.clear()
+        self.proposer.retired.clear()
+        self.proposer.blank.clear()
+
+    def see(self, number: int) -> None:
+        if number < NUMBER_MAX:
+            self.seen = max(self.seen, number)
+
+    def lost(self, now_ns: int, *, at_once: bool) -> None:
+        """A higher epoch is promised; to stand again is sensible soon only for who led."""
+        self.heard_ns = now_ns - self.detect_ns if at_once else now_ns
+
+    def may_stand(self) -> bool:
+        """Voters; where all of them are dead, who has a seat, for a new lineage."""
+        log, written = self.acceptor.log, self.acceptor.log.appended
+        known = written.members if written.voters <= self.proposer.dead else written.voters
+        may = log.committed.begun and self.member in known
+        return may and not log.committed.over and not self.proposer.leading
+
+    def due_ns(self) -> int | None:
+        """When to stand, or to repeat the question."""
+        if not self.may_stand() or self.heard_ns is None:
+            return None
+        if self.proposer.standing:
+            return self.asked_ns + self.heartbeat_ns
+        stagger_ns = STAGGER_HEARTBEATS * self.heartbeat_ns
+        return self.heard_ns + self.detect_ns + self._place() * stagger_ns
+
+    def followed_rack(self) -> int | None:
+        """Who coordinated last, as far as is known here."""
+        return owner_of(self.followed) if self.followed else None
+
+    def _place(self) -> int:
+        """How many go first: the witness, then racks ascending; not the one that fell silent."""
+        owner = self.followed_rack()
+        log = self.acceptor.log.appended
+        members = log.voters if self.member in log.voters else log.members
+        order = sorted(members, key=lambda member: (member.rack != WITNESS, member))
+        return [m for m in order if m.rack != owner or m == self.member].index(self.member)
+
+    def move(self, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if not self.may_stand():
+            if self.proposer.standing:
+                self.proposer.step_down()
+            return effects
+        if self.heard_ns is None:
+            self.heard_ns = now_ns
+        due_ns = self.due_ns()
+        if not self.proposer.standing and due_ns is not None and now_ns >= due_ns:
+            number = max(self.seen, number_of(self.acceptor.promised)) + 1
+            self.proposer.stand(epoch_of(number, *self.member), self.acceptor.log)
+            self.sent.clear()
+            silent_ms = (now_ns - self.heard_ns) // 1_000_000
+            effects.append(Note("stands", {"epoch": number, "silent_ms": silent_ms}))
+            effects += ways_to_leaders(self.acceptor.log.appended, self.me.rack)
+        if self.proposer.standing:
+            self._ask(now_ns, effects)
+        return effects
+
+    def _ask(self, now_ns: int, effects: list[Effect]) -> None:
+        """Everybody whose promise is needed; myself when that is the last one."""
+        log = self.proposer.log
+        prepare = Prepare(0, self.proposer.epoch, log.lineage_at(log.decided), log.decided)
+        again = now_ns >= self.asked_ns + self.heartbeat_ns
+        if again:
+            self.asked_ns = now_ns
+        for member in sorted(self.proposer.asked()):
+            if member == self.member and not self.proposer.would_win(self.member):
+                continue
+            if self.sent.get(member) == prepare and not again:
+                continue
+            self.sent[member] = prepare
+            self.serial += 1
+            effects.append(Send(Peer(member.rack, 0), replace(prepare, serial=self.serial)))

@@ -1,0 +1,95 @@
+"""The payloads that a rank still has to fetch, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+
+from mend.consensus.records import Offer
+from mend.coordination.events import Fetch
+from mend.types import MS, SECOND, Address, Member
+
+FETCHES_MAX = 4
+"""Pulls at a time; the rest waits, offers of rounds that gather first."""
+
+RETRY_NS_MIN, RETRY_NS_MAX = 100 * MS, 2 * SECOND
+
+Key = tuple[Member, int, int]
+"""(member, fragment, seq)"""
+
+
+@dataclass
+class Pull:
+    """One offer: its header, whether its bytes are here or under way, when to try again."""
+
+    offer: Offer
+    here: bool = False
+    flying: bool = False
+    retry_ns: int = 0
+    wait_ns: int = RETRY_NS_MIN
+
+    @property
+    def idle(self) -> bool:
+        return not self.here and not self.flying
+
+
+@dataclass
+class FetchQueue:
+    """All of them. Own offers are here from the start."""
+
+    _pulls: dict[Key, Pull] = field(default_factory=dict)
+
+    def want(self, key: Key, offer: Offer, mine: bool) -> None:
+        if key in self._pulls:
+            self._pulls[key].offer = offer
+        else:
+            self._pulls[key] = Pull(offer, here=mine)
+
+    def landed(self, key: Key, error: str, now_ns: int) -> bool:
+        """A pull ended; False when nobody wants the offer any more."""
+        pull = self._pulls.get(key)
+        if pull is None:
+            return False
+        pull.flying, pull.here = False, not error
+        if error:
+            pull.retry_ns = now_ns + pull.wait_ns
+            pull.wait_ns = min(2 * pull.wait_ns, RETRY_NS_MAX)
+        return True
+
+    def start(
+        self, now_ns: int, named: Set[Key], holders: Callable[[int], tuple[Address, ...]]
+    ) -> list[Fetch]:
+        """What to fetch now: offers of rounds that gather, then by base version, then by name."""
+        flying = sum(pull.flying for pull in self._pulls.values())
+        ready = [key for key, pull in self._pulls.items() if pull.idle and now_ns >= pull.retry_ns]
+        fetches = []
+        for key in sorted(
+            ready, key=lambda key: (key not in named, self._pulls[key].offer.base, key)
+        ):
+            pull = self._pulls[key]
+            pull.retry_ns = 0  # a deadline that has passed must not wake us again
+            if flying < FETCHES_MAX:
+                pull.flying = True
+                flying += 1
+                fetches.append(Fetch(pull.offer, holders(key[0].rack)))
+        return fetches
+
+    def here(self, key: Key) -> bool:
+        return key in self._pulls and self._pulls[key].here
+
+    def flying(self, key: Key) -> bool:
+        return key in self._pulls and self._pulls[key].flying
+
+    def wanted(self) -> list[Key]:
+        return list(self._pulls)
+
+    def held(self) -> list[Key]:
+        return [key for key, pull in self._pulls.items() if pull.here]
+
+    def forget(self, key: Key) -> bool:
+        """Whether there are bytes to free now; a pull under way frees them when it lands."""
+        pull = self._pulls.pop(key, None)
+        return pull is not None and not pull.flying
+
+    def dues_ns(self) -> list[int]:
+        return [pull.retry_ns for pull in self._pulls.values() if pull.idle and pull.retry_ns]

@@ -1,0 +1,99 @@
+"""Flow control of the log to one reader: what is under way, what to send next.
+
+States are repeated, records are not: a reader that is slow would otherwise get the same records
+with every state, fall behind by reading them, and get more. A record is sent once, and again when
+the reader has answered something that was said after it without having it, or is silent for long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mend.consensus.log import Log
+from mend.consensus.records import Record, Snapshot
+
+UNANSWERED_MAX = 16
+"""States that a reader has not answered. With so many, news wait for the heartbeat: what a reader
+has not read yet is out of date, and fills its memory."""
+
+
+def _waiting() -> deque[int]:
+    return deque(maxlen=UNANSWERED_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """When everything that is under way is sent once more: after so long without an answer, or,
+    where a new lineage is among it, without which the reader does not know that it is spoken to."""
+
+    silent_ns: int
+    strange_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What a state takes along: records behind `prev`, whose snapshot comes before them if the
+    reader has no use for the records that are left."""
+
+    prev: int
+    records: tuple[Record, ...] = ()
+    snapshot: Snapshot | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.records) or self.snapshot is not None
+
+
+def whole(log: Log, take: Callable[[int, int], tuple[Record, ...]]) -> Portion:
+    """All that a reader without anything needs."""
+    return Portion(log.decided, take(log.decided, log.decided), log.snapshot())
+
+
+@dataclass
+class Flow:
+    """To one reader, in one epoch. `upto`: records up to here are there or under way, the newest in
+    the state `serial`."""
+
+    upto: int = 0
+    serial: int = 0
+    since_ns: int = 0
+    answered: int = 0
+    waiting: deque[int] = field(default_factory=_waiting)
+    """Serials of states that the reader has not answered, the newest last."""
+
+    def hears(self, serial: int) -> None:
+        """The reader has answered this state, or one behind it."""
+        self.answered = max(self.answered, serial)
+        while self.waiting and self.waiting[0] <= self.answered:
+            self.waiting.popleft()
+
+    @property
+    def full(self) -> bool:
+        return len(self.waiting) == UNANSWERED_MAX
+
+    def next(
+        self,
+        log: Log,
+        known: int,
+        now_ns: int,
+        again: Again,
+        take: Callable[[int, int], tuple[Record, ...]],
+    ) -> Portion:
+        """Of `log`, to a reader that surely has it up to `known`. `take(known, index)`: records
+        behind index."""
+        if self.upto > known and log.reaches(self.upto):
+            same = log.lineage_at(self.upto) == log.lineage_at(known)
+            limit_ns = again.silent_ns if same else again.strange_ns
+            if self.answered < self.serial and now_ns - self.since_ns < limit_ns:
+                return Portion(self.upto, take(known, self.upto))
+        if not log.reaches(known):
+            return whole(log, take)
+        return Portion(known, take(known, known))
+
+    def went(self, portion: Portion, serial: int, now_ns: int) -> None:
+        """It was sent, in the state `serial`."""
+        self.waiting.append(serial)
+        if portion:
+            self.upto = portion.prev + len(portion.records)
+            self.serial, self.since_ns = serial, now_ns

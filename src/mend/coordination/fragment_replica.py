@@ -1,0 +1,147 @@
+"""A rank's view of one fragment: offers, tentative merges, the decided version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mend.consensus.log import offers_of
+from mend.consensus.records import Commit
+from mend.coordination.events import DropAnchor, Effect, Measured, Merged, Note
+from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
+from mend.coordination.messages import Gather, Held
+from mend.coordination.sums import Sums
+from mend.types import SECOND, Member
+
+HELD_BEHIND = 2
+"""Decided versions kept besides the one trained on: the ranks of a rack must find a common one."""
+
+LINGER_NS = 30 * SECOND
+"""A named payload is freed at the latest this long after the decision, whoever lacks the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    heartbeat_ns: int
+    ranks: int = 1
+    sums: bool = False
+    """Whether a merge of several offers needs sums over the rack's ranks first."""
+
+
+@dataclass
+class FragmentReplica:
+    """One fragment on this rank. `held` are decided versions whose bytes are here."""
+
+    held: set[int] = field(default_factory=set)
+    applied: int = 0
+    commits: dict[int, Commit] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    gather: Gather | None = None
+    merging: tuple[int, int] | None = None
+    """(version, attempt) that a worker measures or merges; one at a time."""
+    sums: Sums = field(default_factory=Sums)
+    tentative: tuple[int, int, str] | None = None
+    copying: int | None = None
+    undone: bool = False
+    """Whether the version that is being copied counts no more: its number is given anew."""
+    retry_ns: int = 0
+    wait_ns: int = RETRY_NS_MIN
+    linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
+    """Named payloads still served: (member, seq) -> (version of the commit, when it was read)."""
+
+    @property
+    def newest(self) -> int:
+        """The newest version held; -1 = none."""
+        return max(self.held, default=-1)
+
+    def founded(self, digest: str, own: str) -> bool:
+        """The first record is read; whether this rank has its version 0."""
+        self.digests[0] = digest
+        self.held |= {0} if digest == own else set()
+        return digest == own
+
+    def restored(self, version: int, digest: str) -> list[int]:
+        """Everything up to `version` is decided, and the records of it will not come. Returns what
+        is no longer held: of decided versions in between nobody can tell here that they are."""
+        same = self.digests.get(version) == digest
+        mine = version in self.held and same
+        gone = sorted(v for v in self.held if v > self.applied and not (mine and v == version))
+        self.held -= set(gone)
+        if self.copying is not None and not (self.copying == version and same):
+            self.undone = True  # its number may be given anew
+        self.digests = {v: d for v, d in self.digests.items() if v <= self.applied}
+        self.digests[version] = digest
+        self.commits, self.retry_ns = {}, 0
+        return gone
+
+    def committed(self, record: Commit, digest: str, now_ns: int) -> None:
+        """The payloads that it names are served until everybody has the result."""
+        self.commits[record.version], self.digests[record.version] = record, digest
+        self.retry_ns = 0
+        for share in record.members:
+            self.linger[(share.member, share.seq)] = (record.version, now_ns)
+
+    def outgrown(self, newest: int) -> list[int]:
+        """Versions that nobody needs any more, or that never were: they are no longer held. Who is
+        far behind keeps the newest one it has, to train on."""
+        recent = newest - HELD_BEHIND
+        real = {v for v in self.held if v <= newest}
+        keep = {v for v in real if v > recent} | {self.applied, max(real, default=self.applied)}
+        gone, self.held = sorted(self.held - keep), self.held & keep
+        self.digests = {v: d for v, d in self.digests.items() if v > recent or v in self.held}
+        return gone
+
+    def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
+        """A new lineage goes on from here; returns the offers that undone commits had ended, by
+        naming or dropping them. A rank may hold more than that if a rack-mate did not; then nobody
+        trains on it."""
+        self.undone |= self.copying is not None and self.copying > version
+        undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
+        self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
+        return {(each.member, each.seq) for commit in undone for each in offers_of(commit)}
+
+    def same_members(self, version: int) -> bool:
+        """Whether the last gather asked for just what was decided as this version."""
+        commit, gather = self.commits.get(version), self.gather
+        if commit is None or gather is None or gather.version != version:
+            return False
+        named = [(share.member, share.seq) for share in commit.members]
+        asked = [(offer.member, offer.seq) for offer in gather.members]
+        return named == asked and commit.absent == gather.absent
+
+    def result(self, fragment: int) -> Held | None:
+        """The tentative result as it is reported."""
+        if self.tentative is None:
+            return None
+        version, attempt, digest = self.tentative
+        return Held(fragment, version, attempt, (digest,))
+
+    def measured(self, event: Measured, now_ns: int) -> list[Effect]:
+        self.merging = None
+        self.sums.measured(event)
+        return self._failed(event, now_ns) if event.error else []
+
+    def merged(self, event: Merged, now_ns: int) -> list[Effect]:
+        """Keep the result if it is the one that is asked for."""
+        self.merging = None
+        wanted = self.gather
+        if event.error:
+            return self._failed(event, now_ns)
+        if wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
+            return [DropAnchor(event.fragment, event.version, event.attempt)]
+        self.tentative = (event.version, event.attempt, event.digest)
+        return []
+
+    def _failed(self, event: Measured | Merged, now_ns: int) -> list[Effect]:
+        self.back_off(now_ns)
+        about = {"fragment": event.fragment, "version": event.version, "error": event.error}
+        return [Note("merge-failed", about)]
+
+    def trains_on(self, version: int) -> None:
+        self.applied = version
+        for old in [v for v in self.commits if v <= version]:
+            del self.commits[old]
+
+    def back_off(self, now_ns: int) -> None:
+        """Something failed: try again later, each time twice as late."""
+        self.retry_ns = now_ns + self.wait_ns
+        self.wait_ns = min(2 * self.wait_ns, RETRY_NS_MAX)

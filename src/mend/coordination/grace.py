@@ -1,0 +1,46 @@
+"""The grace window: how long a round waits for further racks once K offers are in."""
+
+from __future__ import annotations
+
+SHARE_PCT = 50
+"""gamma: the part of the slack that may be spent on waiting."""
+
+FLOOR_PCT = 25
+"""Part of the gap between rounds that is always waited; docs/DECISIONS.md says why it is not 0."""
+
+
+class Mean:
+    """Exponential moving average in integer ns, decay 0.1; the first sample is taken as it is."""
+
+    def __init__(self) -> None:
+        self.value_ns: int | None = None
+
+    def observe(self, sample_ns: int) -> None:
+        old = self.value_ns
+        self.value_ns = sample_ns if old is None else old + (sample_ns - old) // 10
+
+
+def adaptive_grace_ns(
+    *,
+    step_ns: int,
+    quorum_ns: int | None,
+    sync_ns: int | None,
+    overlap_steps: int,
+    gap_steps: int,
+    limit_ns: int,
+) -> int:
+    """Decoupled DiLoCo, Eq. 3: wait gamma * slack, at most one gap between rounds.
+
+    slack = tau t_step - (t_quorum + t_sync).
+
+    The paper's window is 0 until all three times are known and whenever the slack is negative. Then
+    the first round, and every round of a link that is slower than the overlap, would merge whoever
+    is first and nobody else. So without a slack the window is a quarter of the gap between rounds,
+    and before anything is known a whole gap, both at most `limit_ns` (stall_max_s).
+    """
+    gap_ns = max(step_ns * gap_steps, 0)
+    if step_ns == 0 or quorum_ns is None or sync_ns is None:
+        return min(gap_ns or limit_ns, limit_ns)
+    slack_ns = overlap_steps * step_ns - quorum_ns - sync_ns
+    floor_ns = min(gap_ns * FLOOR_PCT // 100, limit_ns)
+    return max(floor_ns, min(gap_ns, slack_ns * SHARE_PCT // 100))

@@ -1,0 +1,105 @@
+"""Builds all machines of one process from plain values.
+
+Live, simulated and replayed processes make theirs here and nowhere else, so that the `Parts` in a
+tape's header are everything that they were made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.log import RECORDS_KEPT, Log
+from mend.consensus.proposer import Proposer
+from mend.consensus.records import Record
+from mend.coordination.acceptor_host import ReplayTrainer, WitnessFollower
+from mend.coordination.coordinator import Coordinator, CoordinatorOptions
+from mend.coordination.events import Machine
+from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.leader import Leader, LeaderOptions
+from mend.coordination.messages import Hello
+from mend.coordination.rank import RankMachine
+from mend.coordination.replay_coordinator import ReplayCoordinator
+from mend.types import Member, Peer
+
+RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "learner", "leader", "coordinator", "booth"
+"""What a tape calls the machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    options: RankOptions
+    own_digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderParts:
+    hello: Hello
+    coordinator: Peer
+    options: LeaderOptions
+    started_ns: int
+    coordinator_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorParts:
+    """`scripted`: the records of `script` are decided again, and nothing else."""
+
+    job: str
+    options: CoordinatorOptions
+    script: tuple[Record, ...] = ()
+    scripted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """None: the process has no such machine. One without a learner is the witness."""
+
+    me: Peer
+    member: Member
+    rank_machine: RankParts | None = None
+    leader: LeaderParts | None = None
+    coordinator: CoordinatorParts | None = None
+    records_kept: int = RECORDS_KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Leader or booth, and coordinator, share the one vote of their process."""
+
+    rank_machine: RankMachine | None
+    leader: Leader | None
+    coordinator: Coordinator | None
+    follower: WitnessFollower | None
+
+    def named(self) -> dict[str, Machine]:
+        """Those that there are, by the names that a tape calls them."""
+        found: dict[str, Machine | None] = {
+            RANK_MACHINE: self.rank_machine,
+            LEADER: self.leader,
+            COORDINATOR: self.coordinator,
+            FOLLOWER: self.follower,
+        }
+        return {name: machine for name, machine in found.items() if machine is not None}
+
+
+def machines_of(parts: Parts) -> Machines:
+    """New machines, all of one process together."""
+    me, member, acceptor = parts.me, parts.member, Acceptor(Log(parts.records_kept))
+    rank_machine = leader = coordinator = follower = None
+    if (of := parts.rank_machine) is not None:
+        rank_machine = RankMachine(me, member, of.options, of.own_digests)
+    if (by := parts.leader) is not None:
+        at = by.coordinator_address
+        leader = Leader(by.hello, by.coordinator, by.options, by.started_ns, at, acceptor)
+    if (it := parts.coordinator) is not None:
+        coordinator = (
+            ReplayCoordinator(me, member, it.job, it.options, acceptor, script=it.script)
+            if it.scripted
+            else Coordinator(
+                me, member, it.job, it.options, acceptor, Proposer(Log(parts.records_kept))
+            )
+        )
+        if leader is None:
+            follower = WitnessFollower(ReplayTrainer(member, acceptor, me, it.options.detect_ns))
+    return Machines(rank_machine, leader, coordinator, follower)

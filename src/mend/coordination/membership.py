@@ -1,0 +1,244 @@
+"""The next change of the roster: who is a member, who votes. One change at a time, never at the
+cost of bytes.
+
+Any change needs `hold` for every fragment under the new roster: what is decided stays reachable
+by every quorum that may come.
+
+A rack without a vote keeps its seat, its offers and its optimizer. Its vote is taken where it only
+holds the others up: no commit without its bytes, no majority with its silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from mend.consensus.log import LogState, voters_of, witness_votes
+from mend.consensus.quorum import hold, quorum
+from mend.consensus.records import Roster, Seat
+from mend.coordination.member_view import MemberView
+from mend.coordination.messages import Hello, Report
+from mend.types import SECOND, WITNESS, Member
+
+SILENT_DETECTS = 3
+"""Detection times of silence that cost a vote, though the others can do without it so far."""
+
+STEADY_DETECTS = 1
+"""Detection times that a voter must be live on end before it gets a vote back."""
+
+SLOW_STEADY_NS = 60 * SECOND
+"""The same for who held a merge up: each time it did, the others waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipContext:
+    """What a decision on the roster looks at. `evict_ns` 0: nobody is put out for being silent."""
+
+    log: LogState
+    views: Mapping[int, MemberView]
+    live: frozenset[int]
+    offers: Collection[tuple[int, int]]
+    """(rack, fragment) of open offers."""
+    joining: Mapping[int, Hello]
+    evict_ns: int
+    now_ns: int
+    detect_ns: int
+    demotes: bool = True
+    """Not in lockstep, where all racks are waited for."""
+    slow: frozenset[int] = frozenset()
+    """Live racks whose results are all that a merge waits for, and has waited for too long."""
+    ready: Collection[Member] = ()
+    """Who has accepted the whole log."""
+    returned: Member | None = None
+    """The witness in another life than the one that has the seat, which is silent."""
+    retired: Collection[int] = ()
+    """Racks that will not come back, as a person says."""
+
+    @property
+    def reports(self) -> dict[int, Report]:
+        found = {rack: self.views[rack].report for rack in sorted(self.log.seats)}
+        return {rack: report for rack, report in found.items() if report is not None}
+
+
+def next_roster(context: MembershipContext) -> Roster | None:
+    """The change that is due, if there is one and no bytes are lost by it."""
+    over = _over(context)
+    if over is not None:
+        return over
+    return next((each for each in _changes(context) if _keeps_bytes(context, each)), None)
+
+
+def _over(context: MembershipContext) -> Roster | None:
+    """The job ends when every live rack is done and holds everything."""
+    done = {
+        rack
+        for rack, report in context.reports.items()
+        if report.leaving and report.idle and list(report.versions) == context.log.versions
+    }
+    live = context.live & context.log.seats.keys()
+    if live and live <= done and not any(rack in live for rack, _ in context.offers):
+        return Roster(
+            context.log.roster_number + 1, (), (), context.log.witness, "all racks are done"
+        )
+    return None
+
+
+def _changes(context: MembershipContext) -> Iterable[Roster]:
+    """By what is due first."""
+    heard = {member for member in context.log.voters if member.rack in context.live}
+    # What cannot be decided now would be in force as soon as it did no good any more.
+    decidable = quorum(heard, context.log.voters)
+    votes = _votes(context, heard) if decidable else ()
+    for proposal in (*_comings(context), *votes, *_evictions(context)):
+        yield from _named(context, proposal)
+    if decidable:
+        yield from _witness(context)
+
+
+def _comings(context: MembershipContext) -> Iterable[Roster]:
+    """And goings, that somebody asked for."""
+    log = context.log
+    for rack, report in context.reports.items():
+        gone = report.gone and rack not in context.live
+        if gone or (report.leaving and report.hurry and report.idle):
+            yield _without(log, rack, f"rack {rack} left")
+    for rack in sorted((log.seats.keys() & set(context.retired)) - context.live):
+        yield _without(log, rack, f"a person has retired rack {rack}")
+    for rack in sorted(context.joining):
+        yield _with(log, context.joining[rack])
+
+
+def _evictions(context: MembershipContext) -> Iterable[Roster]:
+    for rack in sorted(context.views):
+        view = context.views[rack]
+        silent = (
+            rack not in context.live and context.now_ns - view.lively_ns >= context.evict_ns > 0
+        )
+        if silent and rack in context.log.seats:
+            yield _without(context.log, rack, f"rack {rack} was not there for too long")
+
+
+def _votes(context: MembershipContext, heard: set[Member]) -> Iterable[Roster]:
+    """Taken from racks that are silent or slow, and given to those that keep up."""
+    log = context.log
+    for racks, why in _lost(context, heard) if context.demotes else ():
+        reason = f"{_racks(racks)} {'are' if len(racks) > 1 else 'is'} {why}"
+        yield _changed(log, log.seats, log.non_voters | racks, reason)
+    for rack in sorted(log.non_voters & log.seats.keys()):
+        if _may_vote(context, rack) and _is_close(context, rack):
+            yield _changed(log, log.seats, log.non_voters - {rack}, f"rack {rack} holds everything")
+
+
+def _lost(context: MembershipContext, heard: set[Member]) -> Iterable[tuple[set[int], str]]:
+    """Racks whose votes only hold the others up, and why: no commit as long as hold needs their
+    bytes. Or the next death would, as they have been silent for long."""
+    voters = context.log.voters
+    racks = {member.rack for member in voters} - {WITNESS}
+    silent, slow = racks - context.live, racks & context.slow
+    if silent and not hold({m for m in heard if m.rack in racks}, voters):
+        yield silent, "silent"
+    if slow and not hold({m for m in heard if m.rack in racks - slow}, voters):
+        yield silent | slow, "slow"
+    if long := {rack for rack in silent if _silent_for_long(context, rack)}:
+        yield long, "silent for long"
+
+
+def _silent_for_long(context: MembershipContext, rack: int) -> bool:
+    limit_ns = SILENT_DETECTS * context.detect_ns
+    return rack not in context.live and context.now_ns - context.views[rack].lively_ns >= limit_ns
+
+
+def _may_vote(context: MembershipContext, rack: int) -> bool:
+    """Whether it keeps up: live for some time, not slow, and with the whole log."""
+    view = context.views.get(rack)
+    if view is None or rack not in context.live - context.slow or view.member not in context.ready:
+        return False
+    return context.now_ns >= view.vote_ns
+
+
+def _is_close(context: MembershipContext, rack: int) -> bool:
+    """Whether it has nearly all that is decided. To the last version would wait for a moment
+    without rounds, which may never come; that no bytes are lost is asked of every change."""
+    report = context.reports.get(rack)
+    if report is None:
+        return False
+    return all(has >= v - 1 for has, v in zip(report.versions, context.log.versions, strict=True))
+
+
+def _witness(context: MembershipContext) -> Iterable[Roster]:
+    """Its seat goes to its next life, its vote comes and goes by the rule."""
+    log, votes = context.log, context.log.witness in context.log.voters
+    if context.returned is not None:
+        back = _changed(log, log.seats, log.non_voters | {WITNESS}, "the witness is back")
+        yield replace(back, witness=context.returned)
+    if log.witness is not None and votes != _names_witness(context, log.seats, log.non_voters):
+        reason = "the witness has no vote now" if votes else "the witness votes"
+        yield _changed(log, log.seats, log.non_voters ^ {WITNESS}, reason)
+
+
+def _named(context: MembershipContext, roster: Roster) -> Iterable[Roster]:
+    """The same with the witness named by the rule; or as it was, where bytes are in the way."""
+    seats = [seat.member.rack for seat in roster.members]
+    others = frozenset(roster.non_voters) - {WITNESS}
+    names = roster.witness is None or _names_witness(context, seats, others)
+    non_voters = tuple(sorted(others if names else others | {WITNESS}))
+    yield replace(roster, non_voters=non_voters)
+    if non_voters != roster.non_voters:
+        yield roster
+
+
+def _names_witness(
+    context: MembershipContext, seats: Collection[int], non_voters: Collection[int]
+) -> bool:
+    """Whether the witness is to vote beside the racks that do."""
+    log = context.log
+    if log.witness in log.voters:
+        able = not _silent_for_long(context, WITNESS)
+    else:
+        able = _may_vote(context, WITNESS)
+    return able and witness_votes(log.witness, len(set(seats) - set(non_voters)))
+
+
+def _without(log: LogState, rack: int, reason: str) -> Roster:
+    seats = {other: seat for other, seat in log.seats.items() if other != rack}
+    return _changed(log, seats, log.non_voters - {rack}, reason)
+
+
+def _with(log: LogState, hello: Hello) -> Roster:
+    """As a learner: it gets its vote when it holds what is decided."""
+    rack = hello.seat.member.rack
+    reason = f"rack {rack} {'is back' if rack in log.seats else 'joins'}"
+    return _changed(log, {**log.seats, rack: hello.seat}, log.non_voters | {rack}, reason)
+
+
+def _changed(
+    log: LogState, seats: Mapping[int, Seat], non_voters: Collection[int], reason: str
+) -> Roster:
+    ordered = tuple(seats[rack] for rack in sorted(seats))
+    return Roster(log.roster_number + 1, ordered, tuple(sorted(non_voters)), log.witness, reason)
+
+
+def _keeps_bytes(context: MembershipContext, roster: Roster) -> bool:
+    """Whether every quorum of the new roster has a rack that holds what is decided."""
+    log = context.log
+    voters = voters_of(roster.members, roster.non_voters, roster.witness)
+    if voters <= {roster.witness}:
+        return False
+    return all(
+        hold(_holders(context, fragment, version), voters)
+        for fragment, version in enumerate(log.versions)
+    )
+
+
+def _holders(context: MembershipContext, fragment: int, version: int) -> set[Member]:
+    return {
+        view.member
+        for view in context.views.values()
+        if view.report is not None and view.report.versions[fragment] >= version
+    }
+
+
+def _racks(racks: set[int]) -> str:
+    return f"rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"

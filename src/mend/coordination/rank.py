@@ -1,0 +1,436 @@
+"""The machine of one rank: fetches offers, merges what the coordinator names, holds what is
+decided.
+
+The tensors are the runtime's; here a payload is just (member, fragment, seq) and an anchor just
+(fragment, version).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from msgspec.structs import replace
+
+from mend.consensus.epochs import count_of
+from mend.consensus.log import LogState, log_state_of
+from mend.consensus.records import (
+    BAD_MAX,
+    Commit,
+    Drop,
+    Genesis,
+    Lineage,
+    Offer,
+    Record,
+    Roster,
+    Snapshot,
+)
+from mend.consensus.weights import merge_weights
+from mend.coordination import events as ev
+from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
+from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
+from mend.coordination.messages import Bad, Gather, OfferId, Part, RankOrders, RankReport
+from mend.coordination.sums import Phase
+from mend.coordination.validation import rank_orders_misfit
+from mend.types import Member, Peer
+
+
+@dataclass
+class RankMachine:
+    """Pure. own_digests: digest of this rank's own version 0 per fragment."""
+
+    me: Peer
+    member: Member
+    options: RankOptions
+    own_digests: tuple[str, ...]
+    folded: LogState = field(default_factory=LogState)
+    decided: int = 0
+    replicas: list[FragmentReplica] = field(default_factory=list)
+    fetch_queue: FetchQueue = field(default_factory=FetchQueue)
+    bad: dict[Key, str] = field(default_factory=dict)
+    """Open offers that must not be merged, and why: found here, with the bytes that were sent."""
+    parts: dict[int, Part] = field(default_factory=dict)
+    step: int = 0
+    step_ns: int = 0
+    leaving: bool = False
+    hurry: bool = False
+    idle_versions: tuple[int, ...] | None = None
+    orders_serial: int = 0
+    finished: bool = False
+    settled: tuple[int, ...] = ()
+    sent: RankReport | None = None
+    sent_ns: int = 0
+    serial: int = 0
+
+    def __post_init__(self) -> None:
+        self.replicas = [FragmentReplica() for _ in self.own_digests]
+
+    def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
+        self._on(event, now_ns, effects)
+        if self._seated():
+            for fragment in range(len(self.replicas)):
+                self._settle(fragment, now_ns, effects)
+        self._pull(now_ns, effects)
+        self._flush(now_ns, effects)
+        return effects
+
+    def _seated(self) -> bool:
+        return self.folded.member(self.me.rack) == self.member
+
+    def deadline_ns(self) -> int | None:
+        waits = [self.sent_ns + self.options.heartbeat_ns]
+        waits += self.fetch_queue.dues_ns()
+        if self._seated():  # only then `handle` looks at them; else they would be due for ever
+            waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
+        return min(waits)
+
+    # -------------------------------------------------------------- events
+
+    def _on(  # noqa: C901 - one flat table
+        self, event: ev.Event, now_ns: int, effects: list[ev.Effect]
+    ) -> None:
+        match event:
+            case ev.Heard(peer, incarnation, RankOrders() as orders):
+                mine = peer == Peer(self.me.rack, 0) and incarnation == self.member.incarnation
+                replicas, ranks = len(self.replicas), self.options.ranks
+                if mine and not rank_orders_misfit(orders, replicas, ranks):
+                    self._on_orders(orders, now_ns, effects)
+            case ev.Captured(p, seq, base, step, tokens, steps):
+                self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "")
+                effects.append(ev.Encode(p, seq))
+            case ev.StillOpen(p, applied) if p in self.parts:
+                self.parts[p] = replace(self.parts[p], applied=applied)
+            case ev.Encoded(p, seq, checksum, declined, norm) if (
+                p in self.parts and self.parts[p].seq == seq
+            ):
+                part = replace(self.parts[p], checksum=checksum, declined=declined, norm=norm)
+                self.parts[p] = part
+            case ev.Fetched():
+                self._on_fetched(event, now_ns, effects)
+            case ev.Measured(p):
+                effects += self.replicas[p].measured(event, now_ns)
+            case ev.Merged(p):
+                effects += self.replicas[p].merged(event, now_ns)
+                keys = [(member, p, seq) for member, seq in event.bad]
+                self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
+            case ev.Copied(p, version, error):
+                self._on_copied(p, version, error, now_ns, effects)
+            case ev.Spoiled(p, version):
+                self.replicas[p].held.discard(version)
+                effects.append(ev.DropAnchor(p, version))
+            case ev.Applied(p, version, ended):
+                self._on_applied(p, version, ended, effects)
+            case ev.Discarded(p, seq):
+                self._end_part(p, seq)
+                self.fetch_queue.forget((self.member, p, seq))
+                effects.append(ev.Free(self.member, p, seq))
+            case ev.Progress(step, step_ns):
+                self.step, self.step_ns = step, step_ns
+            case ev.Leaving(now):
+                self.leaving, self.hurry = True, self.hurry or now
+            case ev.Idle(versions):
+                self.idle_versions = versions
+
+    def _on_orders(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
+        if orders.serial <= self.orders_serial:
+            return
+        self.orders_serial, self.settled = orders.serial, orders.settled
+        self._read(orders, now_ns, effects)
+        for offer in orders.offers:
+            self._on_offer(offer)
+        for gather in orders.gathers:
+            if self.folded.begun and gather.version == self.folded.versions[gather.fragment] + 1:
+                self._on_gather(gather, effects)
+        for total in orders.totals:
+            self.replicas[total.fragment].sums.told(total)
+        for fragment, seq in orders.discarded:
+            if fragment in self.parts and self.parts[fragment].seq == seq:
+                effects.append(ev.DropOffer(fragment, seq))
+        self._on_end(orders, effects)
+
+    def _read(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
+        """What is decided and new here."""
+        if orders.snapshot is not None and orders.snapshot.index > self.decided:
+            self._on_snapshot(orders.snapshot, now_ns, effects)
+        if orders.prev <= self.decided:
+            for record in orders.records[self.decided - orders.prev :]:
+                self.decided += 1
+                self._on_record(record, now_ns, effects)
+
+    def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
+        """The rack cannot go on, or has left."""
+        if orders.failure[0] and self.me.rank != 0:
+            effects.append(ev.Fail(*orders.failure))
+        if orders.finish and not self.finished:
+            self.finished = True
+            if not self.leaving:
+                reason = "the other racks ended the job while this one was silent"
+                effects.append(ev.Note("expelled", {"reason": reason}))
+            effects.append(ev.Finished())
+
+    def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
+        before = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
+        self.folded.take(record)
+        after = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
+        effects.append(ev.RecordCommitted(record, before, after - before))
+        self.bad = {key: why for key, why in self.bad.items() if self.folded.is_open(*key)}
+        match record:
+            case Genesis():
+                self._on_genesis(record, effects)
+            case Commit():
+                self._on_commit(record, now_ns, effects)
+            case Drop():
+                self._on_drop(record, effects)
+            case Roster():
+                self._on_roster(effects)
+            case Lineage():
+                self._on_roster(effects)
+                self._on_lineage(record, effects)
+
+    def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
+        """The records up to here will not come. What they did to offers is in what they add up
+        to; states are copied, or are here as tentative results."""
+        self.folded, self.decided = log_state_of(snapshot), snapshot.index
+        effects.append(ev.Restored(snapshot))
+        for p, replica in enumerate(self.replicas):
+            version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
+            if version == 0 and replica.founded(digest, self.own_digests[p]):
+                effects.append(ev.PublishAnchor(p, 0, 0))
+            effects += [ev.DropAnchor(p, gone) for gone in replica.restored(version, digest)]
+            ended = self.folded.ended.get((self.member, p), 0)
+            named, _ = self.folded.named.get((self.member, p), (0, 0))
+            if p in self.parts and named < self.parts[p].seq <= ended:
+                effects.append(ev.DropOffer(p, self.parts[p].seq))
+        for member, p, seq in self.fetch_queue.wanted():
+            if not self.folded.is_open(member, p, seq):
+                self.replicas[p].linger.setdefault((member, seq), (snapshot.versions[p], now_ns))
+
+    def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
+        for fragment, digests in enumerate(record.digests):
+            own = self.own_digests[fragment]
+            if self.replicas[fragment].founded(digests[self.me.rank], own):
+                effects.append(ev.PublishAnchor(fragment, 0, 0))
+
+    def _on_commit(self, record: Commit, now_ns: int, effects: list[ev.Effect]) -> None:
+        replica = self.replicas[record.fragment]
+        replica.committed(record, record.digests[self.me.rank], now_ns)
+        for ended in record.dropped:
+            self._free(ended.member, record.fragment, ended.seq, effects)
+
+    def _on_drop(self, record: Drop, effects: list[ev.Effect]) -> None:
+        for ended in record.dropped:
+            if ended.member == self.member:
+                bad = record.reason if record.diverged else ""
+                effects.append(ev.DropOffer(record.fragment, ended.seq, bad))
+            else:
+                self._free(ended.member, record.fragment, ended.seq, effects)
+
+    def _on_roster(self, effects: list[ev.Effect]) -> None:
+        """Offers of a member that is removed will not be named any more."""
+        for member, fragment, seq in self.fetch_queue.wanted():
+            removed = self.folded.member(member.rack) != member
+            if removed and (member, seq) not in self.replicas[fragment].linger:
+                self._free(member, fragment, seq, effects)
+
+    def _on_lineage(self, record: Lineage, effects: list[ev.Effect]) -> None:
+        """An own offer that only an undone commit named counts as dropped."""
+        for p, replica in enumerate(self.replicas):
+            named = replica.begin_anew(record.versions[p], record.digests[p][self.me.rank])
+            effects += [
+                ev.DropAnchor(p, version) for version in replica.outgrown(record.versions[p])
+            ]
+            if p in self.parts and (self.member, self.parts[p].seq) in named:
+                effects.append(ev.DropOffer(p, self.parts[p].seq))
+
+    def _on_offer(self, offer: Offer) -> None:
+        key = (offer.member, offer.fragment, offer.seq)
+        if self.folded.is_open(*key):
+            self.fetch_queue.want(key, offer, mine=offer.member == self.member)
+
+    def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
+        replica = self.replicas[gather.fragment]
+        known = replica.gather
+        if known and (gather.version, gather.attempt) <= (known.version, known.attempt):
+            return
+        replica.gather = gather
+        for offer in gather.members:
+            self._on_offer(offer)
+        if replica.tentative and replica.tentative[0] >= gather.version:  # what is decided stays
+            effects.append(
+                ev.DropAnchor(gather.fragment, replica.tentative[0], replica.tentative[1])
+            )
+            replica.tentative = None
+
+    def _on_fetched(self, event: ev.Fetched, now_ns: int, effects: list[ev.Effect]) -> None:
+        member, p, seq, error = event.member, event.fragment, event.seq, event.error
+        if not self.fetch_queue.landed((member, p, seq), error, now_ns):
+            effects.append(ev.Free(member, p, seq))
+        elif error:
+            about = {"rack": member.rack, "fragment": p, "seq": seq, "error": error}
+            effects.append(ev.Note("fetch-failed", about))
+
+    def _on_copied(
+        self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]
+    ) -> None:
+        replica = self.replicas[fragment]
+        undone, replica.undone, replica.copying = replica.undone, False, None
+        about: dict[str, object] = {"fragment": fragment, "version": version}
+        if error:
+            replica.back_off(now_ns)
+            effects.append(ev.Note("copy-failed", about | {"error": error}))
+        elif undone:
+            effects.append(ev.DropAnchor(fragment, version))
+        else:
+            replica.wait_ns = RETRY_NS_MIN
+            replica.held.add(version)
+            effects += [ev.PublishAnchor(fragment, version, 0), ev.Note("copied", about)]
+
+    def _on_applied(
+        self, fragment: int, version: int, ended: int, effects: list[ev.Effect]
+    ) -> None:
+        self.replicas[fragment].trains_on(version)
+        if ended:
+            self._end_part(fragment, ended)
+
+    def _end_part(self, fragment: int, seq: int) -> None:
+        if fragment in self.parts and self.parts[fragment].seq <= seq:
+            del self.parts[fragment]
+
+    # -------------------------------------------------------------- towards the newest version
+
+    def _settle(self, fragment: int, now_ns: int, effects: list[ev.Effect]) -> None:
+        """Merge what is asked, take what is decided, copy what cannot be merged, free the rest."""
+        replica, newest = self.replicas[fragment], self.folded.versions[fragment]
+        if replica.retry_ns and now_ns >= replica.retry_ns:
+            replica.retry_ns = 0
+        if newest not in replica.held:
+            self._reach(fragment, newest, effects)
+        gather = replica.gather
+        if gather is not None and gather.version == newest + 1 and newest in replica.held:
+            done = replica.tentative is not None and replica.tentative[:2] == (
+                gather.version,
+                gather.attempt,
+            )
+            if not done:
+                self._merge(gather, gather.attempt, effects)
+        self._tidy(fragment, newest, now_ns, effects)  # also of who is always behind
+
+    def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
+        """The newest decided version is not here: adopt the tentative one, or merge it, or copy."""
+        replica = self.replicas[fragment]
+        digest = replica.digests[newest]
+        if replica.tentative is not None and replica.tentative[0] == newest:
+            _, attempt, mine = replica.tentative
+            replica.tentative = None
+            if mine == digest:
+                replica.held.add(newest)
+                effects.append(ev.PublishAnchor(fragment, newest, attempt))
+                return
+            effects.append(ev.DropAnchor(fragment, newest, attempt))
+            if replica.same_members(newest):  # else another attempt was decided, not other bits
+                about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
+                effects.append(ev.Note("differs", about))
+            replica.gather = None
+        if replica.merging is not None or replica.copying is not None or replica.retry_ns:
+            return
+        commit, gather = replica.commits.get(newest), replica.gather
+        if commit and gather and gather.version == newest and newest - 1 in replica.held:
+            members = [(share.member, share.seq) for share in commit.members]
+            # In the sums an attempt stands for its members: those of another are no use here.
+            same = members == [(o.member, o.seq) for o in gather.members]
+            if same or not self.options.sums:
+                if self._merge(commit, gather.attempt, effects):
+                    return
+                if any(self.fetch_queue.flying((member, fragment, seq)) for member, seq in members):
+                    return
+        replica.copying = newest
+        rounds = self.folded.rounds[fragment]
+        effects.append(ev.Copy(fragment, newest, digest, self.folded.rail(self.me), rounds))
+
+    def _merge(self, wanted: Gather | Commit, attempt: int, effects: list[ev.Effect]) -> bool:
+        """Start the merge, or what it needs first, if every payload is here and nothing else is
+        being merged. False: it will not come from here."""
+        fragment, policy = wanted.fragment, self.folded.policy
+        assert policy is not None, "nothing is merged before the first record"
+        replica = self.replicas[fragment]
+        names = tuple((each.member, each.seq) for each in wanted.members)
+        keys = [(member, fragment, seq) for member, seq in names]
+        here = all(self.fetch_queue.here(key) and key not in self.bad for key in keys)
+        if not here or replica.merging is not None or replica.retry_ns:
+            return False
+        weights = merge_weights(
+            [(each.tokens, each.steps) for each in wanted.members],
+            token_weighted=policy.token_weighted,
+            period_steps=policy.period_steps,
+        )
+        merge = ev.Merge(
+            fragment, wanted.version, attempt, names, tuple(weights),
+            verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
+        )  # fmt: skip
+        step: ev.Merge | ev.Measure | None = merge
+        if self.options.sums and len(names) > 1:
+            step = replica.sums.towards(merge)
+        if step is None:  # its rack-mates are not so far, or never will be
+            return replica.sums.phase is not Phase.NEVER
+        replica.merging = (wanted.version, attempt)
+        effects.append(step)
+        return True
+
+    def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
+        """Free payloads whose result every live rack holds, and versions nobody needs."""
+        replica = self.replicas[fragment]
+        settled = self.settled[fragment] if fragment < len(self.settled) else 0
+        settled = min(settled, replica.newest)  # what is not here may yet be merged from them
+        for (member, seq), (version, since_ns) in list(replica.linger.items()):
+            stale = newest - version >= HELD_BEHIND or now_ns - since_ns > LINGER_NS
+            if settled >= version or stale:
+                self._free(member, fragment, seq, effects)
+        effects += [ev.DropAnchor(fragment, version) for version in replica.outgrown(newest)]
+
+    def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
+        self.replicas[fragment].linger.pop((member, seq), None)
+        if self.fetch_queue.forget((member, fragment, seq)):
+            effects.append(ev.Free(member, fragment, seq))
+
+    # -------------------------------------------------------------- pulling
+
+    def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
+        gathers = [replica.gather for replica in self.replicas if replica.gather]
+        named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
+        effects += self.fetch_queue.start(now_ns, named, partial(self.folded.rail, self.me))
+
+    # -------------------------------------------------------------- telling
+
+    def _flush(self, now_ns: int, effects: list[ev.Effect]) -> None:
+        report = self._report()
+        if report == self.sent and now_ns < self.sent_ns + self.options.heartbeat_ns:
+            return
+        self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
+        told = replace(report, serial=self.serial, heard=self.orders_serial)
+        effects.append(ev.Send(Peer(self.me.rack, 0), told))
+
+    def _report(self) -> RankReport:
+        versions = tuple(replica.newest for replica in self.replicas)
+        idle = self.idle_versions == versions == tuple(self.folded.versions) and not self.parts
+        return RankReport(
+            serial=0,
+            step=self.step,
+            step_ns=self.step_ns,
+            decided=self.decided,
+            versions=versions,
+            parts=tuple(self.parts[p] for p in sorted(self.parts)),
+            got=tuple(
+                OfferId(*key) for key in self.fetch_queue.held() if self.folded.is_open(*key)
+            ),
+            held=tuple(held for p, s in enumerate(self.replicas) if (held := s.result(p))),
+            partials=tuple(
+                partial
+                for p, s in enumerate(self.replicas)
+                if (partial := s.sums.partial(p, s.newest))
+            ),
+            leaving=self.leaving,
+            hurry=self.hurry,
+            idle=idle,
+            bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
+        )

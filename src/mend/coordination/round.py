@@ -1,0 +1,342 @@
+"""One fragment from version to version + 1, as the coordinator sees it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from mend.consensus.epochs import ATTEMPT_LAST, attempt_of
+from mend.consensus.quorum import hold, worthwhile
+from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer, Policy, share_of
+from mend.coordination.grace import Mean, adaptive_grace_ns
+from mend.coordination.messages import Gather
+from mend.coordination.schedule import gap_steps, overlap_at
+from mend.types import SECOND, Member
+
+ATTEMPTS_MAX = 8
+"""Attempts at once; racks that still differ then are asked again only when an attempt stalls."""
+
+ATTEMPT_STALL_NS = 10 * SECOND
+"""After so long without a result an attempt has stalled, or after twice what one took before."""
+
+ATTEMPT_STALL_NS_MAX = 300 * SECOND
+
+TOOK_KEPT = 8
+"""Of so many commits of a fragment the quickest counts: an outage says nothing of the link."""
+
+
+class Phase(Enum):
+    """What a round waits for.
+
+    IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: members are fixed,
+    results are awaited.
+    """
+
+    IDLE = auto()
+    OPEN = auto()
+    GATHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInputs:
+    """What a round must know of the world to move. `arrived`: one offer per rack, ascending."""
+
+    version: int
+    voters: frozenset[int]
+    policy: Policy
+    offers: tuple[Offer, ...]
+    arrived: tuple[Offer, ...]
+    declined: frozenset[int]
+    contributors: frozenset[int]
+    live: frozenset[int]
+    held: Mapping[int, tuple[int, tuple[str, ...]]]
+    """rack -> (attempt, digests) of its result for version + 1."""
+    step_ns: int
+    seats: int
+    """Racks of the roster; `live` are those of them that are heard."""
+    bad: Mapping[tuple[Member, int], str] = field(default_factory=dict)
+    """Open offers, (member, seq), that were found not fit to be merged, and why."""
+    norm_max: float = math.inf
+    """Greatest magnitude per step that is no absurdity."""
+    trains: Mapping[int, Absent] = field(default_factory=dict)
+    """Racks that were named lately and have trained since, and what they weigh while they are not
+    in a merge."""
+
+
+@dataclass
+class Round:
+    """The soft state of one fragment. A lost coordinator loses nothing but time with it."""
+
+    fragment: int
+    quorum_time: Mean
+    sync_time: Mean
+    epoch: int = 0
+    phase: Phase = Phase.IDLE
+    opened_ns: int = 0
+    enough_ns: int | None = None
+    gathered_ns: int = 0
+    started_ns: int = 0
+    """Of the attempt; `gathered_ns` moves on each time it is looked at as stalled."""
+    took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=TOOK_KEPT))
+    """From the start of an attempt to its commit: the same bytes, over the same links."""
+    count: int = 0
+    """Of attempts at this version in this epoch."""
+    members: tuple[Offer, ...] = ()
+    awaited: frozenset[int] = frozenset()
+    """Live racks that have no result of the attempt; others have one."""
+    absent: tuple[Absent, ...] = ()
+    """Who trains and is not among the members, for as long as the attempt lasts."""
+    closed_by: str = ""
+    faults: list[str] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def attempt(self) -> int:
+        return attempt_of(self.epoch, self.count)
+
+    def advance(self, inputs: RoundInputs, now_ns: int) -> Commit | Drop | None:
+        """Move as far as the scene allows; returns the record to append, if there is one."""
+        self.why = ""
+        if inputs.bad:
+            return self._drop_bad(inputs.bad)
+        if (
+            self.phase is not Phase.GATHER
+            and (old := self._too_old(inputs))
+            and len(old) == len(inputs.offers)
+        ):
+            return Drop(
+                self.fragment,
+                tuple(Ended(offer.member, offer.seq) for offer in old),
+                "older than max_age",
+            )
+        self._without_removed(inputs, now_ns)
+        if self.phase is Phase.IDLE and self._opens(inputs):
+            self.phase, self.opened_ns, self.enough_ns = Phase.OPEN, now_ns, None
+        if self.phase is Phase.OPEN:
+            drop = self._try_close(inputs, now_ns)
+            if drop is not None:
+                return drop
+        if self.phase is Phase.GATHER:
+            return self._try_commit(inputs, now_ns)
+        return None
+
+    def _drop_bad(self, bad: Mapping[tuple[Member, int], str]) -> Drop:
+        """They end at once; whatever gathers goes on without them in a new attempt."""
+        reasons = [f"rack {m.rack} has diverged: {bad[m, seq]}" for m, seq in sorted(bad)]
+        ended = tuple(Ended(*name) for name in sorted(bad))
+        return Drop(self.fragment, ended, "; ".join(reasons)[:TEXT_MAX], diverged=True)
+
+    @staticmethod
+    def _absurd(inputs: RoundInputs, members: tuple[Offer, ...]) -> dict[tuple[Member, int], str]:
+        """Members that moved absurdly far. Where all of several did, or a rack is alone, that is
+        how training goes now."""
+        far = [offer for offer in members if offer.norm > inputs.norm_max * offer.steps]
+        if len(far) == len(members) > 1 or len(inputs.contributors) == 1:
+            return {}
+        return {
+            _id(offer): f"its weights moved by {offer.norm / offer.steps:g} per step, the limit is "
+            f"{inputs.norm_max:g}"
+            for offer in far
+        }
+
+    def decided(self, now_ns: int) -> None:
+        """The commit of this round is decided; the next may open."""
+        if self.phase is Phase.GATHER:
+            self.sync_time.observe(now_ns - self.started_ns)
+            self.took_ns.append(now_ns - self.started_ns)
+        self.phase, self.count, self.faults = Phase.IDLE, 0, []
+        self.members, self.absent = (), ()
+
+    def gather(self, version: int) -> Gather | None:
+        if self.phase is not Phase.GATHER:
+            return None
+        return Gather(self.fragment, version + 1, self.attempt, self.members, self.absent)
+
+    def slow(self, now_ns: int) -> frozenset[int]:
+        """Live racks whose results are awaited for longer than merges take."""
+        stalled = self.phase is Phase.GATHER and now_ns >= self.started_ns + self._stall_ns()
+        return self.awaited if stalled else frozenset()
+
+    def deadline_ns(self, inputs: RoundInputs) -> int | None:
+        if self.phase is Phase.OPEN and self.enough_ns is not None and not inputs.policy.lockstep:
+            return self.enough_ns + self._window_ns(inputs)
+        if self.phase is Phase.GATHER:
+            return self.gathered_ns + self._stall_ns()
+        return None
+
+    def _stall_ns(self) -> int:
+        """A slow link or a slow merge is no stall: at least twice the time that was measured."""
+        twice_ns = 2 * min(self.took_ns, default=0)
+        return max(ATTEMPT_STALL_NS, min(twice_ns, ATTEMPT_STALL_NS_MAX))
+
+    def _opens(self, inputs: RoundInputs) -> bool:
+        """A late offer alone (its rack has not applied `version` at a capture) opens nothing."""
+        return bool(inputs.declined) or any(
+            offer.applied == inputs.version for offer in inputs.offers
+        )
+
+    def _window_ns(self, inputs: RoundInputs) -> int:
+        """How long the round waits once K offers are in; adaptive: longer for bytes under way.
+
+        A rack whose offer is announced but not pulled yet has done its part. Merging without it
+        puts the same bytes into a round of their own a moment later, where deltas add up that
+        should be averaged; so it may take half the time until the fragment is captured again.
+        """
+        policy = inputs.policy
+        if policy.grace_ns >= 0:
+            return policy.grace_ns
+        grace_ns = adaptive_grace_ns(
+            step_ns=inputs.step_ns,
+            quorum_ns=self.quorum_time.value_ns,
+            sync_ns=self.sync_time.value_ns,
+            overlap_steps=overlap_at(inputs.version, policy.overlap_steps, policy.overlap_ramp),
+            gap_steps=gap_steps(policy.fragments, policy.period_steps),
+            limit_ns=policy.stall_max_ns,
+        )
+        too_old = len(self._too_old(inputs))
+        under_way = len(inputs.offers) - too_old > len(inputs.arrived)
+        half_period_ns = inputs.step_ns * policy.period_steps // 2
+        return max(grace_ns, half_period_ns) if under_way else grace_ns
+
+    def _try_close(self, inputs: RoundInputs, now_ns: int) -> Drop | None:
+        arrived = inputs.arrived
+        if inputs.policy.lockstep:
+            arrived = tuple(offer for offer in arrived if offer.base == inputs.version)
+        inside = {offer.member.rack for offer in arrived}
+        expected = (
+            inputs.contributors if inputs.policy.lockstep else inputs.contributors & inputs.live
+        )
+        waiting = expected - inside - inputs.declined
+        k = min(inputs.policy.quorum_min_learners, max(1, len(inputs.contributors)))
+        if inputs.policy.lockstep:
+            enough = bool(arrived)
+        else:
+            # Offers that this commit will drop as too old count, too: waiting for K without them
+            # could wait for ever.
+            enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(inputs)), k)
+        if not enough:
+            self.enough_ns = None
+            told = {offer.member.rack for offer in inputs.offers} - inside
+            told -= {offer.member.rack for offer in self._too_old(inputs)}
+            self.why = (
+                f"{len(arrived)} of {k} offers have arrived"
+                + _racks(", too few racks hold what there is of", told)
+                + _racks(", waiting for", waiting - told)
+            )
+            return None
+        if self.enough_ns is None:
+            self.enough_ns = now_ns
+            self.quorum_time.observe(now_ns - self.opened_ns)
+        if not waiting:
+            self.closed_by = (
+                "lockstep" if inputs.policy.lockstep else _nobody_awaited(inputs, inside)
+            )
+        elif not inputs.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(inputs):
+            self.closed_by = "grace-over" + _racks(", without", waiting)
+        else:
+            self.why = "waiting for" + _racks("", waiting)
+            return None
+        if absurd := self._absurd(inputs, arrived):
+            return self._drop_bad(absurd)
+        self.gathered_ns = now_ns
+        self._start_attempt(arrived, inputs)
+        return None
+
+    def _without_removed(self, inputs: RoundInputs, now_ns: int) -> None:
+        """A rack that was put out or came back as another member takes its offers with it, also
+        from a round that gathers: a commit may not name them any more."""
+        open_ = {_id(offer) for offer in inputs.offers}
+        if self.phase is not Phase.GATHER or all(_id(offer) in open_ for offer in self.members):
+            return
+        still = tuple(offer for offer in self.members if _id(offer) in open_)
+        self.gathered_ns = now_ns
+        if still:
+            self._start_attempt(still, inputs)
+        else:
+            self.phase, self.members, self.absent = Phase.IDLE, (), ()
+
+    def _start_attempt(self, members: tuple[Offer, ...], inputs: RoundInputs) -> None:
+        if self.count == ATTEMPT_LAST:
+            return  # a number names one set of members, so there is no further attempt
+        gone = {offer.member.rack for offer in self.members} - {o.member.rack for o in members}
+        self.closed_by += _racks(", then without", gone)
+        self.phase, self.members, self.absent = Phase.GATHER, members, _absent(inputs, members)
+        self.started_ns = self.gathered_ns
+        self.count += 1
+
+    def _try_commit(self, inputs: RoundInputs, now_ns: int) -> Commit | None:
+        by_digests: dict[tuple[str, ...], set[int]] = {}
+        for rack, (attempt, digests) in inputs.held.items():
+            if attempt == self.attempt:
+                by_digests.setdefault(digests, set()).add(rack)
+        for digests in sorted(by_digests):
+            if hold(by_digests[digests], inputs.voters):
+                return self._commit(inputs, digests)
+        reported = set().union(*by_digests.values())
+        absent = (inputs.live & inputs.contributors) - reported
+        self.awaited = absent if reported else frozenset()
+        stalled = now_ns >= self.gathered_ns + self._stall_ns()
+        if len(by_digests) > 1 and not absent and (self.count < ATTEMPTS_MAX or stalled):
+            self.faults.append(
+                f"fragment {self.fragment} version {inputs.version + 1} attempt {self.count}: "
+                f"racks {sorted(reported)} merged equal members into {len(by_digests)} different "
+                "results"
+            )
+            self.gathered_ns = now_ns
+            self._start_attempt(self.members, inputs)
+        elif stalled:
+            self.gathered_ns = now_ns
+            arrived = {_id(offer) for offer in inputs.arrived}
+            still = tuple(offer for offer in self.members if _id(offer) in arrived)
+            if still and len(still) < len(self.members):
+                self._start_attempt(still, inputs)
+        self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(
+            ", waiting for", absent
+        )
+        return None
+
+    @staticmethod
+    def _too_old(inputs: RoundInputs) -> list[Offer]:
+        """Offers that may not be merged any more; they do not count as arrived, so never join."""
+        return [
+            offer for offer in inputs.offers if inputs.version - offer.base > inputs.policy.max_age
+        ]
+
+    def _commit(self, inputs: RoundInputs, digests: tuple[str, ...]) -> Commit:
+        return Commit(
+            fragment=self.fragment,
+            version=inputs.version + 1,
+            members=tuple(share_of(offer) for offer in self.members),
+            dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(inputs)),
+            digests=digests,
+            reason=self.closed_by,
+            absent=self.absent,
+        )
+
+
+def _id(offer: Offer) -> tuple[Member, int]:
+    """An offer's identity; its `applied` may grow meanwhile."""
+    return (offer.member, offer.seq)
+
+
+def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ...]:
+    """Racks that train, are heard, have not declined and are not among the members, ascending."""
+    away = (inputs.contributors & inputs.live) - inputs.declined - {o.member.rack for o in members}
+    return tuple(inputs.trains[rack] for rack in sorted(away & inputs.trains.keys()))
+
+
+def _nobody_awaited(inputs: RoundInputs, inside: Set[int]) -> str:
+    """Why a round closed that waits for nobody: all live racks are in, or the others offer nothing
+    (they declined, are leaving, or have just come)."""
+    if absent := inputs.live - inside:
+        return "rest-in" + _racks(", nothing from", absent)
+    return f"all-in, {len(inside)} of {inputs.seats} racks"
+
+
+def _racks(before: str, racks: Set[int]) -> str:
+    if not racks:
+        return ""
+    return f"{before} rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"

@@ -1,0 +1,170 @@
+"""The inputs of a round, collected from the log and the newest reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mend.consensus.log import LogState
+from mend.consensus.quorum import hold
+from mend.consensus.records import Absent, Offer
+from mend.coordination.member_view import MemberView
+from mend.coordination.messages import Report
+from mend.coordination.round import RoundInputs
+from mend.types import Member
+
+ABSURD = 1e4
+"""Times the median magnitude per step of what was merged before: no training moves so suddenly."""
+
+NORMS_MIN = 8
+"""Offers that must have been named before a new one is compared with them."""
+
+NAMED_LATELY_MIN = 4
+"""Versions for which a rack counts as one that takes part, or twice the racks: each may have one in
+turn. A rack that never gets in does not hold the steps of the others down for ever."""
+
+Offers = Mapping[tuple[int, int], Offer]
+"""(rack, fragment) -> the rack's open offer."""
+
+
+def surroundings(
+    log: LogState, views: Mapping[int, MemberView], offers: Offers, live: frozenset[int]
+) -> RoundInputs:
+    """What all rounds see alike; `inputs_of` adds what is special to one."""
+    assert log.policy is not None, "rounds begin behind the first record"
+    seated = {rack: views[rack] for rack in sorted(log.seats)}
+    reports = {rack: view.report for rack, view in seated.items() if view.report}
+    live &= seated.keys()
+    # Who still copies what is decided has nothing to offer, and is not waited for.
+    newcomers = log.non_voters - log.demoted - {rack for rack, _ in offers}
+    leaving = {rack for rack, report in reports.items() if report.leaving and report.idle}
+    return RoundInputs(
+        version=0,
+        voters=frozenset(member.rack for member in log.voters),
+        policy=log.policy,
+        offers=(),
+        arrived=(),
+        declined=frozenset(),
+        contributors=frozenset(seated) - newcomers - leaving,
+        live=live,
+        held={},
+        bad={},
+        norm_max=math.inf,
+        step_ns=fastest_ns([reports[rack].step_ns for rack in reports if rack in live]),
+        seats=len(seated),
+    )
+
+
+def fastest_ns(times_ns: Sequence[int]) -> int:
+    """The shortest time per step; 0 before there is one. Whoever is fastest comes first to where
+    it needs the result: a window that suits a slower rack is a stall of the fast ones."""
+    return min((time_ns for time_ns in times_ns if time_ns > 0), default=0)
+
+
+def inputs_of(
+    fragment: int,
+    around: RoundInputs,
+    log: LogState,
+    views: Mapping[int, MemberView],
+    offers: Offers,
+) -> RoundInputs:
+    """Of one round: which offers are there and held, who declined, whose results are there."""
+    version, racks = log.versions[fragment], sorted(log.seats)
+    mine = tuple(offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers)
+    arrived = []
+    for offer in mine:
+        key = (offer.member.rack, fragment, offer.seq)
+        holders = {
+            rack for rack in around.live if key in views[rack].got or rack == offer.member.rack
+        }
+        if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:
+            arrived.append(offer)
+    declined, held = set(), {}
+    reports = [(rack, report) for rack in racks if (report := views[rack].report) is not None]
+    for rack, report in reports:
+        if any(d.fragment == fragment and d.applied == version for d in report.declined):
+            declined.add(rack)
+        for result in report.held:
+            if (result.fragment, result.version) == (fragment, version + 1):
+                held[rack] = (result.attempt, result.digests)
+    return RoundInputs(  # not `replace`: this is what a simulation does most
+        version=version,
+        voters=around.voters,
+        policy=around.policy,
+        offers=mine,
+        arrived=tuple(arrived),
+        declined=frozenset(declined),
+        contributors=around.contributors - _done_with(fragment, around, views, offers),
+        live=around.live,
+        held=held,
+        bad=_found_bad(fragment, mine, [report for _, report in reports if report.bad]),
+        norm_max=norm_max(log.norms[fragment]),
+        step_ns=around.step_ns,
+        seats=around.seats,
+        trains=_trains(fragment, log, views),
+    )
+
+
+def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> dict[int, Absent]:
+    """Who was named lately, has stepped since and is not leaving, with what that offer weighed."""
+    found, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
+    for rack, seat in log.seats.items():
+        key, report = (seat.member, fragment), views[rack].report
+        if key not in log.named or report is None or report.leaving:
+            continue
+        (_, version), (captured, tokens, steps) = log.named[key], log.work[key]
+        if log.versions[fragment] - version < lately and report.step > captured:
+            found[rack] = Absent(rack, tokens, steps)
+    return found
+
+
+def _found_bad(
+    fragment: int, offers: Sequence[Offer], reports: Sequence[Report]
+) -> dict[tuple[Member, int], str]:
+    """Offers that some rack has found not fit to be merged. One word is enough: whoever says it has
+    compared the bytes with their checksum. The lowest rack that says so gives the reason."""
+    found: dict[tuple[Member, int], str] = {}
+    if not reports:
+        return found
+    open_ = {(offer.member, offer.seq) for offer in offers}
+    for report in reports:
+        for bad in report.bad:
+            name = (bad.offer.member, bad.offer.seq)
+            if bad.offer.fragment == fragment and name in open_:
+                found.setdefault(name, bad.reason)
+    return found
+
+
+def norm_max(recent: Sequence[float]) -> float:
+    """Magnitude per step from which on an offer is absurd; infinite while too little is known, or
+    where most of what is known stood still."""
+    if len(recent) < NORMS_MIN:
+        return math.inf
+    usual = sorted(recent)[len(recent) // 2]
+    return ABSURD * usual if usual > 0 else math.inf
+
+
+def _done_with(
+    fragment: int, around: RoundInputs, views: Mapping[int, MemberView], offers: Offers
+) -> set[int]:
+    """Racks that are leaving and offer nothing more of the fragment. K could wait for them for
+    ever while each has an offer of another fragment that waits for the rest. In lockstep all
+    are waited for."""
+    if around.policy.lockstep:
+        return set()
+    return {
+        rack
+        for rack in around.contributors
+        if (report := views[rack].report) is not None
+        and report.leaving
+        and (rack, fragment) not in offers
+        and fragment not in report.coming
+    }
+
+
+def settled_versions(reports: Sequence[Report | None], fragments: int) -> tuple[int, ...]:
+    """Per fragment what every live rack holds; -1 before all of them have said so."""
+    return tuple(
+        min((r.versions[p] if r and p < len(r.versions) else -1 for r in reports), default=-1)
+        for p in range(fragments)
+    )

@@ -1,0 +1,160 @@
+"""Which fragment is captured and applied after which step; equal on all ranks of a rack.
+
+`Schedule` is the grid of lockstep, known from the configuration alone. A rack that captures with
+the others (docs/protocol.md, Capturing together) leaves it; its `Calendar` counts from what it has
+captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """P fragments, each captured once per H steps, applied tau steps later.
+
+    Steps count from 1. Fragment p is due after step s when s >= o_p and (s - o_p) mod H = 0, with
+    o_p = floor((p + 1) H / P). Source: Streaming DiLoCo, 2501.18512.
+    """
+
+    fragments: int
+    period_steps: int
+    overlap_steps: int
+    overlap_ramp: int = 0
+    """Versions over which tau rises, as `overlap_at` says; 0: it does not."""
+    polls: int = 0
+    """Steps between two looks for rounds that other racks have opened; 0: never, as in lockstep."""
+    _due: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        assert self.fragments >= 1
+        assert self.period_steps >= 1
+        assert 0 <= self.overlap_steps < self.period_steps
+        due: dict[int, list[int]] = {}
+        for fragment in range(self.fragments):
+            due.setdefault(self.offset(fragment) % self.period_steps, []).append(fragment)
+        object.__setattr__(self, "_due", {step: tuple(found) for step, found in due.items()})
+
+    def offset(self, fragment: int) -> int:
+        """o_p: the first step after which the fragment is captured."""
+        return (fragment + 1) * self.period_steps // self.fragments
+
+    def first(self, fragment: int) -> int:
+        """The first step after which the fragment is captured, counted from 1."""
+        return self.offset(fragment) or self.period_steps
+
+    def captures(self, step: int) -> tuple[int, ...]:
+        """Fragments captured after this step, ascending."""
+        found = self._due.get(step % self.period_steps, ())
+        return tuple(fragment for fragment in found if step >= self.offset(fragment))
+
+    def overlap(self, version: int) -> int:
+        """tau of a capture on this version."""
+        return overlap_at(version, self.overlap_steps, self.overlap_ramp)
+
+    def gap_steps(self) -> int:
+        """Steps between two rounds, of whatever fragments."""
+        return gap_steps(self.fragments, self.period_steps)
+
+
+def overlap_at(version: int, overlap_steps: int, ramp: int) -> int:
+    """tau of a capture on `version`: tau v / (0.9 (v + c)), rounded, from 1 to tau; with ramp c = 0
+    always tau. Late merges cost most while the inner steps are large, which is at the start of a
+    run (docs/quality.md); the version is in the log, so all racks agree."""
+    if not ramp or overlap_steps <= 1:
+        return overlap_steps
+    part = 9 * (version + ramp)
+    return min(overlap_steps, max(1, (20 * overlap_steps * version + part) // (2 * part)))
+
+
+def gap_steps(fragments: int, period_steps: int) -> int:
+    """Steps between two rounds when P fragments share a period; at least 1."""
+    return max(1, period_steps // fragments)
+
+
+POLLS_PER_GAP = 4
+"""How often a rack looks for open rounds between two of its own captures, at least."""
+
+POLLS_PER_OVERLAP = 4
+"""And within tau: what a rack hears of late is missing when the opener needs it."""
+
+
+def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
+    """Steps between two polls of a rack that is not in lockstep; at least 1."""
+    often = period_steps // (POLLS_PER_GAP * fragments)
+    if overlap_steps > 0:
+        often = min(often, overlap_steps // POLLS_PER_OVERLAP)
+    return max(1, often)
+
+
+def schedule_of(
+    fragments: int, period_steps: int, overlap_steps: int, overlap_ramp: int, *, polls: bool
+) -> Schedule:
+    """Of a rank. `polls`: its rack joins rounds that others have opened."""
+    every = poll_steps(fragments, period_steps, overlap_steps) if polls else 0
+    return Schedule(fragments, period_steps, overlap_steps, overlap_ramp, every)
+
+
+NEVER_CAPTURED = -1
+
+
+@dataclass
+class Calendar:
+    """When one rack captures, applies and looks for open rounds, after steps of its own.
+
+    A fragment is due first as the schedule says, then H steps after its mark: the step of its last
+    capture point. Points come sooner where the rack joins a round that another has opened; without
+    that they are the schedule's.
+    """
+
+    schedule: Schedule
+    marks: list[int] = field(init=False)
+    versions: list[int] = field(init=False)
+    """Of each fragment: what the rack trained on at its mark."""
+    next_step: int = field(init=False)
+    """Nothing happens before; the training loop asks every time."""
+
+    def __post_init__(self) -> None:
+        count = self.schedule.fragments
+        self.marks, self.versions = [0] * count, [NEVER_CAPTURED] * count
+        self.past(0)
+
+    def due(self, fragment: int) -> int:
+        """The step of the next capture, if no round is joined before."""
+        mark = self.marks[fragment]
+        return mark + self.schedule.period_steps if mark else self.schedule.first(fragment)
+
+    def captures(self, step: int) -> tuple[int, ...]:
+        """Fragments to be captured after this step, ascending."""
+        return tuple(p for p in range(len(self.marks)) if self.due(p) == step)
+
+    def end(self, fragment: int) -> int:
+        """The step at which the overlap of the last capture ends."""
+        return self.marks[fragment] + self.schedule.overlap(max(0, self.versions[fragment]))
+
+    def ends(self, step: int) -> tuple[int, ...]:
+        """Fragments whose own overlap ends at this step, ascending."""
+        return tuple(p for p, mark in enumerate(self.marks) if mark and self.end(p) == step)
+
+    def is_poll(self, step: int) -> bool:
+        return self.schedule.polls > 0 and step % self.schedule.polls == 0
+
+    def mark(self, fragment: int, step: int, version: int) -> None:
+        """A capture point has passed, at which the rack trained on `version`."""
+        self.marks[fragment], self.versions[fragment] = step, version
+
+    def joins(self, opened: Iterable[int]) -> list[int]:
+        """Fragments with an open round of a version (`opened`, one per fragment) in which the rack
+        has passed no capture point, longest waiting first."""
+        found = [p for p, version in enumerate(opened) if version > self.versions[p]]
+        return sorted(found, key=lambda p: (self.marks[p], p))
+
+    def past(self, step: int) -> None:
+        """All of this step is done: look for the next one."""
+        nexts = [self.due(p) for p in range(len(self.marks))]
+        nexts += [self.end(p) for p, mark in enumerate(self.marks) if mark and self.end(p) > step]
+        if polls := self.schedule.polls:
+            nexts.append(step - step % polls + polls)
+        self.next_step = min(nexts)

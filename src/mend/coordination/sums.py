@@ -1,0 +1,154 @@
+"""Sums over the ranks of a rack, for merges whose weights depend on whole tensors. Bytes are opaque
+here.
+
+A rank owns a part of every tensor, so it cannot know the weights alone. Once the payloads of a
+gather are here it measures its part and reports the bytes (Partial) to its leader. The leader, as
+soon as it has those of all its ranks for the same (fragment, version, attempt), makes one answer of
+them (Total) and repeats it until every rank holds the version. With the total a rank merges.
+
+A rank that holds the version without having measured it (it copied the state) will never measure,
+nor will one that is at a later attempt: then the total is empty, which says that there will be
+none. Who reads that and finds the version decided copies the state, too. So of the ranks that wait
+for each other either all report the same key, or the leader sees that one will not; nobody waits
+for ever, and no clock is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from mend.coordination.events import Measure, Measured, Merge, Note, Sum, Summed
+from mend.coordination.messages import Partial, RankReport, Total
+from mend.types import Member
+
+Attempt = tuple[int, int]
+"""(version, attempt)"""
+
+
+class Phase(Enum):
+    """NONE: nothing is asked. MEASURING: a worker is at it. TOLD: the own partial is reported.
+    HERE: the total has come, the merge may begin. NEVER: there will be no total."""
+
+    NONE = auto()
+    MEASURING = auto()
+    TOLD = auto()
+    HERE = auto()
+    NEVER = auto()
+
+
+@dataclass
+class Sums:
+    """One fragment on one rank: the sums of the merge that is asked for."""
+
+    of: Attempt = (0, 0)
+    members: tuple[tuple[Member, int], ...] = ()
+    phase: Phase = Phase.NONE
+    blob: bytes = b""
+    """The own partial while TOLD, the total when HERE."""
+
+    def towards(self, merge: Merge) -> Measure | Merge | None:
+        """The next step on the way to this merge. None: it waits for the leader, or is NEVER."""
+        of = (merge.version, merge.attempt)
+        if self.phase is Phase.NONE or (self.of, self.members) != (of, merge.members):
+            self.of, self.members, self.phase, self.blob = of, merge.members, Phase.MEASURING, b""
+            return Measure(merge.fragment, *of, merge.members, merge.weights, verify=merge.verify)
+        if self.phase is Phase.HERE:
+            return Merge(
+                merge.fragment,
+                *of,
+                merge.members,
+                merge.weights,
+                merge.verify,
+                self.blob,
+                merge.part,
+            )
+        return None
+
+    def measured(self, event: Measured) -> None:
+        """A worker has ended; what it found may be of an attempt that is over."""
+        if self.of == (event.version, event.attempt) and self.phase is Phase.MEASURING:
+            self.phase = Phase.NONE if event.error else Phase.TOLD
+            self.blob = event.blob
+
+    def told(self, total: Total) -> None:
+        """What the leader says again and again."""
+        if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
+            self.phase = Phase.HERE if total.blob else Phase.NEVER
+            self.blob = total.blob
+
+    def partial(self, fragment: int, newest: int) -> Partial | None:
+        """What the leader is told. Nothing of a version that is here already."""
+        if self.phase is not Phase.TOLD or self.of[0] <= newest:
+            return None
+        return Partial(fragment, *self.of, self.blob)
+
+
+@dataclass
+class Totals:
+    """A leader's side, all fragments. Keeps the newest total of each."""
+
+    _busy: dict[int, Attempt] = field(default_factory=dict)
+    _made: dict[int, Total] = field(default_factory=dict)
+
+    def collect(self, ranks: list[RankReport]) -> list[Sum]:
+        """`ranks`: the newest report of every rank, in rank order."""
+        found = [_by_key(report) for report in ranks]
+        effects = []
+        for key in [key for key in found[0] if all(key in partials for partials in found)]:
+            fragment, *of = key
+            if (of[0], of[1]) > max(self._busy.get(fragment, (0, 0)), self._of(fragment)):
+                self._busy[fragment] = (of[0], of[1])
+                effects.append(Sum(*key, tuple(partials[key] for partials in found)))
+        return effects
+
+    def summed(self, event: Summed) -> list[Note]:
+        """A worker has made a total, or could not: then it is empty."""
+        fragment, of = event.fragment, (event.version, event.attempt)
+        if self._busy.get(fragment) != of:
+            return []
+        del self._busy[fragment]
+        self._made[fragment] = Total(fragment, *of, event.blob)
+        about = {"fragment": fragment, "version": event.version, "error": event.error}
+        return [Note("sums-failed", about)] if event.error else []
+
+    def told(self, ranks: list[RankReport]) -> tuple[Total, ...]:
+        """What the ranks are told, the same to all. A total that every rank has used is dropped."""
+        for fragment, total in list(self._made.items()):
+            if all(report.versions[fragment] >= total.version for report in ranks):
+                del self._made[fragment]
+        keys = {key for report in ranks for key in _by_key(report)}
+        return (
+            *(self._made[fragment] for fragment in sorted(self._made)),
+            *(Total(*key, b"") for key in sorted(keys) if self._is_never(key, ranks)),
+        )
+
+    def _of(self, fragment: int) -> Attempt:
+        made = self._made.get(fragment)
+        return (made.version, made.attempt) if made else (0, 0)
+
+    def _is_never(self, key: Key, ranks: list[RankReport]) -> bool:
+        """Whether some rank will not report its part of it: it holds the version, or is at a later
+        attempt."""
+        fragment, version, attempt = key
+        if (version, attempt) in (self._busy.get(fragment), self._of(fragment)):
+            return False
+        for report in ranks:
+            theirs = _by_key(report)
+            later = report.versions[fragment] >= version or any(_later(k, key) for k in theirs)
+            if later and key not in theirs:
+                return True
+        return False
+
+
+Key = tuple[int, int, int]
+"""(fragment, version, attempt)"""
+
+
+def _by_key(report: RankReport) -> Mapping[Key, bytes]:
+    return {(p.fragment, p.version, p.attempt): p.blob for p in report.partials}
+
+
+def _later(other: Key, key: Key) -> bool:
+    return other[0] == key[0] and other[1:] > key[1:]

@@ -1,0 +1,186 @@
+"""Checks well-formed messages against the job. Each check returns a sentence to log, or an empty
+one.
+
+`wire` has checked types and limits; here sizes and indices are compared with the plan, so that no
+machine ever indexes with a number from the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from mend.consensus.epochs import count_of
+from mend.consensus.records import (
+    RECORDS_FORMAT,
+    Commit,
+    Drop,
+    Genesis,
+    Lineage,
+    Offer,
+    Policy,
+    Record,
+    Roster,
+    Snapshot,
+)
+from mend.coordination.messages import Gather, Hello, Orders, RankOrders, RankReport, Report
+from mend.types import Member
+
+
+def hello_misfit(hello: Hello, racks: int) -> str:
+    """For the coordinator: a rack that could not be seated."""
+    ranks, fragments = hello.policy.ranks, hello.policy.fragments
+    if hello.policy.racks != racks:
+        return f"it is configured for racks={hello.policy.racks}, the coordinator for {racks}"
+    if len(hello.seat.lanes) != ranks or len(hello.digests) != fragments:
+        return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
+    if any(len(digests) != ranks for digests in hello.digests):
+        return "it has not one digest per fragment and rank"
+    return ""
+
+
+def report_misfit(report: Report, member: Member, policy: Policy) -> str:
+    """For the coordinator: a report of another plan than the job's."""
+    ranks, fragments = policy.ranks, policy.fragments
+    if len(report.versions) != fragments:
+        return f"{len(report.versions)} versions for {fragments} fragments"
+    if any(offer.member != member for offer in report.offers):
+        return "an offer in the name of another rack"
+    numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
+    numbers += [bad.offer.fragment for bad in report.bad]
+    if any(len(held.digests) != ranks for held in report.held):
+        return "a result without one digest per rank"
+    return _offers_misfit(report.offers, fragments, ranks) or _numbers_misfit(numbers, fragments)
+
+
+def rank_report_misfit(report: RankReport, fragments: int) -> str:
+    """For a leader: a report of another plan than its own."""
+    if len(report.versions) != fragments:
+        return f"{len(report.versions)} versions for {fragments} fragments"
+    if any(len(held.digests) != 1 for held in report.held):
+        return "a result without its digest"
+    numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
+    numbers += [partial.fragment for partial in report.partials]
+    numbers += [bad.offer.fragment for bad in report.bad]
+    return _numbers_misfit(numbers, fragments)
+
+
+def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
+    """For a leader: orders of another plan than its own."""
+    ranks, fragments = hello.policy.ranks, hello.policy.fragments
+    first = orders.records[0] if orders.records and orders.prev == 0 else None
+    if first is not None and not begun and not isinstance(first, Genesis):
+        return "a log that does not begin with Genesis"
+    return (
+        format_misfit(orders.records)
+        or _snapshot_misfit(orders.snapshot, orders.prev, fragments, ranks)
+        or _records_misfit(orders.records, fragments, ranks)
+        or _offers_misfit(orders.offers, fragments, ranks)
+        or _gathers_misfit(orders.gathers, fragments, ranks)
+    )
+
+
+def format_misfit(records: Iterable[Record]) -> str:
+    """Records that another mend means otherwise."""
+    for record in records:
+        if isinstance(record, Genesis) and record.format != RECORDS_FORMAT:
+            return f"a log of format {record.format}, this mend reads format {RECORDS_FORMAT}"
+    return ""
+
+
+def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
+    """For a rank: orders of another plan than its own."""
+    return (
+        _snapshot_misfit(orders.snapshot, orders.prev, fragments, ranks)
+        or _records_misfit(orders.records, fragments, ranks)
+        or _offers_misfit(orders.offers, fragments, ranks)
+        or _gathers_misfit(orders.gathers, fragments, ranks)
+        or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
+        or _numbers_misfit((total.fragment for total in orders.totals), fragments)
+    )
+
+
+def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks: int) -> str:
+    if snapshot is None:
+        return ""
+    if snapshot.format != RECORDS_FORMAT:
+        return f"a snapshot of format {snapshot.format}, this mend reads {RECORDS_FORMAT}"
+    if snapshot.index != prev or not snapshot.lineages:
+        return f"a snapshot of record {snapshot.index} in place of {prev}"
+    each = (snapshot.versions, snapshot.digests, snapshot.norms, snapshot.rounds)
+    if any(len(found) != fragments for found in each) or min(snapshot.versions) < 0:
+        return "a snapshot of another plan"
+    lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
+    if any(len(found) != ranks for found in [*lists, *snapshot.digests]):
+        return "a snapshot with other numbers of ranks"
+    return _numbers_misfit((last.fragment for last in snapshot.last), fragments)
+
+
+def _records_misfit(records: Iterable[Record], fragments: int, ranks: int) -> str:
+    return next((m for record in records if (m := _record_misfit(record, fragments, ranks))), "")
+
+
+def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
+    match record:
+        case Genesis(digests=digests):
+            if len(digests) != fragments or any(len(each) != ranks for each in digests):
+                return "a Genesis of another plan"
+        case Commit(fragment=fragment, digests=digests):
+            if fragment >= fragments or len(digests) != ranks:
+                return f"a Commit of fragment {fragment} with {len(digests)} digests"
+        case Lineage(versions=versions, digests=digests, rounds=rounds):
+            fits = len(versions) == len(digests) == len(rounds) == fragments
+            if not fits or any(len(each) != ranks for each in digests):
+                return "a Lineage of another plan"
+        case Drop(fragment=fragment):
+            if fragment >= fragments:
+                return f"a Drop of fragment {fragment}"
+    seats = record.roster if isinstance(record, Genesis) else ()
+    seats = record.members if isinstance(record, Roster | Lineage) else seats
+    if any(len(seat.lanes) != ranks for seat in seats):
+        return f"a {type(record).__name__} with other numbers of ranks"
+    return ""
+
+
+def _offers_misfit(offers: Iterable[Offer], fragments: int, ranks: int) -> str:
+    for offer in offers:
+        if offer.fragment >= fragments or len(offer.checksums) != ranks:
+            return f"an offer of fragment {offer.fragment} with {len(offer.checksums)} checksums"
+    return ""
+
+
+def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> str:
+    for gather in gathers:
+        if gather.fragment >= fragments or count_of(gather.attempt) < 1 or not gather.members:
+            return f"a Gather of fragment {gather.fragment}, attempt {gather.attempt}"
+        if misfit := _offers_misfit(gather.members, fragments, ranks):
+            return misfit
+        if any(offer.fragment != gather.fragment for offer in gather.members):
+            return "a Gather of offers of several fragments"
+    return ""
+
+
+def _numbers_misfit(numbers: Iterable[int], fragments: int) -> str:
+    wrong = [number for number in numbers if number >= fragments]
+    return f"fragment {wrong[0]} of {fragments}" if wrong else ""
+
+
+def plan_hash(hello: Hello) -> str:
+    """sha256 over the facts: one name for 'the same model, trained the same way'."""
+    return hashlib.sha256(repr(hello.facts).encode()).hexdigest()
+
+
+def first_difference(lowest: Hello, other: Hello) -> str:
+    """The first fact that differs, by name, or empty."""
+    theirs = dict(other.facts)
+    for key, value in lowest.facts:
+        if theirs.get(key) != value:
+            return f"{key} is {theirs.get(key, 'absent')} there and {value} here"
+    extra = [key for key, _ in other.facts if key not in dict(lowest.facts)]
+    if extra:
+        return f"{extra[0]} is {theirs[extra[0]]} there and absent here"
+    for name in lowest.policy.__struct_fields__:
+        there, here = getattr(other.policy, name), getattr(lowest.policy, name)
+        if there != here:
+            return f"{name} is {there} there and {here} here"
+    return ""

@@ -1,0 +1,416 @@
+"""The asyncio side of one rank: feeds its machines and performs their effects.
+
+Feeds the machines, performs their effects, keeps the tensors they only name. Everything here runs
+on the loop; jobs go to workers through the edge and come back as events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mend import errors
+from mend.consensus.records import Commit
+from mend.consensus.weights import WHOLE
+from mend.coordination import events as ev
+from mend.coordination.coordinator import Coordinator
+from mend.coordination.leader import Leader
+from mend.coordination.machines import COORDINATOR, LEADER, RANK_MACHINE, Parts, machines_of
+from mend.coordination.messages import (
+    Challenge,
+    Hello,
+    Message,
+    Orders,
+    Prepare,
+    RankOrders,
+    RankReport,
+    Refusal,
+    Report,
+    Retire,
+    Vote,
+)
+from mend.coordination.rank import RankMachine
+from mend.engine.event_queue import EventQueue
+from mend.engine.host import Foreigners, HostInterface
+from mend.engine.merging import Merging, said
+from mend.engine.numerics import Anchor, Encoded, Numerics
+from mend.engine.published_state import PublishedState
+from mend.engine.sums import tensors_of
+from mend.engine.trainer import OpenOffer
+from mend.engine.turnout import REMEDY
+from mend.errors import (
+    ConfigError,
+    MendError,
+    NonFinite,
+    OtherVersion,
+    Refused,
+    StartTimeout,
+    WorkerFailed,
+)
+from mend.trace.writer import Tape
+from mend.types import Member, Owned, Peer, offer_key, state_key
+
+Payload = tuple[Member, int, int]
+
+
+@dataclass
+class Roles:
+    """A process's machines: every rank learns, rank 0 leads, and may coordinate the job."""
+
+    rank_machine: RankMachine
+    leader: Leader | None
+    coordinator: Coordinator | None
+
+    @classmethod
+    def of_parts(cls, parts: Parts) -> Roles:
+        made = machines_of(parts)
+        assert made.rank_machine is not None, "every rank learns"
+        return cls(made.rank_machine, made.leader, made.coordinator)
+
+    def name(self, machine: ev.Machine) -> str:
+        """What a tape calls it."""
+        if machine is self.rank_machine:
+            return RANK_MACHINE
+        return LEADER if machine is self.leader else COORDINATOR
+
+    def of(self, body: Message) -> list[ev.Machine]:
+        """Whom a message is for. A coordinator hears first that its epoch is over."""
+        found: list[ev.Machine | None] = []
+        match body:
+            case RankOrders():
+                found = [self.rank_machine]
+            case RankReport() | Refusal() | Challenge():
+                found = [self.leader]
+            case Orders() | Prepare():
+                found = [self.coordinator, self.leader]
+            case Hello() | Report() | Vote() | Retire():
+                found = [self.coordinator]
+        return [machine for machine in found if machine is not None]
+
+
+class ConcurrentOuterStep:
+    """The loop side of a rank."""
+
+    def __init__(
+        self,
+        me: Peer,
+        member: Member,
+        roles: Roles,
+        owned: Sequence[Owned],
+        genesis: Sequence[Anchor],
+        numerics: Numerics,
+        published: PublishedState,
+        host: HostInterface,
+        plain: Sequence[Sequence[bool]] = (),
+        tape: Tape | None = None,
+    ) -> None:
+        """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
+        empty: none. `tape`: where the machines' events are recorded."""
+        self.me, self.member, self.roles, self.owned = me, member, roles, owned
+        self.tape = tape
+        self.numerics, self.published, self.host = numerics, published, host
+        self.anchors: dict[tuple[int, int], Anchor] = {
+            (p, 0): anchor for p, anchor in enumerate(genesis)
+        }
+        self.tentative: dict[tuple[int, int, int], Anchor] = {}
+        self.payloads: dict[Payload, Tensor] = {}
+        self.checksums: dict[Payload, str] = {}
+        self.offers: dict[tuple[int, int], OpenOffer] = {}
+        flags = plain or [()] * len(owned)
+        tensors = [tensors_of(mine, of) for mine, of in zip(owned, flags, strict=True)]
+        self._merging = Merging(self, tensors)
+        self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
+        self._silent: set[int] = set()
+        self._twin = ""
+        self._foreigners = Foreigners(host)
+        for fragment, anchor in enumerate(genesis):
+            host.serve(self._state_key(fragment, anchor), anchor.view())
+
+    # -------------------------------------------------------------- in
+
+    def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
+        """A message for this process, from whoever."""
+        if isinstance(body, RankOrders):
+            self._watch(body.live, body.why)
+            self.published.heard(body.live, body.why, body.settled, _opened_in(body))
+        elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
+            # It looks here for the coordinator, so its addresses number the racks otherwise.
+            at = body.seat.address
+            self._twin = (
+                f"; the process at {at} says that it is rack {self.me.rack} as well: compare "
+                "MEND_RACK and the order of sideband_peers there and here"
+            )
+        for machine in self.roles.of(body):
+            self._give(machine, ev.Heard(peer, incarnation, body))
+
+    def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
+        """Say once when a rack of the roster stops being heard, and when it is back."""
+        if not live or self.published.finished:
+            return
+        silent = set(self.published.seats) - set(live) - {self.me.rack}
+        for rack in sorted(silent - self._silent):
+            effect = "; ".join(why) or "rounds go on without it"
+            self.host.note("rack-silent", {"peer": rack, "effect": effect})
+        for rack in sorted((self._silent - silent) & set(live)):
+            self.host.note("rack-back", {"peer": rack})
+        self._silent = silent
+
+    def tell(self, event: ev.Event) -> None:
+        """An event of this rank's own threads."""
+        self._give(self.roles.rank_machine, event)
+
+    def own(self, offer: OpenOffer) -> None:
+        """The training thread hands over the tensors of a capture, before the Captured event."""
+        self.offers[(offer.fragment, offer.seq)] = offer
+
+    def tick(self) -> None:
+        """Let every machine look at the clock whose deadline has passed."""
+        if not self.published.begun and self._foreigners.settled():
+            self.published.fail(Refused(self._foreigners.said))
+        now_ns = self.host.now_ns()
+        for machine in self._machines():
+            due = machine.deadline_ns()
+            if due is not None and due <= now_ns:
+                self._give(machine, ev.Tick())
+
+    def crashed(self, error: MendError) -> None:
+        """The loop stopped; whoever waits must know."""
+        self.published.fail(error)
+
+    def foreign(self, found: OtherVersion) -> None:
+        """No member of a running job is moved by it; who waits for the start waits in vain."""
+        leader = self.roles.leader
+        self._foreigners.met(
+            found, leader.options.peers if leader and not self.published.begun else ()
+        )
+        self.published.last_error = str(found)
+
+    def deadline_ns(self) -> int | None:
+        dues = [due for machine in self._machines() if (due := machine.deadline_ns()) is not None]
+        return min(dues, default=None)
+
+    def _machines(self) -> list[ev.Machine]:
+        return [
+            m
+            for m in (self.roles.rank_machine, self.roles.leader, self.roles.coordinator)
+            if m is not None
+        ]
+
+    # -------------------------------------------------------------- out
+
+    def _perform(self, effect: ev.Effect, machine: ev.Machine) -> None:  # noqa: C901 - one flat table
+        match effect:
+            case ev.Send(to, body):
+                self._send(to, body)
+            case ev.Connect(peer, address):
+                self.host.connect(peer, address)
+            case ev.Encode(fragment, seq):
+                self._encode(self.offers[(fragment, seq)])
+            case ev.Fetch():
+                self._fetch(effect)
+            case ev.Measure():
+                self._merging.measure(effect)
+            case ev.Sum():
+                self._merging.sum(effect, partial(self._give, machine))
+            case ev.Merge():
+                self._merging.merge(effect)
+            case ev.Copy():
+                self._copy(effect)
+            case ev.PublishAnchor(fragment, version, attempt):
+                self._publish(fragment, version, attempt)
+            case ev.RecordCommitted(record, rounds, part):
+                if isinstance(record, Commit):
+                    rates = self.numerics.rates(rounds, part, len(record.members))
+                    self.published.told(record, (rounds / WHOLE, rates.momentum))
+                    self._note_commit(record, part)
+                else:
+                    self.published.told(record)
+            case ev.Restored(snapshot):
+                self.host.note("snapshot", {"record": snapshot.index})
+                self.published.restore(snapshot)
+            case ev.Free(member, fragment, seq):
+                self._free(member, fragment, seq)
+            case ev.DropAnchor(fragment, version, attempt):
+                self._forget(fragment, version, attempt)
+            case ev.DropOffer(fragment, seq, bad):
+                self.published.discard(fragment, seq, bad)
+            case ev.Note(kind, fields):
+                if kind == "waiting" and self._twin:
+                    fields = {**fields, "for": f"{fields['for']}{self._twin}"}
+                self.host.note(kind, fields)
+                if kind in ("differs", "fault"):
+                    self.published.last_error = f"{kind}: {fields}"
+            case ev.Fail(kind, detail):
+                told = self._twin if kind == StartTimeout.__name__ else ""
+                self.published.fail(_error(kind, detail + told))
+            case ev.Finished():
+                if machine is self.roles.rank_machine:
+                    self.published.finish()
+                else:
+                    self.host.finished()
+
+    def _note_commit(self, commit: Commit, part: int) -> None:
+        _, live = self.published.turnout.recent[-1]
+        rounds, momentum = self.published.outer_last
+        about = {"part": part / WHOLE, "rounds": rounds, "momentum": momentum}
+        self.host.note("commit", _commit_fields(commit, live) | about)
+        warning = self.published.turnout.warning()
+        if warning and self.me.rank == 0:
+            self.host.note("rounds-short", {"of_the_last": warning, "remedy": REMEDY})
+
+    def _send(self, to: Peer, body: Message) -> None:
+        if to == self.me:
+            self.heard(self.me, self.member.incarnation, body)
+        else:
+            self.host.send(to, body)
+
+    def _encode(self, offer: OpenOffer) -> None:
+        def job() -> Encoded:
+            if offer.landed is not None:
+                offer.landed()
+            return self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
+
+        def done(result: Encoded | Exception) -> None:
+            fragment, seq = offer.fragment, offer.seq
+            if isinstance(result, NonFinite):
+                self.published.last_error = str(result)
+                self.host.note(
+                    "declined", {"fragment": fragment, "seq": seq, "reason": str(result)}
+                )
+                self.tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
+            elif isinstance(result, Exception):
+                self.broken(result)
+            else:
+                offer.pend_N = result.pend
+                self._keep((self.member, fragment, seq), result.payload, result.checksum)
+                self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm))
+
+        self.host.work(job, done)
+
+    def _fetch(self, effect: ev.Fetch) -> None:
+        offer = effect.offer
+        name = (offer.member, offer.fragment, offer.seq)
+        size = self.numerics.payload_bytes(self.owned[offer.fragment].numel)
+        payload = self.numerics.buffers.empty(size, torch.uint8)
+        checksum = (
+            offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
+        )
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                self._keep(name, payload, checksum)
+            self.tell(ev.Fetched(*name, error=said(error)))
+
+        self.host.fetch(effect.holders, self._offer_key(name), checksum, payload.numpy().data, done)
+
+    def _copy(self, effect: ev.Copy) -> None:
+        fragment, version = effect.fragment, effect.version
+        numel = self.owned[fragment].numel
+        data = self.numerics.empty(numel)
+
+        def finish(result: Anchor | Exception) -> None:
+            if isinstance(result, Exception):
+                self.tell(ev.Copied(fragment, version, error=said(result)))
+            elif result.digest != effect.digest:
+                self.tell(
+                    ev.Copied(fragment, version, error="the donor's bits are not those of the log")
+                )
+            else:
+                self.anchors[(fragment, version)] = result
+                self.tell(ev.Copied(fragment, version))
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                finish(error)
+            else:
+                adopt = partial(self.numerics.adopt, data, numel, version, effect.rounds)
+                self.host.work(adopt, finish)
+
+        key = state_key(self.me.rank, fragment, version, effect.digest)
+        self.host.fetch(effect.holders, key, "", data.numpy().data.cast("B"), done)
+
+    def _publish(self, fragment: int, version: int, attempt: int) -> None:
+        if attempt:
+            self.anchors[(fragment, version)] = self.tentative.pop((fragment, version, attempt))
+        anchor = self.anchors[(fragment, version)]
+        self.host.serve(self._state_key(fragment, anchor), anchor.view())
+        self.published.publish(fragment, anchor)
+
+    def _forget(self, fragment: int, version: int, attempt: int) -> None:
+        if attempt:
+            self.tentative.pop((fragment, version, attempt), None)
+            return
+        anchor = self.anchors.pop((fragment, version), None)
+        if anchor is not None:
+            self.host.drop(self._state_key(fragment, anchor))
+        self.published.forget(fragment, version)
+
+    def _keep(self, name: Payload, payload: Tensor, checksum: str) -> None:
+        self.payloads[name], self.checksums[name] = payload, checksum
+        self.host.serve(self._offer_key(name), payload.numpy().data)
+
+    def _free(self, member: Member, fragment: int, seq: int) -> None:
+        name = (member, fragment, seq)
+        self.host.drop(self._offer_key(name))
+        self.payloads.pop(name, None)
+        self.checksums.pop(name, None)
+        if member == self.member:
+            self.offers.pop((fragment, seq), None)
+
+    def broken(self, error: Exception) -> None:
+        """A bug or a full machine: this rack cannot go on, and says so where the user looks."""
+        failure = WorkerFailed(f"a background job of rack {self.me.rack} failed: {error!r}")
+        failure.__cause__ = error
+        self.published.fail(failure)
+
+    def _offer_key(self, name: Payload) -> bytes:
+        return offer_key(name[0], self.me.rank, name[1], name[2])
+
+    def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
+        return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
+
+
+def _opened_in(orders: RankOrders) -> dict[int, int]:
+    """fragment -> version that a rack with an open offer trained on when it passed a capture point,
+    unless the members of that round are fixed."""
+    found: dict[int, int] = {}
+    for offer in orders.offers:
+        found[offer.fragment] = max(offer.applied, found.get(offer.fragment, 0))
+    gathers = {(gather.fragment, gather.version - 1) for gather in orders.gathers}
+    return {p: version for p, version in found.items() if (p, version) not in gathers}
+
+
+def _error(kind: str, detail: str) -> MendError:
+    """The exception of mend.errors by name; the name may come from another process."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, MendError) and found is not ConfigError:
+        return found(detail)
+    return MendError(f"{kind}: {detail}")
+
+
+def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
+    """`live`: how many racks lived, the members among them; 0: it is not known."""
+    return {
+        "fragment": commit.fragment,
+        "version": commit.version,
+        "members": [
+            {
+                "rack": s.member.rack,
+                "seq": s.seq,
+                "base": s.base,
+                "capture_step": s.capture_step,
+                "tokens": s.tokens,
+                "steps": s.steps,
+            }
+            for s in commit.members
+        ],
+        "live": live,
+        "absent": [{"rack": a.rack, "tokens": a.tokens, "steps": a.steps} for a in commit.absent],
+        "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],
+        "digests": list(commit.digests),
+        "reason": commit.reason,
+    }

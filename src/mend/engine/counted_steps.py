@@ -1,0 +1,136 @@
+"""What happens around one counted step of the inner optimizer. Training thread."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from mend.engine.movement import Movement
+from mend.engine.outcome import Outcome
+from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
+from mend.errors import UsageError
+from mend.fragment.plan import exchanged_parameters, newcomers, unwrap
+from mend.hardware.async_tp import AsyncTp
+
+if TYPE_CHECKING:
+    from mend.engine.live_rank import LiveRank
+    from mend.engine.local_only import LocalOnlyRank
+
+
+class CountedSteps:
+    """Counts steps and tokens, and hands each step to the trainer. Holds no model alive."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rank: LiveRank | LocalOnlyRank,
+        optimizers: Sequence[HoldsParameters],
+        async_tp: AsyncTp,
+        *,
+        frozen: bool,
+    ) -> None:
+        """`frozen`: parameters that need no gradient are exchanged, too."""
+        named = exchanged_parameters(model, frozen=frozen)
+        parameters = [parameter for _, parameter in named]
+        self._model = weakref.ref(model)
+        self._names = {name for name, _ in named}
+        self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
+        self._trainer.before_capture = self.refuse_newcomers
+        self._tokens: int | None = None
+        self.borrowed = False
+        """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
+        self.movement = Movement(unwrap(model), parameters, rank.recorder.note)
+        self._hooks = StepHooks(
+            parameters,
+            optimizers,
+            before=self._before,
+            after=self._after,
+            take_tokens=self._take_tokens,
+            found=self._found,
+        )
+        rank.watch(self.movement.look)
+
+    def count_tokens(self, tokens: int) -> None:
+        """Weight of the current step. Several calls add up."""
+        if tokens < 0:
+            raise UsageError(f"count_tokens({tokens}): tokens cannot be negative")
+        self._tokens = tokens if self._tokens is None else self._tokens + tokens
+
+    def count_by_hand(self, tokens: int | None) -> None:
+        """The script says that a step is done."""
+        waiting = self._hooks.count_by_hand()
+        for more in (waiting, tokens):
+            if more is not None:
+                self.count_tokens(more)
+        self._before()
+        self._after(self._take_tokens())
+
+    @property
+    def by_given_optimizer(self) -> bool:
+        """Whether steps of the optimizer that mend_init was given are counted."""
+        return self._hooks.counting is Counting.GIVEN
+
+    def finish(self) -> Outcome | None:
+        """Count the step that still waits to be, and say why the weights may not be overwritten, if
+        there is a reason. Raises what a step raises."""
+        self._hooks.flush()
+        try:
+            self.refuse_newcomers()
+        except UsageError as error:
+            return Outcome("not-exchanged", str(error))
+        reason = self.movement.uncounted(self._trainer.tracks)
+        return Outcome("uncounted", reason) if reason else None
+
+    def close(self) -> None:
+        """Count nothing from here on. Idempotent."""
+        self._hooks.close()
+        self.movement.close()
+
+    # -------------------------------------------------------------- around a step
+
+    def _take_tokens(self) -> int | None:
+        tokens, self._tokens = self._tokens, None
+        return tokens
+
+    def _found(self, optimizer: torch.optim.Optimizer) -> None:
+        """No optimizer was given, and this one trains the model."""
+        fields: dict[str, object] = {"optimizer": type(optimizer).__name__}
+        fields |= {"parameters": len(held_by(optimizer)), "exchanged": len(self._names)}
+        self._rank.recorder.note("counting", fields)
+
+    def _before(self) -> None:
+        self.movement.check_load()
+
+    def _after(self, tokens: int | None) -> None:
+        if self.borrowed:
+            raise UsageError("a step inside `with runtime.anchor_weights()`")
+        trainer = self._trainer
+        if trainer.beside is not None and torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                "the optimizer's step is being captured into a CUDA graph, whose replays mend does "
+                "not see: give mend_init no optimizer, and call runtime.step() after each step and "
+                "each replay, from the first one on"
+            )
+        self.movement.stepped()
+        if trainer.stepped(1 if tokens is None else tokens):
+            self._rank.live(trainer.work())
+            self.movement.wrote()
+        if self._async_tp.asked:
+            self._async_tp.stepped()
+        self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
+
+    def refuse_newcomers(self) -> None:
+        """Raises UsageError for a parameter that is trained by now and that no other rack gets."""
+        model = self._model()
+        names = newcomers(model, self._names) if model is not None else []
+        if names and self._trainer.tracks:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UsageError(
+                f"parameter {names[0]}{more} became trainable after mend_init, so it is not "
+                "exchanged and would differ between racks. Add and unfreeze parameters before "
+                "mend_init, or set exchange_frozen=True there"
+            )

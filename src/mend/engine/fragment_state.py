@@ -1,0 +1,147 @@
+"""What the training thread keeps of each fragment, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mend.engine.numerics import Anchor
+from mend.fragment.apply import Alignment
+from mend.fragment.device import Landed
+from mend.fragment.shards import Holding
+from mend.fragment.view import FragmentView
+from mend.types import Owned
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until ready() or limit_ns later. Answered with whether it was ready."""
+
+    ready: Callable[[], bool]
+    limit_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeMin:
+    """Answered with the element-wise minimum over the ranks of the rack."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Answered with all that this rank holds of a fragment: its slice and those of its
+    replicas."""
+
+    fragment: int
+    slice_N: Tensor
+    holding: Holding
+
+
+Doing = Generator[Wait | AgreeMin | Share, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    ranks: int
+    overlapped: bool
+    lockstep: bool
+    alignment: Alignment
+    blend_alpha: float
+    stall_max_ns: int
+    give_up_ns: int
+    shutdown_ns: int
+
+
+@dataclass
+class OpenOffer:
+    """An own contribution until the log ends it.
+
+    `delta_N` begins as the snapshot; a worker turns it into the delta.
+    """
+
+    fragment: int
+    seq: int
+    capture_step: int
+    tokens: int
+    steps: int
+    tokens_total: int
+    steps_total: int
+    anchor: Anchor
+    delta_N: Tensor
+    residual_N: Tensor | None
+    pend_N: Tensor | None = None
+    landed: Landed | None = None
+    """To be called before `delta_N` is read: the snapshot may still be on its way from a GPU."""
+
+
+@dataclass
+class FragmentState:
+    """One fragment for the training thread: the anchor it trains on, its marks, its open offer."""
+
+    view: FragmentView
+    holding: Holding
+    anchor: Anchor
+    seq: int = 0
+    tokens_mark: int = 0
+    steps_mark: int = 0
+    offer: OpenOffer | None = None
+    residual_N: Tensor | None = None
+
+    @property
+    def owned(self) -> Owned:
+        """What the vectors of this fragment hold."""
+        return self.holding.owned
+
+    @property
+    def shared(self) -> bool:
+        """Whether other ranks hold some of the same elements; then writing is collective."""
+        return bool(self.holding.teams)
+
+
+@dataclass
+class Ledger:
+    """Tokens of this rank, summed over fragments: merged, given up by alignment (open: derived)."""
+
+    merged: int = 0
+    discarded: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
+
+    def miss(self, reason: str) -> None:
+        self.missed[reason] = self.missed.get(reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What only a round changes of where a rank stands."""
+
+    versions: tuple[int, ...]
+    digests: tuple[tuple[str, ...], ...] = ()
+    """Per fragment those of all rails, as decided; empty before the begin."""
+    marked: int = 0
+    """Tokens that no offer will count again, summed over fragments, as `merged`, `discarded`."""
+    merged: int = 0
+    discarded: int = 0
+    missed: tuple[tuple[str, int], ...] = ()
+    stall_ns_total: int = 0
+    stall_ns_last: int = 0
+
+
+Standing = tuple[int, int, Marks]
+"""(step, tokens, marks), all of one moment. The training thread puts a new one in its place; any
+thread may read it."""
+
+
+def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
+    """(newest, oldest) of the unbroken run of versions behind `base` that ends at the newest.
+
+    (base, base) if there is none.
+    """
+    newest = max((version for version in anchors if version > base), default=base)
+    oldest = newest
+    while oldest - 1 > base and oldest - 1 in anchors:
+        oldest -= 1
+    return newest, oldest

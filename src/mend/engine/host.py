@@ -1,0 +1,107 @@
+"""The host interface: everything that a rank needs of the outside world.
+
+`io_loop` implements it with threads, sockets and the monotonic clock, `mend.sim` with a virtual
+clock. The code in between (`rank`, `steps`, and the machines) is the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from mend.coordination.admission import VISITOR
+from mend.coordination.messages import Message, Refusal
+from mend.errors import MendError, OtherVersion
+from mend.types import MS, SECOND, Address, Peer
+
+T = TypeVar("T")
+
+FOREIGN = 0xFFFE
+"""Rack number under which all processes of another version are answered, one after the other."""
+
+FOREIGN_FRAMES = 3
+FOREIGN_NS = 2 * SECOND
+"""A rack that waits for the start gives up when it has heard so many frames of another version, so
+long after the first: until then it answers, so that both sides learn of it."""
+
+FOREIGN_GAP_NS = 200 * MS
+"""Between two answers; each answer is a frame of another version to the other side."""
+
+
+class HostInterface(Protocol):
+    """All calls return at once; `done` is called later, on the loop."""
+
+    def now_ns(self) -> int: ...
+
+    def connect(self, peer: Peer, address: str) -> None: ...
+
+    def send(self, to: Peer, body: Message) -> None:
+        """Best effort."""
+
+    def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Run `job` on a worker."""
+
+    def fetch(
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+    ) -> None: ...
+
+    def serve(self, key: bytes, view: memoryview) -> None: ...
+
+    def drop(self, key: bytes) -> None: ...
+
+    def note(self, kind: str, fields: dict[str, object]) -> None:
+        """An event for the recorder and the log."""
+
+    def finished(self) -> None:
+        """A machine of this process has nothing more to do."""
+
+
+class Host(Protocol):
+    """What an edge feeds: the machines of one process."""
+
+    def heard(self, peer: Peer, incarnation: int, body: Message) -> None: ...
+    def tick(self) -> None: ...
+    def deadline_ns(self) -> int | None: ...
+    def crashed(self, error: MendError) -> None: ...
+
+    def foreign(self, found: OtherVersion) -> None:
+        """A process of this job speaks another version of the wire format."""
+
+
+class Foreigners:
+    """Processes of this job that speak another version of the wire format, as one process meets
+    them."""
+
+    def __init__(self, host: HostInterface) -> None:
+        self._edge = host
+        self._frames = 0
+        self._first_ns = self._answered_ns = 0
+        self.said = ""
+        """The last one, in a sentence."""
+
+    def met(self, found: OtherVersion, others: Sequence[Peer] = ()) -> None:
+        """Answer in our own version, which is all that the other side can read of it; and tell
+        `others`, who may not have met any."""
+        now_ns = self._edge.now_ns()
+        if not self._frames:
+            self._first_ns, self._answered_ns = now_ns, now_ns - FOREIGN_GAP_NS
+        self._frames, self.said = self._frames + 1, str(found)
+        if now_ns - self._answered_ns < FOREIGN_GAP_NS:
+            return
+        self._answered_ns = now_ns
+        ways = [Peer(found.rack, 0), *others]
+        if found.address:
+            ways.append(Peer(FOREIGN, VISITOR))
+            self._edge.connect(ways[-1], found.address)
+        for way in dict.fromkeys(ways):
+            self._edge.send(way, Refusal(0, "version", self.said))
+
+    def settled(self) -> bool:
+        """Whether it is no single late frame, and the others had time to hear it."""
+        waited_ns = self._edge.now_ns() - self._first_ns
+        return self._frames >= FOREIGN_FRAMES and waited_ns >= FOREIGN_NS

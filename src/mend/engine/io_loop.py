@@ -1,0 +1,375 @@
+"""The live host: sockets, timers and the asyncio loop in its thread.
+
+One loop thread with sockets and timers, one worker thread for tensors. No opinions: frames become
+events, effects become frames, jobs and pulls come back as calls on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from mend.coordination import wire
+from mend.coordination.messages import Envelope, Message
+from mend.engine.host import Host
+from mend.engine.threads import Hands
+from mend.errors import ConfigError, GaveUp, MendError, OtherVersion, TransportError, WireError
+from mend.status import messages as status_messages
+from mend.status.event_log import EventLog
+from mend.status.server import StatusServer
+from mend.transport.bulk_client import BulkLane
+from mend.transport.delayed import CountedLane, DelayedLane, Distribution
+from mend.transport.zmq import ZmqSideband
+from mend.types import SECOND, Address, Member, Peer
+
+T = TypeVar("T")
+
+START_S = 30.0
+CLOSE_S = 10.0
+"""How long the end waits for the loop, with its sockets and the lane."""
+
+WORK_CLOSE_S = 10.0
+"""How long the end waits for the job that a worker is at."""
+
+REFUSED_NOTES_MAX = 20
+"""Refused frames that are reported one by one; further ones are only counted."""
+
+
+def _begin(cores: frozenset[int] | None) -> None:
+    from mend.engine.worker_pool import (
+        begin_worker,  # late: a witness has no jobs and needs no torch
+    )
+
+    begin_worker(cores)
+
+
+@dataclass(frozen=True, slots=True)
+class IoLoopOptions:
+    """Where a process listens. ports None = any. delay_ns 0 = no simulated delay."""
+
+    bind: str
+    lane_host: str
+    advertise_host: str
+    ports: tuple[int, int] | None
+    stall_ns: int
+    delay_ns: int = 0
+    delay_distribution: Distribution = "constant"
+    delay_seed: int = 0
+    cores: frozenset[int] | None = None
+    """Where the worker stays; None: anywhere."""
+    observe: bool = True
+    """Whether strangers that only look are answered, see `observe`."""
+
+
+@dataclass
+class Counters:
+    frames_refused: int = 0
+
+
+class IoLoop:
+    """Implements Edge. `attach` plugs in what hears and ticks (a Rank, or the witness)."""
+
+    def __init__(
+        self, me: Peer, member: Member, job: str, options: IoLoopOptions, recorder: EventLog
+    ) -> None:
+        self.me, self.member, self.job = me, member, job
+        self.options, self.recorder = options, recorder
+        self.counters = Counters()
+        self.done = threading.Event()
+        self._host: Host | None = None
+        self._observed: StatusServer | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: Future[None] = Future()
+        self._worker = Hands(1, "mend-worker", partial(_begin, options.cores))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="mend-loop", daemon=True)
+        self._thread.start()
+        try:
+            self._ready.result(START_S)
+        except BaseException:
+            self._worker.close(0.0)
+            raise
+
+    # -------------------------------------------------------------- other threads
+
+    @property
+    def address(self) -> str:
+        return self._sideband.address
+
+    @property
+    def lane_address(self) -> Address:
+        return self._lane.address
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sideband.bytes_sent + self._lane.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._sideband.bytes_received + self._lane.bytes_received
+
+    def call(self, job: Callable[[], None]) -> None:
+        """Run `job` on the loop, soon. Calls after close are dropped."""
+        try:
+            self._loop.call_soon_threadsafe(self._guarded, job)
+        except RuntimeError:
+            if not self._closing:
+                raise
+
+    def every(self, period_s: float, job: Callable[[], None]) -> None:
+        """Run `job` on the loop every `period_s` seconds, until close."""
+
+        def rest() -> None:
+            self._loop.call_later(period_s, self._guarded, again)
+
+        def again() -> None:
+            job()
+            rest()
+
+        self.call(rest)
+
+    def observe(self, view: Callable[[bool], status_messages.JobStatus]) -> None:
+        """Show `view(ended)` to whoever asks, and once more at the end. It is called on the loop,
+        a few times a second at most."""
+
+        def job() -> None:
+            if self.options.observe:
+                self._observed = StatusServer(
+                    self.job, view, self._sideband.reply, self.now_ns, self._refuse, self.note
+                )
+
+        self.call(job)
+
+    def attach(self, host: Host) -> None:
+        """Start hearing. Everything received before is still queued."""
+
+        def job() -> None:
+            self._host = host
+            self._spawn(self._listen())
+
+        self.call(job)
+
+    def close(self, farewell: Callable[[], None] | None = None) -> None:
+        """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop, and
+        WORK_CLOSE_S for the job that a worker is at; says what is left then."""
+        crashed, self._closing = self._closing, True
+        if not crashed and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._stop, farewell)
+        self._thread.join(CLOSE_S)
+        left = [self._thread.name] if self._thread.is_alive() else []
+        left += self._worker.close(WORK_CLOSE_S)
+        if left:
+            self.note("close-gave-up", {"left": left})
+
+    # -------------------------------------------------------------- Edge (loop thread)
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def connect(self, peer: Peer, address: str) -> None:
+        """The address may come from a message: one that is none is told, and stops nobody."""
+        try:
+            self._sideband.connect(peer, address)
+        except (ConfigError, TransportError) as error:
+            self._refuse(error)
+
+    def send(self, to: Peer, body: Message) -> None:
+        frame = wire.encode(
+            Envelope(self.job, self.me.rack, self.me.rank, self.member.incarnation, body)
+        )
+        self._sideband.send(to, frame)
+
+    def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        def finish(future: Future[T]) -> None:
+            if future.cancelled() or self._closing:
+                return
+            error = future.exception()
+            assert error is None or isinstance(error, Exception)
+            self.call(lambda: done(error if error is not None else future.result()))
+
+        self._worker.submit(job).add_done_callback(finish)
+
+    def fetch(
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        async def pull() -> None:
+            error: Exception | None = None
+            try:
+                await self._lane.fetch(holders, key, checksum, into)
+            except TransportError as failure:
+                error = failure
+            self._guarded(lambda: done(error))
+
+        self._spawn(pull())
+
+    def serve(self, key: bytes, view: memoryview) -> None:
+        self._lane.serve(key, view)
+
+    def drop(self, key: bytes) -> None:
+        self._lane.drop(key)
+
+    def note(self, kind: str, fields: dict[str, object]) -> None:
+        self.recorder.note(kind, fields)
+
+    def finished(self) -> None:
+        self.done.set()
+
+    # -------------------------------------------------------------- the loop
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._open()
+        except BaseException as error:
+            self._loop.close()
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+            self._lane.close()
+            if self._observed is not None:
+                self._observed.farewell()
+            self._sideband.close()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _open(self) -> None:
+        options = self.options
+        lane = BulkLane(
+            options.lane_host,
+            options.ports,
+            token=_token(self.job),
+            advertise=options.advertise_host,
+            stall_ns=options.stall_ns,
+        )
+
+        async def bind() -> ZmqSideband:
+            sideband = ZmqSideband(options.bind, frame_bytes_max=wire.FRAME_BYTES_MAX)
+            if options.observe:
+                sideband.divert(status_messages.HEAD[:3], self._looked)
+            return sideband
+
+        try:
+            self._sideband = self._loop.run_until_complete(bind())
+        except BaseException:
+            lane.close()
+            raise
+        self._lane: CountedLane = lane
+        if options.delay_ns:
+            self._lane = DelayedLane(
+                lane, options.delay_ns, options.delay_distribution, options.delay_seed
+            )
+
+    async def _listen(self) -> None:
+        while True:
+            frame = await self._sideband.receive()
+            try:
+                envelope = wire.decode(frame)
+                if envelope.job != self.job:
+                    raise WireError(f"a frame of job {envelope.job!r}, this is job {self.job!r}")
+            except WireError as error:
+                self._refuse(error)
+                if isinstance(error, OtherVersion) and error.job == self.job:
+                    self._guarded(partial(self._foreign, error))
+                continue
+            self._guarded(partial(self._hear, envelope))
+
+    def _hear(self, envelope: Envelope) -> None:
+        if self._host is not None:
+            peer = Peer(envelope.rack, envelope.rank)
+            self._host.heard(peer, envelope.incarnation, envelope.body)
+
+    def _foreign(self, found: OtherVersion) -> None:
+        if self._host is not None:
+            self._host.foreign(found)
+
+    def _looked(self, route: bytes, frame: bytes) -> None:
+        """Somebody who only looks. Not told to the host, so it is on no tape."""
+        if self._observed is not None:
+            self._observed.take(route, frame)
+
+    def _refuse(self, error: MendError) -> None:
+        self.counters.frames_refused += 1
+        if self.counters.frames_refused <= REFUSED_NOTES_MAX:
+            self.note(
+                "frame-refused", {"reason": str(error), "count": self.counters.frames_refused}
+            )
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        """Border of the loop: a bug in a machine stops this rack loudly, not the loop silently."""
+        if self._closing:
+            return
+        try:
+            job()
+            self._arm()
+        except Exception as error:
+            self._crash(error)
+
+    def _crash(self, error: Exception) -> None:
+        self._closing = True
+        self.done.set()
+        if self._host is not None:
+            failure = (
+                error
+                if isinstance(error, MendError)
+                else GaveUp(f"the mend loop stopped: {error!r}")
+            )
+            if failure is not error:
+                failure.__cause__ = error
+            self._host.crashed(failure)
+        self._loop.stop()
+
+    def _arm(self) -> None:
+        """One timer, for the earliest deadline of the machines."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._host.deadline_ns() if self._host is not None else None
+        if due is not None:
+            delay_s = max(0, due - self.now_ns()) / SECOND
+            self._timer = self._loop.call_later(delay_s, self._guarded, self._tick)
+
+    def _tick(self) -> None:
+        if self._host is not None:
+            self._host.tick()
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert isinstance(error, Exception), error
+            self._crash(error)
+
+    def _stop(self, farewell: Callable[[], None] | None) -> None:
+        if farewell is not None:
+            farewell()
+        self._loop.stop()
+
+
+def _token(job: str) -> bytes:
+    """What a lane connection must begin with: keeps jobs apart, not people out."""
+    return hashlib.sha256(b"mend lane " + job.encode()).digest()[:16]

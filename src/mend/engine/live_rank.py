@@ -1,0 +1,397 @@
+"""Starts one rank of a rack from plain settings, and takes it down again."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+import torch
+from torch import nn
+
+from mend.coordination.events import Event
+from mend.coordination.machines import Parts
+from mend.coordination.schedule import schedule_of
+from mend.coordination.validation import plan_hash
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.numerics import Numerics
+from mend.engine.outcome import tell_end
+from mend.engine.progress import PERIOD_S, TrainingProgress
+from mend.engine.published_state import PublishedState
+from mend.engine.rack import RackGroup
+from mend.engine.rank_config import Introduction, Settings, parts_of
+from mend.engine.replay_training import Again
+from mend.engine.snapshot import Training, note_of, view_of_rank
+from mend.engine.sums import check_room
+from mend.engine.threads import from_outside
+from mend.engine.trainer import AgreeMin, Doing, FragmentState, OpenOffer, Share, Trainer, Wait
+from mend.errors import GaveUp, UsageError
+from mend.fragment.device import Side, device_of
+from mend.fragment.plan import (
+    Item,
+    build_plan,
+    exchanged_parameters,
+    first_unequal_replica,
+    inventory,
+    plain_slots,
+    plan_facts,
+    rank_facts,
+    replica_ranks,
+    unwrap,
+)
+from mend.fragment.shards import InPlace, holding, mesh_ranks
+from mend.fragment.statistics import buffer_digests, in_few_words
+from mend.fragment.view import FragmentView
+from mend.status.event_log import EventLog
+from mend.status.messages import JobStatus
+from mend.status.server import NOTES_S, Recent
+from mend.trace.writer import TapeWriter, begin, header_of
+from mend.types import SECOND, WITNESS, Member, Peer
+
+T = TypeVar("T")
+
+BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
+
+
+class LiveRank:
+    """One running rank: trainer on the caller's thread, everything else on the driver's."""
+
+    def __init__(self, model: nn.Module, settings: Settings, numerics: Numerics) -> None:
+        self.settings, self.numerics = settings, numerics
+        self._ending = threading.RLock()
+        limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
+        self.group = RackGroup(settings.members, limit_ns / SECOND)
+        self.me = Peer(settings.rack, self.group.rank)
+        self._in_place = InPlace(model)
+        self._in_place.check()
+        parameters = [p for _, p in exchanged_parameters(model, frozen=settings.frozen)]
+        self._in_place.watch(unwrap(model), {id(p) for p in parameters})
+        device = device_of(parameters)
+        self._side = Side(device) if device is not None and device.type == "cuda" else None
+        self.plan = build_plan(model, settings.fragments, frozen=settings.frozen)
+        self.schedule = schedule_of(
+            len(self.plan), settings.period_steps, settings.overlap_steps, settings.overlap_ramp,
+            polls=settings.racks > 1 and not settings.step.lockstep,
+        )  # fmt: skip
+        self.recorder = EventLog(
+            {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
+        )
+        self.tape: TapeWriter | None = None
+        self._told = False
+        try:
+            nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
+            self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
+            self.io_loop = IoLoop(
+                self.me, self.member, settings.job, self._driver_options(), self.recorder
+            )
+        except BaseException:  # a port that is taken: there is no driver to abort yet
+            self.recorder.close()
+            self.group.close()
+            raise
+        digests = buffer_digests(model) if settings.racks > 1 else {}
+        self._buffers = weakref.ref(model), digests
+        self.pace = TrainingProgress(
+            self.recorder.note, lambda: (self.io_loop.bytes_sent, self.io_loop.bytes_received)
+        )
+        self.io_loop.every(PERIOD_S, self.pace.write)
+        try:
+            self._build(model, numerics)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _driver_options(self) -> IoLoopOptions:
+        """Only the leader listens on the configured port; the rack's other ranks take any."""
+        options = self.settings.io_loop
+        if self.me.rank == 0:
+            return options
+        return replace(options, bind=f"tcp://{options.lane_host}:0")
+
+    def _build(self, model: nn.Module, numerics: Numerics) -> None:
+        inventories = self._inventories(model)
+        tracks = self._tracks(model, inventories, numerics)
+        teams = [team for track in tracks for team in track.holding.teams]
+        self.group.team_up(teams, cuda=self._side is not None)
+        again = Again(replay, self.me, self.plan) if (replay := self.settings.replay) else None
+        self.published = again.published if again else PublishedState(len(self.plan))
+        options = replace(self.settings.step, ranks=self.group.ranks)
+        self.trainer = (again.trainer if again else Trainer)(
+            self.member,
+            self.schedule,
+            options,
+            tracks,
+            self.published,
+            now_ns=self.io_loop.now_ns,
+            post=self._post,
+            own=self._own,
+            note=self.recorder.note,
+            numerics=numerics,
+            side=self._side,
+        )
+        genesis = [track.anchor for track in tracks]
+        digests = tuple(anchor.digest for anchor in genesis)
+        mine = Introduction(
+            self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
+        )
+        found = self._of_all_ranks(mine, Introduction)
+        plain = self._plain(model)
+        facts = (*plan_facts(self.plan, model), *self._plain_facts(plain), *rank_facts(inventories))
+        owned = [track.owned for track in tracks]
+        parts = parts_of(
+            self.settings,
+            self.me,
+            self.member,
+            found,
+            facts,
+            sums=numerics.measuring is not None,
+            started_ns=self.io_loop.now_ns(),
+            script=again.script if again else None,
+        )
+        if again and parts.leader:
+            again.check(parts.leader.hello.facts)
+        self._record(parts, tuple(numerics.payload_bytes(mine.numel) for mine in owned))
+        self.rank = ConcurrentOuterStep(
+            self.me,
+            self.member,
+            Roles.of_parts(parts),
+            owned,
+            genesis,
+            numerics,
+            self.published,
+            self.io_loop,
+            plain,
+            again.comparer if again else self.tape,
+        )
+        self._show()
+        self.io_loop.call(lambda: self._connect([one.address for one in found]))
+        self.io_loop.attach(self.rank)
+
+    def _plain(self, model: nn.Module) -> list[tuple[bool, ...]]:
+        """Per fragment, which tensors the mean merges where the rule is another; else nothing."""
+        if self.numerics.measuring is None:
+            return []
+        names = self.settings.merge_mean_names
+        plain = [plain_slots(model, layout, names) for layout in self.plan]
+        check_room(self.plan, plain, self.settings.racks)
+        return plain
+
+    def _plain_facts(self, plain: Sequence[Sequence[bool]]) -> list[tuple[str, str]]:
+        slots = [slot for layout in self.plan for slot in layout.slots]
+        flags = [flag for flags in plain for flag in flags]
+        return [(f"merge {s.name}", "mean") for s, flag in zip(slots, flags, strict=False) if flag]
+
+    def _inventories(self, model: nn.Module) -> list[tuple[Item, ...]]:
+        """What every rank of the rack holds. Replicas must hold the same bits: each speaks for a
+        slice of all of them."""
+        self._check_groups(model)
+        mine = inventory(model, hash_all=self.group.ranks > 1, frozen=self.settings.frozen)
+        found = self._of_all_ranks(mine, tuple[Item, ...])
+        if unequal := first_unequal_replica(found):
+            name, one, other = unequal
+            raise UsageError(
+                f"ranks {one} and {other} of this rack hold different values of {name}; wrap the "
+                "model in DistributedDataParallel, or broadcast its parameters, before mend_init"
+            )
+        return found
+
+    def _check_groups(self, model: nn.Module) -> None:
+        """What synchronises the ranks at every step must stay inside the rack."""
+        spread = replica_ranks(model)
+        for _, parameter in unwrap(model).named_parameters():
+            spread |= mesh_ranks(parameter)
+        if beyond := sorted(spread - set(self.group.members)):
+            raise UsageError(
+                f"the model is spread over ranks {beyond}, which are not of rack {self.me.rack} "
+                f"(ranks {list(self.group.members)}); give DDP or fully_shard a mesh of this rack, "
+                "such as mend.rack_mesh()['dp']"
+            )
+
+    def _tracks(
+        self, model: nn.Module, inventories: Sequence[Sequence[Item]], numerics: Numerics
+    ) -> list[FragmentState]:
+        named = dict(exchanged_parameters(model, frozen=self.settings.frozen))
+        boxes = [{item.name: item.shard for item in items} for items in inventories]
+        tracks = []
+        for layout in self.plan:
+            names = [slot.name for slot in layout.slots]
+            view = FragmentView(layout, [named[name] for name in names], self._in_place.check)
+            held = holding(layout, [[of[name] for name in names] for of in boxes], self.me.rank)
+            values_N = torch.empty(held.owned.numel, dtype=torch.float32)
+            view.read(held.owned, values_N)
+            tracks.append(FragmentState(view, held, numerics.genesis(values_N)))
+        if self._side is not None:
+            numels = [track.owned.numel for track in tracks]
+            self._side.prepare(max(numels))
+            _prepare(numerics, numels)
+        return tracks
+
+    def _of_all_ranks(self, mine: T, kind: type[T]) -> list[T]:
+        """What every rank of the rack says, in rank order."""
+        blobs = self.group.gather_bytes(msgspec.msgpack.encode(mine))
+        return [msgspec.msgpack.decode(blob, type=kind) for blob in blobs]
+
+    def _record(self, parts: Parts, payload_bytes: tuple[int, ...]) -> None:
+        """Begin the tape, if there is to be one."""
+        settings, plan = self.settings, plan_hash(parts.leader.hello) if parts.leader else ""
+        if plan:
+            self.recorder.note(
+                "start", {"member": list(self.member), "plan": plan, "job": settings.job}
+            )
+        about = {"plan": plan, "config": settings.config, "payload_bytes": payload_bytes}
+        header = header_of(settings.job, parts, **about)
+        self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
+
+    def _advertised(self) -> str:
+        host, address = self.settings.io_loop.advertise_host, self.io_loop.address
+        return f"tcp://{host}:{address.rsplit(':', 1)[1]}" if host else address
+
+    def _connect(self, addresses: Sequence[str]) -> None:
+        """Loop thread. A leader speaks to whoever may coordinate and to its ranks, a rank to its
+        leader."""
+        if self.me.rank != 0:
+            self.io_loop.connect(Peer(self.me.rack, 0), addresses[0])
+            return
+        for rank, address in enumerate(addresses[1:], start=1):
+            self.io_loop.connect(Peer(self.me.rack, rank), address)
+        if self.settings.witness:
+            self.io_loop.connect(Peer(WITNESS, 0), self.settings.witness)
+        for rack, address in self.settings.peers.items():
+            if rack != self.me.rack:
+                self.io_loop.connect(Peer(rack, 0), address)
+
+    def _show(self) -> None:
+        """Let whoever looks see the rack; its leader speaks for all ranks."""
+        io_loop, roles = self.io_loop, self.rank.roles
+        leader = roles.leader
+        if leader is None:
+            return
+
+        def traffic() -> tuple[int, int]:
+            return io_loop.bytes_sent, io_loop.bytes_received
+
+        training = Training(
+            self.published,
+            self.pace,
+            Recent(lambda: note_of(self.pace, traffic, io_loop.now_ns())),
+            self.group.ranks,
+            lambda: sum(count for _, count in self.trainer.standing[2].missed),
+            lambda: self.numerics.buffers.total_bytes,
+        )
+
+        def view(ended: bool) -> JobStatus:
+            job, now_ns = self.settings.job, io_loop.now_ns()
+            return view_of_rank(job, leader, roles.coordinator, training, now_ns, ended=ended)
+
+        io_loop.every(NOTES_S, training.recent.note)
+        io_loop.observe(view)
+
+    # -------------------------------------------------------------- training thread
+
+    def begin(self) -> None:
+        """Wait for the other racks, then train on version 0 of the lowest. Raises what stops it."""
+        # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
+        # well.
+        self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
+
+    def live(self, doing: Doing) -> None:
+        """Drive a generator of `steps` on this thread."""
+        answer: object = None
+        while True:
+            try:
+                request = doing.send(answer)
+            except StopIteration:
+                return
+            except SystemExit:  # a replay whose tape is at its end
+                self.close()
+                raise
+            answer = self._answer(request)
+
+    def _answer(self, request: Wait | AgreeMin | Share) -> object:
+        match request:
+            case Wait(ready, limit_ns):
+                return self.published.wait(ready, limit_ns / SECOND)
+            case AgreeMin(values):
+                return self.group.minimum(values)
+            case Share(_, slice_N, mine):
+                return self.group.share(slice_N, mine)
+
+    def _post(self, event: Event) -> None:
+        self.io_loop.call(lambda: self.rank.tell(event))
+
+    def _own(self, offer: OpenOffer) -> None:
+        self.io_loop.call(lambda: self.rank.own(offer))
+
+    # -------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """After `trainer.close()`: let the others hear the end, then stop. All ranks together."""
+        self._note_buffers()
+        self.group.barrier()
+        coordinator = self.rank.roles.coordinator
+        if coordinator is not None and coordinator.proposer.leading:
+            self.io_loop.done.wait(5.0)
+        self.abort()
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Call `look` about once a second, on the loop."""
+        self.io_loop.every(PERIOD_S, look)
+
+    def _note_buffers(self) -> None:
+        """Buffers whose module did not tell at the start that training changes them."""
+        model, before = self._buffers[0](), self._buffers[1]
+        if model is None or not before:
+            return
+        after = buffer_digests(model)
+        if changed := [name for name, digest in before.items() if after.get(name) != digest]:
+            effect = "changed in training and are not exchanged: each rack has its own"
+            self.recorder.note(
+                "buffers-changed",
+                {"buffers": in_few_words(changed), "effect": effect, "remedy": BUFFERS_PAGE},
+            )
+
+    def abort(self) -> None:
+        """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent; any
+        thread. On a thread of mend's own it returns at once, and another one does it."""
+        from_outside(self._end)
+
+    def _end(self) -> None:
+        with self._ending:
+            self.io_loop.close(self._farewell)
+            if (published := getattr(self, "board", None)) is not None:
+                published.fail(GaveUp("this rack has left the job"))  # whoever waits for it still
+            if not self._told and hasattr(self, "trainer") and self.settings.replay is None:
+                self._told = True
+                tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
+            if self._side is not None:
+                self._side.close()
+            if left := self.numerics.close():
+                self.recorder.note("close-gave-up", {"left": left})
+            if self.tape is not None:
+                self.tape.close()
+            self.pace.end()
+            self.recorder.close()
+            self.group.close()
+
+    def _farewell(self) -> None:
+        rank = getattr(self, "rank", None)
+        leader = rank.roles.leader if rank is not None else None
+        if leader is not None:
+            effect = leader.farewell()
+            if effect.to != self.me:
+                self.io_loop.send(effect.to, effect.body)
+
+
+def _prepare(numerics: Numerics, numels: Sequence[int]) -> None:
+    """Have all memory of the run ready: locking takes a while, and would hold up the first rounds.
+
+    A second version of every anchor, and vectors for the rounds in flight.
+    """
+    second = [numerics.empty(numel) for numel in numels]
+    flying = numerics.buffers.idle_max - len(second)
+    ready = [numerics.buffers.empty(max(numels)) for _ in range(flying)]
+    del second, ready

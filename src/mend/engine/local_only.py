@@ -1,0 +1,129 @@
+"""A rank of a rack that trains alone (exchange=False): counts and records, opens no socket, copies
+no weights.
+
+It is the baseline that an exchange is measured against: the same script, hooks and events, and
+nothing else. It has what `api` uses of a `LiveRank`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch.distributed as dist
+
+from mend.codec import CODECS
+from mend.coordination.events import Event
+from mend.coordination.schedule import Schedule
+from mend.engine.io_loop import Counters
+from mend.engine.numerics import Numerics
+from mend.engine.outcome import tell_end
+from mend.engine.progress import PERIOD_S, TrainingProgress
+from mend.engine.published_state import PublishedState
+from mend.engine.rank_config import Settings
+from mend.engine.threads import from_outside
+from mend.engine.trainer import Doing, OpenOffer, Trainer
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.status.event_log import EventLog
+from mend.types import Member, Peer
+
+NEVER = 1 << 62
+"""A period that no run gets to the end of: nothing is ever due."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoWire:
+    """Stands where a rank's driver does: nothing is sent, nothing comes."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    counters: Counters = field(default_factory=Counters)
+
+
+class LocalOnlyRank:
+    """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
+    together, and the model is never touched."""
+
+    def __init__(self, settings: Settings) -> None:
+        rank = _rank_in(settings.members)
+        self.me = Peer(settings.rack, rank)
+        self.settings, self.io_loop = settings, NoWire()
+        self.schedule = Schedule(1, NEVER, 0)
+        self.recorder = EventLog({"rack": settings.rack, "rank": rank}, settings.diagnostics)
+        self.pace = TrainingProgress(self.recorder.note, lambda: (0, 0))
+        self._over, self._ending = threading.Event(), threading.RLock()
+        self._told = False
+        self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
+        self.numerics = Numerics(
+            CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
+        )
+        self.published = PublishedState(0)
+        self.published.finish()  # leaving waits for nobody
+        self.trainer = Trainer(
+            Member(settings.rack, 0),
+            self.schedule,
+            replace(settings.step, ranks=1),
+            [],
+            self.published,
+            now_ns=time.monotonic_ns,
+            post=_nobody,
+            own=_nobody,
+            note=self.recorder.note,
+            numerics=self.numerics,
+        )
+
+    def begin(self) -> None:
+        """Nobody is waited for."""
+        member = [self.me.rack, 0]
+        self.recorder.note(
+            "start", {"member": member, "plan": "", "job": self.settings.job, "exchange": False}
+        )
+        self._ticker.start()
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Nothing is overwritten here, so nothing has to be looked at."""
+
+    def _tick(self) -> None:
+        """What a rank's loop thread does beside all else."""
+        while not self._over.wait(PERIOD_S):
+            self.pace.write()
+
+    def live(self, doing: Doing) -> None:
+        """Drive a generator of `steps`; without fragments and other ranks it asks for nothing."""
+        for request in doing:
+            raise AssertionError(f"a rank alone was asked to wait: {request}")
+
+    def close(self) -> None:
+        """As `abort`: there is nobody to part from."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Write what is left of the events. Idempotent; any thread, see `LiveRank.abort`."""
+        self._over.set()
+        from_outside(self._end)
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._ticker.ident is not None:
+                self._ticker.join()
+            if not self._told:
+                self._told = True
+                tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
+            self.numerics.close()
+            self.pace.end()
+            self.recorder.close()
+
+
+def _nobody(_: Event | OpenOffer) -> None:
+    """Whom the loop would tell."""
+
+
+def _rank_in(members: tuple[int, ...] | None) -> int:
+    """This process's number in its rack; `members`: the rack's global ranks, None: all."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    mine = dist.get_rank()
+    return mine if members is None else members.index(mine)

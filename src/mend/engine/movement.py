@@ -1,0 +1,185 @@
+"""Finds weights that moved although no step was counted. Training thread, except `look`.
+
+A step that mend does not see is training that it would overwrite at the end. Three signs, from
+the cheapest to the surest: versions of a few parameters (torch counts writes in place, but those
+of fused optimizers and through `.data`), values while no step was counted at all, and a state dict
+that was loaded after mend_init.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+import xxhash
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from mend.engine.fragment_state import FragmentState
+from mend.errors import UsageError
+from mend.fragment.shards import bytes_held
+
+CANARIES_MAX = 8
+"""Parameters whose versions are read at every step; the rest is looked at when it is due."""
+
+SIGNS_MAX = 3
+"""So many times `look` finds new writes and no new step before it says so."""
+
+
+class Movement:
+    """What is known of who moved the exchanged parameters. Holds no model alive."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        exchanged: Sequence[nn.Parameter],
+        warn: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        """`exchanged`: all parameters that mend exchanges. `warn` notes an event."""
+        self._warn = warn
+        self._parameters = [weakref.ref(p) for p in exchanged]
+        stride = max(1, len(exchanged) // CANARIES_MAX)
+        self._canaries = self._parameters[::stride][:CANARIES_MAX]
+        self._marked = self._versions()
+        self._per_step = 0
+        """Writes to the canaries from one counted step to the next, the last time."""
+        self._steps = 0
+        self._seen: tuple[int, int] = (0, self._marked)
+        self._signs = 0
+        self._before_load: list[str] | None = None
+        self._load_began = 0
+        """Writes to the canaries until then."""
+        self._loaded = False
+        self._handles = _watch_loads(model, self)
+
+    def close(self) -> None:
+        """Watch no longer. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # -------------------------------------------------------------- versions
+
+    def _versions(self) -> int:
+        """Writes to the canaries so far, summed."""
+        return sum(p._version for each in self._canaries if (p := each()) is not None)
+
+    def stepped(self) -> None:
+        """A step was counted, and what mend writes behind it is written."""
+        now = self._versions()
+        self._per_step, self._marked = now - self._marked, now
+        self._steps += 1
+
+    def wrote(self) -> None:
+        """mend itself wrote to the parameters behind the step."""
+        self._marked = self._versions()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is written inside is undone at its end."""
+        before = self._versions()
+        try:
+            yield
+        finally:
+            self._marked += self._versions() - before
+
+    def look(self) -> None:
+        """Any thread, now and then: warn once when weights change and no step is counted."""
+        now = (self._steps, self._versions())
+        if now[0] != self._seen[0]:
+            self._signs = 0
+        elif now[1] != self._seen[1]:
+            self._signs += 1
+            if self._signs == SIGNS_MAX:
+                remedy = "call runtime.step() after each step, or give mend_init the optimizer"
+                self._warn("uncounted", {"step": self._steps, "remedy": remedy})
+        self._seen = now
+
+    # -------------------------------------------------------------- the end
+
+    def uncounted(self, tracks: Sequence[FragmentState]) -> str:
+        """Why these weights hold training that was not counted; empty: they do not.
+
+        What is written once more after the last step (clamped weights, an average swapped in) is
+        less than a step writes, and no training.
+        """
+        if self._load_in_place():
+            return f"a state dict was loaded after step {self._steps}"
+        if self._steps == 0:
+            moved = (track.view.first_unequal(track.owned, track.anchor.values) for track in tracks)
+            name = next(filter(None, moved), "")
+            return f"{name} changed and no step was counted" if name else ""
+        since = self._versions() - self._marked
+        if since >= max(1, self._per_step):
+            return f"weights were written {since} times after step {self._steps}, the last counted"
+        return ""
+
+    # -------------------------------------------------------------- state dicts
+
+    def check_load(self) -> None:
+        """Before a step. Raises UsageError when a state dict was loaded that is still in place."""
+        if self._load_in_place():
+            raise UsageError(
+                f"a state dict was loaded into the model after mend_init (after step {self._steps})"
+                "; mend would merge the jump as if it were training. Load it before mend_init, on "
+                "every rack; in the middle of a run call mend_shutdown, load, and mend_init again"
+            )
+
+    def _load_in_place(self) -> bool:
+        """Whether a load changed the parameters. Values that are back, such as those that an
+        average replaced for an evaluation, are forgotten."""
+        if not self._loaded:
+            return False
+        if self._before_load != self._hashes():
+            return True
+        self._marked += self._versions() - self._load_began
+        self._loaded, self._before_load = False, None
+        return False
+
+    def begin_load(self) -> None:
+        """A state dict is about to be loaded into a module of the model."""
+        if self._before_load is None:
+            self._before_load, self._load_began = self._hashes(), self._versions()
+
+    def end_load(self) -> None:
+        """It is loaded."""
+        self._loaded = True
+
+    def _hashes(self) -> list[str]:
+        """Of what this rank holds of every exchanged parameter."""
+        parameters = (reference() for reference in self._parameters)
+        return [xxhash.xxh3_128_hexdigest(bytes_held(p)) for p in parameters if p is not None]
+
+
+class _LoadHook:
+    """Around `load_state_dict` of every module. A copy of the model, and one that was pickled, has
+    `ignore` in its place."""
+
+    def __init__(self, movement: Movement, call: Callable[[Movement], None]) -> None:
+        self._movement, self._call = weakref.ref(movement), call
+
+    def __call__(self, *_: object) -> None:
+        if (movement := self._movement()) is not None:
+            self._call(movement)
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _hook_of_a_copy, ()
+
+
+def _hook_of_a_copy() -> Callable[..., None]:
+    return ignore
+
+
+def ignore(*_: object) -> None:
+    """The hook of a model that mend does not train."""
+
+
+def _watch_loads(model: nn.Module, movement: Movement) -> list[RemovableHandle]:
+    handles = []
+    for module in model.modules():
+        before = _LoadHook(movement, Movement.begin_load)
+        handles.append(module.register_load_state_dict_pre_hook(before))  # type: ignore[no-untyped-call]
+        after = _LoadHook(movement, Movement.end_load)
+        handles.append(module.register_load_state_dict_post_hook(after))  # type: ignore[no-untyped-call]
+    return handles

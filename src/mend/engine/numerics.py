@@ -1,0 +1,448 @@
+"""The one place where codec, merge and outer step meet. Runs on workers.
+
+Everything is element-wise and done block by block, so that a block stays in the cache from decoding
+to its digest. Bits do not depend on the size of a block or the number of threads; nothing here
+reduces over elements but the checksums, which read bytes in order, and sums that are exact.
+
+Legend: N elements of a rank's part of a fragment, n elements of a block, B payload bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+
+import torch
+import xxhash
+from torch import Tensor
+
+from mend.codec import Codec
+from mend.consensus.records import NORM_MAX
+from mend.consensus.weights import WHOLE
+from mend.engine.buffers import Buffers, Pin
+from mend.engine.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
+from mend.engine.sums import Tensors, Weights, partial_of, total_of
+from mend.engine.worker_pool import WorkerPool
+from mend.errors import NonFinite, Unmergeable, WireError
+from mend.merge import PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
+from mend.outer import OuterOptimizer, Rates
+
+_DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
+# Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
+# whatever its settings; where that thread is serial anyway, calls are larger. Every call lets go of
+# the interpreter's lock and takes it again, and each time a training thread that has kernels to
+# launch waits in between: with 256 Ki, as fast alone, merges held up FSDP2 on a GPU (docs/LOG.md).
+_SERIAL_NUMEL = 1 << 15
+_SINGLE_NUMEL = 1 << 20
+
+PORTION_NUMEL = 1 << 20
+"""Elements of a job of the crew's."""
+
+
+def block_numel() -> int:
+    """Elements per torch call that keep it in this thread."""
+    return _SINGLE_NUMEL if torch.get_num_threads() == 1 else _SERIAL_NUMEL
+
+
+def _blocks(numel: int, size: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + size, numel)) for start in range(0, numel, size))
+
+
+def _stretches(
+    runs: Sequence[tuple[int, Weights]], begin: int, end: int, size: int
+) -> Iterator[tuple[int, int, Weights]]:
+    """Blocks of [begin, end), cut where the weights change."""
+    start = 0
+    for stop, weights in runs:
+        first, last = max(start, begin), min(stop, end)
+        for low, high in _blocks(last - first, size):
+            yield first + low, first + high, weights
+        start = stop
+
+
+def _magnitude(values_n: Tensor) -> float:
+    """The greatest; NaN if one is NaN."""
+    if not values_n.numel():
+        return 0.0
+    low, high = (x.item() for x in torch.aminmax(values_n))
+    return float(max(-low, high))
+
+
+def _sound(values_n: Tensor) -> bool:
+    """Whether all are numbers below NORM_MAX. A square of any that is not is Inf or NaN, and
+    survives every addition; where many squares overflow together, each value is looked at."""
+    return math.isfinite(values_n.dot(values_n).item()) or _magnitude(values_n) < NORM_MAX
+
+
+def first_unsound(values_N: Tensor) -> int | None:
+    """The first element that is no number below NORM_MAX."""
+    for start, stop in _blocks(values_N.numel(), _SINGLE_NUMEL):
+        block_n = values_N[start:stop]
+        if not _sound(block_n):
+            return start + int((~(block_n.abs() < NORM_MAX)).nonzero()[0])
+    return None
+
+
+def _check_buffer(data: Tensor, size: int) -> None:
+    found = (tuple(data.shape), data.dtype, data.is_contiguous())
+    assert found == ((size,), torch.float32, True), f"no anchor buffer of {size}: {found}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anchor:
+    """A committed (or tentative) fragment part: N values, then N of outer state if there is any.
+    Never written to."""
+
+    data: Tensor
+    numel: int
+    version: int
+    digest: str
+    rounds: int = 0
+    """That it has behind it, in parts of `weights.WHOLE`."""
+
+    @property
+    def values(self) -> Tensor:
+        return self.data[: self.numel]
+
+    @property
+    def state(self) -> Tensor | None:
+        return self.data[self.numel :] if self.data.numel() > self.numel else None
+
+    def view(self) -> memoryview:
+        """The bytes a donor serves."""
+        return bytes_of(self.data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """What an offer sends (B bytes, their xxh3_128), what it still owes once it is named (`pend`,
+    fp32 N), and the greatest magnitude in it."""
+
+    payload: Tensor
+    checksum: str
+    pend: Tensor | None
+    norm: float = 0.0
+
+
+class Numerics:
+    """codec + merge + outer step of one run. Any number of workers may share it.
+
+    `pool`: threads that share what is long; the bits do not depend on how many, as every operation
+    is element-wise and every digest block lies in one part. `buffers`: `spare` large vectors are
+    kept from round to round. The training thread uses both.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        merge: Merge,
+        outer: OuterOptimizer,
+        threads: int = 1,
+        spare: int = 0,
+        pin: Pin | None = None,
+        cores: frozenset[int] | None = None,
+    ) -> None:
+        self.codec, self.rule, self.outer = codec, merge, outer
+        self.measuring = merge if isinstance(merge, Measuring) else None
+        self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
+
+    def close(self) -> list[str]:
+        """End the threads, give up the spare vectors; a merge in flight finishes first, if it can.
+        Returns the names of threads that did not."""
+        self.buffers.close()
+        return self.pool.close()
+
+    def payload_bytes(self, numel: int) -> int:
+        return self.codec.payload_bytes(numel)
+
+    def empty(self, numel: int) -> Tensor:
+        """An unwritten anchor buffer: for a state pull, or for `merge(out=)`."""
+        return self.buffers.empty(2 * numel if self.outer.has_state else numel)
+
+    def genesis(self, values_N: Tensor) -> Anchor:
+        """Version 0: a copy of the values, zero outer state."""
+        numel = values_N.numel()
+        data = self.empty(numel)
+        data[:numel].copy_(values_N)
+        data[numel:].zero_()
+        return self.adopt(data, numel, 0)
+
+    def adopt(self, data: Tensor, numel: int, version: int, rounds: int = 0) -> Anchor:
+        """Take over a filled buffer. The caller compares the digest with the one in the log."""
+        size = 2 * numel if self.outer.has_state else numel
+        _check_buffer(data, size)
+        return Anchor(data, numel, version, digest_of(data, numel, version, rounds), rounds)
+
+    def encode(
+        self, delta_N: Tensor, residual_N: Tensor | None, anchor_N: Tensor | None = None
+    ) -> Encoded:
+        """x = delta + residual; payload = C(x); pend = x - decode(payload).
+
+        With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. The
+        payload may share the memory of `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of
+        NORM_MAX in x, or when x leaves the range of the codec; `delta_N` is of no use then.
+        """
+        numel = delta_N.numel()
+        x_N = delta_N if residual_N is None else self.buffers.empty(numel)
+        parts = list(_blocks(numel, PORTION_NUMEL))
+        norms = [0.0] * len(parts)
+
+        def fill(position: int) -> None:
+            part = parts[position]
+            norms[position] = self._fill(delta_N, residual_N, anchor_N, x_N, *part)
+
+        self.pool.each([partial(fill, position) for position in range(len(parts))])
+        payload_B = self.codec.encode(x_N)
+        pend_N = None
+        if not self.codec.exact:  # x is ours to overwrite unless it is the delta itself
+            pend_N = self.buffers.empty(numel) if x_N is delta_N else x_N
+            self._unsent(x_N, payload_B, pend_N)
+        checksum = xxhash.xxh3_128()
+        view = bytes_of(payload_B)
+        for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
+            checksum.update(view[start:stop])
+        return Encoded(payload_B, checksum.hexdigest(), pend_N, max(norms, default=0.0))
+
+    def _fill(
+        self,
+        delta_N: Tensor,
+        residual_N: Tensor | None,
+        anchor_N: Tensor | None,
+        x_N: Tensor,
+        begin: int,
+        end: int,
+    ) -> float:
+        """Elements [begin, end) of delta (from the snapshot) and of x; the greatest magnitude of
+        x, which must be below NORM_MAX."""
+        norm = 0.0
+        for first, last in _blocks(end - begin, block_numel()):
+            start, stop = begin + first, begin + last
+            if anchor_N is not None:
+                torch.sub(anchor_N[start:stop], delta_N[start:stop], out=delta_N[start:stop])
+            if residual_N is not None:
+                torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
+            found = _magnitude(x_N[start:stop])
+            if not found < NORM_MAX:
+                self._refuse(x_N[start:stop], start, "the delta")
+            norm = max(norm, found)
+        return norm
+
+    def measure(
+        self, payloads: Sequence[Tensor], weights: Sequence[float], tensors: Tensors
+    ) -> bytes:
+        """The sums over this part of the tensors, for the leader. Raises WireError like `merge`."""
+        rule = self.measuring
+        assert rule is not None, f"{self.rule.name} needs no sums"
+        self._check_payloads(payloads, tensors.cuts[-1])
+        pieces = [
+            (number, begin + first, begin + last)
+            for number, (begin, end) in enumerate(tensors.measured)
+            for first, last in _blocks(end - begin, PORTION_NUMEL)
+        ]
+        found = [nothing(len(payloads))] * len(pieces)
+
+        def job(position: int) -> None:
+            _, start, stop = pieces[position]
+            found[position] = self._measured(rule, payloads, start, stop)
+
+        self.pool.each([partial(job, position) for position in range(len(pieces))])
+        grams = [nothing(len(payloads))] * len(tensors.measured)
+        for (number, _, _), gram in zip(pieces, found, strict=True):
+            grams[number] = grams[number].plus(gram)
+        return partial_of(tuple(weights), grams)
+
+    def _measured(self, rule: Measuring, payloads: Sequence[Tensor], begin: int, end: int) -> Gram:
+        gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
+        rooms = [torch.empty(min(size, end - begin)) for _ in payloads]
+        for first, last in _blocks(end - begin, size):
+            decoded = [
+                self.codec.decode(payload, begin + first, begin + last, room[: last - first])
+                for payload, room in zip(payloads, rooms, strict=True)
+            ]
+            gram = gram.plus(rule.measure(decoded))
+        return gram
+
+    def total(self, partials: Sequence[bytes]) -> bytes:
+        """What the partials of all ranks of a rack come to. Raises WireError for garbage."""
+        assert self.measuring is not None, f"{self.rule.name} needs no sums"
+        return total_of(self.measuring, partials)
+
+    def merge(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        anchor: Anchor,
+        version: int,
+        out: Tensor | None = None,
+        runs: Sequence[tuple[int, Weights]] | None = None,
+        part: int = WHOLE,
+    ) -> Anchor:
+        """The next anchor from the members' payloads, in the order given (ascending rack).
+
+        `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
+        weights of their own. `part`: how much of a round it is, of WHOLE. Raises
+        WireError for a payload of another size, Unmergeable when an element of the result is no
+        number below NORM_MAX.
+        """
+        data = self.empty(anchor.numel) if out is None else out
+        runs = runs or [(anchor.numel, tuple(weights))]
+        self._check(payloads, runs, anchor, data)
+        parts = self._parts(anchor.numel)
+        after, has_state = anchor.rounds + part, self.outer.has_state
+        digests = [StateDigest(anchor.numel, version, has_state, after) for _ in parts]
+        rates = self.rates(anchor.rounds, part, len(payloads))
+        span = partial(self._merge_span, payloads, runs, anchor, data, rates)
+        self.pool.each(
+            [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
+        )
+        for rest in digests[1:]:
+            digests[0].extend(rest)
+        return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after)
+
+    def rates(self, rounds: int, part: int, members: int) -> Rates:
+        """Of the outer step behind so many rounds; both in parts of WHOLE."""
+        alone = members == 1 and part == WHOLE
+        return self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), alone=alone)
+
+    def merge_into(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        anchor: Anchor,
+        data: Tensor,
+        digest: StateDigest | None,
+        block: int | None = None,
+    ) -> None:
+        """`merge` in the calling thread, without the bookkeeping: fills `data`, feeds `digest`
+        block by block while it is in the cache."""
+        runs = [(anchor.numel, tuple(weights))]
+        self._check(payloads, runs, anchor, data)
+        rates = self.rates(anchor.rounds, WHOLE, len(payloads))
+        self._merge_span(payloads, runs, anchor, data, rates, digest, 0, anchor.numel, block)
+
+    def _parts(self, numel: int) -> list[tuple[int, int]]:
+        """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
+        blocks = -(-numel // _DIGEST_NUMEL)
+        count = max(1, min(self.pool.threads, blocks))
+        cuts = [min(blocks * i // count * _DIGEST_NUMEL, numel) for i in range(count + 1)]
+        return list(pairwise(cuts))
+
+    def _merge_span(
+        self,
+        payloads: Sequence[Tensor],
+        runs: Sequence[tuple[int, Weights]],
+        anchor: Anchor,
+        data: Tensor,
+        rates: Rates,
+        digest: StateDigest | None,
+        begin: int,
+        end: int,
+        block: int | None = None,
+    ) -> None:
+        numel, size = anchor.numel, block or block_numel()
+        old_state, has_state = anchor.state, self.outer.has_state
+        delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
+        scratch = (
+            [torch.empty_like(delta_n) for _ in payloads]
+            if not self.codec.exact
+            else [delta_n] * len(payloads)
+        )
+        for start, stop, weights in _stretches(runs, begin, end, size):
+            merged = delta_n[: stop - start]
+            decoded = [
+                self.codec.decode(payload, start, stop, room[: stop - start])
+                for payload, room in zip(payloads, scratch, strict=True)
+            ]
+            self.rule.block(decoded, weights, merged)
+            values = data[start:stop]
+            state = data[numel + start : numel + stop] if has_state else None
+            before = old_state[start:stop] if old_state is not None else None
+            self.outer.block(anchor.data[start:stop], before, merged, values, state, rates)
+            # Whatever is not finite in a payload is not finite here, as NaN and Inf survive every
+            # product and sum: one look at the result is one at all that went into it.
+            if not _sound(values):
+                raise Unmergeable("", ())
+            if digest is not None:
+                digest.feed(values, state)
+
+    def _check(
+        self,
+        payloads: Sequence[Tensor],
+        runs: Sequence[tuple[int, Weights]],
+        anchor: Anchor,
+        data: Tensor,
+    ) -> None:
+        assert runs[-1][0] == anchor.numel, f"weights for {runs[-1][0]} of {anchor.numel} elements"
+        for weights in {weights for _, weights in runs}:
+            assert len(payloads) == len(weights) > 0, (
+                f"{len(payloads)} payloads for {len(weights)} weights"
+            )
+            for weight in weights:
+                assert struct.unpack("<f", struct.pack("<f", weight))[0] == weight, (
+                    f"{weight=} is no float32"
+                )
+        size = 2 * anchor.numel if self.outer.has_state else anchor.numel
+        _check_buffer(anchor.data, size)
+        _check_buffer(data, size)
+        assert size == 0 or data.data_ptr() != anchor.data.data_ptr(), (
+            "an anchor is never overwritten"
+        )
+        self._check_payloads(payloads, anchor.numel)
+
+    def _check_payloads(self, payloads: Sequence[Tensor], numel: int) -> None:
+        expected = self.codec.payload_bytes(numel)
+        for position, payload in enumerate(payloads):
+            if payload.numel() != expected:
+                raise WireError(
+                    f"payload {position} has {payload.numel()} bytes, {self.codec.name}: {expected}"
+                )
+
+    def _unsent(self, x_N: Tensor, payload_B: Tensor, pend_N: Tensor) -> None:
+        """pend = x - decode(payload). `pend_N` may be `x_N`."""
+        assert payload_B.data_ptr() != x_N.data_ptr() or not x_N.numel(), (
+            "only an exact payload may be x itself"
+        )
+        size = block_numel()
+        scratch_n = torch.empty(min(size, x_N.numel()), dtype=torch.float32)
+        for start, stop in _blocks(x_N.numel(), size):
+            sent = self.codec.decode(payload_B, start, stop, scratch_n[: stop - start])
+            torch.sub(x_N[start:stop], sent, out=pend_N[start:stop])
+            if not _sound(pend_N[start:stop]):
+                self._refuse(pend_N[start:stop], start, f"the delta rounded to {self.codec.name}")
+
+    @staticmethod
+    def _refuse(block_n: Tensor, start: int, what: str) -> None:
+        first = first_unsound(block_n)
+        assert first is not None, f"{what} is sound"
+        raise NonFinite(
+            f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
+            "Look for a loss that is NaN or a learning rate that is too high."
+        )
+
+    def blame(self, payloads: Sequence[Tensor], anchor: Anchor) -> Unmergeable:
+        """Why `merge` gave no numbers, though every payload has its checksum and the anchor its
+        digest: payloads that hold no numbers, or else the longest. Nobody: the anchor itself."""
+        numel = anchor.numel
+        if first_unsound(anchor.values) is not None:
+            return Unmergeable("the anchor itself holds no numbers", ())
+        room_n = torch.empty(min(block_numel(), numel), dtype=torch.float32)
+        norms = []
+        for payload in payloads:
+            norm = 0.0
+            for start, stop in _blocks(numel, block_numel()):
+                decoded = self.codec.decode(payload, start, stop, room_n[: stop - start])
+                found = _magnitude(decoded)
+                norm = max(norm, found if found == found else math.inf)
+            norms.append(norm)
+        guilty = tuple(i for i, norm in enumerate(norms) if not norm < NORM_MAX)
+        if guilty:
+            said = ", ".join(f"{norms[i]:g}" for i in guilty)
+            return Unmergeable(f"its payload holds NaN, Inf or magnitudes of {said}", guilty)
+        longest = max(range(len(norms)), key=lambda i: (norms[i], -i))
+        text = f"merging it leaves the range of fp32; its greatest magnitude is {norms[longest]:g}"
+        return Unmergeable(text, (longest,))

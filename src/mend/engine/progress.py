@@ -1,0 +1,91 @@
+"""How far training has come, for plots and measurements.
+
+The training thread notes each step as one tuple; the loop thread writes the newest one down as the
+event `progress` once a second. What the script wants beside it, it gives to `record`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from numbers import Real
+
+from mend.errors import UsageError
+from mend.types import MS
+
+PERIOD_S = 1.0
+VALUES_MAX = 64
+"""Most values of one `record`."""
+
+
+class TrainingProgress:
+    """One rank's. `note` is the recorder's; `traffic` says what was (sent, received), in bytes."""
+
+    def __init__(
+        self,
+        note: Callable[[str, dict[str, object]], None],
+        traffic: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._note, self._traffic = note, traffic
+        self.latest = (0, 0, time.time_ns(), 0)
+        """(step, tokens, wall ns of the step's end, ns stalled until then), noted together."""
+        self.recorded: dict[str, float | str] = {}
+        """What `record` was given last."""
+        self._ended = False
+
+    # -------------------------------------------------------------- training thread
+
+    def stepped(self, step: int, tokens: int, stall_ns: int) -> None:
+        """`step` is over, with all that mend did behind it. The first one starts the clock."""
+        self.latest = (step, tokens, time.time_ns(), stall_ns)
+        if step == 1:
+            self.write()
+
+    def record(self, values: Mapping[str, float]) -> None:
+        """The event `recorded`. Raises UsageError for what is no plain number."""
+        if self._ended:
+            raise UsageError("record() after mend_shutdown: the files of the run are closed")
+        if len(values) > VALUES_MAX:
+            raise UsageError(f"record() of {len(values)} values; at most {VALUES_MAX} at once")
+        self.recorded = {name: _plain(name, value) for name, value in values.items()}
+        step, tokens, at_ns, _ = self.latest
+        self._note(
+            "recorded", {"step": step, "tokens": tokens, "at_ns": at_ns, "values": self.recorded}
+        )
+
+    # -------------------------------------------------------------- loop thread
+
+    def write(self, *, last: bool = False) -> None:
+        """The event `progress`, from the first step on."""
+        step, tokens, at_ns, stall_ns = self.latest
+        if step == 0:
+            return
+        sent, received = self._traffic()
+        fields: dict[str, object] = {
+            "step": step,
+            "tokens": tokens,
+            "at_ns": at_ns,
+            "stall_ms_total": stall_ns / MS,
+            "bytes_sent": sent,
+            "bytes_received": received,
+        }
+        self._note("progress", fields | ({"last": True} if last else {}))
+
+    def end(self) -> None:
+        """Write the last one; idempotent. After the loop has stopped."""
+        if not self._ended:
+            self._ended = True
+            self.write(last=True)
+
+
+def _plain(name: str, value: object) -> float | str:
+    """A float with all its bits. JSON has no NaN and no infinity: those become the words that
+    `float()` reads."""
+    if not isinstance(value, Real):
+        raise UsageError(
+            f"record({name}={type(value).__name__}): give a plain number, such as {name}.item(); "
+            "that waits for a GPU, so how often is for the script to say"
+        )
+    number = float(value)
+    return number if math.isfinite(number) else str(number)

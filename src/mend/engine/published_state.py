@@ -1,0 +1,232 @@
+"""The state that the loop publishes to the training thread, behind one lock.
+
+One lock; values cross, objects with state do not. The loop writes anchors, decided commits and
+discarded offers; the training thread reads them at apply points. The other way goes through
+`HostInterface`-posted events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mend.consensus.records import Commit, Genesis, Last, Lineage, Record, Roster, Snapshot
+from mend.engine.numerics import Anchor
+from mend.engine.turnout import Turnout
+from mend.errors import MendError
+from mend.types import Member
+
+
+@dataclass
+class PublishedFragment:
+    """One fragment: versions that are here, decided commits, own offers that died in the rack."""
+
+    anchors: dict[int, Anchor] = field(default_factory=dict)
+    commits: dict[int, Commit] = field(default_factory=dict)
+    discarded: dict[int, str] = field(default_factory=dict)
+    """seq -> why it was not fit to be merged, or empty."""
+    digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """version -> digests of all rails, as decided; none older than the applied one."""
+    decided: int = 0
+    restored: int = -1
+    """Up to this version commits may be missing: a snapshot came in their place."""
+    last: dict[Member, Last] = field(default_factory=dict)
+    """What it says of the newest offers of each member."""
+
+    def fate(self, mine: tuple[Member, int], base: int, version: int) -> str:
+        """What became of an offer in the versions (base, version]: "named", "dropped" or ""."""
+        member, seq = mine
+        known = self.last.get(member)
+        if base < self.restored <= version and known is not None and seq <= known.ended:
+            return "named" if seq == known.named else "dropped"
+        stretch = [self.commits[v] for v in range(max(base, self._whole(version)) + 1, version + 1)]
+        return next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
+
+    def _whole(self, version: int) -> int:
+        """From behind here on no commit up to `version` is missing."""
+        return self.restored if version >= self.restored else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the loop has shown so far, all of one moment."""
+
+    commits: int
+    members_last: tuple[int, ...]
+    reason_last: str
+    outer_last: tuple[float, float]
+    live: tuple[int, ...]
+    why: tuple[str, ...]
+    error: str
+
+
+class PublishedState:
+    """Shared by the loop (writes) and the training thread (reads, waits)."""
+
+    def __init__(self, fragments: int) -> None:
+        self.changed = threading.Condition()
+        self.panels = [PublishedFragment() for _ in range(fragments)]
+        self.failure: MendError | None = None
+        self.begun = False
+        self.finished = False
+        self.last_error = ""
+        self.commits = 0
+        self.members_last: tuple[int, ...] = ()
+        self.reason_last = ""
+        self.outer_last = (0.0, 0.0)
+        """Of the newest round: how many its fragment had merged before, its momentum."""
+        self.turnout = Turnout()
+        self.tokens_merged = 0
+        self.live: tuple[int, ...] = ()
+        self.why: tuple[str, ...] = ()
+        self.settled: tuple[int, ...] = ()
+        self.opened: Mapping[int, int] = {}
+        """fragment -> version of which a round is open: offers arrive, members are not fixed."""
+        self.seats: tuple[int, ...] = ()
+        self.founders: frozenset[Member] = frozenset()
+        """Who began together, on version 0."""
+        self.members: frozenset[Member] = frozenset()
+        self.fresh = False
+        """Something was published since the training thread last looked; read without the lock."""
+
+    # -------------------------------------------------------------- loop
+
+    def publish(self, fragment: int, anchor: Anchor) -> None:
+        with self.changed:
+            self.panels[fragment].anchors[anchor.version] = anchor
+            self.fresh = True
+            self.changed.notify_all()
+
+    def forget(self, fragment: int, version: int) -> None:
+        with self.changed:
+            self.panels[fragment].anchors.pop(version, None)
+
+    def told(self, record: Record, outer: tuple[float, float] = (0.0, 0.0)) -> None:
+        """`outer`: of a commit, see `outer_last`."""
+        with self.changed:
+            if isinstance(record, Commit):
+                panel = self.panels[record.fragment]
+                panel.commits[record.version] = record
+                panel.decided = record.version
+                panel.digests[record.version] = record.digests
+                self.commits += 1
+                self.members_last = tuple(share.member.rack for share in record.members)
+                self.reason_last, self.outer_last = record.reason, outer
+                self.turnout.add(self.members_last, set(self.live) & set(self.seats))
+                self.tokens_merged += sum(share.tokens for share in record.members)
+            elif isinstance(record, Genesis):
+                self.begun = True
+                for panel, digests in zip(self.panels, record.digests, strict=True):
+                    panel.digests[0] = digests
+                self.founders = frozenset(seat.member for seat in record.roster)
+                self._seat(self.founders)
+            elif isinstance(record, Lineage):
+                self._begin_anew(record)
+            elif isinstance(record, Roster):
+                self._seat(frozenset(seat.member for seat in record.members))
+            self.changed.notify_all()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Everything up to some record is decided; the records will not be told."""
+        with self.changed:
+            self.begun = True
+            self._seat(frozenset(seat.member for seat in snapshot.members))
+            for p, panel in enumerate(self.panels):
+                panel.decided = panel.restored = snapshot.versions[p]
+                panel.digests[panel.decided] = snapshot.digests[p]
+                panel.last = {last.member: last for last in snapshot.last if last.fragment == p}
+            self.changed.notify_all()
+
+    def _seat(self, members: frozenset[Member]) -> None:
+        self.members, self.seats = members, tuple(sorted(member.rack for member in members))
+
+    def _begin_anew(self, record: Lineage) -> None:
+        """Commits whose bytes only dead racks had are undone; nobody here trains on them."""
+        self._seat(frozenset(seat.member for seat in record.members))
+        for panel, version, digests in zip(
+            self.panels, record.versions, record.digests, strict=True
+        ):
+            panel.decided, panel.digests[version] = version, digests
+            for undone in [v for v in panel.commits if v > version]:
+                del panel.commits[undone], panel.digests[undone]
+
+    def turned_out(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
+        """Rounds by the number of racks that they merged; and of the recent ones, in order, how
+        many they merged and how many lived."""
+        with self.changed:
+            return dict(sorted(self.turnout.by_racks.items())), tuple(self.turnout.recent)
+
+    def heard(
+        self,
+        live: tuple[int, ...],
+        why: tuple[str, ...],
+        settled: tuple[int, ...],
+        opened: Mapping[int, int] | None = None,
+    ) -> None:
+        """What the coordinator said last: who is live, why rounds wait, what all of them hold,
+        which rounds are open."""
+        with self.changed:
+            self.live, self.why, self.opened = live, why, opened or {}
+            if settled != self.settled:
+                self.settled = settled
+                self.changed.notify_all()
+
+    def discard(self, fragment: int, seq: int, bad: str = "") -> None:
+        with self.changed:
+            self.panels[fragment].discarded.setdefault(seq, bad)
+            self.changed.notify_all()
+
+    def fail(self, error: MendError) -> None:
+        """The first failure stays; whoever waits raises it."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def finish(self) -> None:
+        with self.changed:
+            self.finished = True
+            self.changed.notify_all()
+
+    # -------------------------------------------------------------- training thread
+
+    def applied(self, fragment: int, version: int) -> None:
+        """Commits up to here are read, older digests are not asked for any more."""
+        with self.changed:
+            panel = self.panels[fragment]
+            for old in [v for v in panel.commits if v <= version]:
+                del panel.commits[old]
+            for old in [v for v in panel.digests if v < version]:
+                del panel.digests[old]
+
+    def digest(self, fragment: int, version: int) -> tuple[str, ...]:
+        """Of all rails; empty before it is decided."""
+        with self.changed:
+            return self.panels[fragment].digests.get(version, ())
+
+    def look(self) -> Looked:
+        """Any thread."""
+        with self.changed:
+            return Looked(
+                self.commits,
+                self.members_last,
+                self.reason_last,
+                self.outer_last,
+                self.live,
+                self.why,
+                str(self.failure or "") or self.last_error,
+            )
+
+    def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
+        """Block until `ready()` or a failure or the limit; returns whether ready."""
+        with self.changed:
+            return (
+                self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s)
+                and ready()
+            )
+
+
+def fate_in(commit: Commit, mine: tuple[Member, int]) -> str:
+    if any((share.member, share.seq) == mine for share in commit.members):
+        return "named"
+    return "dropped" if any((ended.member, ended.seq) == mine for ended in commit.dropped) else ""

@@ -1,0 +1,120 @@
+"""Collectives inside a rack, over torch.distributed on the CPU. No pickle.
+
+Everything here is collective: all ranks of the rack call it together, from their training threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mend.errors import UsageError
+from mend.fragment.shards import Holding, put_together, take
+from mend.types import owned_span
+
+_BLOB_BYTES_MAX = 64 << 20
+
+_kept: dict[tuple[tuple[int, ...], str], tuple[object, dist.ProcessGroup]] = {}
+"""(members, backend) -> the world it was made in, and the group. It ends with that world: torch
+names such a group by its members and by how many groups there are, so one that is made anew in
+place of a destroyed one finds the addresses of the old one in the store, and connects to nobody."""
+
+
+class RackGroup:
+    """A rack of one rank needs nobody; a larger one uses gloo groups beside the user's own.
+
+    `members`: the global ranks of the rack, where one torchrun spans several; else all ranks.
+    `limit_s`: how long a rank waits for another one in a collective, before torch raises.
+    """
+
+    def __init__(self, members: Sequence[int] | None, limit_s: float) -> None:
+        self._limit = timedelta(seconds=limit_s)
+        self.rank, self.ranks = 0, 1
+        self._group: dist.ProcessGroup | None = None
+        self._teams: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
+        running = dist.is_available() and dist.is_initialized()
+        if members is None:
+            members = range(dist.get_world_size()) if running else [0]
+        self.members = tuple(members)
+        if len(self.members) > 1:
+            self.rank, self.ranks = self.members.index(dist.get_rank()), len(self.members)
+            self._group = self._new(range(self.ranks))
+
+    def _new(self, ranks: Sequence[int], backend: str = "gloo") -> dist.ProcessGroup:
+        members = tuple(self.members[rank] for rank in ranks)
+        world, found = _kept.get((members, backend), (None, None))
+        if found is None or world is not dist.group.WORLD:
+            made: dist.ProcessGroup = dist.new_group(
+                list(members),
+                backend=backend,
+                timeout=self._limit,
+                use_local_synchronization=True,  # the other racks of one torchrun do not take part
+            )
+            _kept[members, backend] = (dist.group.WORLD, made)
+            return made
+        return found
+
+    def team_up(self, teams: Iterable[tuple[int, ...]], *, cuda: bool) -> None:
+        """Make the groups that `share` needs: `teams` of all ranks of the rack, each rank with
+        its own. `cuda`: for vectors on a GPU as well."""
+        for team in sorted(set(teams)):
+            assert self.rank in team, f"{team} is without rank {self.rank}"
+            everybody = self._group if len(team) == self.ranks else None
+            self._teams[team, "cpu"] = everybody or self._new(team)
+            if cuda:
+                self._teams[team, "cuda"] = self._new(team, "nccl")
+
+    def minimum(self, values: Sequence[int]) -> list[int]:
+        """Element-wise minimum over the ranks."""
+        if self.ranks == 1:
+            return list(values)
+        vector = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(vector, op=dist.ReduceOp.MIN, group=self._group)
+        return [int(value) for value in vector.tolist()]
+
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order."""
+        if self.ranks == 1:
+            return [mine]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._group)
+        longest = max(int(size) for size in sizes)
+        if longest > _BLOB_BYTES_MAX:
+            raise UsageError(
+                f"a rank of this rack sent {longest} bytes at start; the limit is {_BLOB_BYTES_MAX}"
+            )
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        found = [torch.empty_like(padded) for _ in range(self.ranks)]
+        dist.all_gather(found, padded, group=self._group)
+        return [row[: int(size)].numpy().tobytes() for row, size in zip(found, sizes, strict=True)]
+
+    def share(self, slice_N: Tensor, holding: Holding) -> Tensor:
+        """All that this rank holds of a fragment (fp32), from its slice and those of its replicas.
+        It lies where the slice does, on the CPU or a GPU."""
+
+        def gather(team: tuple[int, ...], slots: tuple[int, ...]) -> Sequence[Tensor]:
+            mine = take(slice_N, holding.owned, slots)
+            sizes = [
+                sum(owned_span(holding.local[slot], len(team), i).numel for slot in slots)
+                for i in range(len(team))
+            ]
+            padded = torch.zeros(max(sizes), dtype=torch.float32, device=slice_N.device)
+            padded[: mine.numel()] = mine
+            rows = [torch.empty_like(padded) for _ in team]
+            dist.all_gather(rows, padded, group=self._teams[team, slice_N.device.type])
+            return rows
+
+        return put_together(holding, slice_N, gather)
+
+    def barrier(self) -> None:
+        if self.ranks > 1:
+            dist.barrier(group=self._group)
+
+    def close(self) -> None:
+        """The groups stay, for the next job of this process; see `_kept`."""
+        self._group, self._teams = None, {}

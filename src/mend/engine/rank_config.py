@@ -1,0 +1,133 @@
+"""What a rank is built from: its settings, and the parts of its machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from mend.consensus.records import Policy, Seat
+from mend.coordination.coordinator import CoordinatorOptions
+from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.leader import LeaderOptions
+from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
+from mend.coordination.messages import Hello
+from mend.engine.fragment_state import StepOptions
+from mend.engine.io_loop import IoLoopOptions
+from mend.engine.witness import detect_ns
+from mend.trace.replay_script import ReplayScript
+from mend.types import MS, VERSION, WITNESS, Address, Member, Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `api` takes from MendConfig. `facts`: (key, value) lines that all racks must share."""
+
+    rack: int
+    racks: int
+    job: str
+    facts: tuple[tuple[str, str], ...]
+    io_loop: IoLoopOptions
+    peers: dict[int, str]
+    witness: str
+    heartbeat_ms: int
+    start_timeout_ns: int
+    evict_ns: int
+    restart_attests: bool
+    fragments: int
+    period_steps: int
+    overlap_steps: int
+    overlap_ramp: int
+    quorum_min_learners: int
+    grace_ns: int
+    max_age: int
+    token_weighted: bool
+    step: StepOptions
+    diagnostics: Path | None
+    members: tuple[int, ...] | None = None
+    """Global ranks of this rack, where one torchrun spans several; None: all of them."""
+    merge_mean_names: tuple[str, ...] = ()
+    tape_mb_max: int = 0
+    """Most that the tape in `diagnostics` takes; 0: none."""
+    config: dict[str, object] = field(default_factory=dict)
+    """As it was given, for the tape's header."""
+    replay: Path | None = None
+    """The script of a replay, if this run is one."""
+    frozen: bool = False
+    """Whether parameters that need no gradient are exchanged, too."""
+    outcomes: Path | None = None
+    """Where `mend launch` looks for how each rank ended."""
+
+
+class Introduction(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks of a rack tell each other at start."""
+
+    incarnation: int
+    address: str
+    lane: Address
+    digests: tuple[str, ...]
+
+
+def parts_of(
+    settings: Settings,
+    me: Peer,
+    member: Member,
+    found: Sequence[Introduction],
+    model_facts: Sequence[tuple[str, str]],
+    *,
+    sums: bool,
+    started_ns: int,
+    script: ReplayScript | None = None,
+) -> Parts:
+    """`found`: what every rank of the rack said, in rank order. `sums`: whether merges need sums
+    over the ranks first. `script`: rack 0 decides what it says, and nobody takes over."""
+    ranks = len(found)
+    heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
+    rank_machine = RankParts(RankOptions(heartbeat_ns, ranks, sums), found[me.rank].digests)
+    if me.rank != 0:
+        return Parts(me, member, rank_machine)
+    fragments = len(found[0].digests)
+    hello = Hello(
+        seat=Seat(member, found[0].address, tuple(one.lane for one in found)),
+        policy=policy_of(settings, ranks, fragments),
+        facts=(
+            ("mend version", VERSION),
+            *settings.facts,
+            ("ranks per rack", str(ranks)),
+            *model_facts,
+        ),
+        digests=tuple(tuple(one.digests[p] for one in found) for p in range(fragments)),
+    )
+    where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
+    peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != me.rack)
+    options = LeaderOptions(heartbeat_ns, silence_ns, settings.start_timeout_ns, peers)
+    address = settings.witness or settings.peers[0]
+    leader = LeaderParts(hello, where, options, started_ns, address)
+    options_c = CoordinatorOptions(settings.racks, heartbeat_ns, silence_ns, first=where == me)
+    coordinator: CoordinatorParts | None = CoordinatorParts(settings.job, options_c)
+    if script is not None:
+        directs = where == me
+        directing = CoordinatorParts(settings.job, options_c, script.records, scripted=True)
+        coordinator = directing if directs else None
+    return Parts(me, member, rank_machine, leader, coordinator)
+
+
+def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
+    return Policy(
+        racks=settings.racks,
+        ranks=ranks,
+        fragments=fragments,
+        quorum_min_learners=settings.quorum_min_learners,
+        grace_ns=settings.grace_ns,
+        lockstep=settings.step.lockstep,
+        max_age=settings.max_age,
+        period_steps=settings.period_steps,
+        overlap_steps=settings.overlap_steps,
+        overlap_ramp=settings.overlap_ramp,
+        stall_max_ns=settings.step.stall_max_ns,
+        evict_ns=settings.evict_ns,
+        restart_attests=settings.restart_attests,
+        token_weighted=settings.token_weighted,
+    )

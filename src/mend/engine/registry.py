@@ -1,0 +1,66 @@
+"""Which runtime belongs to which model. Weak references: it keeps neither alive."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from mend.errors import UsageError
+from mend.fragment.plan import unwrap
+
+_runtimes: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+def enter(model: nn.Module, runtime: object) -> None:
+    """Raises UsageError when the model (or one that shares parameters) already has a runtime."""
+    if find(model) is not None:
+        raise UsageError(
+            "mend_init was called twice for this model; call mend_shutdown(model) first"
+        )
+    _runtimes[unwrap(model)] = runtime
+
+
+def find(model: nn.Module) -> Any:
+    """The runtime of this model, of a wrapper around it, or of a module that shares parameters
+    with it; None without one. Raises UsageError when it shares parameters with several."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"got a {type(model).__name__}; give the model that mend_init was given")
+    if unwrap(model) in _runtimes:
+        return _runtimes[unwrap(model)]
+    mine = {id(parameter) for parameter in model.parameters()}
+    shared = [
+        runtime
+        for other, runtime in list(_runtimes.items())
+        if any(id(parameter) in mine for parameter in other.parameters())
+    ]
+    if len(shared) > 1:
+        raise UsageError(f"{type(model).__name__} shares parameters with {len(shared)} models")
+    return shared[0] if shared else None
+
+
+def refuse_stranger(model: nn.Module) -> None:
+    """Raises UsageError when this module has no runtime while another one has: the caller would
+    believe that he ended it."""
+    others = [type(other).__name__ for other in list(_runtimes)]
+    if others:
+        raise UsageError(
+            f"this {type(model).__name__} shares no parameter with the model that mend trains "
+            f"({', '.join(others)}); give the model that mend_init was given"
+        )
+
+
+def leave(runtime: object) -> None:
+    for model in [model for model, other in list(_runtimes.items()) if other is runtime]:
+        _runtimes.pop(model, None)
+
+
+def get_runtime(model: nn.Module) -> Any:
+    """The runtime mend_init made for this model, wrapped or not. Raises UsageError without one."""
+    runtime = find(model)
+    if runtime is None:
+        raise UsageError(
+            "this model has no runtime; call mend_init(model, config, optimizer=...) first"
+        )
+    return runtime

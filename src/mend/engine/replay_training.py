@@ -1,0 +1,247 @@
+"""The training thread of a replay: captures and applies at the steps of the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from mend.coordination.events import Discarded, Event, Leaving
+from mend.engine.cuda_staging import CudaStaging
+from mend.engine.fragment_state import Doing, Wait
+from mend.engine.outcome import Outcome
+from mend.engine.published_state import PublishedState
+from mend.engine.replay_comparison import START, TRAINING, Finding, ReplayComparison, ReplayReport
+from mend.engine.trainer import Trainer
+from mend.errors import GaveUp, ReplayDiffers, TapeError
+from mend.trace.replay_script import APPLIED, DISCARDED, Act, ReplayScript, act_of, decode_script
+from mend.types import SECOND, Layout, Peer
+
+_LABELS = ("base", "tokens", "steps")
+
+
+class ReplayedState(PublishedState):
+    """Keeps the versions that are still to be applied: the log may run ahead of a slow rack."""
+
+    def __init__(self, fragments: int, needed: Collection[tuple[int, int]]) -> None:
+        super().__init__(fragments)
+        self._needed, self._late = set(needed), set[tuple[int, int]]()
+
+    def forget(self, fragment: int, version: int) -> None:
+        with self.changed:
+            if (fragment, version) in self._needed:
+                self._late.add((fragment, version))
+                return
+        super().forget(fragment, version)
+
+    def applied(self, fragment: int, version: int) -> None:
+        super().applied(fragment, version)
+        with self.changed:
+            self._needed = {k for k in self._needed if k[0] != fragment or k[1] > version}
+            done = {k for k in self._late if k[0] == fragment and k[1] < version}
+            self._late -= done
+        for each in done:
+            super().forget(*each)
+
+
+class Again:
+    """What a rank of a replay has in place of what it has else: board, trainer and tape.
+
+    `path`: the script, in the folder that takes the findings. Raises TapeError.
+    """
+
+    def __init__(self, path: Path, me: Peer, plan: Sequence[Layout]) -> None:
+        self.script, self._me = decode_script(path.read_bytes()), me
+        part = self.script.part(me.rack)
+        if part is None or me.rank >= len(part.acts):
+            raise TapeError(f"there is no rank {me.rank} of rack {me.rack} on the tapes")
+        self._report = ReplayReport(path.parent, me)
+        acts = part.acts[me.rank]
+        needed = {(act.fragment, act.number) for act in acts if act.kind == APPLIED}
+        self.published = ReplayedState(len(plan), needed)
+        names = [[slot.name for slot in layout.slots] for layout in plan]
+        self.comparer = ReplayComparison(self.script, me, names, self._report, self.published.fail)
+
+    def trainer(self, *given: Any, **more: Any) -> Trainer:
+        """`given`, `more`: what a `Trainer` is made of."""
+        more |= {"rank": self._me.rank, "report": self._report, "comparer": self.comparer}
+        return ReplayTrainer(*given, script=self.script, **more)
+
+    def check(self, facts: Sequence[tuple[str, str]]) -> None:
+        """Whether it is the same model, trained the same way. Raises ReplayDiffers."""
+        then, now = dict(self.script.facts), dict(facts)
+        for name in [*then, *now]:
+            if name != "mend version" and then.get(name) != now.get(name):
+                was, is_ = then.get(name, "absent"), now.get(name, "absent")
+                text = f"before the first step: {name} is {was} on the tape, {is_} now"
+                self.comparer.differs(text, START, (0, 0))
+                raise ReplayDiffers(text)
+
+
+class ReplayTrainer(Trainer):
+    """A `Trainer` without a choice."""
+
+    def __init__(
+        self,
+        *given: Any,
+        script: ReplayScript,
+        rank: int,
+        report: ReplayReport,
+        comparer: ReplayComparison,
+        **more: Any,
+    ) -> None:
+        super().__init__(*given, **more)
+        part = script.part(self.member.rack)
+        assert part is not None, f"rack {self.member.rack} is not on the tape"
+        self._acts, self._ends = part.acts[rank], part.ends
+        self._place, self._rank = 0, rank
+        self._report, self._comparer = report, comparer
+        self._rounds = len(script.commits)
+        last = dict(sorted(script.commits))  # of each fragment the highest version stays
+        self._last = [last.get(fragment, 0) for fragment in range(len(self.tracks))]
+        post: Callable[[Event], None] = self._post
+
+        def checked(event: Event) -> None:
+            self._check(event)
+            post(event)
+
+        self._post = checked
+
+    @property
+    def _next(self) -> Act | None:
+        return self._acts[self._place] if self._place < len(self._acts) else None
+
+    # -------------------------------------------------------------- a step
+
+    def stepped(self, tokens: int) -> bool:
+        """Whether the tape has anything for this step; no schedule and no open round is looked
+        at."""
+        super().stepped(tokens)
+        due = self._next
+        return due.step <= self.step if due is not None else not self._ends or self._merged()
+
+    def _merged(self) -> bool:
+        return all(track.offer is None for track in self.tracks)
+
+    def work(self) -> Doing:
+        due = self._next
+        if (due is None and self._ends) or (due is not None and due.step < self.step):
+            # Behind its last act a rack has trained only if it could not leave in order: else it
+            # captured what it had trained.
+            raise self._differs("it has gone on", due)
+        self._measure()
+        yield from self._follow()
+        self._stand()
+        self._marked_ns = self._now_ns()
+        yield from self._stop_if_over()
+
+    def _prefetch(self, beside: CudaStaging) -> None:
+        """What is newest is not what will be applied."""
+        self.published.fresh = False
+
+    def _follow(self) -> Doing:
+        """Apply, discard and capture what the tape has for this step, in its order."""
+        while (act := self._next) is not None and act.step == self.step:
+            place = self._place
+            if act.kind == APPLIED:
+                yield from self._follow_apply(act)
+            elif act.kind == DISCARDED:
+                yield from self._follow_discard(act)
+            else:
+                self.before_capture()
+                self._capture(act.fragment)
+            if self._place == place:
+                raise self._differs("it cannot do that", act)
+
+    def _follow_apply(self, act: Act) -> Doing:
+        anchors = self.published.panels[act.fragment].anchors
+        yield from self._until(lambda: act.number in anchors, str(act))
+        with self.published.changed:
+            anchor = anchors[act.number]
+        yield from self._apply(act.fragment, anchor)
+
+    def _follow_discard(self, act: Act) -> Doing:
+        panel, track = self.published.panels[act.fragment], self.tracks[act.fragment]
+        yield from self._until(lambda: act.number in panel.discarded, str(act))
+        self._post(Discarded(act.fragment, act.number, self.step))
+        panel.discarded.clear()
+        track.offer = None
+
+    def _until(self, ready: Callable[[], bool], what: str) -> Doing:
+        """Wait; as long as rounds are decided elsewhere it may be long. Raises GaveUp."""
+        published, limit_ns = self.published, self.options.give_up_ns
+        while True:
+            commits = published.commits
+            waited: bool = yield Wait(
+                lambda commits=commits: ready() or published.commits != commits,  # type: ignore[misc]
+                limit_ns,
+            )
+            if published.failure is not None:
+                raise published.failure
+            if ready():
+                return
+            if not waited:
+                raise GaveUp(
+                    f"replay: rack {self.member.rack} waited {limit_ns / SECOND:g} s (give_up_s) "
+                    f"for: {what} ({self._why()})"
+                )
+
+    # -------------------------------------------------------------- the end
+
+    def drain(self, limit_ns: int) -> Doing:
+        yield from self._follow()
+        yield from self._stop_if_over()
+
+    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
+        yield from self._follow()
+        if (act := self._next) is not None:
+            raise self._differs("it leaves the job", act)
+        yield from self._stop_if_over()
+        yield from self._finish()
+        if not keep_local:
+            yield from self.publish_anchor()
+        self.outcome = Outcome("merged")
+
+    def _stop_if_over(self) -> Doing:
+        """End the script of a rack whose tape ends here. Raises SystemExit."""
+        if self._next is None and not self._ends:
+            yield from self._finish()
+            raise SystemExit(0)
+
+    def _finish(self) -> Doing:
+        """Stay until every round is decided, as a holder of bytes, and leave with the others."""
+        panels = self.published.panels
+        yield from self._until(
+            lambda: all(p.decided >= v for p, v in zip(panels, self._last, strict=True)),
+            "the last round",
+        )
+        self._post(Leaving())
+        yield from self._until(lambda: self.published.finished, "the others to leave")
+        self._report.tell(Finding("done", self._rounds))
+
+    # -------------------------------------------------------------- comparing
+
+    def _check(self, event: Event) -> None:
+        """What is done must be what the tape has next. Raises ReplayDiffers."""
+        act = act_of(event)
+        if act is None:
+            return
+        then = self._next
+        if then is None or act.key != then.key:
+            raise self._differs(f"it has {act}", then)
+        for label in _LABELS:
+            if getattr(act, label) != getattr(then, label):
+                was = f" with {label}={getattr(then, label)}"
+                now = f"it has {act} with {label}={getattr(act, label)}"
+                raise self._differs(now, then, was)
+        self._place += 1
+
+    def _differs(self, now: str, act: Act | None, more: str = "") -> ReplayDiffers:
+        then = f"{act}{more}" if act is not None else "nothing more"
+        text = (
+            f"rack {self.member.rack} rank {self._rank}, after step {self.step}: {now}; next on "
+            f"its tape is: {then}"
+        )
+        place = self._comparer.place_of(act) if act is not None else (self._rounds + 1, 0)
+        self._comparer.differs(text, TRAINING, place)
+        return ReplayDiffers(text)

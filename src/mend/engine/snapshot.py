@@ -1,0 +1,319 @@
+"""Collects what one process shows of its job into a JobStatus.
+
+Only reads: machines, board, the notes of the pace. Loop thread; some microseconds per rack.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mend.consensus.epochs import number_of
+from mend.consensus.log import LogState
+from mend.consensus.records import Policy, Seat
+from mend.coordination.acceptor_host import WitnessFollower
+from mend.coordination.coordinator import Coordinator
+from mend.coordination.leader import Leader
+from mend.coordination.messages import Orders, RankReport, Report
+from mend.coordination.round import Phase, Round
+from mend.engine.progress import TrainingProgress
+from mend.engine.turnout import told
+from mend.status.messages import SHOWN_MAX, Doings, JobStatus, RackSeen, RankSeen, RoundSeen, short
+from mend.status.server import Note, Recent
+from mend.types import MS, VERSION, Member, Peer
+
+if TYPE_CHECKING:  # a witness has no board, and does without torch
+    from mend.engine.published_state import PublishedState
+
+State = Literal["starting", "running", "leaving", "ended"]
+Phased = Literal["open", "merging", "offered"]
+
+WHY_MAX = 16
+RECORDED_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a leader's process knows besides its machines."""
+
+    published: PublishedState
+    pace: TrainingProgress
+    recent: Recent
+    ranks: int
+    missed: Callable[[], int]
+    host_bytes: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What of the job is known here. `orders`: the newest of the coordinator; None: none yet.
+    `hosts`: the coordinator, where it is this process and leads."""
+
+    log: LogState
+    decided: int
+    orders: Orders | None
+    hosts: Coordinator | None
+    leader: Leader | None
+    now_ns: int
+
+
+def view_of_rank(
+    job: str, leader: Leader, coordinator: Coordinator | None, training: Training, now_ns: int,
+    *, ended: bool,
+) -> JobStatus:  # fmt: skip
+    """Of a rack's leader."""
+    hosts = coordinator if coordinator is not None and coordinator.proposer.leading else None
+    log, orders = leader.log, leader.orders
+    known = Knowledge(log.committed, log.decided, orders, hosts, leader, now_ns)
+    state: State = "running"
+    detail = ""
+    if not log.committed.begun:
+        state = "starting"
+        detail = "" if orders is not None else "no answer from the coordinator yet"
+    elif leader.ranks and all(report.leaving for report in leader.ranks.values()):
+        state = "leaving"
+    failure = str(training.published.failure or "")
+    return _view(
+        known,
+        me=leader.member,
+        job=job,
+        state="ended" if ended else state,
+        detail=failure or detail,
+        follows=leader.follower.coordinator,
+        policy=log.committed.policy or leader.hello.policy,
+        why=leader.why(),
+        doings=_doings(leader, training, now_ns),
+        retired=coordinator.retired() if coordinator is not None else (),
+    )
+
+
+def view_of_witness(
+    job: str, coordinator: Coordinator, follower: WitnessFollower, now_ns: int, *, ended: bool
+) -> JobStatus:
+    """Of the witness, which trains nothing."""
+    hosts = coordinator if coordinator.proposer.leading else None
+    log = hosts.log if hosts is not None else coordinator.acceptor.log
+    sent = [(view.sent_ns, view.sent) for view in coordinator.views.values() if view.sent]
+    orders = max(sent, key=lambda each: each[0])[1] if sent else None
+    known = Knowledge(log.committed, log.decided, orders, hosts, None, now_ns)
+    hellos = coordinator.admission.hellos
+    return _view(
+        known,
+        me=coordinator.member,
+        job=job,
+        state="ended" if ended else "running" if log.committed.begun else "starting",
+        detail=coordinator.gave_up,
+        follows=coordinator.me if hosts is not None else follower.follower.coordinator,
+        policy=log.committed.policy or (hellos[min(hellos)].policy if hellos else None),
+        why=orders.why if orders is not None else (),
+        configured=coordinator.options.racks,
+        retired=coordinator.retired(),
+    )
+
+
+def _view(
+    known: Knowledge,
+    *,
+    me: Member,
+    job: str,
+    state: State,
+    detail: str,
+    follows: Peer,
+    policy: Policy | None,
+    why: Sequence[str],
+    configured: int = 0,
+    doings: Doings | None = None,
+    retired: tuple[int, ...] = (),
+) -> JobStatus:
+    log, orders, hosts = known.log, known.orders, known.hosts
+    reasons, general = _reasons(why)
+    rounds = _rounds(known, reasons) if log.begun else []
+    epoch = hosts.proposer.epoch if hosts is not None else orders.epoch if orders else log.epoch
+    return JobStatus(
+        job=job,
+        mend=VERSION,
+        rack=me.rack,
+        incarnation=me.incarnation,
+        state=state,
+        detail=short(detail),
+        over=log.over,
+        coordinator=follows.rack,
+        coordinates=hosts is not None,
+        epoch=number_of(epoch),
+        decided=known.decided,
+        commits=sum(log.versions),
+        configured=policy.racks if policy else configured,
+        fragments=policy.fragments if policy else 0,
+        period_steps=policy.period_steps if policy else 0,
+        overlap_steps=policy.overlap_steps if policy else 0,
+        quorum_min_learners=policy.quorum_min_learners if policy else 0,
+        lockstep=policy.lockstep if policy else False,
+        versions=tuple(log.versions[:SHOWN_MAX]),
+        racks=_racks(known)[:SHOWN_MAX],
+        missing=orders.missing if orders is not None else (),
+        in_flight=len(rounds),
+        rounds=tuple(rounds[:SHOWN_MAX]),
+        why=tuple(map(short, general[:WHY_MAX])),
+        doings=doings,
+        retired=retired,
+    )
+
+
+def _reasons(why: Sequence[str]) -> tuple[dict[int, str], list[str]]:
+    """The coordinator says `fragment 2: waiting for rack 1`; what is of no fragment is apart."""
+    reasons: dict[int, str] = {}
+    general = []
+    for text in why:
+        head, _, rest = text.partition(": ")
+        number = head.removeprefix("fragment ")
+        if head != number and number.isdecimal() and rest:
+            reasons[int(number)] = rest
+        else:
+            general.append(text)
+    return reasons, general
+
+
+def _rounds(known: Knowledge, reasons: Mapping[int, str]) -> list[RoundSeen]:
+    """Ascending by fragment."""
+    offers = known.orders.offers if known.orders is not None else ()
+    gathers = known.orders.gathers if known.orders is not None else ()
+    merging = {g.fragment: tuple(offer.member.rack for offer in g.members) for g in gathers}
+    offered: dict[int, list[int]] = {}
+    for offer in offers:
+        offered.setdefault(offer.fragment, []).append(offer.member.rack)
+    own = known.hosts.rounds if known.hosts is not None else []
+    versions = known.log.versions
+    return [
+        RoundSeen(
+            fragment=fragment,
+            version=versions[fragment] + 1,
+            phase=_phase(fragment, fragment in merging, own, reasons),
+            racks=merging.get(fragment, tuple(offered.get(fragment, ())))[:SHOWN_MAX],
+            for_ms=_age_ms(own[fragment], known.now_ns) if fragment < len(own) else -1,
+            why=short(reasons.get(fragment, "")),
+        )
+        for fragment in sorted(offered.keys() | merging.keys() | reasons.keys())
+        if fragment < len(versions)
+    ]
+
+
+def _phase(
+    fragment: int, merging: bool, own: Sequence[Round], reasons: Mapping[int, str]
+) -> Phased:
+    """The coordinator knows it; others tell by whether it has said what the round waits for."""
+    if merging:
+        return "merging"
+    if fragment < len(own):
+        return "offered" if own[fragment].phase is Phase.IDLE else "open"
+    return "open" if fragment in reasons else "offered"
+
+
+def _age_ms(round_: Round, now_ns: int) -> int:
+    if round_.phase is Phase.IDLE:
+        return -1
+    since_ns = round_.opened_ns if round_.phase is Phase.OPEN else round_.gathered_ns
+    return max(0, now_ns - since_ns) // MS
+
+
+def _racks(known: Knowledge) -> tuple[RackSeen, ...]:
+    """All members, ascending; before the first record whoever has said hello."""
+    seats: dict[int, Seat] = dict(known.log.seats)
+    if not known.log.begun:
+        hellos = known.hosts.admission.hellos if known.hosts is not None else {}
+        seats = {rack: hello.seat for rack, hello in hellos.items()}
+        if known.leader is not None:
+            seats.setdefault(known.leader.member.rack, known.leader.hello.seat)
+    return tuple(_rack(known, rack, seats[rack]) for rack in sorted(seats))
+
+
+def _rack(known: Knowledge, rack: int, seat: Seat) -> RackSeen:
+    """From its own ranks, else from its newest report, else from what it offers."""
+    orders, decided = known.orders, sum(known.log.versions)
+    live = orders is not None and rack in orders.live
+    step, step_ns, behind, silent_ms, leaving = -1, 0, -1, -1, False
+    report = _report(known, seat.member)
+    leader = known.leader
+    if leader is not None and rack == leader.member.rack:
+        live = live or not known.log.begun
+        ranks = list(leader.ranks.values())
+        if ranks:
+            step, step_ns = max(r.step for r in ranks), max(r.step_ns for r in ranks)
+            behind = max(0, decided - min(sum(r.versions) for r in ranks))
+            silent_ms, leaving = 0, all(r.leaving for r in ranks)
+    elif report is not None:
+        step, step_ns, leaving = report.step, report.step_ns, report.leaving
+        behind = max(0, decided - sum(report.versions))
+    elif orders is not None:
+        captures = [o.capture_step for o in orders.offers if o.member == seat.member]
+        step = max(captures, default=-1)
+    if known.hosts is not None and (view := known.hosts.views.get(rack)) is not None:
+        silent_ms = max(0, known.now_ns - view.heard_ns) // MS
+    return RackSeen(
+        rack=rack,
+        address=short(seat.address),
+        live=live,
+        newcomer=rack in known.log.non_voters - known.log.demoted,
+        leaving=leaving,
+        step=step,
+        step_ns=step_ns,
+        behind=behind,
+        silent_ms=silent_ms,
+        incarnation=seat.member.incarnation,
+    )
+
+
+def _report(known: Knowledge, member: Member) -> Report | None:
+    view = known.hosts.views.get(member.rack) if known.hosts is not None else None
+    return view.report if view is not None and view.member == member else None
+
+
+# ------------------------------------------------------------------ the rack's own training
+
+
+def note_of(pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_ns: int) -> Note:
+    step, tokens, step_end_ns, stall_ns = pace.latest
+    return Note(now_ns, step, tokens, step_end_ns, stall_ns, *traffic())
+
+
+def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
+    then, now = training.recent.span()
+    age_ns = max(0, time.time_ns() - now.step_end_ns)
+    shown = [_rank(rank, leader.ranks[rank], leader, now_ns) for rank in sorted(leader.ranks)]
+    recorded = list(training.pace.recorded.items())[:RECORDED_MAX]
+    return Doings(
+        ranks=training.ranks,
+        shown=tuple(shown[:SHOWN_MAX]),
+        step=now.step,
+        tokens=now.tokens,
+        step_age_ms=age_ns // MS if now.step else 0,
+        stall_us=now.stall_ns // 1000,
+        bytes_sent=now.sent,
+        bytes_received=now.received,
+        recent_steps=now.step - then.step,
+        recent_tokens=now.tokens - then.tokens,
+        recent_step_ns=_step_time_ns(then, now, age_ns),
+        recent_ns=max(0, now.at_ns - then.at_ns),
+        recent_stall_us=max(0, now.stall_ns - then.stall_ns) // 1000,
+        recent_sent=now.sent - then.sent,
+        recent_received=now.received - then.received,
+        missed=training.missed(),
+        closed_by=short(training.published.reason_last),
+        host_bytes=training.host_bytes(),
+        recorded=tuple((short(name), float(value)) for name, value in recorded),
+        turnout=short(told(training.published.turned_out()[1])),
+    )
+
+
+def _step_time_ns(then: Note, now: Note, age_ns: int) -> int:
+    """Between the ends of the two steps, and on to this moment where the next is overdue: a rack
+    that stands still must not go on showing its last speed."""
+    steps, took_ns = now.step - then.step, max(0, now.step_end_ns - then.step_end_ns)
+    overdue = steps == 0 or age_ns > 2 * took_ns // steps
+    return took_ns + (age_ns if overdue else 0)
+
+
+def _rank(rank: int, report: RankReport, leader: Leader, now_ns: int) -> RankSeen:
+    silent_ns = max(0, now_ns - leader.heard_ns.get(rank, now_ns))
+    return RankSeen(rank, report.step, report.step_ns, silent_ns // MS)

@@ -1,0 +1,175 @@
+"""Counts the steps of whatever optimizer trains a model. Training thread.
+
+torch calls global hooks around the `step` of every optimizer of the process. So a step is seen
+whichever object makes it: the optimizer that `mend_init` was given, one that was made anew after a
+checkpoint was loaded, or the one inside a wrapper such as Accelerate's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from mend.errors import UsageError
+
+
+class HoldsParameters(Protocol):
+    """An optimizer, or a wrapper of one: all that mend asks of it."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+
+class Counting(Enum):
+    """Who says that a step is done.
+
+    GIVEN: steps of the optimizer that mend_init was given. UNDECIDED: none was given and at most
+    one step was seen; it waits for the next one, as the script may call `runtime.step()` itself.
+    FOUND: steps of the optimizer that was seen stepping. MANUAL: `runtime.step()` alone.
+    """
+
+    GIVEN = auto()
+    UNDECIDED = auto()
+    FOUND = auto()
+    MANUAL = auto()
+
+
+def optimizers_of(given: object) -> list[HoldsParameters]:
+    """The optimizers that `mend_init(optimizer=...)` names: one, several, or none.
+
+    Raises UsageError for an object without `param_groups`, by its type.
+    """
+    if given is None:
+        return []
+    several = isinstance(given, Sequence)
+    found: list[HoldsParameters] = []
+    for each in given if isinstance(given, Sequence) else [given]:
+        if not hasattr(each, "param_groups"):
+            what = "a list with " if several else ""
+            raise UsageError(
+                f"mend_init(optimizer={what}{type(each).__name__}): it has no param_groups. Give "
+                "the torch optimizer itself, or none: mend then counts the steps of the one that "
+                "trains the model"
+            )
+        found.append(each)
+    return found
+
+
+def held_by(optimizer: HoldsParameters) -> list[torch.Tensor]:
+    """Every parameter of the optimizer, in the order of its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+class StepHooks:
+    """Calls `before` and `after` around each step that moves the counted parameters.
+
+    A step inside another one (SAM, Lookahead, a wrapper that is an optimizer itself) is a part of
+    that one. `after` gets the tokens that `take_tokens` gave when the step ended.
+    """
+
+    def __init__(
+        self,
+        exchanged: Iterable[nn.Parameter],
+        given: Sequence[HoldsParameters],
+        *,
+        before: Callable[[], None],
+        after: Callable[[int | None], None],
+        take_tokens: Callable[[], int | None],
+        found: Callable[[torch.optim.Optimizer], None],
+    ) -> None:
+        """`exchanged`: the parameters that mend exchanges. `found` is told which optimizer is
+        counted when none was given."""
+        self._exchanged = {id(p) for p in exchanged}
+        self._counted = {id(p) for p in held_by(given[-1])} if given else set[int]()
+        self.counting = Counting.GIVEN if given else Counting.UNDECIDED
+        self._before, self._after = before, after
+        self._take_tokens, self._found = take_tokens, found
+        self._answers = WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]()
+        self._inside: list[int] = []
+        """ids of the optimizers whose step has begun, outermost first."""
+        self._waiting: list[int | None] = []
+        """Tokens of the step that is not counted yet, while UNDECIDED."""
+        mine = ref(self)
+
+        def pre(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if (hooks := mine()) is not None:
+                hooks._begin(optimizer)
+
+        def post(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if (hooks := mine()) is not None:
+                hooks._end(optimizer)
+
+        self._handles = [
+            register_optimizer_step_pre_hook(pre),
+            register_optimizer_step_post_hook(post),
+        ]
+
+    def count_by_hand(self) -> int | None:
+        """`runtime.step()` was called: returns the tokens of the step that it means, if one waits.
+
+        Raises UsageError when the steps are counted anyway.
+        """
+        if self.counting is Counting.GIVEN:
+            raise UsageError(
+                "mend counts the optimizer's steps already; remove runtime.step(), or the optimizer"
+            )
+        self.counting = Counting.MANUAL
+        return self._waiting.pop() if self._waiting else None
+
+    def flush(self) -> None:
+        """Count the step that still waits for a decision: there will be no `runtime.step()`."""
+        if self._waiting:
+            self.counting = Counting.FOUND
+            self._after(self._waiting.pop())
+
+    def close(self) -> None:
+        """Count nothing from here on. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # -------------------------------------------------------------- a step
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._concerns(optimizer):
+            return
+        if id(optimizer) in self._inside:  # its last step raised, and so never ended
+            del self._inside[self._inside.index(id(optimizer)) :]
+        outermost = not self._inside
+        self._inside.append(id(optimizer))
+        if outermost:
+            self.flush()
+            self._before()
+
+    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self._inside:
+            return
+        del self._inside[self._inside.index(id(optimizer)) :]
+        if self._inside or self.counting is Counting.MANUAL:
+            return
+        if self.counting is not Counting.UNDECIDED:
+            self._after(self._take_tokens())
+        elif not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            self._counted = {id(p) for p in held_by(optimizer)}
+            self._answers.clear()
+            self._waiting = [self._take_tokens()]
+            self._found(optimizer)
+
+    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether its step moves what is counted. Remembered until it gets another group."""
+        groups = len(optimizer.param_groups)
+        known = self._answers.get(optimizer)
+        if known is None or known[0] != groups:
+            wanted = self._counted or self._exchanged
+            known = groups, any(id(p) in wanted for p in held_by(optimizer))
+            self._answers[optimizer] = known
+        return known[1]

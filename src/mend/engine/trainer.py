@@ -1,0 +1,284 @@
+"""The life of a training loop in a job: begin, step by step, drain, close.
+
+`rounds` says what happens after one step; here is what frames the steps. Generators as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.coordination.events import Applied, Idle, Leaving, StillOpen
+from mend.engine.fragment_state import (
+    AgreeMin,
+    Doing,
+    FragmentState,
+    Ledger,
+    OpenOffer,
+    Share,
+    StepOptions,
+    Wait,
+)
+from mend.engine.numerics import Anchor
+from mend.engine.outcome import Outcome
+from mend.engine.trainer_rounds import TrainerRounds
+from mend.errors import GaveUp, StartTimeout
+from mend.types import MS, SECOND
+
+POLL_NS = 50 * MS
+"""How often a draining rank looks again; news on the board wakes it at once."""
+
+LEAVE_NS = 5 * SECOND
+"""How long the end of the job is awaited after this rack has asked to leave at once."""
+
+SAY_NS = 5 * SECOND
+"""How often a rack that waits for the others to finish says so."""
+
+__all__ = [
+    "AgreeMin",
+    "Doing",
+    "FragmentState",
+    "Ledger",
+    "OpenOffer",
+    "Share",
+    "StepOptions",
+    "Trainer",
+    "Wait",
+]
+
+
+class Trainer(TrainerRounds):
+    """Everything a training script calls, by way of `api`. One per rank, on its training thread."""
+
+    def open_tokens(self) -> int:
+        """Tokens trained and not merged yet, summed over fragments."""
+        return sum(self.tokens - track.tokens_mark for track in self.tracks)
+
+    def drain(self, limit_ns: int) -> Doing:
+        """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
+        everything = list(range(len(self.tracks)))
+        deadline_ns = self._now_ns() + limit_ns
+        for fragment, track in enumerate(self.tracks):
+            if track.offer is not None:
+                self._post(StillOpen(fragment, track.anchor.version))
+        while True:
+            versions = self._versions()
+            open_ = any(track.offer is not None for track in self.tracks)
+            done = not open_ and all(
+                p.decided <= v for p, v in zip(self.published.panels, versions, strict=True)
+            )
+            late, over = self._now_ns() > deadline_ns, self.published.finished
+            flags = yield from self._agree_and_apply(
+                everything, [int(done), -int(late), -int(over)]
+            )
+            if flags[0]:
+                return
+            if flags[1] or flags[2]:
+                why = (
+                    "the job is over for this rack"
+                    if flags[2]
+                    else f"after {limit_ns / SECOND:g} s"
+                )
+                count = sum(track.offer is not None for track in self.tracks)
+                raise GaveUp(f"drain: {count} offers are still open: {why} ({self._why()})")
+            for fragment, track in enumerate(self.tracks):
+                if track.offer is not None and track.anchor.version > versions[fragment]:
+                    self._post(StillOpen(fragment, track.anchor.version))
+            yield Wait(self._news, POLL_NS)
+
+    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
+        """Merge the tail of every fragment, leave the job, and put the anchor into the model.
+
+        It leaves together with the other racks, or alone after shutdown_timeout_s. A rack that has
+        to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
+        that work, and throwing it away would lose it without a trace. So does one whose weights may
+        not be overwritten, for the reason that `refusal` is. `outcome` says what came of it. Raises
+        Diverged if the weights are no numbers.
+        """
+        limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
+        deadline_ns = self._now_ns() + limit_ns
+        refused = yield from self._agree_and_apply([], [-int(refusal is not None)])
+        if refused[0]:
+            self._carry_from_here()
+        else:
+            if not self.options.lockstep:
+                # At once, so that the racks' tails meet in one round; what is open now goes first.
+                self._capture_tails()
+                self._post(Leaving())
+            yield from self._try_drain(limit_ns)
+            self._capture_tails()
+        yield from self._try_drain(max(0, deadline_ns - self._now_ns()))
+        self._post(Leaving())
+        yield from self._leave(max(deadline_ns, self._now_ns()))
+        if refused[0]:
+            self.outcome = refusal or Outcome("kept-local", "another rank of this rack says why")
+            self._stand()
+            return
+        yield from self._end(keep_local)
+
+    def _carry_from_here(self) -> None:
+        """What is still applied keeps all that the weights hold, whatever the alignment was."""
+        self.options = replace(self.options, alignment="carry")
+        if self.beside is not None:
+            self.beside.alignment = "carry"
+
+    def _end(self, keep_local: bool) -> Doing:
+        """The rack has left: put the anchor into the model, unless its own weights hold more."""
+        wrong = [self._unsound(track) for track in self.tracks]
+        fine = yield from self._agree_and_apply([], [int(not each) for each in wrong])
+        if not all(fine):
+            fragment = fine.index(0)
+            raise self._diverged(fragment, wrong[fragment])
+        unmerged = sum(self.tokens - track.tokens_mark for track in self.tracks)
+        anywhere = yield from self._agree_and_apply([], [-unmerged])
+        if not self.published.finished:
+            why = list(self.published.why)
+            self._note("left-alone", {"why": why, "open_tokens": unmerged})
+        if anywhere[0]:
+            reason = "unmerged work is only in these weights"
+            self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
+            self.outcome = Outcome("kept-local", "; ".join(self.published.why))
+        else:
+            if not keep_local:
+                yield from self.publish_anchor()
+            self.outcome = self._outcome_of_leaving()
+        self._stand()
+
+    def _outcome_of_leaving(self) -> Outcome:
+        """All work is merged."""
+        if not self.tracks:
+            return Outcome("local")
+        if not self.published.finished:
+            return Outcome("left-alone", "; ".join(self.published.why))
+        others = sorted(member.rack for member in self.published.members - {self.member})
+        if others and self.member not in self.published.members:
+            return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
+        return Outcome("merged")
+
+    def _capture_tails(self) -> None:
+        """The steps since the last capture, of fragments without an open offer."""
+        for fragment, track in enumerate(self.tracks):
+            if track.offer is None:
+                self._capture(fragment)
+
+    def _leave(self, deadline_ns: int) -> Doing:
+        """Apply what is still decided, until the log says that this rack has left.
+
+        Past the deadline it asks to leave alone, and goes without an answer LEAVE_NS later.
+        """
+        hurried, told, said_ns = False, None, self._now_ns()
+        everything = list(range(len(self.tracks)))
+        while True:
+            late = self._now_ns() > deadline_ns
+            flags = yield from self._agree_and_apply(
+                everything, [int(self.published.finished), -int(late)]
+            )
+            if flags[0] or (flags[1] and hurried):
+                return
+            if flags[1]:
+                # An offer that is still open now forbids leaving in order; it had its time.
+                grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
+                hurried, deadline_ns = True, self._now_ns() + grace_ns
+                self._post(Leaving(now=True))
+            if (versions := self._versions()) != told:
+                told = versions
+                self._post(Idle(versions))
+            if self._now_ns() - said_ns > SAY_NS:
+                said_ns = self._now_ns()
+                left_s = max(0, deadline_ns - said_ns) // SECOND
+                self._note("leaving", {"for": "the other racks to finish", "at_most_s": left_s})
+            yield Wait(self._news, POLL_NS)
+
+    def _try_drain(self, limit_ns: int) -> Doing:
+        """A shutdown is not stopped by offers that cannot be merged; see `close` for what then."""
+        try:
+            yield from self.drain(limit_ns)
+        except GaveUp as error:
+            self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(track.anchor.version for track in self.tracks)
+
+    def _news(self) -> bool:
+        return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
+
+    def begin(self, limit_ns: int) -> Doing:
+        """Wait until every rack holds version 0, and train on it.
+
+        Version 0 is the lowest rack's weights, which may be our own. All racks begin together, so
+        that their capture steps fall into the same rounds. A rack that joins a running job begins
+        with what is decided newest, as soon as it has copied that. Raises what stopped the start.
+        """
+        deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
+        while not anchors:
+            fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
+            everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
+            if not everywhere[0]:
+                what = "the newest version" if self._joins() else "version 0"
+                raise self.published.failure or StartTimeout(
+                    f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
+                )
+            anchors = yield from self._first_anchors()
+        for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
+            if anchor.digest != track.anchor.digest or track.shared:
+                yield from self._write(track, fragment, anchor.values)
+            track.anchor = anchor
+            if anchor.version:
+                self.published.applied(fragment, anchor.version)
+                self._post(Applied(fragment, anchor.version, 0))
+        self._stand()
+        if self._joins():
+            self._note("joined", {"versions": [anchor.version for anchor in anchors]})
+
+    def _may_begin(self) -> bool:
+        published = self.published
+        if self.member not in published.members:
+            return False
+        if self._joins():
+            return all(panel.decided in panel.anchors for panel in published.panels)
+        held = all(0 in panel.anchors for panel in published.panels)
+        return (
+            held and len(published.settled) == len(published.panels) and min(published.settled) >= 0
+        )
+
+    def _joins(self) -> bool:
+        """Whether the job ran already when this rack said hello."""
+        return self.published.begun and self.member not in self.published.founders
+
+    def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
+        """What all ranks of the rack begin with; empty: a rank has forgotten what another still
+        has as its newest, so look again."""
+        with self.published.changed:
+            held = [dict(panel.anchors) for panel in self.published.panels]
+            newest = [panel.decided for panel in self.published.panels]
+        if not self._joins():
+            newest = [0] * len(held)
+        if self.options.ranks > 1:
+            newest = yield AgreeMin(newest)
+            here = [int(version in anchors) for version, anchors in zip(newest, held, strict=True)]
+            if not all((yield AgreeMin(here))):
+                return []
+        return [anchors[version] for version, anchors in zip(newest, held, strict=True)]
+
+    def publish_anchor(self) -> Doing:
+        """The model becomes the anchor."""
+        for fragment, track in enumerate(self.tracks):
+            yield from self._write(track, fragment, track.anchor.values)
+
+    def local_weights(self) -> list[Tensor]:
+        """A copy of what this rank holds of the live model, one vector (fp32) per fragment."""
+        found = []
+        for track in self.tracks:
+            held = track.holding.everything
+            held_N = torch.empty(held.numel, dtype=torch.float32)
+            track.view.read(held, held_N)
+            found.append(held_N)
+        return found
+
+    def put_back(self, weights: list[Tensor]) -> None:
+        for track, held_N in zip(self.tracks, weights, strict=True):
+            track.view.write(track.holding.everything, held_N)

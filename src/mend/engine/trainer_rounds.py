@@ -1,0 +1,488 @@
+"""What the training thread does after a step: capture, agree, apply.
+
+It counts, applies what is decided and captures what is due. Written as generators that yield what
+they wait for, so that the simulator can drive them under its own clock: `Wait` for something on the
+board, `AgreeMin` for the rack's one tiny collective, `Share` for the slices of the rack's other
+ranks. In a rack of one rank the last two are answered without anybody.
+
+Order inside one step: applies that are due, then captures, fragments ascending, then at a poll
+point at most one capture of a fragment of which another rack has opened a round (overlap 0:
+capture, then apply).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.coordination.events import Applied, Captured, Discarded, Event, Progress, StillOpen
+from mend.coordination.schedule import Calendar, Schedule
+from mend.engine.cuda_staging import CudaStaging
+from mend.engine.fragment_state import (
+    AgreeMin,
+    Doing,
+    FragmentState,
+    Ledger,
+    Marks,
+    OpenOffer,
+    Share,
+    Standing,
+    StepOptions,
+    Wait,
+    unbroken_run,
+)
+from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
+from mend.engine.outcome import Outcome
+from mend.engine.published_state import PublishedState
+from mend.errors import Diverged, GaveUp
+from mend.fragment.apply import realign
+from mend.fragment.device import Landed, Side
+from mend.fragment.view import Pieces, portions
+from mend.types import MS, SECOND, Member
+
+
+class TrainerRounds:
+    """State of the training thread.
+
+    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has
+    memory and helping hands.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        schedule: Schedule,
+        options: StepOptions,
+        tracks: list[FragmentState],
+        published: PublishedState,
+        *,
+        now_ns: Callable[[], int],
+        post: Callable[[Event], None],
+        own: Callable[[OpenOffer], None],
+        note: Callable[[str, dict[str, object]], None],
+        numerics: Numerics,
+        side: Side | None = None,
+    ) -> None:
+        self.member, self.schedule, self.options = member, schedule, options
+        self.tracks, self.published = tracks, published
+        self.calendar = Calendar(schedule)
+        self.before_capture: Callable[[], None] = lambda: None
+        """Called in a step that captures something, before it does; may raise."""
+        self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
+        self._buffers, self._crew = numerics.buffers, numerics.pool
+        self.outcome = Outcome("running")
+        """How this rank left the job."""
+        self.step = 0
+        self.tokens = 0
+        self.ledger = Ledger()
+        self.stall_ns_total = 0
+        self.stall_ns_last = 0
+        self._marks = Marks(tuple(track.anchor.version for track in tracks))
+        self.standing: Standing = (0, 0, self._marks)
+        self._budget_ns = options.stall_max_ns
+        self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
+        self.beside = (
+            CudaStaging(side, numerics.buffers, options.alignment, options.blend_alpha)
+            if side is not None
+            else None
+        )
+
+    # -------------------------------------------------------------- a step
+
+    def stepped(self, tokens: int) -> bool:
+        """Count one step of the inner optimizer; returns whether `work` is due."""
+        self.step += 1
+        self.tokens += tokens
+        self.standing = (self.step, self.tokens, self._marks)
+        if self.beside is not None and self.published.fresh:
+            self._prefetch(self.beside)
+        return self.step >= self.calendar.next_step
+
+    def _prefetch(self, beside: CudaStaging) -> None:
+        """Start bringing what was decided meanwhile to the device."""
+        self.published.fresh = False
+        for fragment, track in enumerate(self.tracks):
+            with self.published.changed:
+                anchors = dict(self.published.panels[fragment].anchors)
+            newest, _ = unbroken_run(anchors, track.anchor.version)
+            if newest > track.anchor.version:
+                _, delta_N = self._outcome(fragment, newest)
+                beside.prefetch(fragment, track, delta_N, anchors[newest])
+
+    def work(self) -> Doing:
+        """Everything that is due after the current step."""
+        step, calendar = self.step, self.calendar
+        captures, begun_ns = calendar.captures(step), self._now_ns()
+        if captures or calendar.ends(step):
+            self._measure()
+        yield from self._points(captures, calendar.is_poll(step))
+        calendar.past(step)
+        if self._marked_step == step:
+            self._stand()
+            self._marked_ns = self._now_ns()
+        else:  # a poll without news is no reason to tell the step; what it took is not training
+            self._marked_ns += self._now_ns() - begun_ns
+
+    def _points(self, captures: tuple[int, ...], polls: bool) -> Doing:
+        """The apply, capture and poll points that fall on this step, in their order."""
+        tau, opened = self.schedule.overlap_steps, list[int]()
+        if captures:
+            self.before_capture()
+        if tau == 0:
+            for fragment in captures:
+                self._reach(fragment)
+        ends = self.calendar.ends(self.step)
+        if ends or polls or (captures and tau > 0 and not self.options.lockstep):
+            # Before a capture, too: the offer of a slow rack would be too old when it comes, had it
+            # not caught up with what the fast ones merged since its last overlap ended.
+            opened = yield from self._apply_point(ends, polls)
+        if tau > 0:
+            for fragment in captures:
+                self._reach(fragment)
+        joined = self._join(opened)
+        if tau > 0 and not self.options.overlapped and (captures or joined):
+            yield from self._await_results((*captures, *joined))
+        elif tau == 0 and joined:
+            yield from self._apply_point(joined, False)
+
+    def _reach(self, fragment: int) -> None:
+        """A capture point, whether or not there is something to capture."""
+        self._capture(fragment)
+        self.calendar.mark(fragment, self.step, self.tracks[fragment].anchor.version)
+
+    def _join(self, opened: list[int]) -> tuple[int, ...]:
+        """At a poll point: capture one of the fragments of which a round is open, so that the
+        offers of all racks are of one moment. One that is open already counts in its place."""
+        joined: tuple[int, ...] = ()
+        for fragment in self.calendar.joins(opened):
+            track = self.tracks[fragment]
+            if opened[fragment] != track.anchor.version:
+                continue
+            if track.offer is not None:
+                self._reach(fragment)
+            elif not joined and self.step > track.steps_mark:
+                self.before_capture()
+                if self._marked_step < self.step:
+                    self._measure()
+                self._reach(fragment)
+                joined = (fragment,)
+        return joined
+
+    def _stand(self) -> None:
+        """Let any thread see where this rank stands now."""
+        tracks, ledger = self.tracks, self.ledger
+        versions = tuple(track.anchor.version for track in tracks)
+        self._marks = Marks(
+            versions=versions,
+            digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
+            marked=sum(track.tokens_mark for track in tracks),
+            merged=ledger.merged,
+            discarded=ledger.discarded,
+            missed=tuple(ledger.missed.items()),
+            stall_ns_total=self.stall_ns_total,
+            stall_ns_last=self.stall_ns_last,
+        )
+        self.standing = (self.step, self.tokens, self._marks)
+
+    def _measure(self) -> None:
+        """Time per step without our own waits, for the adaptive grace window."""
+        now_ns, steps = self._now_ns(), self.step - self._marked_step
+        if steps > 0:
+            sample_ns = (now_ns - self._marked_ns) // steps
+            before_ns = self.step_ns or sample_ns  # the first sample is taken as it is
+            self.step_ns = before_ns + (sample_ns - before_ns) // 10
+        self._marked_step = self.step
+        self._post(Progress(self.step, self.step_ns))
+
+    # -------------------------------------------------------------- capture
+
+    def _capture(self, fragment: int) -> None:
+        track = self.tracks[fragment]
+        if track.offer is not None:
+            self._post(StillOpen(fragment, track.anchor.version))
+            self.ledger.miss("previous offer still open")
+            self._note(
+                "still-open", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
+            )
+            return
+        steps = self.step - track.steps_mark
+        if steps < 1:
+            return
+        landed: Landed | None = None
+        if self.beside is not None:
+            snapshot_N, landed = self.beside.snapshot(track)
+        else:
+            snapshot_N = self._snapshot(track)
+        track.seq += 1
+        tokens = self.tokens - track.tokens_mark
+        offer = OpenOffer(
+            fragment,
+            track.seq,
+            self.step,
+            tokens,
+            steps,
+            self.tokens,
+            self.step,
+            track.anchor,
+            snapshot_N,
+            track.residual_N,
+            landed=landed,
+        )
+        track.offer = offer
+        self._own(offer)
+        base = track.anchor.version
+        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps))
+        self._note(
+            "captured",
+            {
+                "step": self.step,
+                "fragment": fragment,
+                "seq": offer.seq,
+                "base": base,
+                "tokens": tokens,
+                "steps": steps,
+            },
+        )
+
+    def _snapshot(self, track: FragmentState) -> Tensor:
+        snapshot_N = self._buffers.empty(track.owned.numel)
+        live = track.view.in_place(track.owned)
+        if live is None:
+            track.view.read(track.owned, snapshot_N)
+            return snapshot_N
+
+        def copy(pieces: Pieces) -> None:
+            for theta_n, place in pieces:
+                snapshot_N[place].copy_(theta_n)
+
+        self._crew.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
+        return snapshot_N
+
+    # -------------------------------------------------------------- apply
+
+    def _apply_point(self, ends: tuple[int, ...], polls: bool) -> Generator[Any, Any, list[int]]:
+        """The ranks agree by one MIN on what is decided, and all apply the same or nothing. Of a
+        poll point: returns per fragment the version of which all of them know an open round, or
+        -1."""
+        yield from self._await_results(ends)
+        eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
+        flags = self._opened() if polls else []
+        agreed = yield from self._agree_and_apply(eligible, [*flags, *(-v for v in flags)])
+        for fragment in ends:
+            offer = self.tracks[fragment].offer
+            if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
+                self.ledger.miss("result not there at the apply point")
+        least, greatest = agreed[: len(flags)], agreed[len(flags) :]
+        return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
+
+    def _opened(self) -> list[int]:
+        """Per fragment the version of which a round is open, as far as this rank has heard; else
+        -1."""
+        published = self.published
+        with published.changed:
+            known = [published.opened.get(p, -1) for p in range(len(self.tracks))]
+            return [v if v == published.panels[p].decided else -1 for p, v in enumerate(known)]
+
+    def _await_results(self, fragments: tuple[int, ...]) -> Doing:
+        """Wait for the outcome of open offers, within the stall budget of this outage."""
+        limit_ns = self.options.give_up_ns if self.options.lockstep else self._budget_ns
+        waiting = [
+            p for p in fragments if self.tracks[p].offer is not None and not self._resolved(p)
+        ]
+        if not waiting or limit_ns <= 0:
+            return
+        started_ns = self._now_ns()
+        ready = yield Wait(lambda: all(self._resolved(p) for p in waiting), limit_ns)
+        self.stall_ns_last = self._now_ns() - started_ns
+        self.stall_ns_total += self.stall_ns_last
+        if self.options.lockstep and not ready:
+            raise self.published.failure or GaveUp(
+                f"step {self.step}: no decision on fragment {waiting[0]} within give_up_s="
+                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self._why()})"
+            )
+        if not self.options.lockstep:
+            self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)
+        if not ready:
+            self._note(
+                "stall-over",
+                {
+                    "step": self.step,
+                    "fragments": waiting,
+                    "ms": self.stall_ns_last // MS,
+                    "why": list(self.published.why),
+                },
+            )
+
+    def _why(self) -> str:
+        return "; ".join(self.published.why) or "no reason known"
+
+    def _resolved(self, fragment: int) -> bool:
+        track, panel = self.tracks[fragment], self.published.panels[fragment]
+        with self.published.changed:
+            if any(version > track.anchor.version for version in panel.anchors):
+                return True
+            return track.offer is not None and track.offer.seq in panel.discarded
+
+    def _agree_and_apply(
+        self, fragments: list[int], flags: list[int] | None = None
+    ) -> Generator[Any, Any, list[int]]:
+        """Apply what every rank can; returns the flags' minimum over the ranks."""
+        with self.published.changed:
+            if self.published.failure is not None:
+                raise self.published.failure
+            anchors = {p: dict(self.published.panels[p].anchors) for p in fragments}
+            dead = {p: dict(self.published.panels[p].discarded) for p in fragments}
+        values = list(flags or [])
+        for fragment in fragments:
+            track = self.tracks[fragment]
+            newest, oldest = unbroken_run(anchors[fragment], track.anchor.version)
+            discarded = track.offer is not None and track.offer.seq in dead[fragment]
+            values += [newest, -oldest, int(discarded)]
+        agreed: list[int] = values if self.options.ranks == 1 else (yield AgreeMin(values))
+        count = len(flags or [])
+        for position, fragment in enumerate(fragments):
+            version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
+            track = self.tracks[fragment]
+            if discarded_everywhere and track.offer is not None:
+                yield from self._discard(fragment, dead[fragment][track.offer.seq])
+            if version > track.anchor.version and version >= -minus_oldest:
+                yield from self._apply(fragment, anchors[fragment][version])
+                self._budget_ns = self.options.stall_max_ns
+        return agreed[:count]
+
+    def _discard(self, fragment: int, bad: str) -> Doing:
+        """An own offer has ended without being merged. That of a rack whose weights are no numbers
+        any more is the end of the rack: training on, it would never be merged again."""
+        track = self.tracks[fragment]
+        assert track.offer is not None, f"no offer of fragment {fragment} is open"
+        self._post(Discarded(fragment, track.offer.seq, self.step))
+        self._note("discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq})
+        self.ledger.miss("declined or too old")
+        self.published.panels[fragment].discarded.clear()
+        track.offer = None
+        wrong = self._unsound(track)
+        fine = [int(not wrong)]
+        if self.options.ranks > 1:
+            fine = yield AgreeMin(fine)
+        if bad or not fine[0]:
+            raise self._diverged(fragment, bad or wrong)
+
+    def _unsound(self, track: FragmentState) -> str:
+        """What of a fragment's weights on this rank is no usable number, or empty."""
+        theta_N = self._buffers.empty(track.owned.numel)
+        track.view.read(track.owned, theta_N)
+        first = first_unsound(theta_N)
+        if first is None:
+            return ""
+        cuts, slots = track.owned.cuts, track.view.layout.slots
+        slot = next(slot for slot, end in zip(slots, cuts[1:], strict=True) if first < end)
+        return f"{slot.name} holds {theta_N[first].item()}"
+
+    def _diverged(self, fragment: int, why: str) -> Diverged:
+        """`why`: empty where another rank of this rack has found it."""
+        why = why or "another rank of this rack has weights that are no numbers"
+        error = Diverged(
+            f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
+            "racks go on without this one. Start it again, and it joins with the merged weights "
+            "(mend launch --max-restarts 1); look for a loss that is NaN, lower the learning rate, "
+            "or load a checkpoint into all racks."
+        )
+        self._note("diverged", {"step": self.step, "fragment": fragment, "reason": why})
+        self.published.last_error = str(error)
+        self.outcome = Outcome("diverged", why)
+        return error
+
+    def _apply(self, fragment: int, anchor: Anchor) -> Doing:
+        """Protocol section 7: read the own offer's fate in the commits, realign, move the marks."""
+        track, offer = self.tracks[fragment], self.tracks[fragment].offer
+        fate, delta_N = self._outcome(fragment, anchor.version)
+        yield from self._realign(track, fragment, delta_N, anchor)
+        ended = 0
+        if offer is not None and fate:
+            ended, track.offer = offer.seq, None
+            if fate == "named":
+                self._settle(track, offer)
+            else:
+                self.ledger.miss("offer dropped: too old")
+        track.anchor = anchor
+        self.published.applied(fragment, anchor.version)
+        self._stand()
+        self._post(Applied(fragment, anchor.version, ended, self.step))
+        self._note(
+            "applied",
+            {
+                "step": self.step,
+                "fragment": fragment,
+                "version": anchor.version,
+                "fate": fate or "none",
+                "seq": ended,
+            },
+        )
+        if offer is not None and not fate:
+            self.ledger.miss("offer was late")
+
+    def _realign(
+        self, track: FragmentState, fragment: int, delta_N: Tensor | None, anchor: Anchor
+    ) -> Doing:
+        """The model follows the new anchor; where it lies as fp32 on the CPU, in a single pass."""
+        if self.beside is not None:
+            device = self.beside.side.device
+            out_N = torch.empty(track.owned.numel, device=device) if track.shared else None
+            self.beside.realign(fragment, track, delta_N, anchor, out_N)
+            if out_N is not None:
+                yield from self._write(track, fragment, out_N)
+            return
+        live = None if track.shared else track.view.in_place(track.owned)
+        theta_N = torch.empty(0)
+        if live is None:
+            theta_N = self._buffers.empty(track.owned.numel)
+            track.view.read(track.owned, theta_N)
+        move = partial(self._move, track.anchor.values, delta_N, anchor.values)
+        parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
+        self._crew.each([partial(move, pieces) for pieces in parts])
+        if live is None:
+            yield from self._write(track, fragment, theta_N)
+
+    def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
+        for theta_n, place in pieces:
+            realign(
+                theta_n,
+                old_N[place],
+                delta_N[place] if delta_N is not None else None,
+                new_N[place],
+                self.options.alignment,
+                self.options.blend_alpha,
+                theta_n,
+            )
+
+    def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Doing:
+        if track.shared:
+            held_N = yield Share(fragment, slice_N, track.holding)
+            track.view.write(track.holding.everything, held_N)
+        else:
+            track.view.write(track.owned, slice_N)
+
+    def _outcome(self, fragment: int, version: int) -> tuple[str, Tensor | None]:
+        """What the commits in (base, version] say of the open offer: "named", "dropped" or "", also
+        without an offer; and its delta if it is named, which is what `realign` asks for."""
+        track = self.tracks[fragment]
+        if track.offer is None:
+            return "", None
+        mine = (self.member, track.offer.seq)
+        with self.published.changed:
+            fate = self.published.panels[fragment].fate(mine, track.anchor.version, version)
+        return fate, track.offer.delta_N if fate == "named" else None
+
+    def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
+        """The offer is merged: its residual is owed now, its tokens are done."""
+        track.residual_N = offer.pend_N
+        self.ledger.merged += offer.tokens
+        if self.options.alignment == "overwrite":
+            self.ledger.discarded += self.tokens - offer.tokens_total
+            track.tokens_mark, track.steps_mark = self.tokens, self.step
+        else:
+            track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total

@@ -1,0 +1,77 @@
+"""How many of the live racks each round has merged."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+ROUNDS_RECENT = 20
+"""The newest rounds, which a warning is about."""
+
+ROUNDS_LEAST = 10
+"""Before so many rounds there is no warning."""
+
+REMEDY = (
+    "a longer overlap_steps or grace_window_ms, payload_dtype='bfloat16', or lockstep=True; see "
+    "docs/tuning.md, Are the racks merged together"
+)
+
+Round = tuple[int, int]
+"""(racks merged, racks that lived, 0 if that is not known)."""
+
+
+@dataclass
+class Turnout:
+    """Of one job, as one rank sees it."""
+
+    by_racks: Counter[int] = field(default_factory=Counter)
+    """Members -> rounds, of all rounds."""
+    recent: deque[Round] = field(default_factory=lambda: deque(maxlen=ROUNDS_RECENT))
+    warned: bool = False
+
+    def add(self, members: Collection[int], live: Collection[int]) -> Round:
+        """`live`: the racks that lived when it closed; none: it is not known."""
+        round_ = (len(members), len({*members, *live}) if live else 0)
+        self.by_racks[len(members)] += 1
+        self.recent.append(round_)
+        return round_
+
+    def warning(self) -> str:
+        """Says it once when more than half of the recent rounds were short, and again only after
+        less than a quarter was; else empty."""
+        count, short = len(self.recent), short_of(self.recent)
+        if self.warned:
+            self.warned = 4 * short >= count
+        elif count >= ROUNDS_LEAST and 2 * short > count:
+            self.warned = True
+            return told(self.recent)
+        return ""
+
+
+def short_of(rounds: Iterable[Round]) -> int:
+    """Rounds that merged fewer racks than lived."""
+    return sum(members < live for members, live in rounds)
+
+
+def told(rounds: Iterable[Round]) -> str:
+    """`9 of 10 rounds merged 1 of 2 live racks`; empty without rounds of which that is known."""
+    found = [(members, live) for members, live in rounds if live]
+    short = [(members, live) for members, live in found if members < live]
+    if not found:
+        return ""
+    if not short:
+        return f"{_rounds(len(found))} merged every live rack"
+    return (
+        f"{len(short)} of {_rounds(len(found))} merged {_span(members for members, _ in short)} "
+        f"of {_span(live for _, live in short)} live racks"
+    )
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'s' * (count != 1)}"
+
+
+def _span(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"

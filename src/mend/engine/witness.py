@@ -1,0 +1,170 @@
+"""The witness process: a vote and a coordinator, no tensors."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from mend.coordination.acceptor_host import WitnessFollower
+from mend.coordination.coordinator import Coordinator, CoordinatorOptions
+from mend.coordination.events import Connect, Effect, Finished, Heard, Machine, Note, Send, Tick
+from mend.coordination.machines import COORDINATOR, FOLLOWER, CoordinatorParts, Parts, machines_of
+from mend.coordination.messages import Message, Orders, Prepare
+from mend.engine.event_queue import EventQueue
+from mend.engine.host import Foreigners, HostInterface
+from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.snapshot import view_of_witness
+from mend.errors import MendError, OtherVersion
+from mend.status.event_log import EventLog
+from mend.status.messages import JobStatus
+from mend.trace.writer import Tape, begin, header_of
+from mend.types import MS, SECOND, WITNESS, Member, Peer
+
+DETECT_HEARTBEATS = 20
+DETECT_NS_MIN = 2 * SECOND
+
+
+def detect_ns(heartbeat_ms: int) -> int:
+    """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
+    return max(DETECT_HEARTBEATS * heartbeat_ms * MS, DETECT_NS_MIN)
+
+
+class Witness:
+    """Host of a coordinator without a rack, and of its vote."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        follower: WitnessFollower,
+        host: HostInterface,
+        progress: Callable[[str], None],
+        tape: Tape | None = None,
+    ) -> None:
+        self.coordinator, self.follower, self.host = coordinator, follower, host
+        self._progress = progress
+        self.failure: MendError | None = None
+        self._foreigners = Foreigners(host)
+        self._told: set[str] = set()
+        """At most one sentence per rack and version."""
+        self._give = EventQueue(self._name, host.now_ns, self._perform, tape).give
+
+    def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
+        self._give(self.coordinator, Heard(peer, incarnation, body))
+        if isinstance(body, Orders | Prepare):
+            self._give(self.follower, Heard(peer, incarnation, body))
+            if self.follower.follower.acceptor.log.committed.over:
+                self.tick()  # whoever led may be gone: nothing else would make it leave
+
+    def tick(self) -> None:
+        self._give(self.coordinator, Tick())
+
+    def deadline_ns(self) -> int | None:
+        return self.coordinator.deadline_ns()
+
+    def crashed(self, error: MendError) -> None:
+        self.failure = error
+
+    def foreign(self, found: OtherVersion) -> None:
+        """It waits on for those who speak as it does; the other hears why it is not one."""
+        self._foreigners.met(found)
+        if str(found) not in self._told:
+            self._told.add(str(found))
+            fields = {"rack": found.rack, "cause": "version", "detail": str(found)}
+            self.host.note("refused", fields)
+            self._progress(" ".join(f"{key}={value}" for key, value in fields.items()))
+
+    def view(self, ended: bool) -> JobStatus:
+        """What there is to see here."""
+        job, now_ns = self.coordinator.job, self.host.now_ns()
+        return view_of_witness(job, self.coordinator, self.follower, now_ns, ended=ended)
+
+    def _name(self, machine: Machine) -> str:
+        return FOLLOWER if machine is self.follower else COORDINATOR
+
+    def _perform(self, effect: Effect, _: Machine) -> None:
+        match effect:
+            case Send(to, body):
+                if to == self.coordinator.me:
+                    self.heard(to, self.coordinator.member.incarnation, body)
+                else:
+                    self.host.send(to, body)
+            case Connect(peer, address):
+                self.host.connect(peer, address)
+            case Note(kind, fields):
+                self.host.note(kind, fields)
+                if kind in (
+                    "hello",
+                    "genesis",
+                    "refused",
+                    "roster",
+                    "takes-over",
+                    "deposed",
+                    "no-quorum",
+                    "lineage",
+                    "gives-up",
+                    "retired",
+                    "fault",
+                ):
+                    self._progress(
+                        f"{kind} " + " ".join(f"{key}={value}" for key, value in fields.items())
+                    )
+            case Finished():
+                self.host.finished()
+            case _:
+                raise AssertionError(f"a coordinator has no tensors: {effect}")
+
+
+def build_witness(
+    parts: Parts, host: HostInterface, progress: Callable[[str], None], tape: Tape | None = None
+) -> Witness:
+    """Coordinator and booth of one process, around its one vote."""
+    made = machines_of(parts)
+    assert made.coordinator is not None
+    assert made.follower is not None
+    return Witness(made.coordinator, made.follower, host, progress, tape)
+
+
+def run(
+    bind: str,
+    racks: int,
+    job_id: str,
+    heartbeat_ms: int = 100,
+    on_progress: Callable[[str], None] | None = None,
+    diagnostics_dir: Path | None = None,
+    tape_mb_max: int = 0,
+    observe: bool = True,
+) -> None:
+    """Serve one job until every rack has left, or SIGINT / SIGTERM.
+
+    Raises AddressInUse, MendError.
+    """
+    me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
+    recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
+    host = bind.removeprefix("tcp://").rsplit(":", 1)[0]
+    listen = IoLoopOptions(bind, host, "", None, 10 * SECOND, observe=observe)
+    io_loop = IoLoop(me, member, job_id, listen, recorder)
+    options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
+    parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
+    tape = begin(diagnostics_dir, tape_mb_max, header_of(job_id, parts), recorder.note)
+    witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
+    stop = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+    try:
+        io_loop.observe(witness.view)
+        io_loop.attach(witness)
+        if on_progress:
+            on_progress(f"listening address={io_loop.address} job={job_id} racks={racks}")
+        while not stop.is_set() and not io_loop.done.wait(0.2):
+            pass
+    finally:
+        io_loop.close()
+        if tape is not None:
+            tape.close()
+        recorder.close()
+    if witness.failure is not None:
+        raise witness.failure

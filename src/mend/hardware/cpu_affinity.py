@@ -1,0 +1,204 @@
+"""Which cores are near a GPU, and keeping worker threads there. Reads sysfs.
+
+A copy between a GPU and memory of the other socket crosses the link between sockets, and so do the
+merges behind it. Where sysfs says nothing, nothing is pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mend.hardware.nccl_topology import Dump, plain_bus_id
+from mend.types import owned_span
+
+NVIDIA = "0x10de"
+DISPLAY_CLASS = "0x03"
+"""PCI class of GPUs, with or without a screen."""
+
+CORES_MAX = 1 << 16
+FILE_CHARS_MAX = 1 << 16
+
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a machine describes itself; tests have trees of their own."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+
+    def near(self, bus_id: str) -> frozenset[int] | None:
+        """Cores of the NUMA node a device hangs on; of a virtual machine without nodes: all."""
+        text = self._device(bus_id, "local_cpulist")
+        return parse_cores(text) if text else None
+
+    def numa(self, bus_id: str) -> int | None:
+        """The kernel says -1 where it does not know."""
+        text = self._device(bus_id, "numa_node")
+        return int(text) if text.isdigit() else None
+
+    def gpus(self) -> tuple[str, ...]:
+        """Bus ids of NVIDIA's, ascending; of the whole machine, also of those not visible here."""
+        with contextlib.suppress(OSError):
+            found = sorted(path.name for path in (self.sys / "bus/pci/devices").iterdir())
+            return tuple(each for each in found if self._is_gpu(each))
+        return ()
+
+    def siblings(self, core: int) -> frozenset[int]:
+        """The threads of its physical core, itself among them."""
+        name = f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+        return (parse_cores(_read(self.sys / name)) or frozenset()) | {core}
+
+    def boot(self) -> str:
+        """Differs between machines, also where their names do not; empty: not known."""
+        return _read(self.proc / "sys/kernel/random/boot_id")
+
+    def bus_id_of(self, uuid: str) -> str | None:
+        """The GPU of that UUID, as the driver lists them."""
+        with contextlib.suppress(OSError):
+            for folder in sorted((self.proc / "driver/nvidia/gpus").iterdir()):
+                if uuid.lower() in _read(folder / "information").lower():
+                    return plain_bus_id(folder.name)
+        return None
+
+    def _is_gpu(self, bus_id: str) -> bool:
+        vendor, kind = self._device(bus_id, "vendor"), self._device(bus_id, "class")
+        return vendor == NVIDIA and kind.startswith(DISPLAY_CLASS)
+
+    def _device(self, bus_id: str, name: str) -> str:
+        if not _BUS_ID.fullmatch(bus_id):
+            return ""
+        return _read(self.sys / "bus/pci/devices" / bus_id / name)
+
+
+def host() -> str:
+    """The name that this machine has for itself."""
+    return platform.node()
+
+
+def parse_cores(text: str) -> frozenset[int] | None:
+    """Of a list as the kernel writes it, `0-3,8`. None: it is none, or an empty one."""
+    cores: set[int] = set()
+    for item in text.strip().split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            return None
+        low, high = int(match[1]), int(match[2] or match[1])
+        if not low <= high < CORES_MAX:
+            return None
+        cores.update(range(low, high + 1))
+    return frozenset(cores)
+
+
+def bus_id_of(device_index: int, machine: Machine = Machine()) -> str | None:
+    """Of a CUDA device, counted as torch counts. None: there is no such GPU, or nothing tells."""
+    if not torch.cuda.is_available() or not 0 <= device_index < torch.cuda.device_count():
+        return None
+    told: Any = torch.cuda.get_device_properties(device_index)
+    if hasattr(told, "pci_bus_id"):  # torch of 2025 and later
+        return f"{told.pci_domain_id:04x}:{told.pci_bus_id:02x}:{told.pci_device_id:02x}.0"
+    uuid = str(getattr(told, "uuid", ""))
+    return machine.bus_id_of(uuid) if uuid else None
+
+
+BusIdOf = Callable[[int], str | None]
+
+
+def near_cores(
+    device_index: int,
+    *,
+    machine: Machine = Machine(),
+    dump: Dump | None = None,
+    bus_ids: BusIdOf = bus_id_of,
+) -> frozenset[int] | None:
+    """Cores on the NUMA node of a CUDA device: of sysfs, else of an NCCL dump. None: unknown."""
+    bus_id = bus_ids(device_index)
+    return _cores_of(bus_id, machine, dump) if bus_id is not None else None
+
+
+def worker_cores(
+    device_index: int,
+    local_rank: int = 0,
+    local_world: int = 1,
+    *,
+    allowed: Iterable[int] | None = None,
+    machine: Machine = Machine(),
+    dump: Dump | None = None,
+    bus_ids: BusIdOf = bus_id_of,
+) -> frozenset[int] | None:
+    """This rank's share of the cores near its GPU, in whole physical cores.
+
+    Shared with the ranks of the GPUs on the same NUMA node: all GPUs of the machine count, so that
+    two racks on one machine do not meet; and where there are fewer GPUs than local ranks, those
+    that have the same one. `allowed`: the cores this process may use; None: ask the kernel. None:
+    unknown where the GPU is, or it is near no core of this process.
+    """
+    near = near_cores(device_index, machine=machine, dump=dump, bus_ids=bus_ids)
+    may = frozenset(allowed) if allowed is not None else _allowed()
+    if near is None or may is None or not near & may:
+        return None
+    mine = str(bus_ids(device_index))
+    listed = machine.gpus() or tuple(gpu.bus_id for gpu in (dump.gpus if dump is not None else ()))
+    beside = {each for each in listed if _cores_of(each, machine, dump) == near} | {mine}
+    visible = sum(bus_ids(index) is not None for index in range(local_world)) or 1
+    ranks = -(-local_world // visible)
+    place = sorted(beside).index(mine) * ranks + min(local_rank // visible, ranks - 1)
+    return _share(near & may, len(beside) * ranks, place, machine)
+
+
+def _cores_of(bus_id: str, machine: Machine, dump: Dump | None) -> frozenset[int] | None:
+    found = machine.near(bus_id)
+    if found is None and dump is not None:
+        gpu = dump.gpu(bus_id)
+        found = gpu.cores if gpu is not None else None
+    return found
+
+
+def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) -> frozenset[int]:
+    """Part `place` of `sharers`, whole physical cores; all of them where there are too few."""
+    physical = sorted({min(machine.siblings(core) & cores) for core in cores})
+    if len(physical) < sharers:
+        return cores
+    span = owned_span(len(physical), sharers, place)
+    threads = [machine.siblings(core) & cores for core in physical[span.start : span.stop]]
+    found = frozenset[int]().union(*threads)
+    assert found <= cores, f"{sorted(found)} are not all in {sorted(cores)}"
+    return found
+
+
+def pin_worker(cores: frozenset[int] | None) -> bool:
+    """Keep the calling thread, and those it will start, on these cores. False: it may go where it
+    went, as there are none, or the system does not let it."""
+    pin = getattr(os, "sched_setaffinity", None)
+    if pin is None or not cores:
+        return False
+    try:
+        pin(0, cores)  # 0: this thread, not the process
+    except OSError:
+        return False
+    return True
+
+
+def _allowed() -> frozenset[int] | None:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return frozenset(affinity(0)) if affinity is not None else None
+
+
+def _read(path: Path) -> str:
+    """One short file of the system, stripped; empty: there is none."""
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            return file.read(FILE_CHARS_MAX).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,260 @@
+"""Reads the topology that NCCL dumps for one machine (NCCL_TOPO_DUMP_FILE).
+
+`parse_dump` is pure; `read_dump` opens a file. The format is that of NCCL's src/graph/xml.cc
+(ncclTopoDumpXmlRec, ncclTopoFillGpu, ncclTopoFillNet): <system version="1">, in it a <cpu> per NUMA
+node (numaid, affinity; -1 where a virtual machine shows none), in it nested <pci busid>, and at
+their ends <gpu dev rank> with <nvlink target tclass>, or <nic> with <net name>. A dump of racks
+with NVLink between machines holds several machines, told apart by host_hash.
+
+The text may come from anywhere: no entities, and every size has a limit.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from xml.parsers import expat
+
+from mend.errors import ConfigError
+
+logger = logging.getLogger("mend")
+
+DUMP_BYTES_MAX = 4 << 20
+GPUS_MAX = 1024
+ELEMENTS_MAX = 20_000
+DEPTH_MAX = 64
+VERSIONS = ("1", "2")
+"""NCCL writes 1; RCCL 2, with the same elements where they are read here."""
+
+NVSWITCH_CLASS = "0x068000"
+
+_BUS_ID = re.compile(r"([0-9a-f]{4,16}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])")
+_MASK = re.compile(r"[0-9a-f]{1,8}(,[0-9a-f]{1,8}){0,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of a dump. `nics`: those that share most of its way to the processor."""
+
+    bus_id: str
+    host: str
+    dev: int | None
+    rank: int | None
+    numa: int | None
+    cores: frozenset[int] | None
+    switch: str
+    """Bus id of the PCI bridge it hangs on; empty: directly on the processor."""
+    nics: tuple[str, ...]
+    links: tuple[str, ...]
+    """What its NVLinks end at: a GPU's bus id, or "nvswitch"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """All GPUs, in the order of the file."""
+
+    gpus: tuple[Gpu, ...]
+
+    def gpu(self, bus_id: str) -> Gpu | None:
+        """None: not in the dump, or in it for several machines that do not agree."""
+        found = {self._near(gpu): gpu for gpu in self.gpus if gpu.bus_id == plain_bus_id(bus_id)}
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def island(self, bus_id: str) -> str:
+        """A name that GPUs of one machine share if NVLink or a processor joins them; empty: not
+        known. Bus ids of the island's first GPU."""
+        found = self.gpu(bus_id)
+        return "" if found is None else _islands(self)[self.gpus.index(found)]
+
+    @staticmethod
+    def _near(gpu: Gpu) -> tuple[object, ...]:
+        return gpu.numa, gpu.cores, gpu.nics
+
+
+@functools.lru_cache(maxsize=2)
+def _islands(dump: Dump) -> tuple[str, ...]:
+    """Per GPU of the dump, the name of its island."""
+    names = [""] * len(dump.gpus)
+    left = set(range(len(dump.gpus)))
+    while left:
+        first = left.pop()
+        reached, fresh = [first], [first]
+        while fresh:
+            here = dump.gpus[fresh.pop()]
+            near = [
+                i for i in left if dump.gpus[i].host == here.host and _joined(here, dump.gpus[i])
+            ]
+            left.difference_update(near)
+            reached += near
+            fresh += near
+        name = min(dump.gpus[i].bus_id for i in reached)
+        for i in reached:
+            names[i] = name
+    return tuple(names)
+
+
+def _joined(one: Gpu, other: Gpu) -> bool:
+    switched = "nvswitch" in one.links and "nvswitch" in other.links
+    linked = one.bus_id in other.links or other.bus_id in one.links
+    return switched or linked or one.numa == other.numa
+
+
+def announce(racks: int, ranks_per_rack: int, source: str, *, found: bool) -> None:
+    """What rack_mesh chose and why. A person should see it where nobody has said it: `found`."""
+    level = logging.WARNING if found else logging.INFO
+    line = 'mend rank=0 rack-mesh racks=%d ranks_per_rack=%d source="%s"'
+    logger.log(level, line, racks, ranks_per_rack, source)
+
+
+def plain_bus_id(text: str) -> str:
+    """As sysfs writes it: NVML and CUDA write 00000000:1B:00.0. Other text comes back in lower
+    case."""
+    text = text.strip().lower()
+    found = _BUS_ID.fullmatch(text)
+    if found is None:
+        return text
+    return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}.{found[4]}"
+
+
+def parse_mask(text: str) -> frozenset[int] | None:
+    """Cores of a mask as the kernel writes it, 32 bits a word, the highest first: `3,0000000f`.
+    None: it is none, or an empty one."""
+    text = text.strip().lower()
+    if not _MASK.fullmatch(text):
+        return None
+    bits = 0
+    for word in text.split(","):
+        bits = bits << 32 | int(word, 16)
+    return frozenset(core for core in range(bits.bit_length()) if bits >> core & 1) or None
+
+
+def read_dump(path: Path, field: str = "NCCL topology dump") -> Dump:
+    """Raises ConfigError, which names `field`, for a file that cannot be read or is no dump."""
+    try:
+        if not path.is_file() and path.exists():  # a pipe would be waited for
+            raise ConfigError(field, str(path), "is no file", "Correct the path, or unset it.")
+        with path.open("rb") as file:
+            data = file.read(DUMP_BYTES_MAX + 1)
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror})"
+        raise ConfigError(field, str(path), rule, "Correct the path, or unset it.") from error
+    try:
+        return parse_dump(data)
+    except ValueError as error:
+        rule = f"is no NCCL topology: {error}"
+        remedy = "Let NCCL write it: NCCL_TOPO_DUMP_FILE=topo.xml in a job that uses NCCL."
+        raise ConfigError(field, str(path), rule, remedy) from error
+
+
+def parse_dump(text: str | bytes) -> Dump:
+    """Raises ValueError, saying what is wrong and where."""
+    data = text.encode() if isinstance(text, str) else text
+    if len(data) > DUMP_BYTES_MAX:
+        raise ValueError(f"it is larger than {DUMP_BYTES_MAX >> 20} MiB")
+    reader = _Reader()
+    parser = expat.ParserCreate()
+    parser.buffer_text = False
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.StartDoctypeDeclHandler = reader.doctype
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, LookupError) as error:  # LookupError: an encoding nobody knows
+        raise ValueError(f"broken XML ({error})") from error
+    return reader.dump()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A GPU or a network port, and the way to it: the processor, then bridges, then its own."""
+
+    path: tuple[str, ...]
+    attributes: dict[str, str]
+    cpu: dict[str, str]
+    links: list[str]
+
+
+class _Reader:
+    """Handlers of one pass over the elements; nothing is kept but the way to where it is."""
+
+    def __init__(self) -> None:
+        self._elements = self._cpus = 0
+        self._stack: list[tuple[str, dict[str, str]]] = []
+        self._gpus: list[_Found] = []
+        self._nets: list[_Found] = []
+
+    def doctype(self, *_: object) -> None:
+        raise ValueError("a DOCTYPE, which NCCL never writes")
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        self._elements += 1
+        if self._elements > ELEMENTS_MAX:
+            raise ValueError(f"more than {ELEMENTS_MAX} elements")
+        if len(self._stack) >= DEPTH_MAX:
+            raise ValueError(f"elements nested more than {DEPTH_MAX} deep")
+        if not self._stack and (name != "system" or attributes.get("version") not in VERSIONS):
+            raise ValueError(f'begins with <{name}>, not <system version="{VERSIONS[0]}">')
+        if name == "cpu":
+            self._cpus += 1
+        self._stack.append((name, attributes))
+        if name == "gpu":
+            self._gpus.append(self._found(attributes))
+        elif name == "net":
+            self._nets.append(self._found(attributes))
+        elif name == "nvlink" and len(self._stack) > 1 and self._stack[-2][0] == "gpu":
+            switch = attributes.get("tclass", "") == NVSWITCH_CLASS
+            target = "nvswitch" if switch else plain_bus_id(attributes.get("target", ""))
+            self._gpus[-1].links.append(target)
+
+    def end(self, _: str) -> None:
+        self._stack.pop()
+
+    def _found(self, attributes: dict[str, str]) -> _Found:
+        buses = [plain_bus_id(a.get("busid", "")) for name, a in self._stack if name == "pci"]
+        cpu = next((a for name, a in self._stack if name == "cpu"), {})
+        return _Found((f"cpu {self._cpus}", *buses), attributes, cpu, [])
+
+    def dump(self) -> Dump:
+        if not self._elements:
+            raise ValueError("it is empty")
+        gpus = [found for found in self._gpus if len(found.path) > 1]
+        if len(gpus) > GPUS_MAX:
+            raise ValueError(f"it has {len(gpus)} GPUs, more than {GPUS_MAX}")
+        return Dump(tuple(self._gpu(found) for found in gpus))
+
+    def _gpu(self, found: _Found) -> Gpu:
+        numa = _whole(found.cpu.get("numaid"))
+        return Gpu(
+            bus_id=found.path[-1],
+            host=found.cpu.get("host_hash", ""),
+            dev=_whole(found.attributes.get("dev")),
+            rank=_whole(found.attributes.get("rank")),
+            numa=numa if numa is not None and numa >= 0 else None,
+            cores=parse_mask(found.cpu.get("affinity", "")),
+            switch=found.path[-2] if len(found.path) > 2 else "",
+            nics=self._nearest(found.path),
+            links=tuple(dict.fromkeys(found.links)),
+        )
+
+    def _nearest(self, path: tuple[str, ...]) -> tuple[str, ...]:
+        shared = [(_shared(path, net.path), net.attributes.get("name", "")) for net in self._nets]
+        most = max((length for length, _ in shared), default=0)
+        return tuple(dict.fromkeys(name for length, name in shared if length == most > 0))
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Length of the common beginning."""
+    return next(
+        (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )
+
+
+def _whole(text: str | None) -> int | None:
+    try:
+        return int(text) if text is not None and len(text) <= 9 else None
+    except ValueError:
+        return None

@@ -1,1 +1,0 @@
-"""protocol: who, when, in which order. Pure machines: no tensor, no clock, no socket, no file."""

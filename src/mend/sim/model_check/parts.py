@@ -1,0 +1,223 @@
+"""The real Acceptor and Proposer as steps between snapshots, each step computed once.
+
+A snapshot is a small number that stands for everything its object holds. A step makes the object
+again from its snapshot, calls it, and takes a snapshot of what it has become; the same step of the
+same snapshot is answered from memory. Millions of global states share a few thousand of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import Generic, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.log import Log, LogState
+from mend.consensus.proposer import Proposer
+from mend.consensus.records import AcceptorState, Commit, Genesis, Record, Roster
+from mend.types import Member
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+class Table(Generic[Value]):
+    """Values <-> numbers from 0, in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Value, int] = {}
+        self.values: list[Value] = []
+
+    def number(self, value: Value) -> int:
+        found = self.numbers.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+    def __getitem__(self, number: int) -> Value:
+        return self.values[number]
+
+
+class LogShot(NamedTuple):
+    """`records`: numbers of the records 1, 2, ..."""
+
+    records: tuple[int, ...]
+    decided: int
+
+
+class VoterShot(NamedTuple):
+    log: int
+    promised: int
+    accepted: int
+
+
+class ProposerShot(NamedTuple):
+    """Without its ballots: whoever sent them can send them again, or they are still under way."""
+
+    log: int
+    epoch: int
+    leading: bool
+    opening: int
+
+
+Votes = tuple[tuple[Member, int], ...]
+"""Members with a snapshot each: of their voter, or of a ballot."""
+
+
+class Committed(NamedTuple):
+    """What a decided log says. `result`: digest of the newest version, empty for version 0."""
+
+    voters: frozenset[Member]
+    seats: frozenset[Member]
+    version: int
+    result: str
+
+
+class Parts:
+    """All snapshots of one exploration. Numbers of different tables are never mixed."""
+
+    def __init__(self) -> None:
+        self.records: Table[Record] = Table()
+        self.logs: Table[LogShot] = Table()
+        self.voters: Table[VoterShot] = Table()
+        self.proposers: Table[ProposerShot] = Table()
+        self.acceptor_states: Table[AcceptorState] = Table()
+        self.log: Callable[[int], Log] = cache(self._log)
+        self.told: Callable[[tuple[int, ...]], Committed] = cache(self._told)
+        self.decided: Callable[[int], tuple[int, ...]] = cache(self._decided)
+        self.addressed: Callable[[int], frozenset[Member]] = cache(self._addressed)
+        self.prepare: Callable[[int, int], int] = cache(self._prepare)
+        self.append: Callable[[int, int, int], tuple[int, bool]] = cache(self._append)
+        self.acceptor_state: Callable[[int], int] = cache(self._ballot)
+        self.stand: Callable[[int, int], int] = cache(self._stand)
+        self.learn: Callable[[int, Member, int], int] = cache(self._learn)
+        self.win: Callable[[int, Votes], int] = cache(self._win)
+        self.count: Callable[[int, Votes], int] = cache(self._count)
+        self.propose: Callable[[int, int], int] = cache(self._propose)
+        self.proposer: Callable[[int], Proposer] = cache(self.new_proposer)
+
+    # -------------------------------------------------------------- logs
+
+    def keep_log(self, log: Log) -> int:
+        records = tuple(self.records.number(record) for record in log.after(0))
+        assert len(records) == log.last, "an explored log is short enough to be seen as a whole"
+        return self.logs.number(LogShot(records, log.decided))
+
+    def _log(self, number: int) -> Log:
+        """To be read, or copied."""
+        shot = self.logs[number]
+        log = Log()
+        log.put(0, (self.records[record] for record in shot.records))
+        log.decide(shot.decided)
+        return log
+
+    def _decided(self, number: int) -> tuple[int, ...]:
+        shot = self.logs[number]
+        return shot.records[: shot.decided]
+
+    def _told(self, decided: tuple[int, ...]) -> Committed:
+        folded, result = LogState(), ""
+        for number in decided:
+            record = self.records[number]
+            folded.take(record)
+            result = record.digests[0] if isinstance(record, Commit) else result
+        seats = frozenset(seat.member for seat in folded.seats.values())
+        version = folded.versions[0] if folded.begun else -1
+        return Committed(folded.voters, seats, version, result)
+
+    def _addressed(self, number: int) -> frozenset[Member]:
+        """To whom the owner of this log may have sent it: everybody who ever had a seat in it."""
+        members: set[Member] = set()
+        for record in (self.records[each] for each in self.logs[number].records):
+            if isinstance(record, Genesis | Roster):
+                seats = record.roster if isinstance(record, Genesis) else record.members
+                members.update(seat.member for seat in seats)
+                members.update({record.witness} if record.witness else ())
+        return frozenset(members)
+
+    # -------------------------------------------------------------- a vote
+
+    def _voter(self, number: int) -> Acceptor:
+        shot = self.voters[number]
+        return Acceptor(self.log(shot.log).copy(), shot.promised, shot.accepted)
+
+    def keep_voter(self, acceptor: Acceptor) -> int:
+        log = self.keep_log(acceptor.log)
+        return self.voters.number(VoterShot(log, acceptor.promised, acceptor.accepted))
+
+    def _prepare(self, number: int, epoch: int) -> int:
+        acceptor = self._voter(number)
+        acceptor.prepare(epoch)
+        return self.keep_voter(acceptor)
+
+    def _append(self, number: int, epoch: int, orders: int) -> tuple[int, bool]:
+        """The log of the coordinator of `epoch`, behind what the voter is sure of. False: the
+        voter refused, or found a decision contradicted."""
+        acceptor, log = self._voter(number), self.log(orders)
+        prev = min(acceptor.log.decided, log.last)
+        taken = acceptor.append(
+            epoch, prev, log.chain(prev), log.after(prev), log.last, log.decided
+        )
+        return self.keep_voter(acceptor), taken
+
+    def _ballot(self, number: int) -> int:
+        """As it reports to whom it follows. What a coordinator does not read is left out, so that
+        more states are one."""
+        acceptor_state = self._voter(number).acceptor_state()
+        return self.acceptor_states.number(
+            replace(acceptor_state, decided=0, prev=0, chain="", records=())
+        )
+
+    # -------------------------------------------------------------- the right to append
+
+    def new_proposer(self, number: int) -> Proposer:
+        shot = self.proposers[number]
+        return Proposer(self.log(shot.log).copy(), shot.epoch, shot.leading, shot.opening)
+
+    def keep_proposer(self, proposer: Proposer) -> int:
+        log = self.keep_log(proposer.log)
+        shot = ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening)
+        return self.proposers.number(shot)
+
+    def _stand(self, acceptor: int, epoch: int) -> int:
+        proposer = Proposer()
+        proposer.stand(epoch, self.log(self.voters[acceptor].log))
+        return self.keep_proposer(proposer)
+
+    def _learn(self, number: int, member: Member, acceptor: int) -> int:
+        """A candidate hears somebody who does not promise, but knows of decisions."""
+        proposer = self.new_proposer(number)
+        if not proposer.hear(member, self._voter(acceptor).acceptor_state(proposer.log.decided)):
+            return number
+        assert not proposer.try_lead(), "nobody has promised"
+        return self.keep_proposer(proposer)
+
+    def _win(self, number: int, promises: Votes) -> int:
+        """A candidate hears these and no others; the same number if that does not suffice. It asks
+        again where what it learns leaves a gap."""
+        proposer, decided = self.new_proposer(number), -1
+        while decided < proposer.log.decided:
+            decided = proposer.log.decided
+            for member, acceptor in promises:
+                if not proposer.hear(member, self._voter(acceptor).acceptor_state(decided)):
+                    return number
+            if proposer.try_lead():
+                proposer.decide()
+                return self.keep_proposer(proposer)
+        return number
+
+    def _count(self, number: int, acceptor_states: Votes) -> int:
+        """A coordinator hears all these. One that would depose it does not arrive: who does nothing
+        any more is the same as who is gone."""
+        proposer = self.new_proposer(number)
+        for member, acceptor_state in acceptor_states:
+            proposer.hear(member, self.acceptor_states[acceptor_state])
+        proposer.decide()
+        return self.keep_proposer(proposer)
+
+    def _propose(self, number: int, record: int) -> int:
+        proposer = self.new_proposer(number)
+        proposer.append(self.records[record])
+        proposer.decide()
+        return self.keep_proposer(proposer)

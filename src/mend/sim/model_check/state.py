@@ -1,0 +1,191 @@
+"""The state of an explored job, and what its members know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.epochs import number_of, owner_of
+from mend.consensus.records import Commit, Epoch, Record, Roster
+from mend.sim.model_check.parts import Committed, Parts, ProposerShot, VoterShot
+from mend.types import WITNESS, Member
+
+NOBODY, DEAD = -1, -2
+NONE = (0, 0)
+"""No gather: (version, attempt)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What is explored: all interleavings of at most so many of each.
+
+    `epochs`: times that somebody stands for a new one, won or not. `attempts`: per version and
+    epoch. `twins`: racks that are started again while their former life, cut off, still runs.
+    `votes`: members whose seat or vote one roster changes; from two on votes are also taken away
+    from members that keep their seats, the witness among them.
+    """
+
+    racks: int = 2
+    witness: bool = True
+    rounds: int = 1
+    epochs: int = 2
+    crashes: int = 1
+    rosters: int = 0
+    attempts: int = 1
+    twins: int = 0
+    votes: int = 1
+
+
+class Node(NamedTuple):
+    """A member: its vote (NOBODY: not born yet, DEAD), whether it stands or leads, its bytes.
+    `done`: the result of `gather` is complete, a tentative."""
+
+    acceptor: int = NOBODY
+    proposer: int = NOBODY
+    held: int = -1
+    gather: tuple[int, int] = NONE
+    done: bool = False
+
+
+class Term(NamedTuple):
+    """Somebody who stood for an epoch. Its newest orders may arrive at any time, or never.
+
+    `orders`: the last log of an owner that is gone. `results`: whose result was complete and is
+    not any more; that it was may still be under way. `late`: votes under way of nodes that have
+    died or gone on to another epoch: (node, voter) of a promise, (node, ballot) for who leads.
+    """
+
+    epoch: int
+    owner: int
+    orders: int = NOBODY
+    gather: tuple[int, int] = NONE
+    results: tuple[int, ...] = ()
+    late: tuple[tuple[int, int], ...] = ()
+
+
+class Used(NamedTuple):
+    stands: int = 0
+    crashes: int = 0
+    rosters: int = 0
+    twins: int = 0
+
+
+class State(NamedTuple):
+    """`decided`: the records that anybody ever decided."""
+
+    nodes: tuple[Node, ...]
+    terms: tuple[Term, ...]
+    decided: tuple[int, ...]
+    used: Used
+
+
+class Action(NamedTuple):
+    """`at`: the place of a term, or the epoch that is stood for. `nodes`: who else takes part."""
+
+    what: str
+    who: int
+    at: int = 0
+    nodes: tuple[int, ...] = ()
+    change: str = ""
+
+
+class Broken(Exception):
+    """An invariant does not hold."""
+
+
+Step = tuple[Action, State | str]
+"""What happened, and what the world is now, or which invariant that breaks."""
+
+
+class Facts:
+    """`members`: every life there can be. A second one is born by the record that seats it."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds, self.parts = bounds, Parts()
+        racks = range(bounds.racks)
+        lives = [Member(rack, 1) for rack in racks]
+        lives += [Member(WITNESS, 1)] if bounds.witness else []
+        self.born = len(lives)
+        lives += [Member(rack, 2) for rack in racks] if bounds.rosters > 0 else []
+        self.members = tuple(lives)
+        self.empty = self.parts.keep_voter(Acceptor())
+
+    def active(self, state: State, term: Term) -> ProposerShot | None:
+        """The proposer of a term that stands or leads."""
+        number = state.nodes[term.owner].proposer
+        if number < 0:
+            return None
+        shot = self.parts.proposers[number]
+        return shot if shot.epoch == term.epoch else None
+
+    def vote(self, state: State, node: int) -> VoterShot:
+        return self.parts.voters[state.nodes[node].acceptor]
+
+    def told(self, acceptor: int) -> Committed:
+        return self.parts.told(self.parts.decided(self.parts.voters[acceptor].log))
+
+    def begun(self, acceptor: int) -> bool:
+        return bool(self.parts.logs[self.parts.voters[acceptor].log].records)
+
+    def name(self, node: int) -> str:
+        member = self.members[node]
+        if member.rack == WITNESS:
+            return "the witness"
+        return f"rack {member.rack}" + (", restarted," if member.incarnation > 1 else "")
+
+    def agreed(self, state: State, log: int, before: int = 0) -> State:
+        """Agreement: whatever anybody decided is decided, for ever and for all."""
+        mine, all_ = self.parts.decided(log), state.decided
+        if len(mine) < before:
+            raise Broken(f"record {before} was decided and is not any more")
+        shared = min(len(mine), len(all_))
+        if mine[:shared] != all_[:shared]:
+            index = next(i for i in range(shared) if mine[i] != all_[i])
+            both = [word(self.parts.records[records[index]]) for records in (all_, mine)]
+            raise Broken(f"agreement: record {index + 1} is decided as {both[0]} and as {both[1]}")
+        return state._replace(decided=mine) if len(mine) > len(all_) else state
+
+
+def result(gather: tuple[int, int]) -> str:
+    """Digest of a merge: another attempt may have other members, and so another result."""
+    return f"{gather[0]:08x}{gather[1]:024x}"
+
+
+def subsets(nodes: list[int]) -> Iterator[tuple[int, ...]]:
+    """All but the empty one."""
+    for size in range(1, len(nodes) + 1):
+        yield from combinations(sorted(nodes), size)
+
+
+def put(state: State, node: int, its: Node) -> State:
+    nodes, terms, decided, used = state
+    return State((*nodes[:node], its, *nodes[node + 1 :]), terms, decided, used)
+
+
+def changed(state: State, place: int, term: Term) -> State:
+    terms = state.terms
+    return state._replace(terms=(*terms[:place], term, *terms[place + 1 :]))
+
+
+def epoch_name(epoch: int) -> str:
+    rack = "w" if owner_of(epoch) == WITNESS else str(owner_of(epoch))
+    return f"epoch {number_of(epoch)}.{rack}"
+
+
+def word(record: Record) -> str:
+    match record:
+        case Commit(version=version, digests=digests):
+            return f"commit({version}, {digests[0][-6:]})"
+        case Epoch(epoch=epoch):
+            return epoch_name(epoch).replace("epoch ", "epoch(") + ")"
+        case Roster(members=members, non_voters=non_voters):
+            names = [
+                f"{s.member.rack}.{s.member.incarnation}"
+                + ("-learner" if s.member.rack in non_voters else "")
+                for s in members
+            ]
+            return "roster(" + " ".join(names) + ")"
+    return "genesis"

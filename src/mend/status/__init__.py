@@ -1,0 +1,1 @@
+"""status: what a process answers about itself, and what it writes down: events and log lines."""

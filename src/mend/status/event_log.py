@@ -1,0 +1,127 @@
+"""Records events to JSONL files and the log, off the threads that matter.
+
+A full disk loses events, a log that nobody reads loses lines; training loses nothing. One grammar
+for people:
+
+    mend rack=0 rank=0 commit fragment=2 version=17 reason="all-in, 2 of 2 racks"
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from mend.status.events_file import EventsFile
+from mend.status.log_lines import LogLines, logger
+
+LOUD = frozenset(
+    {
+        "waiting",
+        "refused",
+        "fault",
+        "differs",
+        "declined",
+        "diverged",
+        "drop",
+        "coordinator-silent",
+        "coordinator-back",
+        "takes-over",
+        "deposed",
+        "no-quorum",
+        "lineage",
+        "gives-up",
+        "retired",
+        "joined",
+        "rack-silent",
+        "rack-back",
+        "stall-over",
+        "left-alone",
+        "expelled",
+        "leaving",
+        "kept-local",
+        "ended-unmerged",
+        "uncounted",
+        "drain-gave-up",
+        "frame-refused",
+        "tape-gap",
+        "tape-stopped",
+        "placed",
+        "buffers-changed",
+        "rounds-short",
+        "events-stopped",
+        "events-resumed",
+        "events-anew",
+        "events-lost",
+        "log-lost",
+        "observer-unanswered",
+        "async-tp-in-vain",
+        "close-gave-up",
+    }
+)
+"""Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""
+
+USUAL = frozenset({"captured", "applied", "commit", "decided", "progress", "recorded"})
+
+
+class EventLog:
+    """Writes `events-rack{r}-rank{k}.jsonl` and the log, in a thread each; without a directory only
+    the log.
+
+    A rack that is started again goes on in the file of its former life, behind its own `start`.
+    """
+
+    def __init__(self, who: dict[str, int], directory: Path | None) -> None:
+        self._who = " ".join(f"{key}={value}" for key, value in who.items())
+        self._log = LogLines(self._who)
+        self._file: EventsFile | None = None
+        self._closed = False
+        if directory is not None:
+            name = "events-" + "-".join(f"{key}{value}" for key, value in who.items())
+            self._file = EventsFile(directory / f"{name}.jsonl", self._say)
+
+    @property
+    def lost(self) -> int:
+        """Events that are not in the file."""
+        return self._file.lost if self._file is not None else 0
+
+    @property
+    def lines_lost(self) -> int:
+        """Lines of the log that nobody took."""
+        return self._log.lost
+
+    def note(self, kind: str, fields: dict[str, object]) -> None:
+        """Any thread. Never blocks."""
+        self._say(kind, fields)
+        if self._file is not None:
+            self._file.put({"kind": kind, "time_ns": time.time_ns(), **fields})
+
+    def close(self) -> None:
+        """Write what waits; a disk that hangs and a log that nobody reads are waited for a few
+        seconds only. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._file is not None:
+            if lines := self._log.lost:
+                self._file.put({"kind": "log-lost", "time_ns": time.time_ns(), "lines": lines})
+            self._file.close()
+        self._log.close()
+
+    def _say(self, kind: str, fields: dict[str, object]) -> None:
+        level = (
+            logging.WARNING if kind in LOUD else logging.DEBUG if kind in USUAL else logging.INFO
+        )
+        if logger.isEnabledFor(level):
+            self._log.say(level, f"mend {self._who} {kind} {_grammar(fields)}")
+
+
+def _grammar(fields: dict[str, object]) -> str:
+    return " ".join(f"{key}={_value(value)}" for key, value in fields.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(_value(item) for item in value) or "-"
+    text = str(value.get("rack", value)) if isinstance(value, dict) else str(value)
+    return f'"{text}"' if " " in text else text

@@ -1,0 +1,212 @@
+"""Events as lines of JSON, written by a thread of their own.
+
+A disk that is full or hangs holds up nobody: events wait, QUEUE_MAX of them, and the file goes on
+where there is space again. A file that was removed is noticed, and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mend.status.backlog import Backlog
+
+Event = dict[str, object]
+Say = Callable[[str, Event], None]
+
+QUEUE_MAX = 10_000
+"""Events that wait for a disk; further ones are lost."""
+
+BATCH = 256
+BYTES_MAX = 256 << 20
+"""Of one process: the file and its older half beside it. Beyond that the oldest half goes."""
+
+RETRY_S = 1.0
+"""How often a file that could not be written is tried again."""
+
+LOOK_S = 1.0
+"""How often it is looked whether the file is still there."""
+
+KEPT_MAX = 1_000
+"""Lines since the last look, which are written again if the file is gone."""
+
+CLOSE_S = 5.0
+
+
+class EventsFile:
+    """`say` tells people, in the log; called from the writer's thread."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self._path, self._say = path, say
+        self._backlog: Backlog[Event] = Backlog(QUEUE_MAX, _gap)
+        self._file = _File(path, BYTES_MAX // 2)
+        self._failing, self._in_hand = False, 0
+        self._thread = threading.Thread(target=self._write, name="mend-recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """Events that are not in the file: lost, or waiting while it cannot be written."""
+        waiting = self._in_hand + len(self._backlog) if self._failing else 0
+        return self._backlog.lost + waiting
+
+    def put(self, event: Event) -> None:
+        """Any thread. Never blocks."""
+        self._backlog.put(event)
+
+    def close(self) -> None:
+        """Write what waits; a disk that hangs is waited for CLOSE_S. Idempotent."""
+        self._backlog.end()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self._say("events-lost", {"count": len(self._backlog), "reason": "the disk hangs"})
+            self._backlog.abandon()
+
+    # -------------------------------------------------------------- its own thread
+
+    def _write(self) -> None:
+        self._written([])  # a folder that cannot be is told at once
+        while events := self._backlog.take(BATCH):
+            lines = [_line(event) for event in events]
+            while not self._written(lines):
+                if self._backlog.over:
+                    self._give_up(len(lines))
+                    break
+                self._backlog.pause(RETRY_S)
+        with contextlib.suppress(OSError):
+            if self._file.gone():
+                self._again()
+        self._file.close()
+
+    def _written(self, lines: Sequence[bytes]) -> bool:
+        self._in_hand = len(lines)
+        try:
+            if self._file.gone():
+                self._again()
+            self._file.append(lines)
+        except OSError as error:
+            if not self._failing:
+                about = {"path": str(self._path), "reason": str(error)}
+                self._failing = True  # before it is said: who reads the line may ask
+                self._say("events-stopped", {**about, "remedy": "free some space"})
+            return False
+        if self._failing:
+            self._failing = False
+            self._say("events-resumed", {"path": str(self._path), "lost": self._backlog.lost})
+        return True
+
+    def _again(self) -> None:
+        about: Event = {"path": str(self._path), "reason": "the file was removed"}
+        self._file.again([_line({"kind": "events-anew", "time_ns": time.time_ns(), **about})])
+        self._say("events-anew", about)
+
+    def _give_up(self, taken: int) -> None:
+        count = taken + len(self._backlog)
+        self._failing = False
+        self._backlog.abandon(taken)
+        self._say("events-lost", {"count": count, "reason": "the file could not be written"})
+
+
+class _File:
+    """One file that grows; its older half is beside it. Every OSError is the caller's."""
+
+    def __init__(self, path: Path, half_bytes: int) -> None:
+        self._path, self._half_bytes = path, half_bytes
+        self._older = older_of(path)
+        self._raw: io.FileIO | None = None
+        self._size, self._regular = 0, True
+        self._removed = False
+        self._first: bytes = b""
+        """The first line of this life: who reads a file wants to know which job it is of."""
+        self._looked_s = 0.0
+        self._kept: deque[bytes] = deque(maxlen=KEPT_MAX)
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """All of them, or none as far as the file can be shortened again."""
+        self._first = self._first or b"".join(lines[:1])
+        data = b"".join(lines)
+        raw = self._open()
+        if self._regular and self._size and self._size + len(data) > self._half_bytes:
+            raw = self._halve()
+        self._put(raw, data)
+        self._kept.extend(lines)
+
+    def gone(self) -> bool:
+        """Whether the file that is open is no more the one of that name. Looked at now and then."""
+        if self._removed:
+            return True
+        now_s = time.monotonic()
+        recent = now_s - self._looked_s < LOOK_S and len(self._kept) < KEPT_MAX - BATCH
+        if self._raw is None or recent:
+            return False
+        self._looked_s = now_s
+        try:
+            there = os.path.samestat(os.stat(self._path), os.fstat(self._raw.fileno()))
+        except FileNotFoundError:
+            there = False
+        self._removed = not there
+        if there:
+            self._kept.clear()
+        return self._removed
+
+    def again(self, lines: Sequence[bytes]) -> None:
+        """A new file, with what was written to the old one since it was seen, and `lines`."""
+        self.close()
+        first = [self._first] if self._first not in self._kept else []
+        self._put(self._open(), b"".join([*first, *self._kept, *lines]))
+        self._removed = False
+
+    def close(self) -> None:
+        if self._raw is not None:
+            raw, self._raw = self._raw, None
+            with contextlib.suppress(OSError):
+                raw.close()
+
+    def _open(self) -> io.FileIO:
+        if self._raw is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._raw = io.FileIO(self._path, "a")
+            state = os.fstat(self._raw.fileno())
+            self._size, self._regular = state.st_size, stat.S_ISREG(state.st_mode)
+            self._looked_s = time.monotonic()
+        return self._raw
+
+    def _halve(self) -> io.FileIO:
+        self.close()
+        self._path.replace(self._older)
+        raw = self._open()
+        self._put(raw, self._first)
+        return raw
+
+    def _put(self, raw: io.FileIO, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[raw.write(rest) or 0 :]
+        except OSError:
+            with contextlib.suppress(OSError):  # half a line would spoil the next one
+                raw.truncate(self._size)
+            self.close()
+            raise
+        self._size += len(data)
+
+
+def older_of(path: Path) -> Path:
+    """The file's older half, where there is one."""
+    return path.with_name(f"{path.stem}.older.jsonl")
+
+
+def _gap(count: int) -> Event:
+    return {"kind": "events-lost", "time_ns": time.time_ns(), "count": count}
+
+
+def _line(event: Event) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,125 @@
+"""Calls the handlers of the logger on a thread of their own.
+
+A handler writes to a pipe that perhaps nobody reads (`docker logs`, a paused terminal), and waits
+there with its lock held. So no thread that matters logs: this one does, and it writes only what the
+handlers' streams take at once. What does not fit meanwhile is counted, and said afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+
+from mend.status.backlog import Backlog
+
+logger = logging.getLogger("mend")
+
+LINES_MAX = 1_000
+"""Lines that wait for a reader; further ones are lost."""
+
+LINE_CHARS_MAX = 3_000
+"""A pipe that takes something takes a page at least: so a line, with what a formatter adds, goes in
+at once. Of longer ones the rest is left out; the events file has it."""
+
+LOOK_MS = 100
+"""How often a full pipe is looked at for the end of this process."""
+
+CLOSE_S = 5.0
+"""How long the lines that wait are written at the end, while somebody reads."""
+
+STUCK_S = 1.0
+"""How long the end waits for a reader that takes nothing."""
+
+
+class LogLines:
+    """`who` stands in the line that tells of lost ones."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._backlog: Backlog[logging.LogRecord] = Backlog(LINES_MAX, self._gap)
+        self._give_up_s: float | None = None
+        self._thread = threading.Thread(target=self._write, name="mend-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """Lines that nobody will read."""
+        return self._backlog.lost
+
+    def say(self, level: int, text: str) -> None:
+        """Any thread. Never blocks. Whether the level is wanted is for the caller to ask."""
+        self._backlog.put(_record(level, text))
+
+    def close(self) -> None:
+        """Write what waits, for as long as somebody takes it, at most CLOSE_S. Idempotent."""
+        self._give_up_s = time.monotonic() + STUCK_S
+        self._backlog.end()
+        self._thread.join(CLOSE_S)
+
+    def _gap(self, count: int) -> logging.LogRecord:
+        text = f'mend {self._who} log-lost lines={count} reason="nobody read them"'
+        return _record(logging.WARNING, text)
+
+    # -------------------------------------------------------------- its own thread
+
+    def _write(self) -> None:
+        while records := self._backlog.take(1):
+            if not self._handle(records[0]):
+                self._backlog.lost += 1
+            if self._stuck():
+                self._backlog.abandon()
+
+    def _handle(self, record: logging.LogRecord) -> bool:
+        """Whether the handlers had it. They are the user's; what they raise costs one line."""
+        if not all(self._takes(descriptor) for descriptor in _descriptors(record.levelno)):
+            return False
+        try:
+            logger.handle(record)
+        except Exception:
+            return False
+        if self._give_up_s is not None:
+            self._give_up_s = time.monotonic() + STUCK_S
+        return True
+
+    def _takes(self, descriptor: int) -> bool:
+        """Wait until it takes a line. False: nobody reads it any more, or the end has waited."""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        while not (found := poll.poll(LOOK_MS)):
+            if self._stuck():
+                return False
+        ((_, event),) = found
+        return event == select.POLLOUT
+
+    def _stuck(self) -> bool:
+        return self._give_up_s is not None and time.monotonic() > self._give_up_s
+
+
+def _record(level: int, text: str) -> logging.LogRecord:
+    """Made where it happens, so that its time is that of the event."""
+    if len(text) > LINE_CHARS_MAX:
+        text = f"{text[:LINE_CHARS_MAX]} ... ({len(text) - LINE_CHARS_MAX} characters more)"
+    return logger.makeRecord(logger.name, level, __file__, 0, text, (), None)
+
+
+def _descriptors(level: int) -> list[int]:
+    """Where the handlers of a line write to, as far as they can say."""
+    handlers: list[logging.Handler] = []
+    at: logging.Logger | None = logger
+    while at is not None:
+        handlers += at.handlers
+        at = at.parent if at.propagate else None
+    if not handlers and logging.lastResort is not None:
+        handlers = [logging.lastResort]
+    found = []
+    for handler in handlers:
+        stream = getattr(handler, "stream", None)
+        if stream is None or level < handler.level:
+            continue
+        try:
+            found.append(stream.fileno())
+        except (AttributeError, OSError, ValueError):  # it is in memory, or closed
+            continue
+    return found

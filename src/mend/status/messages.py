@@ -1,0 +1,208 @@
+"""Status messages: what a client asks a process, and the answer. No machine of the job reads them.
+
+    observer --Look--> leader or witness --View--> observer
+
+Frames of their own, with a magic and a version of their own: they are told apart before anything is
+decoded, so that they reach no machine and no tape. A `JobStatus` is a whole, current state, as every
+message is: of the asked process and, as far as it knows them, of the others. It has a limit that
+does not grow with the job; what does not fit is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from mend.consensus.records import U16, Count, Racks, Word
+from mend.coordination import wire
+from mend.errors import WireError
+
+VERSION = 1
+HEAD = b"mno" + bytes([VERSION])
+"""What the frames of observers, and those for them, begin with."""
+
+LOOK_BYTES_MAX = 256
+VIEW_BYTES_MAX = 256 << 10
+SHOWN_MAX = 64
+"""Of ranks, of rounds in flight, of versions: the first so many are in a View."""
+
+TEXT_BYTES_MAX = 240
+
+_UNPRINTED = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+"""What would move the cursor of who reads it, or turn the direction of a line."""
+
+Short = Annotated[str, Meta(max_length=TEXT_BYTES_MAX, pattern=rf"^[^{_UNPRINTED}]*\Z")]
+JobName = Annotated[str, Meta(max_length=64, pattern=rf"^[^{_UNPRINTED}]*\Z")]
+Known = Annotated[int, Meta(ge=-1, le=2**62)]
+"""-1: the asked process does not know."""
+
+
+class Look(Word, frozen=True, tag=1):
+    """`job`: the one that is asked for; empty: whichever it is."""
+
+    job: JobName
+
+
+class RankSeen(Word, frozen=True):
+    """A rank of the asked rack, as it last told its leader."""
+
+    rank: U16
+    step: Count
+    step_ns: Count
+    silent_ms: Count
+
+
+class RackSeen(Word, frozen=True):
+    """A rack, as the asked process knows it."""
+
+    rack: U16
+    address: Short
+    """Of its leader; empty: not known yet."""
+    live: bool
+    newcomer: bool
+    """It has no vote yet: it still copies what is decided."""
+    leaving: bool
+    step: Known
+    step_ns: Count
+    """Per step without mend's own waits, slowest rank, moving average; 0: not known."""
+    behind: Known
+    """Decided versions that it does not hold yet, over all fragments."""
+    silent_ms: Known
+    incarnation: Count = 0
+
+
+class RoundSeen(Word, frozen=True):
+    """A round in flight: the one that makes `version` of `fragment`."""
+
+    fragment: U16
+    version: Count
+    phase: Literal["open", "merging", "offered"]
+    """open: offers arrive; merging: its members are fixed, results are awaited; offered: there is
+    an offer, and no rack that trains on the version before has made one."""
+    racks: Racks
+    """Members, or whose offers are there."""
+    for_ms: Known
+    why: Short
+    """Why it does not go on; empty: no reason known."""
+
+
+class Doings(Word, frozen=True):
+    """What a rack's leader knows of its own training. `recent`: of the last seconds."""
+
+    ranks: U16
+    shown: Annotated[tuple[RankSeen, ...], Meta(max_length=SHOWN_MAX)]
+    step: Count
+    tokens: Count
+    """Of the leader's rank alone."""
+    step_age_ms: Count
+    """Since the last step ended."""
+    stall_us: Count
+    bytes_sent: Count
+    bytes_received: Count
+    recent_steps: Count
+    recent_tokens: Count
+    recent_step_ns: Count
+    """In which those steps were made."""
+    recent_ns: Count
+    """Of the stall and of the bytes."""
+    recent_stall_us: Count
+    recent_sent: Count
+    recent_received: Count
+    missed: Count
+    """Times that its work was not in the round it was meant for."""
+    closed_by: Short
+    """Why the newest committed round did not wait longer."""
+    host_bytes: Count
+    recorded: Annotated[tuple[tuple[Short, float], ...], Meta(max_length=8)]
+    """What the script gave to `record` last."""
+    turnout: Short = ""
+    """How many of the live racks its recent rounds merged, in words."""
+
+
+class JobStatus(Word, frozen=True, tag=2):
+    """Where a job stands, as one of its processes knows it."""
+
+    job: JobName
+    mend: Short
+    rack: U16
+    incarnation: Count
+    state: Literal["starting", "running", "leaving", "ended"]
+    """ended: this process stops now."""
+    detail: Short
+    """What it waits for at the start, or what stopped it."""
+    over: bool
+    """The log says that all racks have left."""
+    coordinator: U16
+    """Whom it follows."""
+    coordinates: bool
+    epoch: Count
+    decided: Count
+    """Records of the log."""
+    commits: Count
+    """Committed rounds, over all fragments."""
+    configured: U16
+    fragments: U16
+    period_steps: Count
+    overlap_steps: Count
+    quorum_min_learners: Count
+    lockstep: bool
+    versions: Annotated[tuple[Count, ...], Meta(max_length=SHOWN_MAX)]
+    """Decided, per fragment."""
+    racks: Annotated[tuple[RackSeen, ...], Meta(max_length=SHOWN_MAX)]
+    missing: Racks
+    """Racks that the start still waits for."""
+    in_flight: Count
+    rounds: Annotated[tuple[RoundSeen, ...], Meta(max_length=SHOWN_MAX)]
+    why: Annotated[tuple[Short, ...], Meta(max_length=16)]
+    """Why nothing commits, where that is not the matter of one round."""
+    doings: Doings | None
+    """None: the witness."""
+    retired: Racks = ()
+    """Racks of which a person has said, to the asked process, that they will not come back."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_looks, _views = msgspec.msgpack.Decoder(Look), msgspec.msgpack.Decoder(JobStatus)
+
+T = TypeVar("T")
+
+
+def encode_look(look: Look) -> bytes:
+    return wire.framed(_encoder.encode(look), HEAD)
+
+
+def encode_view(view: JobStatus) -> bytes:
+    """Raises WireError for a frame over the limit."""
+    frame = wire.framed(_encoder.encode(view), HEAD)
+    if len(frame) > VIEW_BYTES_MAX:
+        raise WireError(f"a view of {len(frame)} bytes exceeds the limit of {VIEW_BYTES_MAX}")
+    return frame
+
+
+def decode_look(frame: bytes) -> Look:
+    """Raises WireError with what was wrong; never anything else, whatever the bytes."""
+    return _decoded(_looks, frame, LOOK_BYTES_MAX)
+
+
+def decode_view(frame: bytes) -> JobStatus:
+    """Raises WireError with what was wrong; never anything else, whatever the bytes."""
+    return _decoded(_views, frame, VIEW_BYTES_MAX)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes, bytes_max: int) -> T:
+    body = wire.body_of(frame, HEAD, bytes_max)
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+        raise WireError(f"not a word of observers: {error}") from error
+
+
+def short(text: str) -> str:
+    """`text` as far as it fits, as UTF-8 can spell it, and as it can be printed in a line."""
+    spelt = re.sub(f"[{_UNPRINTED}]", " ", text).encode(errors="replace")
+    if len(spelt) <= TEXT_BYTES_MAX:
+        return spelt.decode()
+    return spelt[: TEXT_BYTES_MAX - 3].decode(errors="ignore") + "..."

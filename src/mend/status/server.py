@@ -1,0 +1,121 @@
+"""Answers status clients, and keeps the recent notes that they are shown.
+
+Loop thread only. Reads the machines and never tells them anything. Whoever asks costs a bounded
+amount: a View is put together at most every VIEW_KEPT_NS, sent ANSWERS_PER_SECOND_MAX times a
+second to all of them together, and dropped where a connection does not read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mend.errors import MendError, WireError
+from mend.status.messages import JobStatus, decode_look, encode_view
+from mend.types import MS, SECOND
+
+VIEW_KEPT_NS = 100 * MS
+ANSWERS_PER_SECOND_MAX = 50
+LOOKERS_MAX = 16
+LOOKER_NS = 15 * SECOND
+"""Who has asked within this time, LOOKERS_MAX of them, is told when the process ends."""
+
+NOTES_S = 1.0
+WINDOW = 6
+"""Notes of the pace that are kept: what is called recent is five seconds long."""
+
+
+class StatusServer:
+    """`view(ended)` is what there is to see, `reply(route, frame)` sends, `refuse` counts what is
+    no look at this job, `note` is the recorder's."""
+
+    def __init__(
+        self,
+        job: str,
+        view: Callable[[bool], JobStatus],
+        reply: Callable[[bytes, bytes], bool],
+        now_ns: Callable[[], int],
+        refuse: Callable[[MendError], None],
+        note: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self._note = note
+        self._job, self._view, self._reply = job, view, reply
+        self._now_ns, self._refuse = now_ns, refuse
+        self._frame, self._made_ns = b"", 0
+        self._second_ns, self._answers = 0, 0
+        self._lookers: OrderedDict[bytes, int] = OrderedDict()
+        """Connection -> when it asked last; the longest silent first."""
+        self._failed = False
+
+    def take(self, route: bytes, frame: bytes) -> None:
+        """One frame of somebody who looks. Never raises."""
+        now_ns = self._now_ns()
+        if now_ns - self._second_ns >= SECOND:
+            self._second_ns, self._answers = now_ns, 0
+        if self._answers >= ANSWERS_PER_SECOND_MAX:
+            return
+        self._answers += 1  # garbage counts as well: it costs as much
+        try:
+            look = decode_look(frame)
+            if look.job not in ("", self._job):
+                raise WireError(f"a look at job {look.job!r}, this is job {self._job!r}")
+        except WireError as error:
+            self._refuse(error)
+            return
+        if not self._frame or now_ns - self._made_ns >= VIEW_KEPT_NS:
+            self._frame, self._made_ns = self._made(ended=False), now_ns
+        if self._frame and self._reply(route, self._frame):
+            self._lookers[route] = now_ns
+            self._lookers.move_to_end(route)
+            if len(self._lookers) > LOOKERS_MAX:
+                self._lookers.popitem(last=False)
+
+    def farewell(self) -> None:
+        """The last word, to those who looked lately: a process that ends is none that is lost."""
+        fresh_ns = self._now_ns() - LOOKER_NS
+        routes = [route for route, asked_ns in self._lookers.items() if asked_ns >= fresh_ns]
+        if routes and (frame := self._made(ended=True)):
+            for route in routes:
+                self._reply(route, frame)
+
+    def _made(self, *, ended: bool) -> bytes:
+        """Empty where it cannot be made. Border: who looks must never stop who trains, so a bug in
+        what is shown is logged, once, and shows nothing."""
+        try:
+            return encode_view(self._view(ended))
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                self._note("observer-unanswered", {"reason": repr(error)})
+            return b""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What had happened at a moment. `at_ns`: monotonic; `step_end_ns`: of the step, wall."""
+
+    at_ns: int
+    step: int
+    tokens: int
+    step_end_ns: int
+    stall_ns: int
+    sent: int
+    received: int
+
+
+class Recent:
+    """The last seconds of one rank's training, noted once a second."""
+
+    def __init__(self, look: Callable[[], Note]) -> None:
+        self._look = look
+        self._notes: deque[Note] = deque([look()], WINDOW)
+
+    def note(self) -> None:
+        self._notes.append(self._look())
+
+    def span(self) -> tuple[Note, Note]:
+        """(then, now): up to WINDOW seconds apart. Before the first step is not counted."""
+        now = self._look()
+        then = next((note for note in self._notes if note.step > 0), now)
+        return then, now

@@ -1,0 +1,74 @@
+"""Status: one frozen answer to "how is it going"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLedger:
+    """Tokens of this rank, averaged over fragments: merged + open + discarded = trained."""
+
+    merged: float
+    open: float
+    """Trained since the last merged capture: still in this rack's weights, in the next offer."""
+    discarded: float
+    """Given up by alignment overwrite; 0 under carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A moment of one rank. Times are wall milliseconds of the training thread."""
+
+    rack: int
+    rank: int
+    step: int
+    tokens: int
+    versions: tuple[int, ...]
+    """Per fragment, the version this rank trains on."""
+    rounds_committed: int
+    rounds_missed: dict[str, int]
+    """reason -> how often this rack's work was not in the round it was meant for."""
+    ledger: TokenLedger
+    tokens_merged_share: float
+    racks_configured: int
+    racks_live: tuple[int, ...]
+    racks_merged: tuple[int, ...]
+    """Members of the newest commit."""
+    closed_by: str
+    """Why the newest commit's round did not wait longer: as `reason` in the log's line of it."""
+    stall_ms_total: float
+    stall_ms_last: float
+    host_bytes: int
+    """Memory for anchors, offers and rounds in flight, page-locked where the model is on a GPU."""
+    device_bytes_peak: int
+    """Most memory of the GPU that mend has taken at once; 0 on the CPU."""
+    bytes_sent: int
+    bytes_received: int
+    anchor_digest: str
+    """sha256 over version and digests of every fragment; equal on all racks at equal versions."""
+    waiting: tuple[str, ...]
+    """Why open rounds do not close, as the coordinator says; empty when nothing waits."""
+    async_tp: str
+    """ "off", "on: N fused matmul-collectives", or "not active: " and why."""
+    inactive_fields: tuple[str, ...]
+    frames_refused: int
+    events_lost: int
+    """Events that are not in the file, for now or for good."""
+    last_error: str = ""
+    outcome: str = "running"
+    """How this rank left the job, one of `mend.engine.outcome.WORDS`: "merged" when all that it
+    trained is in the model that every rack holds."""
+    outcome_detail: str = ""
+    rounds_by_racks: dict[int, int] = field(default_factory=dict)
+    """racks merged -> rounds, of all rounds that this rank has read."""
+    rounds_recent: tuple[tuple[int, int], ...] = ()
+    """(racks merged, racks that lived, 0 if that is not known) of the newest rounds, oldest first;
+    at most 20."""
+    outer_rounds: float = 0.0
+    """Rounds that the fragment of the newest commit had merged before it: what its momentum's ramp
+    goes by."""
+    outer_momentum: float = 0.0
+    """Of the newest commit's outer step."""
+    log_lines_lost: int = 0
+    """Lines of the log that nobody took: its pipe was full, or closed."""

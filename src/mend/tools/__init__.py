@@ -1,0 +1,288 @@
+"""tools: the `mend` command. Reads arguments, starts processes, prints."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from mend.errors import ConfigError, MendError
+from mend.tools.bench_commands import bench_app
+from mend.tools.doctor.command import doctor_command
+from mend.tools.launch_command import PASS_ON, launch_command
+from mend.tools.plan_command import plan_command
+from mend.tools.prefixed_output import let_go
+from mend.tools.report.command import report_command
+from mend.tools.retire_command import retire_command
+from mend.tools.tape_commands import WithCommand, explain_command, replay_command
+from mend.tools.top.command import top_command
+
+app = typer.Typer(
+    name="mend",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train one model on several racks that are joined by a poor network.",
+    epilog="Start here: [bold]mend demo[/bold]. Then: mend launch --racks 2 train.py",
+)
+
+
+def versions() -> str:
+    """What a bug report needs."""
+
+    def of(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    mine = of("mend-torch")
+    if mine == "not installed":  # run from a checkout
+        from mend import __version__ as mine
+    packages = " ".join(f"{name}={of(name)}" for name in ("torch", "pyzmq", "msgspec", "xxhash"))
+    return f"mend={mine} python={platform.python_version()} {packages}"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(versions())
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print versions and leave.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Options of `mend` itself."""
+
+
+@app.command("version")
+def version_command() -> None:
+    """Print the versions of mend and of what it runs on."""
+    typer.echo(versions())
+
+
+app.command("launch", context_settings=PASS_ON)(launch_command)
+
+
+@app.command("coordinate")
+def coordinate_command(
+    bind: Annotated[
+        str, typer.Option(help="Where to listen; what the racks have as MEND_WITNESS_ADDR.")
+    ],
+    racks: Annotated[
+        int, typer.Option(help="How many racks must say hello before the job begins.")
+    ] = 2,
+    job_id: Annotated[
+        str, typer.Option(help="Name of the job, the same as in the racks.")
+    ] = "mend",
+    heartbeat_ms: Annotated[int, typer.Option(help="The racks' sideband_heartbeat_ms.")] = 100,
+    diagnostics_dir: Annotated[
+        Path | None,
+        typer.Option(help="Write the witness's events and tape here, not as MEND_DIAGNOSTICS_DIR."),
+    ] = None,
+) -> None:
+    """Run the witness: a vote and the order of merges, no tensor. Leaves when all racks have left.
+
+    [bold]Example[/bold]
+
+      mend coordinate --bind tcp://0.0.0.0:21899 --racks 2 --job-id demo
+    """
+    from mend.tools.coordinate import coordinate
+
+    coordinate(bind, racks, job_id, heartbeat_ms, diagnostics_dir)
+
+
+@app.command("demo")
+def demo_command(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny model, a minute at most; losses are not judged.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(min=40, help="Steps per rack and run.")] = None,
+    delay_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Delay of each exchange; left out: half of the overlap, as measured."
+        ),
+    ] = None,
+    nproc_per_rack: Annotated[int, typer.Option(min=1, help="Processes per rack.")] = 1,
+    parallel: Annotated[
+        Literal["ddp", "fsdp2"],
+        typer.Option(help="How several processes of a rack share the model: copies, or shards."),
+    ] = "ddp",
+    out: Annotated[Path, typer.Option(help="Where results, events and summary.json go.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Two racks train a small GPT over a link that is slow on purpose. A few minutes on 2 cores.
+
+    The text is Python's own sources. Four runs, the same but for the exchange: none, blocking,
+    overlapped, and overlapped without lockstep over a link with a long tail.
+
+    Then it compares: are blocking and overlapped the same to the last bit, do both racks hold the
+    same model, is the merged model better than a rack alone? Exit status 1 when an answer is no.
+    """
+    from mend.tools.demo import demo
+
+    raise typer.Exit(
+        demo(
+            quick=quick,
+            steps=steps,
+            delay_ms=delay_ms,
+            nproc_per_rack=nproc_per_rack,
+            parallel=parallel,
+            out=out,
+        )
+    )
+
+
+_Seeds = Annotated[str, typer.Option(metavar="N|A:B", help="Seeds 0 to N-1, or A to B-1.")]
+_Minutes = Annotated[
+    float | None, typer.Option(min=0.0, help="Go on from the first seed until the time is over.")
+]
+_Trace = Annotated[
+    bool, typer.Option("--trace", help="With --seed: print everything the racks noted.")
+]
+_Shrink = Annotated[
+    bool, typer.Option(help="Make a scenario that breaks as small as it goes before it is told.")
+]
+_Settings = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Take racks, H, P, tau, K, grace, ... from this mend.toml."),
+]
+_Regressions = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append what breaks here, as Python that makes it again."),
+]
+
+
+@app.command("simulate")
+def simulate_command(
+    seeds: _Seeds = "300",
+    minutes: _Minutes = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = 2,
+    seed: Annotated[int | None, typer.Option(min=0, help="Just this one.")] = None,
+    trace: _Trace = False,
+    shrink: _Shrink = True,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: only the sums.")] = False,
+    config: _Settings = None,
+    regressions: _Regressions = None,
+) -> None:
+    """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.
+
+    The code that runs is the code that trains; only sockets, threads and the clock are simulated.
+    Each seed draws a job (racks, ranks, H, P, tau, K, speeds), its network and its faults: frames
+    lost, doubled, late, with wrong bits; links cut, racks partitioned, frozen, slow, crashed at a
+    time or right behind a message, started again; clocks that jump or drift. A seed is one run.
+
+    After every event is looked at: is there one list of decisions, by a quorum, never undone; are
+    the bits equal everywhere; does the token ledger close; does somebody hold what was decided.
+    Where a quorum lives when the faults are over, the job must end with everything merged.
+
+    A seed that breaks something is shrunk to the smallest scenario that still does, and told as a
+    story, with the Python that runs it again; the exit status is 1. Ctrl-C ends with the sums.
+
+    [bold]Examples[/bold]
+
+      mend simulate --minutes 10 --jobs 2
+
+      mend simulate --seeds 2000:4000 --json
+
+      mend simulate --seed 17 --trace
+
+      mend simulate --config mend.toml --minutes 1     [dim]# would my settings hold?[/dim]
+    """
+    from mend.tools import simulate
+
+    console = Console()
+    if trace and seed is not None:
+        raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
+    if trace:
+        raise ConfigError("trace", trace, "needs one seed", "Give --seed N.")
+    first, stop = simulate.span_of(seeds) if seed is None else (seed, seed + 1)
+    last = None if minutes is not None else stop
+    jobs = jobs if seed is None else 1
+    wanted = simulate.Wanted(first, last, minutes, jobs, shrink, as_json, config, regressions)
+    raise typer.Exit(1 if simulate.simulate(wanted, console) else 0)
+
+
+app.command("doctor")(doctor_command)
+app.command("plan")(plan_command)
+app.command("replay", cls=WithCommand)(replay_command)
+app.command("explain")(explain_command)
+app.command("report")(report_command)
+app.command("top")(top_command)
+app.command("retire")(retire_command)
+app.add_typer(bench_app)
+
+
+@app.command("explore")
+def explore_command(
+    members: Annotated[
+        str, typer.Option(help="Racks from 0 on, and the witness if there is one.")
+    ] = "0,1,witness",
+    rounds: Annotated[int, typer.Option(help="Versions that may be committed.")] = 1,
+    epochs: Annotated[int, typer.Option(help="How often somebody tries to take over.")] = 1,
+    crashes: Annotated[int, typer.Option(help="How many members die.")] = 1,
+    rosters: Annotated[int, typer.Option(help="How often the roster is changed.")] = 0,
+    attempts: Annotated[int, typer.Option(help="Merges asked for per version and epoch.")] = 1,
+    twins: Annotated[
+        int, typer.Option(help="Racks started again while their former life still runs.")
+    ] = 0,
+    votes: Annotated[
+        int, typer.Option(help="Members whose seat or vote one roster may change.")
+    ] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="States after which to stop.")] = None,
+) -> None:
+    """Try every order in which votes, messages and deaths of a small job can meet.
+
+    The votes and take-overs are those that run live; there is no clock, and any message may be
+    lost, late, doubled or overtaken, without a bound. At every state: nobody decides anything else
+    at an index than anybody else did, and what is decided is held by somebody alive whenever a
+    quorum lives. The shortest way to a state that breaks this is told step by step.
+
+    Exit status 0: all states within the bounds were visited; 1: something is broken; 2: stopped.
+
+    [bold]Examples[/bold]
+
+      mend explore --members 0,1 --rounds 2 --epochs 2
+
+      mend explore --members 0,1,witness --epochs 1 --rosters 2 --rounds 0
+    """
+    from mend.tools.explore import bounds_of, explore
+
+    bounds = bounds_of(
+        members,
+        rounds=rounds,
+        epochs=epochs,
+        crashes=crashes,
+        rosters=rosters,
+        attempts=attempts,
+        twins=twins,
+        votes=votes,
+    )
+    raise typer.Exit(explore(bounds, limit, Console()))
+
+
+def main() -> None:
+    """Entry point. An error that mend raised on purpose is one line, not a traceback."""
+    try:
+        app()
+    except MendError as error:
+        with suppress(OSError):  # nobody may read it; the status says it, too
+            typer.echo(f"mend: {type(error).__name__}: {error}", err=True)
+        sys.exit(2)
+    finally:
+        let_go()

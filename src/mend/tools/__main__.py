@@ -1,0 +1,5 @@
+"""tools: `python -m mend.tools` is `mend`."""
+
+from mend.tools import main
+
+main()

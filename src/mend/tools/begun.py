@@ -1,0 +1,53 @@
+"""tools.begun: has a job begun? Asks its processes, as `mend top` does, and never waits for them.
+
+A rack that ends before the job has begun stops it for good: a job begins with all its racks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from mend.errors import WireError
+from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
+from mend.transport.status_client import StatusClient
+
+ASK_S = 0.25
+
+
+class Begun:
+    """Answers of the processes of one job. Close it."""
+
+    def __init__(self) -> None:
+        self._look = encode_look(Look(""))  # the ports are the launcher's own
+        self._onlooker = StatusClient(VIEW_BYTES_MAX)
+        self._views: dict[str, JobStatus] = {}
+        self._asked_s = 0.0
+        self._has = False
+
+    def never(self, addresses: Sequence[str]) -> bool:
+        """Whether all of these say that it has not begun. Once one has said that it has, nobody is
+        asked any more. Who does not answer (yet, or `observe=False`) says neither."""
+        if self._has:
+            return False
+        now_s = time.monotonic()
+        if now_s - self._asked_s >= ASK_S:
+            self._asked_s = now_s
+            for address in addresses:
+                self._onlooker.watch(address)
+                self._onlooker.ask(address, self._look)
+        for address, frame in self._onlooker.collect(0):
+            try:
+                self._views[address] = decode_view(frame)
+            except WireError:  # whatever answers there, it is nothing of this job
+                continue
+        self._has = any(view.state != "starting" for view in self._views.values())
+        return not self._has and set(addresses) <= self._views.keys()
+
+    def refused(self, rack: int) -> str:
+        """Why the rack was not let in, if it was refused; else empty."""
+        told = [why for view in self._views.values() for why in view.why]
+        return next((why for why in told if why.startswith(f"rack {rack} was refused")), "")
+
+    def close(self) -> None:
+        self._onlooker.close()

@@ -1,0 +1,45 @@
+"""tools.coordinate: `mend coordinate`, the witness as a command. Prints what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NAME = "mend witness"
+"""What each of its lines begins with."""
+
+
+def coordinate(
+    bind: str, racks: int, job_id: str, heartbeat_ms: int, diagnostics_dir: Path | None
+) -> None:
+    """Serve one job until every rack has left, or SIGINT / SIGTERM.
+
+    `diagnostics_dir` None: as MEND_DIAGNOSTICS_DIR says. Raises AddressInUse, ConfigError.
+    """
+    from mend.config import MendConfig  # late, so that `mend --help` needs no torch
+    from mend.engine import witness
+    from mend.tools.prefixed_output import STDOUT, Printer
+
+    # The same rules as in the racks: a witness with a mistyped address would wait for ever. Where a
+    # rack that the same shell starts will listen does not concern it.
+    config = MendConfig(
+        witness_addr=bind,
+        racks=racks,
+        job_id=job_id,
+        sideband_heartbeat_ms=heartbeat_ms,
+        sideband_addr="",
+        sideband_peers=(),
+        rack=None,
+    )
+    folder = diagnostics_dir or config.diagnostics_dir
+    # Its loop says these lines, and must not wait for who reads them.
+    with Printer(STDOUT, NAME) as printer:
+        witness.run(
+            bind,
+            racks,
+            job_id,
+            heartbeat_ms,
+            on_progress=lambda line: printer.line(f"{NAME} {line}"),
+            diagnostics_dir=Path(folder) if folder else None,
+            tape_mb_max=config.tape_mb_max,
+            observe=config.observe,
+        )

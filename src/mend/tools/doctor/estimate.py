@@ -1,0 +1,274 @@
+"""tools.doctor.estimate: memory for anchors, and whether the overlap covers an exchange.
+Arithmetic on settings and measurements; `merge_ns_per_element` does a little merging to time it."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from mend.config.settings import MendConfig
+from mend.config.wiring import rounds_in_flight
+from mend.coordination.schedule import gap_steps
+from mend.errors import ConfigError
+from mend.tools.doctor.terms import Finding, rate
+
+ROUND_TRIPS = 6
+"""Of one exchange between racks that a witness coordinates: an offer is announced (1), pulled and
+reported (1 1/2), gathered and its result held (1), voted on (1) and told (1/2), and one for TCP to
+find the rate; docs/plan.md has what was measured over a shaped link."""
+
+ANCHOR_VERSIONS = 2
+FP32 = 4
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+ENCODE_NS = 1.0
+"""Per element: delta, encoding and checksum on a worker; docs/benchmarks.md measured 0.6 with a
+crew of 4 threads."""
+
+MARGIN = 0.8
+"""An exchange that takes more of the overlap than this leaves nothing for a bad day."""
+
+BUSY = 0.5
+"""A link that carries payloads for more than this share of the time is called busy."""
+
+MEMORY_SHARE = 0.8
+PARAMS_MAX = 10**14
+SAMPLE_NS = 50_000_000
+BLOCK_NUMEL = 1 << 16
+"""A piece of a tensor that `merge="rda"` measures is no longer."""
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_PARAMS = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([KMBGT]?)", re.ASCII)
+
+
+def params_of(text: str) -> int:
+    """`1.5B`, `350M`, `124_000_000`: trained elements of the model. Raises ConfigError."""
+    match = _PARAMS.fullmatch(text.strip().upper().replace("_", "").replace(",", ""))
+    found = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not 0 < found <= PARAMS_MAX:
+        rule = "must be a number of parameters like 1.5B, 350M or 124000000"
+        raise ConfigError("--params", text, rule, "Count what is trained.")
+    return found
+
+
+# ------------------------------------------------------------------ memory
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one rank, on the host, bytes."""
+
+    anchors: int
+    rounds: int
+
+    @property
+    def total(self) -> int:
+        return self.anchors + self.rounds
+
+
+def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
+    """Two versions of what the rank owns (fp32; as much again with outer momentum), and for each
+    round in flight its part of a fragment in fp32, once per rack and twice more."""
+    owned = math.ceil(params / ranks)
+    state = 2 if config.outer_optimizer_momentum else 1
+    part = math.ceil(owned / config.fragments)
+    rounds = rounds_in_flight(config) * (config.racks + 2) * part * FP32
+    return Memory(ANCHOR_VERSIONS * FP32 * owned * state, rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What this machine has, bytes. None: not known, or no limit."""
+
+    available: int | None
+    limit: int | None
+    """Of the machine or the container, whichever is less."""
+    locked: int | None = None
+    """Most that may be page-locked."""
+
+
+def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list[Finding]:
+    """`ranks_here`: ranks that share this machine."""
+    need = memory.total * ranks_here
+    told = (
+        f"{ranks_here} rank(s) here need about {amount(need)} of host memory "
+        f"({amount(memory.anchors)} anchors and {amount(memory.rounds)} rounds in flight each)"
+    )
+    shrink = (
+        "Fewer rounds in flight (smaller MEND_OVERLAP_STEPS or MEND_FRAGMENTS), no outer "
+        "momentum, more ranks that share the model, or more memory for the job."
+    )
+    found = []
+    if room.limit is not None and need > room.limit:
+        found.append(
+            Finding("problem", "memory", f"{told}; there are {amount(room.limit)}.", shrink)
+        )
+    elif room.available is not None and need > MEMORY_SHARE * room.available:
+        found.append(
+            Finding(
+                "note", "memory", f"{told}; {amount(room.available)} are available now.", shrink
+            )
+        )
+    else:
+        found.append(Finding("ok", "memory", told))
+    if gpu and room.locked is not None and need > room.locked:
+        found.append(
+            Finding(
+                "note",
+                "memory",
+                f"Only {amount(room.locked)} may be page-locked here (ulimit -l); copies to and "
+                "from the GPU would hold training up.",
+                "`ulimit -l unlimited`; in containers --ulimit memlock=-1.",
+            )
+        )
+    return found
+
+
+def amount(size: float) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+
+
+# ------------------------------------------------------------------ time
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One round of one rack, milliseconds. bytes: what the rack pulls."""
+
+    bytes: int
+    transfer_ms: float
+    trips_ms: float
+    work_ms: float
+    delay_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.transfer_ms + self.trips_ms + self.work_ms + self.delay_ms
+
+
+def exchange_of(
+    config: MendConfig, params: int, ranks: int, *, mbit: float, trip_ms: float, merge_ns: float
+) -> Exchange:
+    """`mbit`: inbound, from all others at once. `merge_ns`: per element, of one rank's worker.
+
+    Every rack pulls the payload of every other one; its ranks share the network and not the work.
+    """
+    part = math.ceil(params / config.fragments)
+    size = part * ITEM_BYTES[config.payload_dtype] * (config.racks - 1)
+    return Exchange(
+        bytes=size,
+        transfer_ms=size * 8 / mbit / 1000,
+        trips_ms=ROUND_TRIPS * trip_ms,
+        work_ms=math.ceil(part / ranks) * (merge_ns + ENCODE_NS) / 1e6,
+        delay_ms=config.simulated_merge_delay_ms,
+    )
+
+
+def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -> list[Finding]:
+    """Whether tau steps of training hide it; without `step_ms`, how long a step must be."""
+    told = (
+        f"an exchange takes about {exchange.total_ms:.0f} ms: {exchange.transfer_ms:.0f} for "
+        f"{amount(exchange.bytes)}, {exchange.trips_ms:.0f} for round trips, "
+        f"{exchange.work_ms:.0f} to encode and merge"
+    )
+    if not config.concurrent_outer_step or config.tau == 0:
+        return [Finding("note", "overlap", f"{told}; training waits for each (tau=0 or blocking).")]
+    if step_ms is None:
+        least = exchange.total_ms / MARGIN / config.tau
+        told += f"; tau={config.tau} covers it where a step takes {least:.0f} ms or longer"
+        return [Finding("ok", "overlap", told)]
+    window_ms = config.tau * step_ms
+    covers = f"tau={config.tau} steps of {step_ms:g} ms are {window_ms:.0f} ms"
+    if exchange.total_ms <= MARGIN * window_ms:
+        found = [Finding("ok", "overlap", f"{told}; {covers} and cover it")]
+    else:
+        scarce = "hardly cover it" if exchange.total_ms <= window_ms else "do not cover it"
+        change = _longer(config, exchange, step_ms)
+        found = [Finding("note", "overlap", f"{told}; {covers} and {scarce}.", change)]
+    return found + _of_load(config, exchange, step_ms)
+
+
+def tau_for(total_ms: float, step_ms: float) -> int:
+    return max(1, math.ceil(total_ms / MARGIN / step_ms))
+
+
+def _longer(config: MendConfig, exchange: Exchange, step_ms: float) -> str:
+    """What would cover it, the cheapest first."""
+    tau = tau_for(exchange.total_ms, step_ms)
+    if 4 * tau <= config.sync_period_steps:
+        advice = [f"MEND_OVERLAP_STEPS={tau} would"]
+    else:
+        advice = [f"MEND_OVERLAP_STEPS={tau} with MEND_SYNC_PERIOD_STEPS={4 * tau} or more would"]
+    if config.payload_dtype == "float32":
+        half = tau_for(exchange.total_ms - exchange.transfer_ms / 2, step_ms)
+        advice.append(f"with MEND_PAYLOAD_DTYPE=bfloat16 MEND_OVERLAP_STEPS={half}")
+    doubled = tau_for(exchange.total_ms - (exchange.transfer_ms + exchange.work_ms) / 2, step_ms)
+    if doubled < tau:
+        more = 2 * config.fragments
+        advice.append(f"with MEND_FRAGMENTS={more} MEND_OVERLAP_STEPS={doubled}")
+    return "; or ".join(advice) + "."
+
+
+def _of_load(config: MendConfig, exchange: Exchange, step_ms: float) -> list[Finding]:
+    """Rounds come every H/P steps; a link that is slower than that never catches up."""
+    gap_ms = gap_steps(config.fragments, config.sync_period_steps) * step_ms
+    share = exchange.transfer_ms / gap_ms
+    told = f"payloads keep the link busy for {100 * share:.0f} % of the time"
+    if share <= BUSY:
+        return [Finding("ok", "overlap", told)]
+    period = math.ceil(exchange.transfer_ms * config.fragments / BUSY / step_ms)
+    change = f"MEND_SYNC_PERIOD_STEPS={period} makes it {100 * BUSY:.0f} %"
+    if config.payload_dtype == "float32":
+        change += "; MEND_PAYLOAD_DTYPE=bfloat16 halves it"
+    if share > 1:
+        told = f"The link is too slow for these rounds: {told}; they would come late for ever"
+    return [Finding("note", "overlap", f"{told}.", f"{change}.")]
+
+
+def merge_ns_per_element(merge: str, racks: int) -> float:
+    """Of one thread that merges the payloads of `racks` racks and digests the result, measured
+    here for some tens of milliseconds."""
+    import torch
+
+    from mend.engine.digest import StateDigest
+    from mend.merge import MERGES, Measuring
+
+    rule, threads = MERGES[merge](), torch.get_num_threads()
+    deltas = [torch.full((BLOCK_NUMEL,), 0.5 + rack) for rack in range(racks)]
+    weights = [1 / 2**rack for rack in range(1, racks)] + [1 / 2 ** (racks - 1)]
+    out, digest = torch.empty(BLOCK_NUMEL), StateDigest(BLOCK_NUMEL, 1, False)
+    took: list[float] = []
+    torch.set_num_threads(1)  # as in a worker, where others are busy with training
+    limit_ns = time.perf_counter_ns() + SAMPLE_NS
+    try:
+        while len(took) < 3 or time.perf_counter_ns() < limit_ns:
+            begun_ns = time.perf_counter_ns()
+            if isinstance(rule, Measuring):
+                rule.measure(deltas)
+            rule.block(deltas, weights, out)
+            digest.feed(out, None)
+            took.append((time.perf_counter_ns() - begun_ns) / BLOCK_NUMEL)
+    finally:
+        torch.set_num_threads(threads)
+    return median(took)
+
+
+def summary_of(exchange: Exchange, mbit: float) -> dict[str, object]:
+    """For programs."""
+    return {
+        "bytes": exchange.bytes,
+        "inbound": rate(mbit),
+        "transfer_ms": exchange.transfer_ms,
+        "trips_ms": exchange.trips_ms,
+        "work_ms": exchange.work_ms,
+        "total_ms": exchange.total_ms,
+    }
+
+
+def params_of_tapes(payload_bytes: Sequence[int], payload_dtype: str) -> int:
+    """Elements of what one rank owns, by the payloads on its tape."""
+    return sum(payload_bytes) // ITEM_BYTES.get(payload_dtype, FP32)

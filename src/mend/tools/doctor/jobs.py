@@ -1,0 +1,100 @@
+"""tools.doctor.jobs: is a job running where the doctors are to meet? Looks, as `mend top` does,
+before anything is said to anybody: a job is not to be disturbed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+
+from mend.config.settings import MendConfig
+from mend.errors import AddressInUse, ConfigError, WireError
+from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
+from mend.tools.doctor.local import System
+from mend.tools.doctor.terms import Finding
+from mend.transport.probe import host_and_port
+from mend.transport.status_client import StatusClient, Way
+from mend.types import WITNESS
+
+LOOK_S = 1.0
+ASKED_APART_S = 0.25
+
+STOP_IT = (
+    "Doctors meet where a job would: stop it first, or choose other ports. `mend top` looks at a "
+    "job while it runs."
+)
+
+
+def jobs_at(
+    addresses: Sequence[str], limit_s: float = LOOK_S
+) -> tuple[dict[str, JobStatus], set[str]]:
+    """(what answers there as processes of a job, addresses where something speaks as mend does).
+
+    A job with observe=False answers nothing and only speaks.
+    """
+    views: dict[str, JobStatus] = {}
+    with closing(StatusClient(VIEW_BYTES_MAX)) as onlooker:
+        known = [address for address in addresses if _watched(onlooker, address)]
+        end, question = time.monotonic() + limit_s, encode_look(Look(""))
+        while (left_s := end - time.monotonic()) > 0 and len(views) < len(set(known)):
+            for address in known:
+                if address not in views:
+                    onlooker.ask(address, question)
+            for address, frame in onlooker.collect(min(ASKED_APART_S, left_s)):
+                with suppress(WireError):
+                    views[address] = decode_view(frame)
+        speaking = {each for each in known if onlooker.way(each) is Way.SPEAKS}
+    return views, speaking | set(views)
+
+
+def _watched(onlooker: StatusClient, address: str) -> bool:
+    """False: it is no address, which the meeting will tell."""
+    try:
+        onlooker.watch(address)
+    except ConfigError:
+        return False
+    return True
+
+
+def look_around(config: MendConfig) -> list[Finding]:
+    """Jobs at the addresses of all racks, and whose witness it is."""
+    racks = tuple(config.peer_addresses.values())
+    wanted = (*racks, config.witness_addr) if config.witness_addr else racks
+    return list(of_jobs(jobs_at(wanted)[0], config.job_id))
+
+
+def of_jobs(views: Mapping[str, JobStatus], job: str) -> Iterator[Finding]:
+    """Racks that train are problems; a witness may be there before the job, if it is ours."""
+    for address, view in views.items():
+        if view.rack == WITNESS and view.job != job:
+            found = f"The witness at {address} is of job {view.job!r}; this rack has {job!r}."
+            change = "Start `mend coordinate` with this --job-id, or set MEND_JOB_ID alike."
+            yield Finding("problem", "witness", found, change)
+        elif view.rack != WITNESS:
+            yield Finding("problem", f"rack {view.rack}", _told(view, address), STOP_IT)
+
+
+def _told(view: JobStatus, address: str) -> str:
+    state = f"{view.state}, {view.commits} rounds committed"
+    return f"A job is running: rack {view.rack} of job {view.job!r} at {address} ({state})."
+
+
+def of_taken(config: MendConfig, error: AddressInUse, system: System | None = None) -> Finding:
+    """Somebody has the port: who?"""
+    if str(error).startswith("lane"):  # of the data ports; the sideband's comes behind it
+        change = "Give MEND_DATA_PORTS a wider range, or end what holds these (`ss -ltnp`)."
+        return Finding("problem", "this rack", str(error), change)
+    where, port = host_and_port(config.bind_address)
+    at = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(where, f"[{where}]" if ":" in where else where)
+    views, speaking = jobs_at([address := f"tcp://{at}:{port}"])
+    holder = (system or System()).holder(port)
+    who = holder or "a process that this user may not see (`sudo ss -ltnp` names it)"
+    if address in views:
+        return Finding("problem", "this rack", f"{_told(views[address], address)} ({who})", STOP_IT)
+    if speaking:
+        found = f"Another doctor, or a job, is running here: {who} listens at {where}:{port}."
+        return Finding("problem", "this rack", found, "Let it end or stop it; then run this again.")
+    if holder:
+        found = f"Another program has the port of this rack: {who} listens at {where}:{port}."
+        return Finding("problem", "this rack", found, "Stop it, or choose another port.")
+    return Finding("problem", "this rack", str(error))

@@ -1,0 +1,390 @@
+"""tools.doctor.local: the network of this machine as a job would use it: cards, routes, names,
+limits, clock. Reads sysfs, procfs and the resolver; sends nothing to any rack."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import resource
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mend.config.settings import MendConfig
+from mend.tools.doctor.estimate import Room
+from mend.tools.doctor.terms import Finding
+from mend.transport import probe
+
+FILE_CHARS_MAX = 1 << 20
+FILES_BASE, FILES_PER_RACK = 256, 16
+"""Descriptors of one rank: its lane's connections, and sockets by rack; and torch's own."""
+
+LISTENS = "0A"
+"""The state of a socket that listens, in /proc/net/tcp."""
+
+SAID_CHARS_MAX = 80
+TIME_ERROR = 5
+"""What adjtimex answers while the clock is not synchronized."""
+
+MARKS_OF_A_CONTAINER = (".dockerenv", "run/.containerenv")
+BRIDGE = ipaddress.ip_network("172.16.0.0/12")
+"""Where container bridges take their addresses from, by default."""
+
+SMALL_BUFFER_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A network interface. speed_mbit: None where it is virtual, or down."""
+
+    name: str
+    address: str | None
+    speed_mbit: int | None
+    mtu: int | None
+    driver: str
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way to an address that the settings name."""
+
+    what: str
+    host: str
+    numbers: tuple[str, ...]
+    source: str | None
+    card: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """All of it, as plain data."""
+
+    cards: tuple[Card, ...]
+    routes: tuple[Route, ...]
+    listens: str
+    advertised: Route | None
+    """None: nothing says it, or this rack listens at loopback by default."""
+    files: int | None
+    locked: int | None
+    buffers: tuple[int, int] | None
+    container: bool
+    synchronized: bool | None
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class System:
+    """Where a machine describes itself; tests have trees of their own."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def text(self, path: str) -> str:
+        """A short file, stripped; empty: there is none, or it has no answer."""
+        try:
+            with (self._root / path).open(encoding="ascii", errors="replace") as file:
+                return file.read(FILE_CHARS_MAX).strip()
+        except OSError:
+            return ""
+
+    def has(self, path: str) -> bool:
+        return (self._root / path).exists()
+
+    def card(self, name: str, address: str | None) -> Card:
+        folder = f"sys/class/net/{name}"
+        speed, mtu = self._whole(f"{folder}/speed"), self._whole(f"{folder}/mtu")
+        driver = ""
+        with contextlib.suppress(OSError):
+            driver = (self._root / folder / "device/driver").resolve(strict=True).name
+        up = self.text(f"{folder}/operstate") in ("up", "unknown")
+        return Card(name, address, speed if speed and speed > 0 else None, mtu, driver, up)
+
+    def v6_card(self, number: str) -> str | None:
+        """The interface that has this IPv6 address."""
+        with contextlib.suppress(ValueError):
+            wanted = ipaddress.IPv6Address(number).packed.hex()
+            for line in self.text("proc/net/if_inet6").splitlines():
+                parts = line.split()
+                if len(parts) == 6 and parts[0] == wanted:
+                    return parts[5]
+        return None
+
+    def buffers(self) -> tuple[int, int] | None:
+        """Most that autotuning gives one TCP socket: (receive, send) bytes."""
+        found = [self.text(f"proc/sys/net/ipv4/tcp_{way}mem").split() for way in ("r", "w")]
+        if all(len(each) == 3 and each[2].isdigit() for each in found):
+            return int(found[0][2]), int(found[1][2])
+        return None
+
+    def room(self) -> Room:
+        """Memory of the machine or of this process's control group, whichever is less."""
+        values = {}
+        for line in self.text("proc/meminfo").splitlines():
+            name, _, rest = line.partition(":")
+            if rest.split() and rest.split()[0].isdigit():
+                values[name] = int(rest.split()[0]) << 10
+        group = self.text("sys/fs/cgroup/memory.max")
+        group = group or self.text("sys/fs/cgroup/memory/memory.limit_in_bytes")
+        limits = [values.get("MemTotal"), int(group) if group.isdigit() else None]
+        limit = min((each for each in limits if each is not None), default=None)
+        available = values.get("MemAvailable")
+        if available is not None and limit is not None:
+            available = min(available, limit)
+        return Room(available, limit, limit_of(resource.RLIMIT_MEMLOCK))
+
+    def holder(self, port: int) -> str:
+        """Who listens on a TCP port: `process 77 (python train.py)`. Empty: nobody, or somebody
+        whom this user may not look at."""
+        wanted = {
+            f"socket:[{parts[9]}]"
+            for table in ("tcp", "tcp6")
+            for line in self.text(f"proc/net/{table}").splitlines()[1:]
+            if len(parts := line.split()) > 9
+            and parts[3] == LISTENS
+            and parts[1].endswith(f":{port:04X}")
+        }
+        for folder in self._processes() if wanted else ():
+            with contextlib.suppress(OSError):
+                for descriptor in (folder / "fd").iterdir():
+                    if str(descriptor.readlink()) in wanted:
+                        said = self.text(f"proc/{folder.name}/cmdline").replace("\0", " ")
+                        return f"process {folder.name} ({said.strip()[:SAID_CHARS_MAX]})"
+        return ""
+
+    def _processes(self) -> list[Path]:
+        with contextlib.suppress(OSError):
+            return [each for each in (self._root / "proc").iterdir() if each.name.isdigit()]
+        return []
+
+    def _whole(self, path: str) -> int | None:
+        text = self.text(path)
+        return int(text) if text.removeprefix("-").isdigit() else None
+
+
+def limit_of(which: int) -> int | None:
+    """The soft limit of this process. None: there is none."""
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def synchronized() -> bool | None:
+    """Whether something keeps the time of day (NTP, PTP). None: the system does not say."""
+    room = ctypes.create_string_buffer(512)  # a struct timex; modes = 0 only asks
+    struct.pack_into("I", room, 0, 0)
+    try:
+        state = int(ctypes.CDLL(None, use_errno=True).adjtimex(room))
+    except (OSError, AttributeError):
+        return None
+    return state != TIME_ERROR if state >= 0 else None
+
+
+# ------------------------------------------------------------------ reading
+
+
+def network_of(config: MendConfig, system: System | None = None) -> Network:
+    """Looks up every host that the settings name, and the way there."""
+    system = system or System()
+    cards = tuple(system.card(name, number) for name, number in probe.cards().items())
+    by_number = {card.address: card.name for card in cards if card.address is not None}
+
+    def route(what: str, host: str) -> Route:
+        numbers = probe.numbers_of(host)
+        source = probe.source_to(numbers[0]) if numbers else None
+        card = by_number.get(source or "") or (system.v6_card(source) if source else None)
+        return Route(what, host, numbers, source, card)
+
+    wanted = {
+        f"rack {rack}": address
+        for rack, address in config.peer_addresses.items()
+        if rack != config.rack
+    }
+    if config.witness_addr:
+        wanted["witness"] = config.witness_addr
+    routes = tuple(route(what, probe.host_and_port(at)[0]) for what, at in wanted.items())
+    listens = probe.host_and_port(config.bind_address)[0] if config.rack is not None else ""
+    tells = config.advertise_host or (listens if listens not in ("0.0.0.0", "::") else "")
+    return Network(
+        cards=cards,
+        routes=routes,
+        listens=listens,
+        advertised=route("this rack", tells) if tells else None,
+        files=limit_of(resource.RLIMIT_NOFILE),
+        locked=limit_of(resource.RLIMIT_MEMLOCK),
+        buffers=system.buffers(),
+        container=any(system.has(mark) for mark in MARKS_OF_A_CONTAINER),
+        synchronized=synchronized(),
+    )
+
+
+# ------------------------------------------------------------------ findings
+
+
+def of_network(network: Network, *, racks: int, gpu: bool) -> list[Finding]:
+    """Pure."""
+    found = list(_of_routes(network))
+    if any(not _loops(route) for route in network.routes if route.numbers):
+        found += _of_own_address(network)
+    found += _of_limits(network, racks, gpu=gpu)
+    return found
+
+
+def _loops(route: Route) -> bool:
+    return any(ipaddress.ip_address(number).is_loopback for number in route.numbers)
+
+
+def _of_routes(network: Network) -> Iterator[Finding]:
+    cards = {card.name: card for card in network.cards}
+    for route in network.routes:
+        if not route.numbers:
+            yield Finding(
+                "problem",
+                route.what,
+                f"The name {route.host!r} of {route.what} is unknown here.",
+                "Correct MEND_SIDEBAND_PEERS or MEND_WITNESS_ADDR, enter the name in DNS or "
+                "/etc/hosts, or use the number.",
+            )
+        elif route.source is None:
+            yield Finding(
+                "problem",
+                route.what,
+                f"No network of this machine leads to {route.host} ({route.numbers[0]}).",
+                "Check the address, the routes (`ip route`), and that the interface is up.",
+            )
+        else:
+            card = cards.get(route.card or "")
+            told = f"{route.host} is reached from {route.source} over {_named(card)}"
+            yield Finding("ok", route.what, told)
+            yield from _of_card(route, card, cards)
+
+
+def _of_card(route: Route, card: Card | None, cards: Mapping[str, Card]) -> Iterator[Finding]:
+    if card is None or card.speed_mbit is None:
+        return
+    others = (other for other in cards.values() if other.up and other.address)
+    better = max(others, key=lambda other: other.speed_mbit or 0)
+    if (better.speed_mbit or 0) > card.speed_mbit:
+        yield Finding(
+            "note",
+            route.what,
+            f"{route.host} is reached over {card.name} ({card.speed_mbit} Mbit/s), and "
+            f"{better.name} has {better.speed_mbit} Mbit/s.",
+            f"If both lead there, name the address behind {better.name} in MEND_SIDEBAND_PEERS "
+            "and MEND_ADVERTISE_HOST.",
+        )
+
+
+def _named(card: Card | None) -> str:
+    if card is None:
+        return "a card that is not known"
+    if card.name == "lo":
+        return "lo"
+    parts = [f"{card.speed_mbit} Mbit/s" if card.speed_mbit else "speed unknown"]
+    parts += [f"MTU {card.mtu}"] if card.mtu else []
+    parts += [card.driver] if card.driver else []
+    return f"{card.name} ({', '.join(parts)})"
+
+
+def _of_own_address(network: Network) -> Iterator[Finding]:
+    """For a job that spans machines: some other address is not loopback."""
+    own = network.advertised
+    if network.listens in ("localhost", "::1") or network.listens.startswith("127."):
+        yield Finding(
+            "problem",
+            "this rack",
+            f"It listens at {network.listens}, where no other machine reaches it.",
+            "Set MEND_SIDEBAND_ADDR=tcp://0.0.0.0:PORT and MEND_ADVERTISE_HOST, or this machine's "
+            "own address in MEND_SIDEBAND_PEERS.",
+        )
+    if own is None:
+        return
+    elsewhere = [route for route in network.routes if route.numbers and not _loops(route)]
+    if not own.numbers:
+        yield Finding(
+            "problem",
+            "this rack",
+            f"The name {own.host!r}, under which it tells others to reach it, is unknown here.",
+            "Set MEND_ADVERTISE_HOST to a name or number that the other racks know.",
+        )
+    elif _loops(own) and own.host != network.listens:
+        yield Finding(
+            "problem",
+            "this rack",
+            f"It tells others to reach it at {own.host}, which is {own.numbers[0]}: themselves.",
+            "Set MEND_ADVERTISE_HOST to the number; many systems have their own name as 127.0.1.1 "
+            "in /etc/hosts.",
+        )
+    elif not _loops(own):
+        yield from _of_advertised(network, own, elsewhere[0])
+
+
+def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Finding]:
+    mine = {card.address for card in network.cards} | {own.source}
+    number = ipaddress.ip_address(own.numbers[0])
+    holder = next((c for c in network.cards if c.address == own.numbers[0]), None)
+    if network.container and number in BRIDGE:
+        yield Finding(
+            "note",
+            "this rack",
+            f"{number} is inside a container; other machines may not reach it.",
+            "Use the host's network (--network host, hostNetwork: true), or publish the ports and "
+            "set MEND_ADVERTISE_HOST to the host's address.",
+        )
+    elif own.numbers[0] not in mine:
+        yield Finding(
+            "note",
+            "this rack",
+            f"It tells others to reach it at {number}, which no interface here has.",
+            "Right behind NAT that forwards these ports; else correct MEND_ADVERTISE_HOST.",
+        )
+    elif holder is not None and peer.card is not None and holder.name != peer.card:
+        yield Finding(
+            "note",
+            "this rack",
+            f"It tells others {number} ({holder.name}), and reaches {peer.what} over {peer.card}.",
+            f"To use one card both ways, set MEND_ADVERTISE_HOST to {peer.source}.",
+        )
+    else:
+        yield Finding("ok", "this rack", f"it is reached at {number} ({_named(holder)})")
+
+
+def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
+    needed = FILES_BASE + FILES_PER_RACK * racks
+    if network.files is not None and network.files < needed:
+        yield Finding(
+            "note",
+            "limits",
+            f"Only {network.files} files may be open; a rank needs up to {needed}.",
+            f"`ulimit -n {max(4096, needed)}` before torchrun.",
+        )
+    else:
+        yield Finding("ok", "limits", f"open files: {network.files or 'no limit'}")
+    if gpu and network.locked is not None:
+        yield Finding(
+            "note",
+            "limits",
+            f"Only {network.locked >> 20} MiB may be page-locked (ulimit -l).",
+            "`ulimit -l unlimited`; in containers --ulimit memlock=-1. Else copies to and from "
+            "the GPU may hold training up.",
+        )
+    if network.buffers is not None and min(network.buffers) < SMALL_BUFFER_BYTES:
+        yield Finding(
+            "note",
+            "limits",
+            f"A TCP socket gets at most {network.buffers[0] >> 10} KiB to receive and "
+            f"{network.buffers[1] >> 10} KiB to send, too little for long links.",
+            "Raise the last number of net.ipv4.tcp_rmem and tcp_wmem (16777216 suits most links).",
+        )
+    if network.synchronized is False:
+        yield Finding(
+            "note",
+            "clock",
+            "Nothing keeps this machine's time of day.",
+            "Nothing is decided by it, but logs of the racks are hard to compare: run chrony.",
+        )
+    elif network.synchronized:
+        yield Finding("ok", "clock", "the time of day is synchronized")

@@ -1,0 +1,203 @@
+"""tools.doctor.meet: `mend doctor --meet`: takes the job's addresses from the settings, lets the
+racks meet, and lays out what each learnt. Says progress to stderr."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import replace
+from typing import Any
+
+from mend.config.settings import MendConfig
+from mend.coordination import wire
+from mend.engine.witness import detect_ns
+from mend.hardware.cpu_affinity import Machine, host
+from mend.tools.doctor.local import System
+from mend.tools.doctor.meeting import Met, Venue, longest_s, meet
+from mend.tools.doctor.meeting_circle import Rules
+from mend.tools.doctor.meeting_messages import About, Here, Pull, Trips, clean
+from mend.tools.doctor.terms import Flow, Meeting, Seen
+from mend.transport.probe import host_and_port
+from mend.types import MS, SECOND, VERSION, Address
+
+TURNS_S_MAX = 60.0
+"""Many racks have many turns: each is shorter then."""
+
+VALUE_CHARS_MAX = 200
+
+AGREE = ("grace_window_ms", "stall_max_s", "evict_s", "restart_attests_death")
+"""Besides the config's own facts: what a hello is refused for."""
+
+BETTER = ("sideband_heartbeat_ms", "concurrent_outer_step", "start_timeout_s", "witness_addr")
+"""Not refused, and seldom meant to differ."""
+
+
+def rules_of(config: MendConfig, wait_s: float, pull_s: float) -> Rules:
+    """`pull_s` of every turn, less where there are many racks. Raises ConfigError without a
+    rack."""
+    turns = 2 * config.racks + 1
+    each_s = min(pull_s, TURNS_S_MAX / turns)
+    rack = config.rack_number
+    return Rules(config.job_id, rack, config.racks, int(wait_s * SECOND), int(each_s * SECOND))
+
+
+def venue_of(config: MendConfig) -> Venue:
+    """The addresses of a job."""
+    return Venue(
+        bind=config.bind_address,
+        lane_host=host_and_port(config.bind_address)[0],
+        ports=config.data_port_range,
+        advertise=config.advertise_host,
+        peers=config.peer_addresses,
+        witness=config.witness_addr,
+    )
+
+
+def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None, plan: str) -> About:
+    """`ranks` of a rack; None: nothing tells."""
+    facts = {
+        "mend version": VERSION,
+        "wire version": wire.VERSION,
+        **dict(config.hyper_facts()),
+        **{name: getattr(config, name) for name in AGREE},
+        "witness": "yes" if config.witness_addr else "none",
+        "ranks per rack": ranks or "",
+    }
+    wishes = {name: getattr(config, name) for name in BETTER}
+    peers = ",".join(f"{rack}={at}" for rack, at in config.peer_addresses.items())
+    return About(
+        versions=tuple((name, _short(each)) for name, each in versions.items() if name != "mend"),
+        facts=tuple((name, _short(value)) for name, value in facts.items()),
+        wishes=tuple((n, _short(v)) for n, v in {**wishes, "sideband_peers": peers}.items()),
+        plan=plan,
+        host=host()[:VALUE_CHARS_MAX],
+        boot=Machine().boot(),
+        listens=config.bind_address,
+        lane=Address("", 0),  # both are known once it listens
+        serves=False,
+    )
+
+
+def _short(value: object) -> str:
+    """Long texts as their beginning and a digest of the whole."""
+    text = str(value)
+    if len(text) <= VALUE_CHARS_MAX:
+        return clean(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"{clean(text[:VALUE_CHARS_MAX])}... ({digest})"
+
+
+def held_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) -> Meeting:
+    """Blocks until it is over. Raises AddressInUse, ConfigError, TransportError."""
+
+    def say(line: str) -> None:
+        if loud:
+            print(line, file=sys.stderr, flush=True)
+
+    wait_s, most_s = rules.wait_ns / SECOND, longest_s(rules)
+    say(f"waiting up to {wait_s:g} s for {rules.racks - 1} other rack(s); {most_s:.0f} s at most")
+    return meeting_of(meet(rules, venue_of(config), about, say), config, about, System())
+
+
+# ------------------------------------------------------------------ what was learnt
+
+
+def meeting_of(met: Met, config: MendConfig, about: About, system: System) -> Meeting:
+    """As plain data."""
+    circle, mine = met.circle, met.circle.rules.rack
+    turn = circle.turn
+    witness = met.knocks.get(None)
+    return Meeting(
+        rack=mine,
+        racks=config.racks,
+        job=config.job_id,
+        address=config.peer_addresses[mine],
+        lane=f"{met.address.host}:{met.address.port}",
+        heartbeat_ms=config.sideband_heartbeat_ms,
+        detect_ms=detect_ns(config.sideband_heartbeat_ms) / MS,
+        seconds=(met.ended_ns - circle.begun_ns) / SECOND,
+        turns_done=turn is not None and turn.last,
+        versions=dict(about.versions),
+        facts=dict(about.facts),
+        wishes=dict(about.wishes),
+        plan=about.plan,
+        peers=tuple(
+            _seen(met, about, rack, address)
+            for rack, address in config.peer_addresses.items()
+            if rack != mine
+        ),
+        witness=(config.witness_addr, witness.answer, witness.speaks) if witness else None,
+        strangers=tuple(sorted(circle.strangers)),
+        jobs=tuple(sorted(circle.jobs)),
+        doubles=tuple(sorted(circle.doubles)),
+        garbage=circle.garbage,
+        buffers=system.buffers(),
+    )
+
+
+def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
+    circle, mine = met.circle, met.circle.rules.rack
+    other, knock = circle.others.get(rack), met.knocks.get(rack)
+    here = other.here if other is not None else None
+    heard_by = (
+        who
+        for who, each in circle.others.items()
+        if each.here is not None and rack in dict(each.here.heard)
+    )
+    opened = rack in met.ever_open
+    seen = Seen(
+        rack=rack,
+        address=address,
+        heard=here is not None,
+        hears_us=circle.hears_us(rack),
+        heard_by=tuple(sorted(heard_by)),
+        answer="open" if opened else (knock.answer if knock is not None else ""),
+        detail=met.refused.get(rack, "" if knock is None or opened else knock.detail),
+        speaks=rack in met.ever_speaks,
+    )
+    if other is None or here is None:
+        return seen
+    measured = {**_timed(other.trips(rack)), **_moved(circle.pulls, here, mine, rack)}
+    return replace(seen, asked=other.sent, **_told(here, about, mine), **measured)
+
+
+def _told(here: Here, about: About, mine: int) -> dict[str, Any]:
+    said = here.about
+    return {
+        "host": said.host,
+        "same_machine": bool(said.boot) and said.boot == about.boot,
+        "lane": f"{said.lane.host}:{said.lane.port}",
+        "versions": dict(said.versions),
+        "facts": dict(said.facts),
+        "wishes": dict(said.wishes),
+        "plan": said.plan,
+    }
+
+
+def _timed(trips: Trips) -> dict[str, Any]:
+    if not trips.count:
+        return {}
+    return {
+        "trips": trips.count,
+        "p50_ms": trips.p50_ns / MS,
+        "p99_ms": trips.p99_ns / MS,
+        "clock_ms": trips.offset_ns / MS,
+    }
+
+
+def _moved(pulls: list[Pull], here: Here, mine: int, rack: int) -> dict[str, Any]:
+    """The newest of each kind."""
+    flows = {}
+    for pull in pulls:
+        if pull.holder == rack:
+            flows["together" if pull.together else "here"] = _flow(pull)
+    for pull in here.pulls:
+        if pull.holder == mine and not pull.together:
+            flows["there"] = _flow(pull)
+    return flows
+
+
+def _flow(pull: Pull) -> Flow:
+    if pull.error or not pull.ns:
+        return Flow(error=pull.error or "nothing came")
+    return Flow(pull.bytes * 8e3 / pull.ns, pull.bytes / 1e6)

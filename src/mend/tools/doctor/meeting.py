@@ -1,0 +1,294 @@
+"""Doctors of all racks measure the network between them, at the addresses that the job would use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from mend.errors import ConfigError, MendError, TransportError
+from mend.tools.doctor.meeting_circle import FAREWELL_NS, LATE_NS, TURN_SPARE_NS, Circle, Rules
+from mend.tools.doctor.meeting_messages import FRAME_BYTES_MAX, About, Pull, Turn, clean
+from mend.transport.bulk_client import BulkLane
+from mend.transport.probe import Knock, host_and_port, knock
+from mend.transport.zmq import ZmqSideband
+from mend.types import KEY_BYTES, MS, SECOND, Address, Peer
+
+BEAT_S = 0.1
+PING_S = 0.02
+CROWD = 8
+"""With more racks than this, beats and pings come more slowly, as many in all."""
+
+TICK_S = 0.02
+KNOCK_S = 2.0
+"""How long a knock waits for an answer."""
+
+KNOCKS_APART_S = 0.5
+STALL_NS = 5 * SECOND
+
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 256 << 10, 64 << 20
+"""A pull begins with a small payload and goes on with larger ones, while they come quickly."""
+
+PIECE_GROWTH = 4
+OVERTIME_S = 8.0
+"""The first payload may take so much longer than the turn, on a link that slow."""
+
+SPENT_PCT = 25
+"""A payload that took more than this share of the turn is not followed by a larger one."""
+
+PATTERN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Venue:
+    """Where to listen, and where the others do."""
+
+    bind: str
+    lane_host: str
+    ports: tuple[int, int] | None
+    advertise: str
+    peers: Mapping[int, str]
+    witness: str
+
+
+@dataclass
+class Met:
+    """What came of a meeting. `knocks`: by rack, of those that did not meet us; None: the
+    witness."""
+
+    circle: Circle
+    ended_ns: int
+    address: Address
+    knocks: dict[int | None, Knock] = field(default_factory=dict)
+    ever_open: set[int | None] = field(default_factory=set)
+    ever_speaks: set[int | None] = field(default_factory=set)
+    refused: dict[int, str] = field(default_factory=dict)
+    """Addresses that cannot be one, in words."""
+
+
+def meet(rules: Rules, venue: Venue, about: About, say: Callable[[str], None]) -> Met:
+    """Blocks until everything is measured or the time is over.
+
+    `about.lane` is filled in here. `say` is told of progress. Raises AddressInUse, ConfigError,
+    TransportError when this rack cannot listen; KeyboardInterrupt leaves nothing behind.
+    """
+    return asyncio.run(_Meeting(rules, venue, say).run(about))
+
+
+class _Meeting:
+    def __init__(self, rules: Rules, venue: Venue, say: Callable[[str], None]) -> None:
+        self._rules, self._venue, self._say = rules, venue, say
+        others = rules.racks - 1
+        self._slower = max(1.0, others / CROWD)
+
+    async def run(self, about: About) -> Met:
+        with contextlib.ExitStack() as opened:
+            venue, job = self._venue, self._rules.job
+            token = hashlib.sha256(b"mend doctor " + job.encode()).digest()[:16]
+            lane = BulkLane(
+                venue.lane_host,
+                venue.ports,
+                token=token,
+                advertise=venue.advertise,
+                stall_ns=STALL_NS,
+            )
+            opened.callback(lane.close)
+            sideband = ZmqSideband(venue.bind, frame_bytes_max=FRAME_BYTES_MAX)
+            opened.callback(sideband.close)
+            self._lane, self._sideband = lane, sideband
+            serves = self._rules.pull_ns > 0
+            self._served = _pattern() if serves else bytearray()
+            self._room = memoryview(bytearray(len(self._served)))
+            for size in _sizes():
+                if serves:
+                    lane.serve(_key(size), memoryview(self._served)[:size])
+            nonce = int.from_bytes(secrets.token_bytes(7), "big")
+            self._circle = Circle(
+                self._rules,
+                replace(about, lane=lane.address, serves=serves),
+                nonce,
+                time.monotonic_ns(),
+            )
+            self._met = Met(self._circle, 0, lane.address)
+            self._connect()
+            await self._attend()
+            self._met.ended_ns = time.monotonic_ns()
+        return self._met
+
+    def _connect(self) -> None:
+        for rack, address in self._venue.peers.items():
+            if rack != self._rules.rack:
+                try:
+                    self._sideband.connect(Peer(rack, 0), address)
+                except (ConfigError, TransportError) as error:
+                    self._met.refused[rack] = str(error)
+
+    async def _attend(self) -> None:
+        """Until it is over; an error of any part ends the whole."""
+        parts = {
+            asyncio.create_task(part)
+            for part in (self._listen(), self._beat(), self._ping(), self._look(), self._pull())
+        }
+        done: set[asyncio.Task[None]] = set()
+        try:
+            while not self._circle.over(time.monotonic_ns()) and not done:
+                self._circle.step(time.monotonic_ns())
+                done, _ = await asyncio.wait(
+                    parts, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+            self._tell(self._circle.here(time.monotonic_ns()))
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+        for part in done:
+            part.result()
+
+    def _tell(self, frame: bytes) -> None:
+        for rack in self._venue.peers:
+            if rack != self._rules.rack:
+                self._sideband.send(Peer(rack, 0), frame)
+
+    async def _listen(self) -> None:
+        while True:
+            frame = await self._sideband.receive()
+            answer = self._circle.hear(frame, time.monotonic_ns(), time.time_ns())
+            if answer is not None:
+                self._sideband.send(Peer(answer[0], 0), answer[1])
+
+    async def _beat(self) -> None:
+        heard: list[int] | None = None
+        while True:
+            now_ns = time.monotonic_ns()
+            self._tell(self._circle.here(now_ns))
+            if self._circle.live(now_ns) != heard:
+                heard = self._circle.live(now_ns)
+                racks = ", ".join(map(str, heard)) or "nobody"
+                self._say(f"rack {self._rules.rack} hears {racks} of {self._rules.racks - 1}")
+            await asyncio.sleep(BEAT_S * self._slower)
+
+    async def _ping(self) -> None:
+        while True:
+            for rack in tuple(self._circle.others):
+                frame = self._circle.ping(rack, time.monotonic_ns(), time.time_ns())
+                if frame is not None:
+                    self._sideband.send(Peer(rack, 0), frame)
+            await asyncio.sleep(PING_S * self._slower)
+
+    async def _look(self) -> None:
+        """Knock where nobody answers; the last word counts, and whether it was ever open."""
+        await asyncio.sleep(TICK_S)
+        while True:
+            now_ns, mine = time.monotonic_ns(), self._rules.rack
+            live = self._circle.live(now_ns)
+            doors: dict[int | None, str] = {
+                rack: address
+                for rack, address in self._venue.peers.items()
+                if rack not in (mine, *self._met.refused)
+                and not (rack in live and self._circle.hears_us(rack))
+            }
+            if self._venue.witness:
+                doors[None] = self._venue.witness
+            if self._circle.turn is None:
+                await asyncio.gather(*(self._knock(who, doors[who]) for who in doors))
+            await asyncio.sleep(KNOCKS_APART_S * self._slower)
+
+    async def _knock(self, who: int | None, address: str) -> None:
+        found = await knock(*host_and_port(address), KNOCK_S)
+        self._met.knocks[who] = found
+        if found.answer == "open":
+            self._met.ever_open.add(who)
+        if found.speaks:
+            self._met.ever_speaks.add(who)
+
+    async def _pull(self) -> None:
+        while True:
+            wanted = self._circle.wanted()
+            if wanted is not None:
+                turn, holders = wanted
+                whom = "everybody at once" if turn.together else f"rack {holders[0]}"
+                self._say(f"rack {self._rules.rack} pulls from {whom}")
+                self._circle.pulled(turn, await self._measured(turn, holders))
+                self._tell(self._circle.here(time.monotonic_ns()))
+            await asyncio.sleep(TICK_S)
+
+    async def _measured(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
+        """All of them at once, each into a part of the room of its own."""
+        share = len(self._room) // len(holders)
+        most = max(size for size in _sizes() if size <= max(share, PIECE_BYTES_MIN))
+        parts: list[Coroutine[Any, Any, Pull]] = []
+        for place, holder in enumerate(holders):
+            into = self._room[place * share :][:most]
+            parts.append(self._pull_from(turn, holder, into))
+        return list(await asyncio.gather(*parts))
+
+    async def _pull_from(self, turn: Turn, holder: int, into: memoryview) -> Pull:
+        """Alone: the largest payload counts, which the time lets be up to 64 MiB. Together: all
+        that came within the time, as there is something on the way all the while."""
+        other = self._circle.others.get(holder)
+        if other is None or other.here is None:
+            return Pull(turn.number, holder, turn.together, 0, 0, "it is not heard here")
+        limit_ns, begun_ns = turn.ms * MS, time.monotonic_ns()
+        size, last, total = PIECE_BYTES_MIN, (0, 0), 0
+        try:
+            async with asyncio.timeout(limit_ns / SECOND + OVERTIME_S):
+                while True:
+                    started_ns = time.monotonic_ns()
+                    where = Address(*other.here.about.lane)
+                    await self._lane.fetch([where], _key(size), "", into[:size])
+                    last = size, time.monotonic_ns() - started_ns
+                    total += size
+                    left_ns = begun_ns + limit_ns - time.monotonic_ns()
+                    may_grow = size * PIECE_GROWTH <= len(into)
+                    if left_ns <= 0 or (not turn.together and not may_grow):
+                        break
+                    if may_grow and last[1] < limit_ns * SPENT_PCT // 100:
+                        size *= PIECE_GROWTH
+                    elif not turn.together:
+                        break
+        except TimeoutError:
+            if not total:
+                slow = f"not even {PIECE_BYTES_MIN >> 10} KiB came in {OVERTIME_S:g} s and more"
+                return Pull(turn.number, holder, turn.together, 0, 0, slow)
+        except MendError as error:
+            return Pull(turn.number, holder, turn.together, 0, 0, _shortly(error))
+        got, took_ns = (total, time.monotonic_ns() - begun_ns) if turn.together else last
+        return Pull(turn.number, holder, turn.together, got, max(1, took_ns), "")
+
+
+def _shortly(error: MendError) -> str:
+    """What went wrong with the one holder, without the advice, which the findings give."""
+    text = str(error)
+    return clean((text.partition(" failed: ")[2] or text).partition(". ")[0])
+
+
+def _sizes() -> list[int]:
+    steps = itertools.count()
+    sizes = (PIECE_BYTES_MIN * PIECE_GROWTH**step for step in steps)
+    return list(itertools.takewhile(lambda size: size <= PIECE_BYTES_MAX, sizes))
+
+
+def _pattern() -> bytearray:
+    """Bytes that no link can make smaller on the way."""
+    piece = secrets.token_bytes(PATTERN_BYTES)
+    return bytearray(piece * (PIECE_BYTES_MAX // PATTERN_BYTES))
+
+
+def _key(size: int) -> bytes:
+    """Of the payload of that many bytes; of no kind that a job's lane has."""
+    return (b"d" + size.to_bytes(8, "big")).ljust(KEY_BYTES, b"\0")
+
+
+def longest_s(rules: Rules) -> float:
+    """At most so long does a meeting take, however slow or silent the others are."""
+    turns = 2 * rules.racks + 1 if rules.pull_ns and rules.racks > 1 else 0
+    turn_ns = rules.pull_ns + TURN_SPARE_NS
+    return (rules.wait_ns + 2 * LATE_NS + turns * turn_ns + FAREWELL_NS) / SECOND

@@ -1,0 +1,82 @@
+"""tools.doctor.tapes: what the tapes of an earlier run say of its plan and sizes. Reads the first
+chunk of each, and nothing of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mend.errors import TapeError
+from mend.tools.doctor.estimate import params_of_tapes
+from mend.tools.doctor.terms import Finding
+from mend.trace import format as form
+from mend.trace.format import Header
+from mend.trace.reader import tapes_in
+from mend.types import WITNESS
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Of one rack in its newest life."""
+
+    rack: int
+    plan: str
+    params: int
+    """Trained elements, by the payloads of its ranks; 0: not known."""
+    ranks: int
+    """Whose tapes are there."""
+
+
+def header_of(path: Path) -> Header:
+    """Raises TapeError."""
+    try:
+        with path.open("rb") as file:
+            form.check_begin(file.read(form.FILE_BYTES))
+            data = file.read(form.HEAD_BYTES)
+            if len(data) < form.HEAD_BYTES:
+                raise TapeError("it ends before its header does")
+            head = form.read_head(data, 0)
+            deflated = file.read(head.deflated)
+            form.check_chunk(head, deflated)
+        for record in form.Unpacker().records(head, deflated):
+            header = form.read_record(record, 0)
+            if isinstance(header, Header):
+                return header
+            break
+    except (TapeError, OSError) as error:
+        raise TapeError(f"{path}: {error}") from error
+    raise TapeError(f"{path}: it does not begin with a header")
+
+
+def planned_in(folder: Path) -> list[Planned]:
+    """By rack, ascending, without the witness. Raises TapeError for what cannot be read."""
+    headers = [header_of(path) for path in tapes_in([folder])]
+    racks = sorted({header.rack for header in headers} - {WITNESS})
+    return [_planned([each for each in headers if each.rack == rack]) for rack in racks]
+
+
+def _planned(headers: Sequence[Header]) -> Planned:
+    newest = {each.rank: each for each in sorted(headers, key=lambda each: each.wall_ns)}
+    params = sum(
+        params_of_tapes(each.payload_bytes, str(each.config.get("payload_dtype", "")))
+        for each in newest.values()
+    )
+    plan = newest[0].plan if 0 in newest else next(iter(newest.values())).plan
+    return Planned(headers[0].rack, plan, params, len(newest))
+
+
+def of_planned(found: Sequence[Planned]) -> Iterator[Finding]:
+    """Racks whose tapes lie in one folder should have had one plan."""
+    plans = {each.plan for each in found}
+    if len(plans) == 1:
+        named = ", ".join(str(each.rack) for each in found)
+        yield Finding("ok", "plan", f"the tapes of rack {named} are of plan {min(plans)[:12]}")
+    else:
+        told = "; ".join(f"rack {each.rack}: {each.plan[:12]}" for each in found)
+        yield Finding(
+            "problem",
+            "plan",
+            f"The tapes are of different plans ({told}).",
+            "Same script, model and settings on all racks; or a folder of one run only.",
+        )

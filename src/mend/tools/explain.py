@@ -1,0 +1,290 @@
+"""tools.explain: `mend explain`: what happened in a round, in sentences. The facts are `story`'s."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import typer
+
+from mend.consensus.records import Drop
+from mend.errors import ConfigError
+from mend.tools.trace_timeline import OfferFacts, RankFacts, RoundFacts, Story, story_of
+from mend.trace.reader import read_tape, tapes_in
+from mend.types import MS, SECOND, WITNESS
+
+INDENT = "    "
+NOTES_SHOWN = 30
+
+
+def explain(
+    paths: Sequence[Path],
+    number: int | None,
+    fragment: int | None,
+    version: int | None,
+    everything: bool,
+) -> None:
+    """Print it. Raises TapeError, and ConfigError for a round that is not on the tapes."""
+    tapes = [read_tape(path) for path in tapes_in(paths)]
+    for tape in tapes:
+        if tape.lost:
+            typer.echo(f"{tape.path}: {tape.lost}", err=True)
+    story = story_of((tape.header, tape.entries()) for tape in tapes)
+    told = chosen(story, number, fragment, version, everything)
+    if number is None and fragment is None and version is None:
+        for line in overview(story):
+            typer.echo(line)
+    for each in told:
+        typer.echo("")
+        for line in sentences(story, each):
+            typer.echo(line)
+
+
+def chosen(
+    story: Story,
+    number: int | None = None,
+    fragment: int | None = None,
+    version: int | None = None,
+    everything: bool = False,
+) -> list[RoundFacts]:
+    """The rounds that are asked for; of several, and of none, the newest. Raises ConfigError."""
+    rounds = story.decided
+    if number is not None:
+        if not 1 <= number <= len(rounds):
+            rule = f"the tapes have {len(rounds)} decided rounds, counted from 1"
+            raise ConfigError("round", number, rule, "Choose one of them, or leave it out.")
+        return [rounds[number - 1]]
+    open_ = [each for each in story.rounds.values() if each.commit is None and each.opened]
+    found = [
+        each
+        for each in [*rounds, *sorted(open_, key=lambda each: each.opened or (0, 0))]
+        if fragment in (None, each.fragment) and version in (None, each.version)
+    ]
+    asked = {"fragment": fragment, "version": version}
+    if not found and set(asked.values()) != {None}:
+        rule = "no round on these tapes made that; version is the one that a round makes"
+        remedy = "Give the tapes of all processes, or look with --all."
+        raise ConfigError("--fragment, --version", f"{fragment}, {version}", rule, remedy)
+    return found if everything or None not in asked.values() else found[-1:]
+
+
+def overview(story: Story) -> list[str]:
+    """How many rounds there were, why they closed, what they took, and what else happened."""
+    rounds = story.decided
+    lines = [f"{_count(len(rounds), 'decided round')} on these tapes"]
+    reasons = Counter(each.commit.reason for each in rounds if each.commit)
+    lines += [f"{INDENT}{count} x {reason}" for reason, count in reasons.most_common()]
+    times = [each.decided_ns - each.opened[0] for each in rounds if each.decided_ns and each.opened]
+    if times:
+        slowest = max(
+            (each for each in rounds if each.decided_ns and each.opened),
+            key=lambda each: (each.decided_ns or 0) - (each.opened or (0, 0))[0],
+        )
+        lines.append(
+            f"{INDENT}open to decided: median {_ms(int(median(times)))}, most {_ms(max(times))} "
+            f"(round {rounds.index(slowest) + 1})"
+        )
+    if len(story.notes) > NOTES_SHOWN:
+        lines.append(f"{INDENT}... {_count(len(story.notes) - NOTES_SHOWN, 'earlier note')}")
+    for at_ns, kind, fields in story.notes[-NOTES_SHOWN:]:
+        said = " ".join(f"{key}={value}" for key, value in fields.items())
+        lines.append(f"{INDENT}{_clock(at_ns)} {kind} {said}")
+    if not story.coordinated:
+        lines.append(
+            "No coordinator's tape is among them, so when offers arrived is not known: give the "
+            "tape of the witness, or of rack 0, too."
+        )
+    return lines
+
+
+def sentences(story: Story, made: RoundFacts) -> list[str]:
+    """One round: who was in, who was left out and why, when what happened, what it cost."""
+    rounds, commit = story.decided, made.commit
+    zero_ns = made.opened[0] if made.opened else made.written_ns or made.decided_ns or 0
+    what = f"fragment {made.fragment}, version {made.version - 1} -> {made.version}"
+    if commit is None:
+        lines = [f"open round: {what}, since {_clock(zero_ns)}; it was not decided"]
+    else:
+        number = rounds.index(made) + 1
+        lines = [f"round {number}: {what}, {_clock(zero_ns)}; closed by: {commit.reason}"]
+        for share in commit.members:
+            lines.append(
+                f"  in: rack {share.member.rack}, with {share.tokens} tokens in "
+                f"{_count(share.steps, 'step')} up to step {share.capture_step} (offer {share.seq}"
+                f"{_age(made, share.base)})"
+            )
+        inside = {share.member.rack for share in commit.members}
+        for rack in story.racks(made.index):
+            if rack not in inside:
+                lines.append(f"  left out: rack {rack}: {left_out(story, made, rack)}")
+    happened = sorted(_timeline(story, made), key=lambda each: each[0])
+    lines += [f"  {_relative(at_ns - zero_ns)}  {text}" for at_ns, text in happened]
+    return [*lines, *(f"  cost: {text}" for text in _costs(story, made))]
+
+
+def left_out(story: Story, made: RoundFacts, rack: int) -> str:
+    """Why a member of the job is not one of the round."""
+    commit, closed_ns = made.commit, made.closed_ns
+    assert commit is not None
+    for ended in commit.dropped:
+        if ended.member.rack == rack:
+            return (
+                f"its offer {ended.seq} was too old and dropped; the work stays in its weights "
+                "and goes into its next offer"
+            )
+    if rack in made.declined:
+        return made.declined[rack]
+    for drop in _drops(story, made, rack):
+        return drop.reason
+    if closed_ns is None or not story.coordinated:
+        return "these tapes do not say why"
+    facts = _open_offer(story, made, rack)
+    if facts is not None and facts.announced_ns <= closed_ns:
+        holders = [r for r, since_ns in facts.holders.items() if since_ns <= closed_ns]
+        return (
+            f"its offer {facts.offer.seq} was announced {_ms(closed_ns - facts.announced_ns)} "
+            f"before, but only {_racks(holders)} held it; it stays open for the next round"
+        )
+    silent = _silence(story, made, rack, closed_ns)
+    if facts is not None:
+        was, late_ns = f"{silent}, and " if silent else "", facts.announced_ns - closed_ns
+        return f"{was}its offer {facts.offer.seq} came {_ms(late_ns)} too late; it stays open"
+    last_ns = story.last_heard_ns(rack, closed_ns)
+    when = f", last heard {_ms(closed_ns - last_ns)} before" if last_ns is not None else ""
+    return (silent or "it had nothing to offer") + when
+
+
+def _drops(story: Story, made: RoundFacts, rack: int) -> list[Drop]:
+    """What ended the rack's offers of this fragment since its round before."""
+    before = [each.index for each in story.decided if each.fragment == made.fragment]
+    since = max((index for index in before if index < made.index), default=0)
+    return [
+        drop
+        for index, drop in sorted(story.drops.items())
+        if since < index < made.index
+        and drop.fragment == made.fragment
+        and any(ended.member.rack == rack for ended in drop.dropped)
+    ]
+
+
+def _silence(story: Story, made: RoundFacts, rack: int, closed_ns: int) -> str:
+    """Whether the rack was not heard, at least at first; empty: it was."""
+    heard = story.heard(closed_ns)
+    if heard is not None and rack not in heard:
+        return "it was silent"
+    heard = story.heard(made.opened[0]) if made.opened else None
+    if heard is not None and rack not in heard:
+        return "it was silent when the round opened"
+    return ""
+
+
+def _open_offer(story: Story, made: RoundFacts, rack: int) -> OfferFacts | None:
+    """The first offer of the rack that no record up to this round has ended."""
+    ended = 0
+    for each in story.decided:
+        if each.fragment == made.fragment and each.commit and each.index <= made.index:
+            seqs = [one.seq for one in each.commit.members if one.member.rack == rack]
+            seqs += [one.seq for one in each.commit.dropped if one.member.rack == rack]
+            ended = max([ended, *seqs])
+    open_ = [
+        facts
+        for (of, fragment, seq), facts in story.offers.items()
+        if (of, fragment) == (rack, made.fragment) and seq > ended
+    ]
+    return min(open_, key=lambda facts: facts.offer.seq, default=None)
+
+
+def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    if made.opened:
+        found.append((made.opened[0], f"opens: rack {made.opened[1]} has something for it"))
+    names = {
+        (share.member.rack, share.seq) for share in (made.commit.members if made.commit else ())
+    }
+    for rack, seq in sorted(names):
+        facts = story.offers.get((rack, made.fragment, seq))
+        if facts is not None:
+            found.append((facts.announced_ns, f"rack {rack}'s offer is announced"))
+            found += [
+                (since_ns, f"rack {holder} says it has rack {rack}'s offer")
+                for holder, since_ns in facts.holders.items()
+                if holder != rack
+            ]
+    for count, (at_ns, _, racks) in enumerate(made.gathers, start=1):
+        again = f" (attempt {count})" if count > 1 else ""
+        found.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
+    found += [(at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()]
+    lockstep = made.commit is not None and made.commit.reason == "lockstep"
+    for at_ns, why in made.whys:
+        grace = "; the grace window runs" if why.startswith("waiting for") and not lockstep else ""
+        found.append((at_ns, why + grace))
+    if made.written_ns is not None and story.coordinated:
+        found.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
+    if made.decided_ns is not None:
+        found.append((made.decided_ns, "decided"))
+    for (rack, rank), mine in made.ranks.items():
+        found += _of_rank(f"rack {rack}" + (f" rank {rank}" if rank else ""), mine)
+    return found
+
+
+def _of_rank(who: str, mine: RankFacts) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    if mine.captured_ns is not None:
+        found.append((mine.captured_ns, f"{who} captures"))
+    if mine.encoded_ns is not None and mine.captured_ns is not None:
+        found.append(
+            (mine.encoded_ns, f"{who} has encoded, in {_ms(mine.encoded_ns - mine.captured_ns)}")
+        )
+    for rack, (from_ns, to_ns) in mine.pulls.items():
+        found.append((to_ns, f"{who} has pulled from rack {rack}, in {_ms(to_ns - from_ns)}"))
+    if mine.merge is not None:
+        found.append((mine.merge[1], f"{who} has merged, in {_ms(mine.merge[1] - mine.merge[0])}"))
+    if mine.applied_ns is not None:
+        found.append((mine.applied_ns, f"{who} trains on it"))
+    return found
+
+
+def _costs(story: Story, made: RoundFacts) -> list[str]:
+    found = []
+    if made.opened and made.decided_ns is not None:
+        found.append(f"{_ms(made.decided_ns - made.opened[0])} from open to decided")
+    pulled = {who: mine.pulled_bytes for who, mine in made.ranks.items() if mine.pulled_bytes}
+    if pulled:
+        total, ranks = sum(pulled.values()), _count(len(pulled), "rank")
+        found.append(f"{total / 1e6:.3f} MB pulled by {ranks}")
+    for (rack, rank), mine in sorted(made.ranks.items()):
+        if mine.in_mend_ns is not None:
+            found.append(
+                f"{_ms(mine.in_mend_ns)} of the training thread of rack {rack} rank {rank}, "
+                "from the end of its step until it trained on"
+            )
+    return found
+
+
+def _age(made: RoundFacts, base: int) -> str:
+    age = made.version - 1 - base
+    return f", {_count(age, 'version')} late" if age else ""
+
+
+def _racks(racks: Sequence[int]) -> str:
+    names = ["the witness" if rack == WITNESS else str(rack) for rack in sorted(racks)]
+    return f"rack{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "nobody"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / SECOND:.2f} s" if ns >= 10 * SECOND else f"{ns / MS:.1f} ms"
+
+
+def _relative(ns: int) -> str:
+    return f"{ns / MS:+10.1f} ms"
+
+
+def _clock(ns: int) -> str:
+    return datetime.fromtimestamp(ns / SECOND, UTC).strftime("%H:%M:%S.%f")[:-3] + " UTC"

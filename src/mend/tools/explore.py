@@ -1,0 +1,68 @@
+"""tools.explore: every order in which a small job's votes and messages can meet, within bounds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+
+from rich.console import Console
+
+from mend.errors import ConfigError
+from mend.sim.model_check.explore import Explorer, Progress
+from mend.sim.model_check.state import Bounds
+
+WITNESS_NAME = "witness"
+
+
+def bounds_of(members: str, **numbers: int) -> Bounds:
+    """`members` as typed: racks ascending from 0, and the witness. Raises ConfigError."""
+    names = [name.strip() for name in members.split(",")]
+    witness = names[-1] == WITNESS_NAME
+    racks = names[:-1] if witness else names
+    if racks != [str(rack) for rack in range(len(racks))] or not 2 <= len(racks) <= 4:
+        remedy = "Give 0,1 or 0,1,witness or 0,1,2, up to four racks."
+        raise ConfigError("members", members, "are no racks from 0 on", remedy)
+    for name in (field.name for field in fields(Bounds)):
+        if numbers.get(name, 0) < 0:
+            raise ConfigError(name, numbers[name], "is negative", "Give 0 or more.")
+    return Bounds(racks=len(racks), witness=witness, **numbers)
+
+
+def explore(bounds: Bounds, limit: int | None, console: Console) -> int:
+    """Visit all states; the exit status: 0 all hold, 1 an invariant breaks, 2 not all were seen."""
+    started = time.monotonic()
+    seen = Progress(0, 0, 0, 0)
+
+    def tell(progress: Progress) -> None:
+        nonlocal seen
+        seen = progress
+        _say(console, _line(progress, time.monotonic() - started))
+
+    try:
+        found = Explorer(bounds).run(tell, limit)
+    except KeyboardInterrupt:
+        _say(console, f"stopped behind {seen.states:,} states, none of which breaks an invariant")
+        return 2
+    _say(console, _line(found.progress, time.monotonic() - started))
+    if found.broken:
+        _say(console, f"BROKEN: {found.broken}")
+        for line in found.trace:
+            _say(console, line)
+        return 1
+    if not found.complete:
+        _say(console, f"stopped at the limit of {limit:,} states; no invariant is broken so far")
+        return 2
+    _say(console, "every state within these bounds was visited; no invariant is broken")
+    return 0
+
+
+def _line(progress: Progress, seconds: float) -> str:
+    return (
+        f"{progress.states:,} states, {progress.steps:,} steps, depth {progress.depth}, "
+        f"frontier {progress.frontier:,}, {progress.states / max(seconds, 1e-3):,.0f} states/s, "
+        f"{seconds:.1f} s"
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,479 @@
+"""tools.launch: all racks of a job on one machine. Starts processes, passes lines on, ends them
+all.
+
+Each rack is a torchrun of its own, so a rack that dies takes nobody with it; that is the point.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mend.config.sources import OUTCOMES
+from mend.engine.outcome import KEPT, Ended, read_ended
+from mend.errors import ConfigError
+from mend.tools.begun import Begun
+from mend.tools.links import Link, Net, links
+from mend.tools.ports import LOOPBACK, free_ports
+from mend.tools.processes import RESTART, TOKEN, Child, Interrupts, Sink, kill_orphans, orphans
+
+POLL_S = 0.05
+WITNESS_EXIT_S = 5.0
+"""The witness has this long to see that all racks left, and again once told; then it is killed."""
+
+END_S = 10.0
+"""Racks that are told to end, as the job can never begin, have so long; then they are killed."""
+
+UNMERGED_EXIT = 3
+"""A rack that ended in order, with work that nobody merged. It is not started again: what it has
+is in its weights, and another life would begin without."""
+
+WITNESS_NAME = "witness"
+
+PLAIN = {
+    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": LOOPBACK, "MASTER_PORT": "0"},  # any port will do for a group of one
+}
+"""What torchrun sets for a rack of one process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What to start. `command` is `script.py args...` or `-m module args...`."""
+
+    command: tuple[str, ...]
+    racks: int = 2
+    nproc_per_rack: int = 1
+    witness: bool = True
+    job_id: str = ""
+    """Empty: drawn."""
+    base_port: int = 0
+    log_dir: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 0
+    """How often a rack that fails is started again; it then joins the running job."""
+    torchrun: bool = True
+    """False: racks of one process are started without it, which takes seconds less."""
+    link: str = ""
+    """RATE[,ROUND TRIP[,LOSS]]: each rack in a network namespace of its own; empty: loopback."""
+
+    def __post_init__(self) -> None:
+        if not self.command or self.command == ("-m",):
+            raise ConfigError(
+                "command", self.command, "no script to start", "Try: mend launch --racks 2 train.py"
+            )
+        for name, least in (("racks", 1), ("nproc_per_rack", 1), ("max_restarts", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    name,
+                    getattr(self, name),
+                    f"must be at least {least}",
+                    "Use 2 racks of 1 process to try.",
+                )
+        if not self.torchrun and self.nproc_per_rack > 1:
+            raise ConfigError(
+                "torchrun", False, "several processes per rack need it", "Leave it out."
+            )
+        if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
+            raise ConfigError(
+                "base_port",
+                self.base_port,
+                "must be 0 or 1024..65535 - racks",
+                "0 picks free ports.",
+            )
+        if self.link:
+            Link.parse(self.link)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Exit codes as subprocess gives them (negative: the signal), of a rack its last life's.
+
+    `interrupted`: a signal, or 0. `culprit`: the rack on account of which all others were ended.
+    `unmerged`: what racks told that ended with work of theirs not merged.
+    """
+
+    racks: dict[int, int]
+    witness: int | None
+    interrupted: int = 0
+    culprit: int | None = None
+    unmerged: Mapping[int, Ended] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """The interrupt's, else the culprit's, else that of the first rack that failed, else the
+        witness's. Of a rack that told of unmerged work and did not crash: UNMERGED_EXIT."""
+        codes = [
+            -self.interrupted,
+            self.racks[self.culprit] if self.culprit is not None else 0,
+            *(self._code(rack) for rack in sorted(self.racks)),
+            self.witness or 0,
+        ]
+        first = next((code for code in codes if code), 0)
+        return 128 - first if first < 0 else first
+
+    def _code(self, rack: int) -> int:
+        code, told = self.racks[rack], self.unmerged.get(rack)
+        if told is not None and (code == 0 or (code == 1 and told.outcome in KEPT)):
+            return UNMERGED_EXIT
+        return code
+
+
+# ------------------------------------------------------------------ environment
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """What may go into CUDA_VISIBLE_DEVICES: the variable itself, else what nvidia-smi lists."""
+    if (listed := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [
+            name.strip()
+            for name in listed.split(",")
+            if name.strip() not in ("", "-1", "NoDevFiles")
+        ]
+    asked = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip().isdigit()]
+
+
+def gpus_by_rack(gpus: list[str], job: Job) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES per rack: equal shares, None without GPUs. Raises ConfigError."""
+    if not gpus:
+        return [None] * job.racks
+    needed = job.racks * job.nproc_per_rack
+    if len(gpus) < needed:
+        raise ConfigError(
+            "gpus",
+            ",".join(gpus),
+            f"{job.racks} racks x {job.nproc_per_rack} processes need {needed} GPUs",
+            "Lower --racks or --nproc-per-rack, or run on CPU with CUDA_VISIBLE_DEVICES= (empty).",
+        )
+    share = len(gpus) // job.racks
+    return [",".join(gpus[rack * share : (rack + 1) * share]) for rack in range(job.racks)]
+
+
+def rack_environments(
+    job: Job,
+    environ: Mapping[str, str],
+    ports: list[int],
+    gpus: list[str],
+    hosts: Sequence[str] = (),
+) -> list[dict[str, str]]:
+    """The environment of each rack. `ports`: one per rack, the witness's last. --env wins.
+
+    `hosts` go with the ports; left out, all of them are this machine's loopback interface.
+    """
+    hosts = hosts or [LOOPBACK] * len(ports)
+    addresses = [f"tcp://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+    shared = {
+        "MEND_RACKS": str(job.racks),
+        "MEND_JOB_ID": job.job_id,
+        "MEND_SIDEBAND_PEERS": ",".join(f"{rack}={addresses[rack]}" for rack in range(job.racks)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if job.witness:
+        shared["MEND_WITNESS_ADDR"] = addresses[job.racks]
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    # As many threads in all as there are cores; more only make each other wait.
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // (job.racks * job.nproc_per_rack)))}
+    environments = []
+    for rack, devices in enumerate(gpus_by_rack(gpus, job)):
+        own = {"MEND_RACK": str(rack), "MEND_SIDEBAND_ADDR": addresses[rack]}
+        if hosts[rack] != LOOPBACK:
+            own["MEND_ADVERTISE_HOST"] = hosts[rack]  # whatever the shell has is of another network
+        if devices is not None:
+            own["CUDA_VISIBLE_DEVICES"] = devices
+        inherited = {
+            key: value
+            for key, value in environ.items()
+            if job.witness or key != "MEND_WITNESS_ADDR"
+        }
+        environments.append({**threads, **inherited, **shared, **own, **job.env})
+    return environments
+
+
+def inner_interfaces(environ: Mapping[str, str]) -> dict[str, str]:
+    """In a namespace the machine's name leads nowhere: the ranks of a rack meet on loopback."""
+    return {name: environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+
+
+def torchrun_command(job: Job, rack: int, restart: int = 0) -> list[str]:
+    """One life of a rack: a torchrun with a rendezvous of its own on a port that it picks.
+
+    It never restarts its workers itself: they would meet in the store of their former life, where
+    gloo finds the addresses of the dead and waits for them.
+    """
+    return [
+        *(sys.executable, "-m", "mend.tools.torchrun"),
+        "--max-restarts=0",
+        *("--nnodes", "1", "--nproc-per-node", str(job.nproc_per_rack)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LOOPBACK}:0"),
+        *("--rdzv-id", f"{job.job_id}-rack{rack}-{restart}"),
+        *job.command,
+    ]
+
+
+def plain_command(job: Job) -> list[str]:
+    """One rack of one process; `PLAIN` has the rest of what torchrun would tell it."""
+    return [sys.executable, *job.command]
+
+
+def witness_command(job: Job, port: int, host: str = LOOPBACK) -> list[str]:
+    return [
+        sys.executable, "-m", "mend.tools", "coordinate", "--bind", f"tcp://{host}:{port}",
+        "--racks", str(job.racks), "--job-id", job.job_id,
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ processes
+
+
+class Launch:
+    """One run of a job, from start to the last process's end."""
+
+    def __init__(self, job: Job, sink: Sink) -> None:
+        self.job, self._sink = job, sink
+        self._token, self._interrupts = os.urandom(8).hex(), Interrupts()
+        self.racks: list[Child] = []
+        """The newest life of each."""
+        self.witness: Child | None = None
+        self.culprit: int | None = None
+        self._reason, self._kill_s = "", 0.0
+        self._restarts = [0] * job.racks
+        self._environments: list[dict[str, str]] = []
+        self._addresses: list[str] = []
+        self._net: Net | None = None
+        self._outcomes = Path()
+        """Where ranks tell how they ended."""
+
+    def run(self) -> Outcome:
+        """Start everything, pass lines and signals on, return when nothing of it is left."""
+        with self._interrupts.caught(), self._linked(), tempfile.TemporaryDirectory() as outcomes:
+            self._outcomes = Path(outcomes)
+            try:
+                self._start()
+                self._watch_racks()
+                self._end_witness()
+            finally:
+                # Also after a bug of ours: no process outlives the launch.
+                kill_orphans(self._token)
+                for child in self._children():
+                    child.signal(signal.SIGKILL)
+                    child.close()
+            unmerged = self._unmerged()
+        codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
+        if (rack := self.culprit) is not None:
+            self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
+        for rack, told in sorted(unmerged.items()):
+            self._say(f'unmerged rack={rack} outcome={told.outcome} why="{told}"')
+        witness = self.witness.process.returncode if self.witness is not None else None
+        return Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
+
+    def _unmerged(self) -> dict[int, Ended]:
+        """Of each rack the first rank whose work was not merged, as its newest life told it."""
+        told = [ended for ended in read_ended(self._outcomes) if not ended.good]
+        return {ended.rack: ended for ended in reversed(told)}
+
+    @contextmanager
+    def _linked(self) -> Iterator[None]:
+        """With the network that the job asks for, if any."""
+        if not self.job.link:
+            yield
+            return
+        racks, witness = self.job.racks, self.job.witness
+        asked = Link.parse(self.job.link)
+        with links(asked, racks=racks, witness=witness, say=self._say) as self._net:
+            yield
+
+    def _children(self) -> list[Child]:
+        return [*self.racks, *([self.witness] if self.witness is not None else [])]
+
+    def _start(self) -> None:
+        job = self.job
+        environ = {**os.environ, TOKEN: self._token}
+        gpus = visible_gpus({**environ, **job.env})
+        ports = free_ports(job.racks + int(job.witness), job.base_port)
+        hosts, net = [LOOPBACK] * len(ports), self._net
+        if net is not None:
+            hosts = list(net.hosts)
+            environ |= inner_interfaces(environ)
+        self._environments = rack_environments(job, environ, ports, gpus, hosts)
+        self._addresses = [f"tcp://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+        if job.log_dir is not None:
+            job.log_dir.mkdir(parents=True, exist_ok=True)
+        self._say(
+            f"started job={job.job_id} racks={job.racks} nproc_per_rack={job.nproc_per_rack} "
+            f"witness={'yes' if job.witness else 'no'} ports={','.join(map(str, ports))}"
+        )
+        inside = net.sites[-1].prefix if net is not None else ()
+        watch = " ".join((*inside, "mend", "top", f"tcp://{hosts[-1]}:{ports[-1]}"))
+        self._say(f'watch="{watch}"')
+        if job.witness:
+            command = witness_command(job, ports[-1], hosts[-1])
+            unbuffered = {**environ, **job.env, "PYTHONUNBUFFERED": "1"}
+            self.witness = self._child(WITNESS_NAME, command, unbuffered, len(hosts) - 1)
+        for rack in range(job.racks):
+            self.racks.append(self._life(rack))
+
+    def _life(self, rack: int) -> Child:
+        job, restart = self.job, self._restarts[rack]
+        environment = {**self._environments[rack], RESTART: str(restart)}
+        environment[OUTCOMES] = str(self._outcomes)
+        for former in self._outcomes.glob(f"rack{rack}-*"):
+            former.unlink()
+        command = torchrun_command(job, rack, restart)
+        if not job.torchrun:
+            command, environment = plain_command(job), {**environment, **PLAIN, **job.env}
+        return self._child(f"rack {rack}", command, environment, rack, again=restart > 0)
+
+    def _child(
+        self, name: str, command: list[str], env: Mapping[str, str], site: int, again: bool = False
+    ) -> Child:
+        if self._net is not None:
+            command = [*self._net.sites[site].prefix, *command]
+        folder = self.job.log_dir
+        log = folder / f"{name.replace(' ', '')}.log" if folder is not None else None
+        return Child(name, command, env, self._sink, log, again=again)
+
+    def _say(self, line: str) -> None:
+        self._sink("launch", line)
+
+    def _watch_racks(self) -> None:
+        seen = 0
+        with closing(Begun()) as begun:
+            while not all(child.reported for child in self.racks):
+                time.sleep(POLL_S)
+                # Read once: a signal that comes while the first is passed on counts as the second.
+                count = self._interrupts.count
+                if count > seen:
+                    self._pass_signal(kill=count > 1)
+                    seen = count
+                self._attend()
+                self._end_what_cannot_begin(begun)
+
+    def _pass_signal(self, *, kill: bool) -> None:
+        """The first signal goes to the racks; the witness stays, as they may need it to leave."""
+        number = signal.SIGKILL if kill else signal.Signals(self._interrupts.first)
+        again = "" if kill else " (once more to kill them)"
+        self._say(f"signal={number.name} to=all-racks{again}")
+        self._signal(range(len(self.racks)), number)
+        if kill:
+            kill_orphans(self._token)
+
+    def _attend(self) -> None:
+        """Pass lines on; report who has ended, and kill what it left behind."""
+        for child in self._children():
+            ended = not child.running()  # asked first, so that its last lines are read
+            child.read()
+            if not ended or child.reported:
+                continue
+            child.reported = True
+            rack = self.racks.index(child) if child in self.racks else None
+            left = kill_orphans(self._token, rack) if rack is not None else 0
+            child.close()
+            again = rack is not None and self._may_restart(rack)
+            if rack is not None and again:
+                self._restarts[rack] += 1
+            self._report(child, left, rack if again else None)
+            if rack is not None and again:
+                self.racks[rack] = self._life(rack)
+
+    def _failed(self, rack: int) -> bool:
+        told = self._unmerged().get(rack)
+        kept = told is not None and told.outcome in KEPT  # its weights are the only copy
+        return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
+
+    def _may_restart(self, rack: int) -> bool:
+        """Whether a rack that has ended is started again, which tells the others that its former
+        life is over: nothing of that may be left. Not when there is nobody to join."""
+        tried = self._restarts[rack] == self.job.max_restarts
+        if tried or not self._failed(rack) or self._interrupts.count or self.culprit is not None:
+            return False
+        others = [r for r in range(self.job.racks) if r != rack]
+        awaited = [
+            r for r in others
+            if self.racks[r].running()
+            or (self._failed(r) and self._restarts[r] < self.job.max_restarts)
+        ]  # fmt: skip
+        return bool(awaited or not others) and not orphans(self._token, rack)
+
+    def _report(self, child: Child, orphans_killed: int, again: int | None) -> None:
+        """`again`: the rack that is started again now."""
+        code = child.process.returncode
+        notes = [f"exit={code}"]
+        if code < 0:
+            notes.append(f"signal={signal.Signals(-code).name}")
+        if orphans_killed:
+            notes.append(f"orphans_killed={orphans_killed}")
+        if again is not None:
+            notes.append(f"restart={self._restarts[again]}/{self.job.max_restarts}")
+        others = [rack for rack, other in enumerate(self.racks) if other.running()]
+        if code and others:
+            notes.append(f"still_running={','.join(map(str, others))}")
+        self._say(f"{child.name} ended {' '.join(notes)}")
+
+    # -------------------------------------------------------------- a job that cannot begin
+
+    def _end_what_cannot_begin(self, begun: Begun) -> None:
+        """A rack that failed for good before the job has begun ends all: nobody can begin without
+        it, and nobody will put it right. The others would wait for `start_timeout_s`."""
+        running = [rack for rack, child in enumerate(self.racks) if child.running()]
+        if self.culprit is not None:
+            if time.monotonic() > self._kill_s:
+                self._signal(running, signal.SIGKILL)
+            return
+        failed = [r for r in range(self.job.racks) if self.racks[r].reported and self._failed(r)]
+        if not failed or not running or self._interrupts.count:
+            return
+        witness = self.witness is not None and self.witness.running()
+        if not begun.never([self._addresses[each] for each in ([-1] if witness else running)]):
+            return
+        self.culprit, self._kill_s = failed[0], time.monotonic() + END_S
+        self._reason = begun.refused(self.culprit) or "see its own lines"
+        ending = ",".join(map(str, running))
+        self._say(f"rack {self.culprit} failed before the job began: ending racks={ending}")
+        self._signal(running, signal.SIGTERM)
+
+    def _signal(self, racks: Sequence[int], number: int) -> None:
+        for rack in racks:
+            self.racks[rack].signal(number)
+
+    def _end_witness(self) -> None:
+        """It leaves with the last rack. Racks that never joined, or died, leave it waiting."""
+        if self.witness is None:
+            return
+        all_well = all(child.process.returncode == 0 for child in self.racks)
+        if not (all_well and not self._interrupts.count and self._witness_ended()):
+            self.witness.signal(signal.SIGTERM)
+            self._witness_ended()
+        self._attend()
+
+    def _witness_ended(self) -> bool:
+        limit = time.monotonic() + WITNESS_EXIT_S
+        assert self.witness is not None
+        while self.witness.running() and time.monotonic() < limit:
+            time.sleep(POLL_S)
+            self._attend()
+        return not self.witness.running()
+
+
+def launch(job: Job, sink: Sink) -> Outcome:
+    """Run a job to its end. Main thread only: signals arrive there, and children die with it.
+
+    Raises ConfigError (too few GPUs), AddressInUse (--base-port), LinkError (--link).
+    """
+    return Launch(
+        job if job.job_id else replace(job, job_id=f"job-{os.urandom(4).hex()}"), sink
+    ).run()

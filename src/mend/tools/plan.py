@@ -1,0 +1,266 @@
+"""tools.plan: which H, P, tau and payload fit a link. Arithmetic on what was asked; reads nothing.
+
+The cost of an exchange and the memory are those of `mend doctor` (doctor_estimate.py), which
+measures what is assumed here. docs/plan.md has every formula.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
+from mend.coordination.schedule import gap_steps
+from mend.tools.doctor.estimate import (
+    FP32,
+    ITEM_BYTES,
+    MARGIN,
+    Exchange,
+    Memory,
+    exchange_of,
+    memory_of,
+    tau_for,
+)
+from mend.tools.links_spec import Link
+from mend.types import MB
+
+PERIODS = (64, 128, 256, 512, 1024)
+PERIOD_FIRST = 128
+"""The default; shorter ones are in the table, and are recommended to nobody unasked."""
+FRAGMENTS = (4, 8, 16, 32)
+PAYLOADS = ("float32", "bfloat16")
+
+BUSY_MAX = 0.7
+"""Of the time may payloads keep the link busy: the rest is for catching up after an outage."""
+
+LINK_SHARE = 0.9
+"""Of the rate becomes payload: headers, TCP that has to find the rate anew in each round."""
+
+TAU_SHARE = 4
+"""tau is at most H over this; above it MendConfig warns."""
+
+COPY_NS = {"cuda": 0.03, "cpu": 0.9}
+"""Per element that a rank owns of a fragment: what capture and apply take from training
+(benchmarks/results: h200.json, 0.3 % of 8 steps for 193M; stall_1_thread.json, 11.1 ms for 12.6M).
+"""
+
+DEVICE_PARTS = 2.5
+"""Parts of a fragment in fp32 that a GPU holds beside the model, at most, as measured on H200."""
+
+
+def merge_ns_assumed(racks: int) -> float:
+    """Per element, one thread, merge="mean" (docs/benchmarks.md: 2.5 for 4 racks, 4.7 for 8)."""
+    return 0.3 + 0.55 * racks
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The job. `params`: trained elements of the whole model; `link`: of one rack, shared by its
+    `ranks`; `merge_ns`: per element that a rank merges; `delay_ms`: added to each exchange;
+    `device`: that trains, of COPY_NS; `largest`: elements of the largest tensor, which no cut
+    between fragments divides (0: not known)."""
+
+    params: int
+    step_ms: float
+    link: Link
+    racks: int
+    ranks: int
+    merge_ns: float
+    delay_ms: float = 0.0
+    device: str = "cuda"
+    largest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One setting of H, P, tau and payload, and what comes of it. Times in milliseconds."""
+
+    config: MendConfig
+    exchange: Exchange
+    """Of a fragment of average size."""
+    longest: Exchange
+    """Of the one that holds the largest tensor; tau is for this one."""
+    step_ms: float
+    copy_ms: float
+    """Of one round, on the training thread."""
+    memory: Memory
+    """Of one rank, on the host."""
+    device_bytes: int
+
+    @property
+    def gap_ms(self) -> float:
+        """Between two rounds."""
+        return self.step_ms * gap_steps(self.config.fragments, self.config.sync_period_steps)
+
+    @property
+    def window_ms(self) -> float:
+        """What the overlap hides."""
+        return self.step_ms * self.config.tau
+
+    @property
+    def link_busy(self) -> float:
+        """Share of the time in which the link carries payloads. Above 1 it never catches up."""
+        return self.exchange.transfer_ms / self.gap_ms
+
+    @property
+    def wait_ms(self) -> float:
+        """Of training, per round on average, for exchanges that the overlap does not hide."""
+        others = self.config.fragments - 1
+        waits = others * self._wait_ms(self.exchange) + self._wait_ms(self.longest)
+        return max(waits / (others + 1), self.exchange.transfer_ms - self.gap_ms)
+
+    def _wait_ms(self, exchange: Exchange) -> float:
+        return max(0.0, exchange.total_ms - self.window_ms)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of its time that a rack trains."""
+        return self.gap_ms / (self.gap_ms + self.wait_ms + self.copy_ms)
+
+    @property
+    def fits(self) -> bool:
+        """The exchange is hidden with a margin, and the link has room."""
+        return (
+            self.longest.total_ms <= MARGIN * self.window_ms
+            and self.link_busy <= BUSY_MAX
+            and TAU_SHARE * self.config.tau <= self.config.sync_period_steps
+        )
+
+    @property
+    def period_bytes(self) -> int:
+        """That a rack receives in H steps, and sends."""
+        return self.exchange.bytes * self.config.fragments
+
+    @property
+    def mbit(self) -> float:
+        """The same per second, on average, while nothing waits."""
+        return self.period_bytes * 8 / (self.step_ms * self.config.sync_period_steps) * 1000 / MB
+
+
+def base_config(racks: int) -> MendConfig:
+    """Everything that is not searched: from the environment and the TOML file, as in a job."""
+    return MendConfig(
+        rack=None,
+        racks=racks,
+        sideband_addr="",
+        sideband_peers=(),
+        fragments=FRAGMENTS[0],
+        sync_period_steps=PERIOD_FIRST,
+        overlap_steps=None,
+        payload_dtype="float32",
+        simulated_merge_delay_ms=0.0,
+    )
+
+
+def choices(asked: Asked, base: MendConfig) -> list[Choice]:
+    """The best P and tau for every H and payload, H ascending, float32 before bfloat16."""
+    return [_best(asked, base, period, name) for period in PERIODS for name in PAYLOADS]
+
+
+def _best(asked: Asked, base: MendConfig, period: int, payload: str) -> Choice:
+    """The fewest fragments whose exchange is hidden by the default tau; else those whose is the
+    shortest."""
+    tried = [choice_of(asked, base, period, payload, count) for count in FRAGMENTS]
+    enough = (c for c in tried if c.fits and c.config.tau <= OVERLAP_STEPS_DEFAULT)
+    return next(enough, min(tried, key=lambda c: (not c.fits, c.wait_ms, c.config.tau)))
+
+
+def choice_of(
+    asked: Asked, base: MendConfig, period: int, payload: str, fragments: int, tau: int = 0
+) -> Choice:
+    """One row. `tau` 0: the least that hides the exchange with a margin, at most H / 4."""
+    settings: dict[str, Any] = {  # of several types, which MendConfig checks
+        "sync_period_steps": period,
+        "fragments": fragments,
+        "payload_dtype": payload,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said in another form, and only of what is recommended
+        config = replace(base, **settings, simulated_merge_delay_ms=asked.delay_ms)
+        exchange = _exchange(asked, config, asked.params)
+        longest = _exchange(asked, config, max(asked.params, asked.largest * fragments))
+        if not tau:
+            tau = max(1, min(tau_for(longest.total_ms, asked.step_ms), period // TAU_SHARE))
+        config = replace(base, **settings, overlap_steps=tau)
+    part = math.ceil(asked.params / fragments / asked.ranks)
+    copy_ms = part * COPY_NS[asked.device] / 1e6
+    memory = memory_of(config, asked.params, asked.ranks)
+    device_bytes = round(DEVICE_PARTS * part * FP32) if asked.device == "cuda" else 0
+    return Choice(config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes)
+
+
+def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:
+    """Of a P-th of `params` elements."""
+    return exchange_of(
+        config,
+        params,
+        asked.ranks,
+        mbit=asked.link.rate_bits * LINK_SHARE / MB,
+        trip_ms=asked.link.rtt_ms,
+        merge_ns=asked.merge_ns,
+    )
+
+
+def recommended(rows: list[Choice]) -> Choice:
+    """The first that fits from the default H on, float32 before bfloat16: merging more rarely is
+    what costs loss. Where none fits, the one that trains most of its time."""
+    wanted = [row for row in rows if row.config.sync_period_steps >= PERIOD_FIRST]
+    return next((row for row in wanted if row.fits), max(wanted, key=lambda row: row.utilisation))
+
+
+def start_seconds(asked: Asked) -> float:
+    """Until all racks have rack 0's model, at most: the others pull it over its link, in fp32."""
+    size = asked.params * FP32 * (asked.racks - 1)
+    return size * 8 / (asked.link.rate_bits * LINK_SHARE)
+
+
+def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
+    """What to know about the choice, or to change; one sentence or two each."""
+    if not chosen.fits:
+        yield from _what_would_fit(asked, chosen)
+    elif chosen.config.tau > OVERLAP_STEPS_DEFAULT:
+        share = chosen.config.tau / chosen.config.sync_period_steps
+        yield (
+            f"Merges come {chosen.config.tau} steps late ({share:.0%} of H), which costs some loss "
+            "(docs/numerics.md). A faster link or longer steps would need fewer."
+        )
+    if asked.link.loss_pct:
+        yield (
+            f"What TCP makes of {asked.link.loss_pct:g} % loss is not predicted: measure it, "
+            f"mend launch --link {asked.link}."
+        )
+    starting = start_seconds(asked)
+    if starting > chosen.config.start_timeout_s:
+        yield (
+            f"At the start the racks copy rack 0's model: about {starting:.0f} s over this link, "
+            "before the first step."
+        )
+
+
+def _what_would_fit(asked: Asked, chosen: Choice) -> Iterator[str]:
+    """With the recommended H at its longest and the smallest payload, since that needs least."""
+    config, size = chosen.config, ITEM_BYTES[PAYLOADS[-1]] * asked.params * (asked.racks - 1)
+    carried_ms = size * 8 / (asked.link.rate_bits * LINK_SHARE) * 1000
+    period = math.ceil(carried_ms / BUSY_MAX / asked.step_ms)
+    yield (
+        f"No setting fits: with H={config.sync_period_steps} and {config.payload_dtype} payloads "
+        f"training waits {chosen.wait_ms:.0f} ms per round, and payloads keep the link busy for "
+        f"{chosen.link_busy:.0%} of the time."
+    )
+    rate = carried_ms * asked.link.rate_bits / (BUSY_MAX * PERIODS[-1] * asked.step_ms)
+    if period > PERIODS[-1]:
+        yield (
+            f"H={PERIODS[-1]} with {PAYLOADS[-1]} needs a link of {rate / MB:.3g} Mbit/s; or "
+            f"steps (more tokens in each) of {carried_ms / BUSY_MAX / PERIODS[-1]:.0f} ms; or "
+            f"fewer racks or parameters; or H={period} and what that does to the loss."
+        )
+    else:
+        fixed_ms = chosen.longest.trips_ms + chosen.longest.delay_ms
+        yield (
+            f"The link has room, but an exchange of {chosen.longest.total_ms:.0f} ms "
+            f"({fixed_ms:.0f} of them round trips and delay) is longer than a quarter of H: "
+            "longer steps, or a longer H."
+        )

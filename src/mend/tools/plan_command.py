@@ -1,0 +1,305 @@
+"""tools.plan_command: `mend plan`. Its arguments, and how its answer is shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from mend.tools.plan import Asked, Choice
+
+GB = 1e9
+
+
+_Params = Annotated[
+    str, typer.Option(metavar="N", help="Trained parameters of the model: 1.5B, 350M, 124000.")
+]
+_StepMs = Annotated[
+    float, typer.Option(min=0.001, help="Milliseconds of an optimizer step without mend.")
+]
+_Link = Annotated[
+    str,
+    typer.Option(metavar="RATE[,RTT]", help="Of each rack, as in 1gbit,20ms; its ranks share it."),
+]
+_Racks = Annotated[int, typer.Option(min=2, max=64, help="Racks that exchange.")]
+_Processes = Annotated[
+    int, typer.Option(min=1, help="Processes per rack; they share the model and the merging.")
+]
+_Device = Annotated[
+    Literal["cuda", "cpu"], typer.Option(help="What trains: what a capture and apply cost.")
+]
+_Largest = Annotated[
+    str,
+    typer.Option(
+        metavar="N", help="Elements of the largest tensor, which stays whole; often an embedding."
+    ),
+]
+_DelayMs = Annotated[
+    float, typer.Option(min=0, help="To add to each exchange, for what is not in the link.")
+]
+_MergeNs = Annotated[
+    float | None,
+    typer.Option(min=0, help="Nanoseconds to merge an element; left out: 0.3 + 0.55 a rack."),
+]
+_Measure = Annotated[
+    bool, typer.Option("--measure", help="Measure --merge-ns here, with one thread.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def plan_command(
+    params: _Params,
+    step_ms: _StepMs,
+    link: _Link,
+    racks: _Racks = 2,
+    nproc_per_rack: _Processes = 1,
+    largest_tensor: _Largest = "",
+    device: _Device = "cuda",
+    delay_ms: _DelayMs = 0.0,
+    merge_ns: _MergeNs = None,
+    measure: _Measure = False,
+    as_json: _Json = False,
+) -> None:
+    """Say which settings fit a model, its steps and a link, before any machine is rented.
+
+    Prints H, P, tau and payload as MEND_* variables and as TOML, what they lead to (time of an
+    exchange, load of the link, share of the time that is training, bytes, memory), and what else
+    could be chosen, H by payload. The rule: an exchange takes at most 80 % of tau steps, payloads
+    keep the link busy for at most 70 % of the time, tau is at most a quarter of H. From H=128 on
+    the first that fits is recommended, float32 before bfloat16.
+
+    It is arithmetic; what it assumes is printed. Exit status 1 when nothing fits, with what to
+    change. [bold]mend doctor --meet[/bold] measures the same on the machines themselves, and
+    [bold]mend launch --link[/bold] tries it on one.
+
+    [bold]Examples[/bold]
+
+      mend plan --params 1.5B --step-ms 400 --link 1gbit --racks 2
+
+      mend plan --params 7B --step-ms 2500 --link 2gbit,60ms --racks 4 --nproc-per-rack 8 --json
+    """
+    from mend.tools import plan
+    from mend.tools.doctor.estimate import merge_ns_per_element, params_of
+    from mend.tools.links_spec import Link
+
+    if measure:
+        merge_ns = merge_ns_per_element("mean", racks)
+    told = "measured here" if measure else "given" if merge_ns is not None else "assumed"
+    asked = plan.Asked(
+        params_of(params),
+        step_ms,
+        Link.parse(link),
+        racks,
+        nproc_per_rack,
+        plan.merge_ns_assumed(racks) if merge_ns is None else merge_ns,
+        delay_ms,
+        device,
+        params_of(largest_tensor) if largest_tensor else 0,
+    )
+    rows = plan.choices(asked, plan.base_config(racks))
+    chosen = plan.recommended(rows)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(as_data(asked, rows, chosen, told), indent=2))
+    else:
+        show(asked, rows, chosen, told)
+    raise typer.Exit(0 if chosen.fits else 1)
+
+
+def settings(chosen: Choice) -> dict[str, str | int]:
+    """What a job must be told, all racks alike."""
+    config = chosen.config
+    return {
+        "racks": config.racks,
+        "sync_period_steps": config.sync_period_steps,
+        "fragments": config.fragments,
+        "overlap_steps": config.tau,
+        "payload_dtype": config.payload_dtype,
+    }
+
+
+def exports(chosen: Choice) -> list[str]:
+    """For a shell."""
+    return [f"export MEND_{name.upper()}={value}" for name, value in settings(chosen).items()]
+
+
+def toml(chosen: Choice) -> list[str]:
+    """For the file that MEND_CONFIG names."""
+    lines = (
+        f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
+        for name, value in settings(chosen).items()
+    )
+    return ["[mend]", *lines]
+
+
+def row_data(row: Choice) -> dict[str, Any]:
+    """For programs. Rates and bytes are of one rack, each direction; memory is of one rank; loss
+    is percent above data parallel (plan_loss)."""
+    from mend.tools.plan_loss import loss_of
+
+    loss = loss_of(row.config)
+    return {
+        **settings(row),
+        "fits": row.fits,
+        "utilisation": row.utilisation,
+        "link_busy": row.link_busy,
+        "mbit": row.mbit,
+        "exchange_ms": row.exchange.total_ms,
+        "longest_ms": row.longest.total_ms,
+        "transfer_ms": row.exchange.transfer_ms,
+        "trips_ms": row.exchange.trips_ms,
+        "work_ms": row.exchange.work_ms,
+        "window_ms": row.window_ms,
+        "gap_ms": row.gap_ms,
+        "wait_ms": row.wait_ms,
+        "copy_ms": row.copy_ms,
+        "round_bytes": row.exchange.bytes,
+        "period_bytes": row.period_bytes,
+        "host_bytes": row.memory.total,
+        "device_bytes": row.device_bytes,
+        "loss_pct_scratch": loss.scratch,
+        "loss_pct_warm": loss.warm,
+        "loss_is_a_bound": loss.bound,
+    }
+
+
+def as_data(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> dict[str, Any]:
+    """All of the answer."""
+    from mend.tools import plan
+
+    return {
+        "asked": {
+            "params": asked.params,
+            "step_ms": asked.step_ms,
+            "link": str(asked.link),
+            "racks": asked.racks,
+            "nproc_per_rack": asked.ranks,
+            "delay_ms": asked.delay_ms,
+            "device": asked.device,
+            "largest_tensor": asked.largest,
+        },
+        "assumed": {"merge_ns": asked.merge_ns, "merge_ns_is": told, **_constants(asked.device)},
+        "recommended": row_data(chosen),
+        "start_s": plan.start_seconds(asked),
+        "advice": list(plan.advice(asked, chosen)),
+        "exports": exports(chosen),
+        "toml": "\n".join(toml(chosen)) + "\n",
+        "rows": [row_data(row) for row in rows],
+    }
+
+
+def _constants(device: str) -> dict[str, float]:
+    from mend.tools import plan
+    from mend.tools.doctor import estimate as doctor_estimate
+
+    return {
+        "link_share": plan.LINK_SHARE,
+        "round_trips": doctor_estimate.ROUND_TRIPS,
+        "encode_ns": doctor_estimate.ENCODE_NS,
+        "copy_ns": plan.COPY_NS[device],
+        "margin": doctor_estimate.MARGIN,
+        "busy_max": plan.BUSY_MAX,
+    }
+
+
+def show(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> None:
+    """For people."""
+    from rich.console import Console
+
+    from mend.tools import plan
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{asked.params / 1e6:.4g}M parameters, {asked.racks} racks of {asked.ranks}, steps of "
+        f"{asked.step_ms:g} ms, link {asked.link}\n"
+    )
+    for line in exports(chosen):
+        console.print(f"  {line}", markup=False)
+    console.print("\nor, in the file that MEND_CONFIG names:\n")
+    for line in toml(chosen):
+        console.print(f"  {line}", markup=False)
+    console.print("\n" + "\n".join(outcome(asked, chosen)) + "\n", markup=False)
+    console.print(_table(rows, chosen))
+    console.print("\n" + assumptions(asked, told), markup=False)
+    for line in plan.advice(asked, chosen):
+        console.print(f"\n! {line}", markup=False)
+
+
+def outcome(asked: Asked, chosen: Choice) -> list[str]:
+    """What the choice leads to, a line per question."""
+    from mend.tools import plan
+    from mend.tools.plan_loss import loss_of
+
+    exchange, memory = chosen.exchange, chosen.memory
+    more = duration(chosen.longest.total_ms)
+    longest = f"with the largest tensor {more}; " if chosen.longest != exchange else ""
+    gpu = f"; up to {chosen.device_bytes / GB:.2g} GB of its GPU" if chosen.device_bytes else ""
+    per_hour = chosen.period_bytes * 3.6e6 / (chosen.step_ms * chosen.config.sync_period_steps)
+    return [
+        f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
+        f"{exchange.bytes / 1e6:.4g} MB, {duration(exchange.trips_ms)} for round trips, "
+        f"{duration(exchange.work_ms)} to encode and merge, {duration(exchange.delay_ms)} delay; "
+        f"{longest}tau hides {duration(chosen.window_ms)}",
+        f"training     {chosen.utilisation:.1%} of the time; every {duration(chosen.gap_ms)} a "
+        f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
+        f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
+        f"average; {per_hour / GB:.3g} GB an hour in, and out",
+        f"memory       {memory.total / GB:.3g} GB of the host per rank "
+        f"({memory.anchors / GB:.3g} anchors, {memory.rounds / GB:.3g} rounds in flight)" + gpu,
+        f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
+        "after a warm start), as 5M parameters in 3,072 steps (docs/quality.md)",
+        f"start        up to {plan.start_seconds(asked):.0f} s to copy rack 0's model",
+    ]
+
+
+def duration(ms: float) -> str:
+    """Short: three digits and more only below ten seconds."""
+    return f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.0f} s"
+
+
+def _table(rows: list[Choice], chosen: Choice) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    from mend.tools.plan_loss import loss_of
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    names = ("", "H", "payload", "P", "tau", "exchange", "busy", "waits", "training", "loss")
+    for name in names:
+        numeric = name not in ("", "payload")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        config = row.config
+        table.add_row(
+            "->" if row is chosen else "",
+            str(config.sync_period_steps),
+            config.payload_dtype,
+            str(config.fragments),
+            str(config.tau),
+            duration(row.longest.total_ms),
+            f"{row.link_busy:.0%}",
+            duration(row.wait_ms),
+            f"{row.utilisation:.1%}",
+            str(loss_of(config)),
+            "fits" if row.fits else "",
+        )
+    return table
+
+
+def assumptions(asked: Asked, told: str) -> str:
+    """What the figures rest on."""
+    fixed = _constants(asked.device)
+    cut = "fragments of equal size" + ("" if asked.largest else " (--largest-tensor not given)")
+    if asked.largest:
+        cut = f"fragments of equal size but for one tensor of {asked.largest / 1e6:.4g}M"
+    return (
+        f"assumed: {fixed['link_share']:.0%} of the rate is payload; an exchange takes "
+        f"{fixed['round_trips']:.0f} round trips, {fixed['encode_ns']:g} ns per element to encode "
+        f"and {asked.merge_ns:.2f} to merge ({told}), shared by the {asked.ranks} rank(s); "
+        f"{fixed['copy_ns']:g} ns per element for capture and apply; {cut}; all "
+        "racks equally fast. Not counted: what merging threads take from the one that launches "
+        "kernels (2 % with FSDP2, docs/benchmarks.md). Host memory as mend doctor counts it."
+    )

@@ -1,0 +1,153 @@
+"""Copies lines of child processes to a terminal, file or pipe, even one that nobody reads.
+
+What is shown never holds up what is shown of: a job does not wait for a reader that has paused, and
+does not end with one that has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+COLOURS = (36, 33, 35, 32, 34, 31)
+"""ANSI colours of racks 0, 1, ...; then again from the start."""
+
+DIM = 2
+
+STDOUT = 1
+
+BACKLOG_BYTES_MAX = 4 << 20
+"""Waits for a reader that has paused; lines beyond it are dropped, and counted."""
+
+LAST_WORDS_S = 30.0
+"""So long a reader has at the end to take what waits."""
+
+AGAIN_S = 0.05
+"""Between two attempts to write to what somebody else has made non-blocking."""
+
+
+class Printer:
+    """Writes lines to a file descriptor from a thread of its own, so that `line` never blocks.
+
+    `who` begins the line that says how many were dropped. Once the reader has gone (`| head -1`, a
+    terminal that was closed), lines go nowhere. Use it as a context.
+    """
+
+    def __init__(self, fd: int, who: str) -> None:
+        self.fd, self._who = fd, who
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._bytes = self._dropped = 0
+        self._closed = False
+        # Daemon: one that is stuck in a write must not keep the process.
+        self._thread = threading.Thread(target=self._write_all, name="mend-printer", daemon=True)
+        self._thread.start()
+
+    def line(self, text: str) -> None:
+        """Any thread; in the order of the calls."""
+        data = f"{text}\n".encode(errors="replace")
+        with self._changed:
+            if self._bytes + len(data) > BACKLOG_BYTES_MAX:
+                self._dropped += 1
+                return
+            self._confess()
+            self._add(data)
+
+    def _add(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._bytes += len(data)
+        self._changed.notify()
+
+    def _confess(self) -> None:
+        """Say in its place how much is missing."""
+        if self._dropped:
+            why = 'reason="nobody read them in time"'
+            self._add(f"{self._who} lines_dropped={self._dropped} {why}\n".encode())
+            self._dropped = 0
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._closed):
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                data = self._waiting.popleft()
+            if not _written(self.fd, data):
+                self._go_silent()
+                return
+            with self._changed:
+                self._bytes -= len(data)
+
+    def _go_silent(self) -> None:
+        """Nobody will read any more."""
+        with self._changed:
+            self._waiting.clear()
+            self._bytes = BACKLOG_BYTES_MAX  # no line fits
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait until the reader has all, LAST_WORDS_S at most, or until the next Ctrl-C."""
+        with self._changed:
+            if self._thread.is_alive():
+                self._confess()
+            self._closed = True
+            self._changed.notify()
+        with suppress(KeyboardInterrupt):
+            self._thread.join(LAST_WORDS_S)
+
+
+def _written(fd: int, data: bytes) -> bool:
+    """Whether somebody took it; waits as long as that takes."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            time.sleep(AGAIN_S)
+        except OSError:  # EPIPE: the reader has gone; EIO: so has the terminal
+            return False
+    return True
+
+
+def let_go() -> None:
+    """Point a standard stream that cannot be written any more to nowhere: what is left in it would
+    fail when the program ends, and change its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def prefix(who: str, *, colours: bool) -> str:
+    """`[rack 0] `; in colours when the reader is a terminal."""
+    if not colours:
+        return f"[{who}] "
+    number = who.removeprefix("rack ")
+    code = COLOURS[int(number) % len(COLOURS)] if number.isdigit() else DIM
+    return f"\x1b[{code}m[{who}]\x1b[0m "
+
+
+def lines_to(printer: Printer) -> Callable[[str, str], None]:
+    """A sink for `launch`: colours only on a terminal, and not when NO_COLOR is set."""
+    colours = os.isatty(printer.fd) and not os.environ.get("NO_COLOR")
+
+    def sink(who: str, line: str) -> None:
+        printer.line(f"{prefix(who, colours=colours)}{line}")
+
+    return sink

@@ -1,0 +1,176 @@
+"""tools.processes: child processes of which none is left behind. Starts, reads, signals, kills.
+
+No threads: whoever starts a child polls it, and a child dies with the *thread* that started it
+(see tied.py).
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from types import FrameType
+
+TOKEN = "LAUNCHED_BY_MEND"
+"""Set for every process of a launch, to recognise its orphans. Not MEND_...: those are settings."""
+
+RESTART = "RESTARTED_BY_MEND"
+"""How often a rack was started again, from 0; for scripts."""
+
+READ_BYTES = 1 << 16
+READS_MAX = 16
+"""At once, so that a process that talks without end leaves the others their turn."""
+KILL_ROUNDS_MAX = 50
+
+Sink = Callable[[str, str], None]
+"""(who: 'rack 0' | 'witness' | 'launch', line)."""
+
+
+class Child:
+    """One process in a session of its own, and its output cut into lines.
+
+    `log`: a file that also gets all of it; `again`: behind what is there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        env: Mapping[str, str],
+        sink: Sink,
+        log: Path | None,
+        *,
+        again: bool = False,
+    ) -> None:
+        self.name, self._sink = name, sink
+        self.reported = False
+        tie = [sys.executable, str(Path(__file__).with_name("tied.py")), str(os.getpid())]
+        self._log: FileIO | None = (
+            log.open("ab" if again else "wb", buffering=0) if log is not None else None
+        )
+        self.process = subprocess.Popen(
+            [*tie, *command], env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self._pipe = self.process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """To the whole process group, if it still runs (a reaped id may be somebody else's)."""
+        if self.running():
+            os.killpg(self.process.pid, number)
+
+    def read(self) -> None:
+        """Pass on every whole line that is there. A carriage return ends one, too."""
+        if self._pipe.closed:
+            return
+        with suppress(BlockingIOError):
+            for _ in range(READS_MAX):
+                chunk = os.read(self._pipe.fileno(), READ_BYTES)
+                if not chunk:
+                    return
+                self._keep(chunk)
+                self._text += self._decoder.decode(chunk).replace("\r\n", "\n").replace("\r", "\n")
+                *lines, self._text = self._text.split("\n")
+                for line in lines:
+                    self._sink(self.name, line)
+
+    def _keep(self, chunk: bytes) -> None:
+        """A log that cannot be written (a full disk) ends here; its process goes on."""
+        if self._log is None:
+            return
+        left = memoryview(chunk)
+        try:
+            while left:
+                left = left[self._log.write(left) :]
+        except OSError as error:
+            self._sink(self.name, f"log-stopped path={self._log.name} reason={error}")
+            self._log.close()
+            self._log = None
+
+    def close(self) -> None:
+        """Reap it (it must be ending), pass on what it said last, close its files. Idempotent."""
+        self.process.wait()
+        if self._pipe.closed:
+            return
+        self.read()
+        if self._text:
+            self._sink(self.name, self._text)
+        self._pipe.close()
+        if self._log is not None:
+            self._log.close()
+
+
+def orphans(token: str, rack: int | None = None) -> list[int]:
+    """Processes of a launch (of one rack, or of all) by their environment. Linux; elsewhere none.
+
+    torchrun puts each worker into a session of its own, so killing its group would leave them.
+    """
+    marks = {f"{TOKEN}={token}".encode()}
+    if rack is not None:
+        marks.add(f"MEND_RACK={rack}".encode())
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes()  # empty when it is a zombie
+        except OSError:  # gone, or somebody else's
+            continue
+        if marks <= set(environment.split(b"\0")) and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def kill_orphans(token: str, rack: int | None = None) -> int:
+    """SIGKILL until none is left (one may fork while it is looked for); returns how many."""
+    killed: set[int] = set()
+    for _ in range(KILL_ROUNDS_MAX):
+        left = orphans(token, rack)
+        if not left:
+            break
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        time.sleep(0.02)
+    return len(killed)
+
+
+class Interrupts:
+    """Counts SIGINT, SIGTERM and SIGHUP inside `caught()`, instead of dying of them.
+
+    A SIGHUP that is ignored (nohup) stays so: the terminal is gone, and the job goes on.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.count = 0
+
+    def _ring(self, number: int, _: FrameType | None) -> None:
+        self.first = self.first or number
+        self.count += 1
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Raises ValueError off the main thread, where Python delivers no signals."""
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._ring) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

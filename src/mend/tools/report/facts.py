@@ -1,0 +1,379 @@
+"""tools.report.facts: what the events of a run come to, gathered one event at a time. Pure.
+
+However long the run is, what is kept is bounded: curves are thinned, lists are cut and say so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from mend.status.event_log import LOUD
+from mend.tools.report.curve import Curve, Point, Strip, Track
+from mend.types import WITNESS
+
+NAMES_MAX = 12
+"""Most kinds of recorded values."""
+NAME_MAX = 40
+REASONS_MAX = 40
+FAULTS_SHOWN = 20
+"""As many of the first, and of the last."""
+TEXT_MAX = 300
+FAULTS = LOUD - {"waiting", "leaving"}
+"""Kinds that a report lists. Racks begin and end at different times, so waiting then is usual."""
+PENDING_MAX = 20_000
+"""Rounds whose digests are compared at a time."""
+FRAGMENTS_MAX = 4096
+DIFFERENCES_MAX = 10
+ROUNDS_KEPT = 64
+OPEN_OFFERS_MAX = 100_000
+
+Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class Progress(msgspec.Struct, gc=False):
+    step: Whole
+    tokens: Whole
+    at_ns: Whole
+    stall_ms_total: float
+    bytes_sent: Whole
+    bytes_received: Whole
+    last: bool = False
+
+
+class Recorded(msgspec.Struct, gc=False):
+    step: Whole
+    tokens: Whole
+    at_ns: Whole
+    values: dict[str, float | str]
+
+
+class Share(msgspec.Struct, gc=False):
+    rack: Whole
+    seq: Whole
+    tokens: Whole
+
+
+class Commit(msgspec.Struct, gc=False):
+    fragment: Annotated[int, msgspec.Meta(ge=0, lt=FRAGMENTS_MAX)]
+    version: Whole
+    members: list[Share]
+    digests: list[str]
+    reason: str
+    live: Whole = 0
+    """Racks that lived; 0: written by an older version."""
+    rounds: float = 0.0
+    momentum: float = 0.0
+
+
+class Captured(msgspec.Struct, gc=False):
+    fragment: Whole
+    seq: Whole
+
+
+class Applied(msgspec.Struct, gc=False):
+    fragment: Whole
+    version: Whole
+    fate: str
+
+
+class Start(msgspec.Struct, gc=False):
+    job: str
+    exchange: bool = True
+
+
+def clean(text: str) -> str:
+    """Short, and without what is not printable: it goes into figures."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:TEXT_MAX])
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line of the log that a person should see."""
+
+    time_ns: int
+    rack: int
+    rank: int
+    kind: str
+    text: str
+
+
+@dataclass
+class RankFacts:
+    """One process of a rack. Counters go on over its lives."""
+
+    rack: int
+    rank: int
+    track: Track = field(default_factory=Track)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    lives: int = 1
+    closed: bool = False
+    """It came to its end in order: the last `progress` says so."""
+    commits: int = 0
+    versions: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """fragment -> (newest version, its digests as one word)."""
+    base: Point = field(default_factory=lambda: Point(0, 0, 0, 0.0, 0, 0))
+    """What its former lives came to."""
+    now: Point | None = None
+
+
+@dataclass
+class RunFacts:
+    """A whole run: one job, all files of its folder."""
+
+    job: str = ""
+    exchange: bool = True
+    """False: every rack trains for itself, and there are no rounds."""
+    ranks: dict[tuple[int, int], RankFacts] = field(default_factory=dict)
+    begin_ns: int = 0
+    end_ns: int = 0
+    rounds: int = 0
+    fragments: set[int] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+    turnout: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """(racks merged, racks that lived) -> rounds."""
+    merged: Counter[int] = field(default_factory=Counter)
+    """rack -> rounds that it was merged in."""
+    tokens_merged: Counter[int] = field(default_factory=Counter)
+    """rack -> tokens, summed over fragments."""
+    missed: dict[int, Counter[str]] = field(default_factory=dict)
+    """rack -> why its work was not in the round it was meant for."""
+    strip: Strip = field(default_factory=Strip)
+    waits: Curve = field(default_factory=Curve)
+    """Seconds from a rack's capture until the round with it was decided there."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    first_faults: list[Fault] = field(default_factory=list)
+    last_faults: deque[Fault] = field(default_factory=lambda: deque(maxlen=FAULTS_SHOWN))
+    agreed: int = 0
+    """Rounds of which every digest that is on file is the same, from two ranks or more."""
+    alone: int = 0
+    """Rounds that only one rank's file has."""
+    differences: list[str] = field(default_factory=list)
+    newest: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
+    """(fragment, version, when it was decided) of the last rounds."""
+    outer: tuple[float, float] = (0.0, 0.0)
+    """Of the last round: how many its fragment had merged before, its outer momentum."""
+    earlier_jobs: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def racks(self) -> list[int]:
+        """Those that trained, or were merged."""
+        named = {rack for rack, _ in self.ranks} | set(self.merged)
+        return sorted(named - {WITNESS})
+
+    def of_rack(self, rack: int) -> list[RankFacts]:
+        return [facts for (of, _), facts in sorted(self.ranks.items()) if of == rack]
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The first and the last; between them some may be left out, see `kinds`."""
+        first = set(map(id, self.first_faults))
+        return self.first_faults + [each for each in self.last_faults if id(each) not in first]
+
+
+Bits = tuple[tuple[str, ...], set[tuple[int, int]]]
+"""The digests of a round, and the ranks whose files say so."""
+
+
+class Gathering:
+    """Takes the events of all files in the order of time; `facts` is what they come to.
+
+    Several jobs may have written into one folder: a `start` under another name begins anew.
+    """
+
+    def __init__(self, files: list[tuple[int, int]]) -> None:
+        self._files = files
+        self.facts = RunFacts()
+        self.refused = 0
+        self._pending: dict[tuple[int, int], Bits] = {}
+        self._captured: dict[tuple[int, int, int], int] = {}
+        self._of_kind: dict[str, Callable[[RankFacts, int, Any], None]] = {
+            "start": self._start,
+            "genesis": self._genesis,
+            "progress": self._progress,
+            "recorded": self._recorded,
+            "commit": self._commit,
+            "captured": self._capture,
+            "applied": self._applied,
+            "still-open": self._still_open,
+            "lineage": self._lineage,
+        }
+        self._founded = False
+
+    def take(self, rack: int, rank: int, time_ns: int, event: dict[str, Any]) -> None:
+        """One event. What is not as this program writes it is counted in `refused`."""
+        kind = event.get("kind")
+        if not isinstance(kind, str):
+            self.refused += 1
+            return
+        mine = self._rank(rack, rank)
+        try:
+            if kind in self._of_kind:
+                self._of_kind[kind](mine, time_ns, event)
+        except (msgspec.ValidationError, OverflowError):
+            self.refused += 1
+            return
+        if kind in FAULTS:
+            self._fault(mine, time_ns, kind, event)
+
+    def finish(self) -> RunFacts:
+        for key in list(self._pending):
+            self._compared(key)
+        self.facts.waits.finish()
+        for each in self.facts.ranks.values():
+            for curve in each.curves.values():
+                curve.finish()
+        return self.facts
+
+    def _rank(self, rack: int, rank: int) -> RankFacts:
+        return self.facts.ranks.setdefault((rack, rank), RankFacts(rack, rank))
+
+    # -------------------------------------------------------------- which job
+
+    def _start(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Start)
+        job = clean(found.job)
+        if self.facts.job and self.facts.job != job:
+            self._anew()
+        self.facts.job, self.facts.exchange = job, found.exchange
+
+    def _genesis(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        """A job is founded once: a second one under the same name is another run."""
+        if self._founded:
+            job = self.facts.job
+            self._anew()
+            self.facts.job = job
+        self._founded = True
+
+    def _anew(self) -> None:
+        earlier = self.facts.earlier_jobs + 1
+        self.facts = RunFacts(earlier_jobs=earlier)
+        self._pending, self._captured, self._founded = {}, {}, False
+
+    # -------------------------------------------------------------- training
+
+    def _progress(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Progress)
+        if mine.now is not None and found.step < mine.now.step - mine.base.step:
+            mine.base, mine.lives, mine.closed = mine.now, mine.lives + 1, False
+        base = mine.base
+        mine.now = Point(
+            found.at_ns,
+            base.step + found.step,
+            base.tokens + found.tokens,
+            base.stall_ms + found.stall_ms_total,
+            base.bytes_sent + found.bytes_sent,
+            base.bytes_received + found.bytes_received,
+        )
+        mine.track.add(mine.now)
+        mine.closed = mine.closed or found.last
+        self._lasts(found.at_ns)
+
+    def _lasts(self, at_ns: int) -> None:
+        facts = self.facts
+        facts.begin_ns = min(facts.begin_ns or at_ns, at_ns)
+        facts.end_ns = max(facts.end_ns, at_ns)
+
+    def _recorded(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Recorded)
+        for given, value in found.values.items():
+            name = clean(given[:NAME_MAX])
+            if name not in mine.curves and len(mine.curves) >= NAMES_MAX:
+                continue
+            try:
+                number = float(value)
+            except ValueError as error:
+                raise msgspec.ValidationError(str(error)) from error
+            mine.curves.setdefault(name, Curve()).add(
+                mine.base.tokens + found.tokens, found.at_ns, number
+            )
+        self._lasts(found.at_ns)
+
+    def _capture(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Captured)
+        if mine.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
+            self._captured[mine.rack, found.fragment, found.seq] = time_ns
+
+    def _applied(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Applied)
+        if mine.rank == 0 and found.fate == "dropped":
+            self._miss(mine.rack, "its offer was too old")
+
+    def _still_open(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        if mine.rank == 0:
+            self._miss(mine.rack, "its last offer was still open")
+
+    def _miss(self, rack: int, why: str) -> None:
+        self.facts.missed.setdefault(rack, Counter())[why] += 1
+
+    # -------------------------------------------------------------- rounds
+
+    def _commit(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Commit)
+        key = (found.fragment, found.version)
+        digests = tuple(found.digests)
+        mine.commits += 1
+        mine.versions[found.fragment] = (found.version, "".join(d[:8] for d in digests[:8]))
+        for share in found.members:
+            if share.rack == mine.rack and mine.rank == 0:
+                begun_ns = self._captured.pop((share.rack, found.fragment, share.seq), None)
+                if begun_ns is not None:
+                    self.facts.waits.add(0, time_ns, (time_ns - begun_ns) / 1e9)
+        if key not in self._pending:
+            self._pending[key] = (digests, set())
+            self._decided(found, time_ns)
+        said, ranks = self._pending[key]
+        ranks.add((mine.rack, mine.rank))
+        if said != digests and len(self.facts.differences) < DIFFERENCES_MAX:
+            self.facts.differences.append(
+                f"fragment {found.fragment} version {found.version}: rack {mine.rack} rank "
+                f"{mine.rank} has other digests than rack {min(ranks)[0]} rank {min(ranks)[1]}"
+            )
+        if len(ranks) == len(self._files) or len(self._pending) > PENDING_MAX:
+            self._compared(key if len(ranks) == len(self._files) else next(iter(self._pending)))
+
+    def _compared(self, key: tuple[int, int]) -> None:
+        _, ranks = self._pending.pop(key)
+        if len(ranks) > 1:
+            self.facts.agreed += 1
+        else:
+            self.facts.alone += 1
+
+    def _decided(self, commit: Commit, time_ns: int) -> None:
+        """The first file that has it."""
+        facts = self.facts
+        facts.rounds += 1
+        facts.fragments.add(commit.fragment)
+        facts.newest.append((commit.fragment, commit.version, time_ns))
+        facts.outer = (commit.rounds, commit.momentum)
+        reason = clean(commit.reason)
+        full = len(facts.reasons) >= REASONS_MAX and reason not in facts.reasons
+        facts.reasons["other" if full else reason] += 1
+        racks = {share.rack for share in commit.members if share.rack < WITNESS}
+        facts.strip.add(racks)
+        if commit.live:
+            facts.turnout[len(racks), max(len(racks), commit.live)] += 1
+        facts.merged.update(racks)
+        for share in commit.members:
+            facts.tokens_merged[share.rack] += share.tokens
+
+    def _lineage(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        """What only dead racks had is undone and decided anew, to other bits."""
+        for key in list(self._pending):
+            self._compared(key)
+
+    # -------------------------------------------------------------- faults
+
+    def _fault(self, mine: RankFacts, time_ns: int, kind: str, event: dict[str, Any]) -> None:
+        fields = {name: value for name, value in event.items() if name not in ("kind", "time_ns")}
+        text = " ".join(f"{name}={value}" for name, value in fields.items())[:TEXT_MAX]
+        fault = Fault(time_ns, mine.rack, mine.rank, kind, text)
+        self.facts.kinds[kind] += 1
+        if len(self.facts.first_faults) < FAULTS_SHOWN:
+            self.facts.first_faults.append(fault)
+        self.facts.last_faults.append(fault)

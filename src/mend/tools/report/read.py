@@ -1,0 +1,152 @@
+"""tools.report.read: the files of run folders, read in the order of time. Believes no length and no
+line: what is torn or foreign is counted and told, and never stops the rest."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mend.errors import ConfigError
+from mend.tools.report.facts import Gathering, RunFacts
+from mend.types import WITNESS
+
+FILES_MAX = 256
+"""Event files that are read of one run: those of the lowest ranks."""
+LINE_BYTES_MAX = 1 << 20
+
+_NAME = re.compile(r"events-rack(\d{1,5})-rank(\d{1,6})\.jsonl")
+
+Line = tuple[int, tuple[int, int], dict[str, Any]]
+"""When, which rank, what."""
+
+
+@dataclass
+class Damage:
+    """What could not be used of one file."""
+
+    torn: bool = False
+    """The last line has no end: the process was killed, or still writes."""
+    lines: int = 0
+    """Those that are no event."""
+    error: str = ""
+
+
+def runs_in(folder: Path) -> list[tuple[str, Path]]:
+    """(name, folder) of every run in there: one, or several where a folder holds folders of runs.
+
+    Raises ConfigError when there is none.
+    """
+    remedy = (
+        "Give the diagnostics_dir of a job (MEND_DIAGNOSTICS_DIR), or a folder of such folders."
+    )
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise ConfigError("RUN_DIR", str(folder), what, remedy)
+    try:
+        paths = [path for path in folder.rglob("events-*.jsonl") if _NAME.fullmatch(path.name)]
+        if not all(path.is_file() for path in paths):
+            raise ConfigError("RUN_DIR", str(folder), "its events are no files", remedy)
+    except OSError as error:
+        raise ConfigError("RUN_DIR", str(folder), f"cannot be read ({error})", remedy) from error
+    parents = sorted({path.parent for path in paths}, key=lambda path: _first_ns(path))
+    if not parents:
+        rule = "there is no events-rack*-rank*.jsonl in there"
+        raise ConfigError("RUN_DIR", str(folder), rule, remedy)
+    return [(_title(folder, parent), parent) for parent in parents]
+
+
+def _first_ns(folder: Path) -> tuple[int, str]:
+    """When the run began, by the oldest of its files; the name where that is equal."""
+    times = [path.stat().st_mtime_ns for path in folder.glob("events-*.jsonl")]
+    return (min(times), str(folder))
+
+
+def _title(folder: Path, parent: Path) -> str:
+    """What tells the runs of a folder apart."""
+    parts = [part for part in parent.relative_to(folder).parts if part != "events"]
+    if parts:
+        return "/".join(parts)
+    full = parent.resolve()
+    return full.parent.name if full.name == "events" else full.name
+
+
+def read_run(folder: Path) -> RunFacts:
+    """All events of one run. What was left out or damaged is in its notes."""
+    found = {}
+    for path in folder.glob("events-*.jsonl"):
+        if named := _NAME.fullmatch(path.name):
+            found[int(named[2]), int(named[1])] = path
+    chosen = sorted(found.items())[:FILES_MAX]
+    trained = [(rack, rank) for (rank, rack), _ in chosen if rack != WITNESS]
+    gathering = Gathering(trained)
+    damages = {path: Damage() for _, path in chosen}
+    streams = [_lines(path, (rack, rank), damages[path]) for (rank, rack), path in chosen]
+    for time_ns, (rack, rank), event in heapq.merge(*streams, key=lambda line: line[0]):
+        gathering.take(rack, rank, time_ns, event)
+    facts = gathering.finish()
+    facts.notes += _notes(damages, len(found) - len(chosen), gathering.refused, facts.earlier_jobs)
+    return facts
+
+
+def _notes(damages: dict[Path, Damage], left_out: int, refused: int, earlier: int) -> list[str]:
+    notes = []
+    for path, damage in sorted(damages.items()):
+        if damage.error:
+            notes.append(f"{path.name} cannot be read to its end: {damage.error}")
+        if damage.torn:
+            notes.append(
+                f"{path.name} ends inside a line, which is left out: its process was killed, or "
+                "still writes"
+            )
+        if damage.lines:
+            notes.append(f"{path.name}: {damage.lines} lines are no events and are left out")
+    if refused:
+        notes.append(f"{refused} events have other fields than this version of mend writes")
+    if left_out:
+        notes.append(f"{left_out} event files of higher ranks are not read ({FILES_MAX} at most)")
+    if earlier:
+        notes.append(f"the folder holds {earlier + 1} jobs; this is the newest")
+    return notes
+
+
+def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    try:
+        with path.open("rb") as file:
+            while data := file.readline(LINE_BYTES_MAX):
+                whole = data.endswith(b"\n")
+                if not whole and len(data) == LINE_BYTES_MAX:
+                    _skip(file)
+                    damage.lines += 1
+                    continue
+                event = _event(decoder, data)
+                if event is not None:
+                    yield event["time_ns"], who, event
+                elif whole:
+                    damage.lines += 1
+                else:
+                    damage.torn = True
+    except OSError as error:
+        damage.error = str(error)
+
+
+def _skip(file: Any) -> None:
+    """To the end of a line that is too long to be one of ours."""
+    while data := file.readline(LINE_BYTES_MAX):
+        if data.endswith(b"\n"):
+            return
+
+
+def _event(decoder: msgspec.json.Decoder[dict[str, Any]], data: bytes) -> dict[str, Any] | None:
+    try:
+        event = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    time_ns = event.get("time_ns")
+    return event if isinstance(time_ns, int) and 0 <= time_ns < 1 << 62 else None

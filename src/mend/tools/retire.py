@@ -1,0 +1,163 @@
+"""tools.retire: `mend retire`. Finds the job as `mend top` does, tells all of it, says what
+follows.
+
+Judged here is what everybody shows; each process judges once more by what it hears itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+from mend.coordination import wire
+from mend.coordination.messages import PERSON, Envelope, Retire
+from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
+from mend.tools.top.picture import Answer, name_of
+from mend.tools.top.run import Wanted, Watch, addresses_in_force, terminated
+from mend.transport.status_client import StatusClient
+from mend.types import WITNESS, Member
+
+ASK_S = 0.25
+"""Between two rounds of questions."""
+
+FIRST_S = 3.0
+"""So long for the first answer."""
+
+STRAGGLER_S = 1.0
+"""So long for all others, once one has answered: a rack that answers is alive."""
+
+INTERRUPTED = 130
+
+
+def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> int:
+    """Returns the exit status. Raises ConfigError for what is no address."""
+    asked = list(dict.fromkeys(addresses)) or addresses_in_force()
+    wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S, None)
+    with closing(StatusClient(VIEW_BYTES_MAX)) as onlooker, terminated():
+        watch = Watch(onlooker, wanted, asked)
+        try:
+            return _retire(rack, watch, onlooker, wait_s)
+        except KeyboardInterrupt:
+            print("mend retire: left; what was said before stays said", file=sys.stderr)
+            return INTERRUPTED
+
+
+def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> int:
+    _look(watch)
+    answers = answering(watch.answers())
+    if not answers:
+        silent = ", ".join(f"{a.address} ({a.way})" for a in watch.answers())
+        return _refuse(f"nobody answers at {silent}. Name a rack's leader or the witness")
+    first = best(answers)
+    seat = seat_of(answers, rack)
+    if reason := refusal(answers, rack):
+        return _refuse(reason)
+    assert seat is not None, "who has no seat is refused"
+    about = ", ".join(sorted(name_of(answer.view.rack) for answer in answers if answer.view))
+    print(f"job {first.job!r}: telling {about} that rack {rack} ({seat.address}) is dead for good")
+    gone = Retire(Member(rack, seat.incarnation))
+    frame = wire.encode(Envelope(first.job, PERSON, 0, secrets.randbits(62), gone))
+    end, told = time.monotonic() + wait_s, ""
+    while time.monotonic() < end:
+        for answer in answers:
+            onlooker.ask(answer.address, frame)
+        watch.listen(ASK_S / 2)
+        watch.ask()
+        watch.listen(ASK_S)
+        answers = answering(watch.answers()) or answers
+        told, final = outcome(answers, rack, seat.incarnation)
+        if final:
+            break
+    print(told)
+    return 0 if told.startswith("rack") else 1
+
+
+def _refuse(reason: str) -> int:
+    print(f"mend retire: {reason}", file=sys.stderr)
+    return 1
+
+
+def _look(watch: Watch) -> None:
+    end = time.monotonic() + FIRST_S
+    while not watch.anybody and time.monotonic() < end:
+        watch.ask()
+        watch.listen(ASK_S)
+    end = time.monotonic() + STRAGGLER_S
+    while not watch.complete and time.monotonic() < end:
+        watch.ask()
+        watch.listen(ASK_S)
+
+
+# ------------------------------------------------------------------ pure
+
+
+def answering(answers: Sequence[Answer]) -> list[Answer]:
+    """Who is there now."""
+    late_s = FIRST_S + STRAGGLER_S
+    return [a for a in answers if a.view and a.view.state != "ended" and a.age_s <= late_s]
+
+
+def views_of(answers: Sequence[Answer]) -> list[JobStatus]:
+    return [answer.view for answer in answers if answer.view is not None]
+
+
+def best(answers: Sequence[Answer]) -> JobStatus:
+    """Of whoever coordinates, else of who knows most."""
+    return max(views_of(answers), key=lambda v: (v.coordinates, v.epoch, v.decided, -v.rack))
+
+
+def seat_of(answers: Sequence[Answer], rack: int) -> RackSeen | None:
+    """The rack as the best view knows it."""
+    return next((seen for seen in best(answers).racks if seen.rack == rack), None)
+
+
+def refusal(answers: Sequence[Answer], rack: int) -> str:
+    """Why this rack cannot be retired, as a sentence, or empty."""
+    views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
+    jobs = sorted({view.job for view in views})
+    if len(jobs) > 1:
+        return f"several jobs answer ({', '.join(jobs)}): name one with --job-id"
+    if first.state == "starting":
+        return f"job {first.job!r} has not begun, so rack {rack} has no seat that it could lose"
+    if seat is None:
+        seats = ", ".join(str(seen.rack) for seen in first.racks)
+        return f"rack {rack} has no seat in job {first.job!r}, which has racks {seats}"
+    for answer in answers:
+        view = answer.view
+        if view and view.rack == rack and view.incarnation == seat.incarnation:
+            return f"rack {rack} is alive: it answers at {answer.address}. Stop it first"
+    if first.coordinates and seat.live:
+        who = name_of(first.rack)
+        return (
+            f"rack {rack} is alive: {who}, which coordinates, heard it {seat.silent_ms} ms ago. "
+            "Stop it first; if it has just died, ask again in some seconds"
+        )
+    return ""
+
+
+def outcome(answers: Sequence[Answer], rack: int, incarnation: int) -> tuple[str, bool]:
+    """What has come of it, and whether that is final."""
+    views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
+    if first.coordinates and (seat is None or seat.incarnation != incarnation):
+        racks = ", ".join(str(seen.rack) for seen in first.racks) or "none"
+        return f"rack {rack} is out; the job goes on with racks {racks}", True
+    noted = sorted(name_of(view.rack) for view in views if rack in view.retired)
+    if not noted:
+        return f"nobody has taken it: {name_of(first.rack)} may hear rack {rack} again", False
+    here = {view.rack for view in views}
+    missing = [s.rack for s in first.racks if s.rack not in here | {*first.retired}]
+    said = f"rack {rack} is retired ({', '.join(noted)} know it)"
+    if missing:
+        racks = ", ".join(map(str, missing))
+        each = " and ".join(f"`mend retire {r}`" for r in missing)
+        return f"{said}; there is no quorum without {racks}: start it again, or {each}", True
+    if here <= {WITNESS}:
+        again = "start all racks again, and they begin anew under this name"
+        return f"{said}; no rack of the job is left: {again}", True
+    return (
+        f"{said}; those that are left have not gone on yet: `mend top` shows whether they do",
+        False,
+    )

@@ -1,0 +1,183 @@
+"""tools.sweep.options: from the arguments of `mend bench delay-sweep` to the settings of a sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from mend.errors import ConfigError
+from mend.tools.launch import visible_gpus
+from mend.tools.sweep.plan import SEED_IN_ARGUMENT, SET_BY_THE_SWEEP, Sweep
+from mend.tools.sweep.run import machine
+from mend.transport.delayed import Distribution
+
+BUILT_IN = "mend.tools.sweep.train"
+
+PLACES = ("RACK", "RACKS", "JOB_ID", "SIDEBAND_ADDR", "SIDEBAND_PEERS", "WITNESS_ADDR",
+    "ADVERTISE_HOST", "DATA_PORTS", "DIAGNOSTICS_DIR", "REPLAY", "LAUNCH_PORTS")  # fmt: skip
+"""Of MEND_*: who and where a process is. Each cell has its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defaults:
+    """Of what is not given."""
+
+    delays: str
+    distributions: str
+    seeds: int
+    tau: str
+    period: int
+    fragments: int
+    warm_up: int
+    rounds: int
+    step_ms: float
+    size: str
+
+
+USUAL = Defaults(
+    delays="0,500,1000,2000",
+    distributions="constant,bimodal,long_tail",
+    seeds=3,
+    tau="auto",
+    period=96,
+    fragments=2,
+    warm_up=8,
+    rounds=4,
+    step_ms=50.0,
+    size="small",
+)
+"""Half an hour on a laptop. H leaves room for the tau of 2000 ms by steps of 50 ms, with a tail."""
+
+QUICK = Defaults(
+    delays="0,200",
+    distributions="constant",
+    seeds=2,
+    tau="16",
+    period=32,
+    fragments=2,
+    warm_up=8,
+    rounds=4,
+    step_ms=20.0,
+    size="tiny",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The arguments. None: not given."""
+
+    quick: bool
+    delays: str | None
+    distributions: str | None
+    seeds: int | None
+    tau: str | None
+    period: int | None
+    fragments: int | None
+    racks: int
+    nproc_per_rack: int
+    warm_up: int | None
+    rounds: int | None
+    step_ms: float | None
+    size: str | None
+    device: Literal["auto", "cpu", "cuda"]
+    link: str
+    env: tuple[str, ...]
+    script: Sequence[str] | None
+
+
+def settings_of(asked: Asked) -> Sweep:
+    """Raises ConfigError for what does not go together."""
+    usual = QUICK if asked.quick else USUAL
+    warm_up = asked.warm_up or usual.warm_up
+    on_cpu = _on_cpu(asked)
+    kinds = _list(asked.distributions or usual.distributions)
+    return Sweep(
+        command=_command(asked, usual, warm_up),
+        delays_ms=tuple(_delay(text) for text in _list(asked.delays or usual.delays)),
+        distributions=cast(tuple[Distribution, ...], kinds),  # Sweep refuses others
+        seeds=asked.seeds or usual.seeds,
+        racks=asked.racks,
+        nproc_per_rack=asked.nproc_per_rack,
+        period_steps=asked.period or usual.period,
+        fragments=asked.fragments or usual.fragments,
+        overlap_steps=_tau(asked.tau or usual.tau),
+        warm_up_steps=warm_up,
+        on_cpu=on_cpu,
+        link=asked.link,
+        env=_inherited(os.environ) | dict(_pair(text) for text in asked.env),
+        machine=machine(on_cpu),
+    )
+
+
+def _command(asked: Asked, usual: Defaults, warm_up: int) -> tuple[str, ...]:
+    """The user's script, or the built-in one with its options."""
+    own = {"rounds": asked.rounds, "step-ms": asked.step_ms, "size": asked.size}
+    if asked.script is not None:
+        for name, value in own.items():
+            if value is not None:
+                remedy = "Leave it out, or give the script an argument of its own."
+                raise ConfigError(name, value, "is for the built-in model only", remedy)
+        if not asked.script:
+            raise ConfigError("script", "", "there is none behind --", "Try: -- train.py")
+        return tuple(asked.script)
+    defaults = {"rounds": usual.rounds, "step-ms": usual.step_ms, "size": usual.size}
+    given = {name: defaults[name] if own[name] is None else own[name] for name in own}
+    given |= {"warm-up": warm_up, "seed": SEED_IN_ARGUMENT}
+    return (
+        "-m",
+        BUILT_IN,
+        *(part for name, value in given.items() for part in (f"--{name}", str(value))),
+    )
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _delay(text: str) -> float:
+    try:
+        return float(text.removesuffix("ms"))
+    except ValueError:
+        remedy = "Give milliseconds, as --delays 0,500,2000."
+        raise ConfigError("delays", text, "is no number", remedy) from None
+
+
+def _tau(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise ConfigError("tau", text, "must be auto or a number of steps", "Try --tau auto.")
+    return int(text)
+
+
+def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings that cells have from the shell: part of what the figures depend on. Those that the
+    sweep sets itself are not passed on."""
+    ours = {f"MEND_{name}" for name in PLACES} | SET_BY_THE_SWEEP
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith("MEND_") and name not in ours
+    }
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError("env", text, "is not K=V", "Try --env NAME=value.")
+    return key, value
+
+
+def _on_cpu(asked: Asked) -> bool:
+    """Whether the cells are kept off the GPUs. Raises ConfigError for too few GPUs."""
+    if asked.device == "cpu":
+        return True
+    gpus, needed = len(visible_gpus(os.environ)), asked.racks * asked.nproc_per_rack
+    if gpus >= needed:
+        return False
+    if asked.device == "cuda":
+        rule = f"{needed} processes need {needed} GPUs, and there are {gpus}"
+        raise ConfigError("device", "cuda", rule, "Lower --racks or --nproc-per-rack.")
+    return True

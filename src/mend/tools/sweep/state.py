@@ -1,0 +1,127 @@
+"""tools.sweep.state: what a sweep has done so far, on disk. Each finished cell is a line at once.
+
+`cells.jsonl`: the first line holds the settings and their hash, each further one a cell. Whatever
+stops a sweep (Ctrl-C, kill -9, a power cut) costs the cell that ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mend.errors import ConfigError
+from mend.tools.sweep.plan import Cell, Place, Sweep
+from mend.tools.sweep.read import Measured
+
+NAME, RUNS = "cells.jsonl", "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A cell that was run. `wall_s`: of the whole job, with start and end."""
+
+    cell: Cell
+    measured: Measured
+    wall_s: float
+
+
+class State:
+    """The folder of a sweep. `done` holds its cells in the order in which they ran."""
+
+    def __init__(self, out: Path, sweep: Sweep) -> None:
+        self.out, self.sweep = out, sweep
+        self.done: list[Done] = []
+        self._path = out / NAME
+
+    @classmethod
+    def begin(cls, out: Path, sweep: Sweep, *, fresh: bool) -> State:
+        """Go on with what is there, or begin. Raises ConfigError when `out` has a sweep with other
+        settings, or files that no sweep wrote."""
+        if fresh or not (out / NAME).exists():
+            if out.is_dir() and any(out.iterdir()) and not fresh:
+                rule = "the folder is not empty, and no sweep is in it"
+                raise ConfigError("out", str(out), rule, "Choose another --out, or use --fresh.")
+            return cls._anew(out, sweep)
+        found = cls.load(out)
+        if found.sweep.hash() != sweep.hash():
+            if not found.done:  # the first try, with a script that did not run: nothing to lose
+                return cls._anew(out, sweep)
+            rule = f"it has a sweep with other settings: {_first_difference(found.sweep, sweep)}"
+            remedy = "Choose another --out, give the same settings, or use --fresh to begin anew."
+            raise ConfigError("out", str(out), rule, remedy)
+        return found
+
+    @classmethod
+    def _anew(cls, out: Path, sweep: Sweep) -> State:
+        """Nothing is deleted but what a sweep wrote."""
+        if (out / NAME).exists():
+            (out / NAME).unlink()
+            shutil.rmtree(out / RUNS, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+        state = cls(out, sweep)
+        state._append({"hash": sweep.hash(), "settings": sweep.fields()})
+        return state
+
+    @classmethod
+    def load(cls, out: Path) -> State:
+        """What is there. A last line that was cut is taken off. Raises ConfigError without any."""
+        path = out / NAME
+        whole = _whole_lines(path)
+        if not whole:
+            rule = f"there is no {NAME} of a sweep in it"
+            raise ConfigError("out", str(out), rule, "Run the sweep first, or name its folder.")
+        try:
+            state = cls(out, Sweep.from_fields(json.loads(whole[0])["settings"]))
+            state.done = [_done(json.loads(line)) for line in whole[1:]]
+        except (KeyError, TypeError, ValueError) as error:
+            rule = f"its {NAME} is not what this version writes ({error})"
+            remedy = "Choose another --out, or use --fresh to begin anew."
+            raise ConfigError("out", str(out), rule, remedy) from error
+        return state
+
+    def find(self, cell: Cell) -> Done | None:
+        """The run of this cell, if there was one."""
+        return next((one for one in self.done if one.cell == cell), None)
+
+    def add(self, done: Done) -> None:
+        """On disk when this returns."""
+        self._append(asdict(done))
+        self.done.append(done)
+
+    def folder(self, cell: Cell) -> Path:
+        """Of the cell's events, tapes and logs."""
+        return self.out / RUNS / cell.key
+
+    def _append(self, record: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Of the file, which is cut behind the last of them: what is appended begins a line."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    stop = data.rfind(b"\n") + 1
+    if stop < len(data):
+        with path.open("r+b") as file:
+            file.truncate(stop)
+    return data[:stop].decode().splitlines()
+
+
+def _done(record: dict[str, Any]) -> Done:
+    cell = record["cell"]
+    place = Place(**cell["place"])
+    return Done(Cell(**{**cell, "place": place}), Measured(**record["measured"]), record["wall_s"])
+
+
+def _first_difference(old: Sweep, new: Sweep) -> str:
+    there, here = old.fields(), new.fields()
+    name = next(name for name in here if there.get(name) != here[name])
+    return f"{name} was {there.get(name)!r} and is {here[name]!r}"

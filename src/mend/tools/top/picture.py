@@ -1,0 +1,319 @@
+"""tools.top.picture: one picture of a job out of the Views of its processes. Pure.
+
+Every rack is described by itself where it answers, else by the coordinator, else by whoever has a
+word on it. Times are seconds, rates are per second.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from mend.status.messages import Doings, JobStatus, RackSeen
+from mend.types import SECOND, WITNESS
+
+SLOW_RATIO = 1.5
+"""A rack whose step takes so many times the median of the racks is called slow."""
+
+LATE_S = 3.0
+"""Without an answer for longer than this, and than three questions, an address is silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an address said last, `age_s` ago. `view` None: nothing yet. `way`: how far one comes
+    there: closed, open, speaks."""
+
+    address: str
+    view: JobStatus | None
+    age_s: float
+    way: str
+
+
+@dataclass(frozen=True, slots=True)
+class RackLine:
+    """One rack. None: nobody who answers knows."""
+
+    rack: int
+    state: str
+    """starting, running, joining, leaving, ended, silent, absent (not in the job yet)."""
+    told_by: str
+    """itself, or who said this."""
+    address: str
+    ranks: int | None
+    step: int | None
+    lag_steps: int | None
+    """Behind the rack that is furthest."""
+    behind: int | None
+    """Decided versions that it does not hold yet, over all fragments."""
+    steps_per_s: float | None
+    """With mend's waits, of the last seconds."""
+    tokens_per_s: float | None
+    step_ms: float | None
+    """Without mend's waits."""
+    slow: float | None
+    """Times the median step time, where that is SLOW_RATIO or more: suspected, not judged."""
+    stall_share: float | None
+    stall_s: float | None
+    sent_per_s: float | None
+    received_per_s: float | None
+    missed: int | None
+    silent_s: float | None
+    recorded: dict[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    fragment: int
+    version: int
+    phase: str
+    racks: tuple[int, ...]
+    for_s: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A moment of a job. `told`: plain sentences that somebody should read."""
+
+    job: str
+    state: str
+    """nobody (answers), starting, running, leaving, ended."""
+    coordinator: str
+    epoch: int
+    configured: int
+    fragments: int
+    period_steps: int
+    overlap_steps: int
+    quorum_min_learners: int
+    lockstep: bool
+    commits: int
+    versions: tuple[int, ...]
+    closed_by: str
+    racks: tuple[RackLine, ...]
+    in_flight: int
+    rounds: tuple[RoundLine, ...]
+    told: tuple[str, ...]
+    silent: tuple[str, ...]
+    """Addresses that do not answer, with the reason."""
+    turnout: str = ""
+    """How many of the live racks the recent rounds merged, in words."""
+
+
+def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "") -> Picture:
+    """`late_s`: after so long an answer counts no more. `job`: the one that was asked for."""
+    known = [(answer.view, answer) for answer in answers if answer.view is not None]
+    fresh = [view for view, answer in known if answer.age_s <= late_s and view.state != "ended"]
+    views = fresh or [view for view, _ in known]
+    first = max(views, key=_worth, default=None)
+    others = [view for view in views if first is not None and view.job == first.job]
+    silent = tuple(_silence(a, late_s, job) for a in answers if _is_silent(a, late_s))
+    if first is None:
+        return Picture(job, "nobody", "", 0, 0, 0, 0, 0, 0, False, 0, (), "", (), 0, (), (), silent)
+    own = {view.rack: view for view, _ in known if view.job == first.job and view.doings}
+    lively = {view.rack for view in fresh}
+    racks = _with_comparisons(list(_lines(first, others, own, lively)))
+    doings = [view.doings for view in others if view.doings is not None]
+    return Picture(
+        job=first.job,
+        state="ended" if is_over(answers) else _state(first, racks) if fresh else "nobody",
+        coordinator=name_of(first.coordinator),
+        epoch=first.epoch,
+        configured=first.configured,
+        fragments=first.fragments,
+        period_steps=first.period_steps,
+        overlap_steps=first.overlap_steps,
+        quorum_min_learners=first.quorum_min_learners,
+        lockstep=first.lockstep,
+        commits=first.commits,
+        versions=first.versions,
+        closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
+        turnout=next((each.turnout for each in doings if each.turnout), ""),
+        racks=tuple(racks),
+        in_flight=first.in_flight,
+        rounds=tuple(
+            RoundLine(
+                r.fragment, r.version, r.phase, r.racks, _seconds(r.for_ms, 1000), r.why
+            )
+            for r in first.rounds
+        ),
+        told=tuple(_told(first, others, [view for view, _ in known])),
+        silent=silent,
+    )  # fmt: skip
+
+
+def addresses_of(view: JobStatus) -> list[str]:
+    """Where the other leaders of the job are, as this process knows it."""
+    return [rack.address for rack in view.racks if rack.address and rack.rack != view.rack]
+
+
+def name_of(rack: int) -> str:
+    return "the witness" if rack == WITNESS else f"rack {rack}"
+
+
+def is_over(answers: Iterable[Answer]) -> bool:
+    """Whether the job has ended: its log says so, or all its racks have said good-bye."""
+    views = [answer.view for answer in answers if answer.view is not None]
+    goodbyes = [view for view in views if view.state == "ended"]
+    gone = {view.rack for view in goodbyes}
+    members = {rack.rack for view in goodbyes for rack in view.racks}
+    return any(view.over for view in goodbyes) or bool(members and members <= gone)
+
+
+def _worth(view: JobStatus) -> tuple[bool, int, int, int]:
+    """Who is believed where two describe the same: who coordinates, then who knows most."""
+    return view.coordinates, view.epoch, view.decided, -view.rack
+
+
+def _state(first: JobStatus, racks: Sequence[RackLine]) -> str:
+    """The job leaves when all that are left in it do; who is asked may be done before the rest."""
+    if first.state == "starting":
+        return first.state
+    going = [line.state for line in racks if line.state not in ("silent", "ended", "absent")]
+    return "leaving" if going and set(going) == {"leaving"} else "running"
+
+
+def _told(first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]) -> list[str]:
+    found = list(first.why)
+    if first.missing:
+        found.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
+    found += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]
+    for view in known:
+        if view.state == "ended" and view not in others:
+            found.append(f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}"))
+        if view.job != first.job:
+            found.append(f"{name_of(view.rack)} of another job answers, too: {view.job}")
+    versions = {view.mend for view in others}
+    if len(versions) > 1:
+        found.append("different versions of mend: " + ", ".join(sorted(versions)))
+    return list(dict.fromkeys(found))
+
+
+# ------------------------------------------------------------------ racks
+
+
+def _lines(
+    first: JobStatus, others: Sequence[JobStatus], own: dict[int, JobStatus], lively: set[int]
+) -> Iterable[RackLine]:
+    """Ascending. `own`: what racks said of themselves last; `lively`: who says it now."""
+    seen = {each.rack: (each, first) for each in first.racks}
+    for view in sorted(others, key=_worth, reverse=True):
+        for each in view.racks:
+            known = seen.get(each.rack)
+            if known is None or (known[0].step < 0 <= each.step):
+                seen[each.rack] = (each, view)
+    for view in own.values():  # of itself a rack knows best
+        mine = next((each for each in view.racks if each.rack == view.rack), None)
+        if mine is not None and (view.rack in lively or view.rack not in seen):
+            seen[view.rack] = (mine, view)
+    for rack in sorted(seen.keys() | set(first.missing)):
+        if rack not in seen:
+            yield _absent(rack)
+            continue
+        each, teller = seen[rack]
+        speaks = rack in lively and rack in own
+        yield _line(each, first, teller, own.get(rack) if speaks or teller.rack == rack else None)
+
+
+def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | None) -> RackLine:
+    """`own`: its View of itself, if there is one that counts."""
+    line = replace(
+        _absent(each.rack),
+        state=_rack_state(each, first, own),
+        told_by="itself" if own is not None else name_of(teller.rack),
+        address=each.address,
+        step=each.step if each.step >= 0 else None,
+        behind=each.behind if each.behind >= 0 else None,
+        step_ms=each.step_ns / 1e6 if each.step_ns else None,
+        silent_s=_seconds(each.silent_ms, 1000),
+    )
+    return line if own is None or own.doings is None else _by_itself(line, own.doings)
+
+
+def _rack_state(each: RackSeen, first: JobStatus, own: JobStatus | None) -> str:
+    """Whether it is silent is for those to say who are to hear it."""
+    others: str = "starting" if first.state == "starting" else "running"
+    state = own.state if own is not None else others
+    if state == "running":
+        state = "joining" if each.newcomer else "leaving" if each.leaving else "running"
+    live = next((r.live for r in first.racks if r.rack == each.rack), each.live)
+    return state if live or state == "ended" else "silent"
+
+
+def _by_itself(line: RackLine, doings: Doings) -> RackLine:
+    took_ns, recent_ns = doings.recent_step_ns, doings.recent_ns
+    recorded = {name: v if math.isfinite(v) else str(v) for name, v in doings.recorded}
+    return replace(
+        line,
+        ranks=doings.ranks,
+        step=doings.step,
+        steps_per_s=_rate(doings.recent_steps, took_ns),
+        tokens_per_s=_rate(doings.recent_tokens * doings.ranks, took_ns),
+        stall_share=min(1.0, 1000 * doings.recent_stall_us / recent_ns) if recent_ns else None,
+        stall_s=_seconds(doings.stall_us, 1_000_000),
+        sent_per_s=_rate(doings.recent_sent, recent_ns),
+        received_per_s=_rate(doings.recent_received, recent_ns),
+        missed=doings.missed,
+        recorded=recorded,
+    )
+
+
+def _absent(rack: int) -> RackLine:
+    """It has not said hello; or all that is not known of one that has."""
+    nothing = (None,) * 14
+    return RackLine(rack, "absent", "", "", *nothing, {})
+
+
+def _with_comparisons(lines: list[RackLine]) -> list[RackLine]:
+    """The rack that is furthest has no lag. Of an even number of racks the lower of the two middle
+    step times is the median, so that of two racks the slow one is compared with the other."""
+    front = max((line.step for line in lines if line.step is not None), default=0)
+    times = [line.step_ms for line in lines if line.step_ms]
+    median = statistics.median_low(times) if len(times) > 1 else math.inf
+    return [_compared(line, front, median) for line in lines]
+
+
+def _compared(line: RackLine, front: int, median_ms: float) -> RackLine:
+    ratio = line.step_ms / median_ms if line.step_ms else 0.0
+    return replace(
+        line,
+        lag_steps=front - line.step if line.step is not None else None,
+        slow=ratio if ratio >= SLOW_RATIO else None,
+    )
+
+
+def _rate(count: int, took_ns: int) -> float | None:
+    return count * SECOND / took_ns if took_ns > 0 else None
+
+
+def _seconds(count: int, per_second: int) -> float | None:
+    return count / per_second if count >= 0 else None
+
+
+# ------------------------------------------------------------------ silence
+
+
+def _is_silent(answer: Answer, late_s: float) -> bool:
+    gone = answer.view is not None and answer.view.state == "ended"
+    return not gone and (answer.view is None or answer.age_s > late_s)
+
+
+def _silence(answer: Answer, late_s: float, job: str) -> str:
+    """Why an address does not answer, as far as one can tell from here."""
+    if answer.view is not None:
+        reason = f"no answer for {answer.age_s:.0f} s"
+        if answer.way == "closed":
+            reason += ", and no connection: that process is gone, or the way to it"
+    elif answer.way == "closed":
+        reason = "no connection: nothing listens there (any more, or yet), or a firewall is between"
+    elif answer.way == "open":
+        reason = "something listens there that is no sideband of mend"
+    else:
+        reason = (
+            f"it is a sideband, but not of job {job!r}, or it runs with observe=false"
+            if job
+            else "it is a sideband, but runs with observe=false, or is not that of a rack's leader"
+        )
+    return f"{answer.address}: {reason}"

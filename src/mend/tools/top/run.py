@@ -1,0 +1,239 @@
+"""tools.top.run: asks, draws, and asks again until the job or the user ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.live import Live
+
+from mend.errors import ConfigError, WireError
+from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
+from mend.tools.top.picture import LATE_S, Answer, Picture, addresses_of, is_over, picture_of
+from mend.tools.top.table import screen_of
+from mend.transport.status_client import StatusClient
+
+DEFAULT = "tcp://127.0.0.1:21900"
+WATCHED_MAX = 80
+"""Addresses in all: 64 racks, a witness, and some that are wrong."""
+
+STRAGGLER_S = 1.0
+"""With --once: so long for the other addresses, once one has answered."""
+
+FIRST_S = 0.25
+"""So long for the first answers, before there is something to be seen."""
+
+SVG_COLUMNS = 116
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The arguments. No address: those of the environment."""
+
+    addresses: tuple[str, ...]
+    job: str
+    interval_s: float
+    once: bool
+    as_json: bool
+    wait_s: float
+    svg: Path | None
+
+
+class Watch:
+    """What has been answered so far, by address. Addresses that are heard of are asked as well."""
+
+    def __init__(self, onlooker: StatusClient, wanted: Wanted, addresses: list[str]) -> None:
+        self._onlooker, self._wanted, self._given = onlooker, wanted, addresses
+        self._question = encode_look(Look(wanted.job))
+        self._heard: dict[str, tuple[JobStatus, float]] = {}
+        self._named: dict[str, tuple[str, ...]] = {}
+        """Who answers -> where it says that other racks are."""
+        self._at: dict[tuple[int, int], str] = {}
+        """(rack, incarnation) -> the address that it is asked at; it may have several."""
+        self._aliases: set[str] = set()
+        for address in addresses:
+            onlooker.watch(address)
+
+    def asked(self) -> list[str]:
+        """Where to ask: what was given, and the racks of the newest rosters."""
+        named = [address for each in self._named.values() for address in each]
+        found = [each for each in dict.fromkeys((*self._given, *named)) if self._is_new(each)]
+        return found[:WATCHED_MAX]
+
+    def _is_new(self, address: str) -> bool:
+        return address not in self._aliases
+
+    def ask(self) -> None:
+        for address in self.asked():
+            self._onlooker.ask(address, self._question)
+
+    def listen(self, limit_s: float) -> None:
+        """Take in what comes until the limit, or the job is over; with --once until all are in."""
+        end = time.monotonic() + limit_s
+        while (left_s := end - time.monotonic()) > 0 and not self.over:
+            for address, frame in self._onlooker.collect(left_s):
+                self._take(address, frame)
+            if self._wanted.once and self.complete:
+                return
+
+    def _take(self, address: str, frame: bytes) -> None:
+        try:
+            view = decode_view(frame)
+        except WireError:
+            return  # whoever it is, it does not answer what was asked
+        own = next((rack.address for rack in view.racks if rack.rack == view.rack), address)
+        at = self._at.setdefault((view.rack, view.incarnation), address)
+        if at != address:
+            self._aliases.add(address)
+            return
+        if own != address:
+            self._aliases.add(own)
+        self._heard[address] = view, time.monotonic()
+        before = set(self.asked())
+        self._named[address] = tuple(addresses_of(view))
+        for other in set(self.asked()) - before:
+            self._meet(other)
+
+    def _meet(self, address: str) -> None:
+        """An address that a View named; one that is none is not the user's mistake."""
+        try:
+            self._onlooker.watch(address)
+        except ConfigError:
+            self._aliases.add(address)
+            return
+        self._onlooker.ask(address, self._question)
+
+    @property
+    def complete(self) -> bool:
+        return all(address in self._heard for address in self.asked())
+
+    @property
+    def anybody(self) -> bool:
+        return bool(self._heard)
+
+    @property
+    def over(self) -> bool:
+        return is_over(self.answers())
+
+    def picture(self) -> Picture:
+        late_s = max(LATE_S, 3 * self._wanted.interval_s)
+        return picture_of(self.answers(), late_s, self._wanted.job)
+
+    def answers(self) -> list[Answer]:
+        """Of all that are asked, and the last word of those that were."""
+        now, asked = time.monotonic(), self.asked()
+        gone = [a for a, (view, _) in self._heard.items() if view.state == "ended"]
+        found = []
+        for address in dict.fromkeys((*asked, *gone)):
+            view, at = self._heard.get(address, (None, now))
+            found.append(Answer(address, view, now - at, self._onlooker.way(address).value))
+        return found
+
+
+def top(wanted: Wanted) -> int:
+    """Returns the exit status. Raises ConfigError for what is no address."""
+    addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
+    if wanted.svg is not None and not wanted.once:
+        raise ConfigError("svg", str(wanted.svg), "is one picture", "Add --once.")
+    with closing(StatusClient(VIEW_BYTES_MAX)) as onlooker, terminated():
+        watch = Watch(onlooker, wanted, addresses)
+        try:
+            return _once(watch, wanted) if wanted.once else _forever(watch, wanted)
+        except KeyboardInterrupt:
+            return 0
+        except BrokenPipeError:  # `mend top | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
+
+def addresses_in_force() -> list[str]:
+    """Of the environment and of the file that MEND_CONFIG names."""
+    from mend.config.origins import in_force
+
+    config, named = in_force()
+    if not {each.field for each in named} & {"sideband_peers", "witness_addr", "racks"}:
+        return [DEFAULT]
+    witness = [config.witness_addr] if config.witness_addr else []
+    return [*witness, *config.peer_addresses.values()]
+
+
+@contextmanager
+def terminated() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, so that the terminal is left as it was."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _once(watch: Watch, wanted: Wanted) -> int:
+    end = time.monotonic() + wanted.wait_s
+    while not watch.anybody and time.monotonic() < end:
+        watch.ask()
+        watch.listen(min(wanted.interval_s, STRAGGLER_S, max(0.0, end - time.monotonic())))
+    watch.listen(min(STRAGGLER_S, max(0.0, end - time.monotonic())))
+    picture = watch.picture()
+    console = Console(highlight=False)
+    _print(picture, console, wanted)
+    if wanted.svg is not None:
+        wanted.svg.write_text(svg_of(picture), encoding="utf-8")
+    return 0 if watch.anybody else 1
+
+
+def _forever(watch: Watch, wanted: Wanted) -> int:
+    console = Console(highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal or wanted.as_json:
+        while not watch.over:
+            watch.ask()
+            watch.listen(wanted.interval_s)
+            _print(watch.picture(), console, wanted)
+    else:
+        with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
+            watch.ask()
+            watch.listen(min(wanted.interval_s, FIRST_S))
+            while not watch.over:
+                size = console.size
+                live.update(screen_of(watch.picture(), size.width, size.height), refresh=True)
+                watch.ask()
+                watch.listen(wanted.interval_s)
+        _print(watch.picture(), console, wanted)
+    if not wanted.as_json:
+        console.print("the job has ended")
+    return 0
+
+
+def _print(picture: Picture, console: Console, wanted: Wanted) -> None:
+    if wanted.as_json:
+        print(json.dumps(asdict(picture)), flush=True)
+        return
+    console.print(screen_of(picture, console.width))
+    if not wanted.once:
+        console.print()
+
+
+def svg_of(picture: Picture) -> str:
+    """For documents: as a terminal shows it, without fonts from elsewhere."""
+    from rich.terminal_theme import MONOKAI
+
+    with open(os.devnull, "w") as nowhere:
+        console = Console(
+            record=True, width=SVG_COLUMNS, file=nowhere, force_terminal=True, highlight=False
+        )
+        console.print(screen_of(picture, SVG_COLUMNS))
+    found = console.export_svg(title="mend top", theme=MONOKAI, unique_id="mend-top")
+    return re.sub(r"@font-face\s*\{.*?\}\s*", "", found, flags=re.DOTALL)

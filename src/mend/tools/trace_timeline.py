@@ -1,0 +1,335 @@
+"""Facts and times of each round from tapes. Pure; `mend explain` puts them into words.
+
+All times are those of the coordinator where its tape is among them, moved to the time of day by
+what the header of each tape says of its clock.
+"""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mend.consensus.records import Commit, Drop, Genesis, Offer, Record, Roster
+from mend.coordination import events as ev
+from mend.coordination.machines import COORDINATOR, RANK_MACHINE
+from mend.coordination.messages import Orders, RankOrders, Report
+from mend.trace.format import Entry, Gap, Header
+
+Made = tuple[int, int]
+"""A round: its fragment, and the version that it made."""
+
+Span = tuple[int, int]
+
+
+@dataclass
+class OfferFacts:
+    """`announced_ns`: when the coordinator first heard of it. `holders`: rack -> since when."""
+
+    offer: Offer
+    announced_ns: int
+    holders: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class RankFacts:
+    """One rank's part in a round. `in_mend_ns`: its training thread, from the end of the step until
+    the version was applied; not known of the last step."""
+
+    stepped_ns: int | None = None
+    """End of the step behind which it captured; not known behind the last one."""
+    captured_ns: int | None = None
+    encoded_ns: int | None = None
+    pulls: dict[int, Span] = field(default_factory=dict)
+    pulled_bytes: int = 0
+    merge: Span | None = None
+    told_ns: int | None = None
+    """When the rank learned that it is decided."""
+    applied_ns: int | None = None
+    in_mend_ns: int | None = None
+
+
+@dataclass(eq=False)
+class RoundFacts:
+    fragment: int
+    version: int
+    opened: tuple[int, int] | None = None
+    """When, and by which rack."""
+    whys: list[tuple[int, str]] = field(default_factory=list)
+    """Why it did not go on, whenever that changed."""
+    gathers: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    """When, attempt, racks."""
+    held: dict[int, int] = field(default_factory=dict)
+    declined: dict[int, str] = field(default_factory=dict)
+    written_ns: int | None = None
+    decided_ns: int | None = None
+    commit: Commit | None = None
+    index: int = 0
+    """Of its record in the log."""
+    ranks: dict[tuple[int, int], RankFacts] = field(default_factory=lambda: defaultdict(RankFacts))
+
+    @property
+    def closed_ns(self) -> int | None:
+        """When its members were fixed for the last time."""
+        return self.gathers[-1][0] if self.gathers else self.written_ns
+
+
+@dataclass(eq=False)
+class Story:
+    rounds: dict[Made, RoundFacts] = field(default_factory=dict)
+    offers: dict[tuple[int, int, int], OfferFacts] = field(default_factory=dict)
+    """By rack, fragment, seq."""
+    rosters: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """Index in the log, and who is a member from there on."""
+    live: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """Who counted as live, whenever that changed."""
+    reports_ns: dict[int, array[int]] = field(default_factory=lambda: defaultdict(_times))
+    """When each rack was heard."""
+    notes: list[tuple[int, str, dict[str, object]]] = field(default_factory=list)
+    """What coordinators noted besides decisions."""
+    payload_bytes: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    coordinated: bool = False
+    """Whether the tape of a process that coordinated is among them."""
+
+    drops: dict[int, Drop] = field(default_factory=dict)
+    """Index in the log -> offers that ended without a commit."""
+    decided: list[RoundFacts] = field(default_factory=list)
+    """In the order of the log."""
+
+    def round(self, fragment: int, version: int) -> RoundFacts:
+        return self.rounds.setdefault((fragment, version), RoundFacts(fragment, version))
+
+    def racks(self, index: int) -> tuple[int, ...]:
+        """The members when record `index` was written; nobody knows: all that offered anything."""
+        place = bisect.bisect_left(self.rosters, (index, ()))
+        if place:
+            return self.rosters[place - 1][1]
+        return tuple(sorted({rack for rack, _, _ in self.offers}))
+
+    def last_heard_ns(self, rack: int, at_ns: int) -> int | None:
+        """When a rack was heard for the last time before; None: it is not known."""
+        times = self.reports_ns[rack]
+        place = bisect.bisect_right(times, at_ns)
+        return times[place - 1] if place else None
+
+    def heard(self, at_ns: int) -> tuple[int, ...] | None:
+        """Who counted as live then; None: it is not known."""
+        place = bisect.bisect_right(self.live, (at_ns, (1 << 20,)))
+        return self.live[place - 1][1] if place else None
+
+
+def _times() -> array[int]:
+    return array("q")
+
+
+def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:
+    """Raises TapeError as the entries do."""
+    story = Story()
+    for header, entries in tapes:
+        offset_ns = header.wall_ns - header.mono_ns
+        coordinator, rank_machine = _OfCoordinator(story), _OfLearner(story, header)
+        story.payload_bytes[(header.rack, header.rank)] = header.payload_bytes
+        for entry in entries:
+            if isinstance(entry, Gap):
+                continue
+            if entry.machine == COORDINATOR:
+                coordinator.take(entry, entry.now_ns + offset_ns)
+            elif entry.machine == RANK_MACHINE:
+                rank_machine.take(entry, entry.now_ns + offset_ns)
+        rank_machine.end()
+    done = [made for made in story.rounds.values() if made.commit is not None]
+    story.decided = sorted(done, key=lambda made: made.index)
+    story.rosters = sorted(set(story.rosters))
+    story.live.sort()
+    story.reports_ns.update({rack: array("q", sorted(t)) for rack, t in story.reports_ns.items()})
+    story.notes.sort(key=lambda note: note[0])
+    return story
+
+
+def _first(old_ns: int | None, new_ns: int) -> int:
+    return new_ns if old_ns is None else min(old_ns, new_ns)
+
+
+def _records(story: Story, prev: int, records: tuple[Record, ...], at_ns: int) -> None:
+    for index, record in enumerate(records, start=prev + 1):
+        if isinstance(record, Commit):
+            made = story.round(record.fragment, record.version)
+            made.commit, made.index = record, index
+            made.written_ns = _first(made.written_ns, at_ns)
+        elif isinstance(record, Drop):
+            story.drops[index] = record
+        elif isinstance(record, Genesis):
+            story.rosters.append((index, tuple(seat.member.rack for seat in record.roster)))
+        elif isinstance(record, Roster):
+            story.rosters.append((index, tuple(seat.member.rack for seat in record.members)))
+
+
+class _OfCoordinator:
+    """Reads what a coordinator heard and said."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._versions: dict[int, int] = defaultdict(int)
+        self._whys: dict[int, str] = {}
+        self._live: tuple[int, ...] | None = None
+
+    def take(self, entry: Entry, at_ns: int) -> None:
+        event = entry.event
+        if isinstance(event, ev.Heard) and isinstance(event.body, Report):
+            self._report(event.peer.rack, event.body, at_ns)
+        whys: tuple[str, ...] | None = None
+        for effect in entry.effects:
+            if isinstance(effect, ev.Send) and isinstance(effect.body, Orders):
+                self._story.coordinated = True
+                whys = effect.body.why
+                self._orders(effect.body, at_ns)
+            elif isinstance(effect, ev.Note) and effect.kind == "decided":
+                self._decided(effect.fields, at_ns)
+            elif isinstance(effect, ev.Note):
+                self._story.notes.append((at_ns, effect.kind, effect.fields))
+        if whys is not None:
+            self._why(whys, at_ns)
+
+    def _report(self, rack: int, report: Report, at_ns: int) -> None:
+        story = self._story
+        story.reports_ns[rack].append(at_ns)
+        for offer in report.offers:
+            key = (rack, offer.fragment, offer.seq)
+            facts = story.offers.setdefault(key, OfferFacts(offer, at_ns))
+            facts.holders.setdefault(rack, at_ns)
+            self._open(offer.fragment, offer.applied, rack, at_ns)
+        for got in report.got:
+            known = story.offers.get((got.member.rack, got.fragment, got.seq))
+            if known is not None:
+                known.holders.setdefault(rack, at_ns)
+        for declined in report.declined:
+            made = story.round(declined.fragment, declined.applied + 1)
+            made.declined.setdefault(rack, declined.reason)
+            self._open(declined.fragment, declined.applied, rack, at_ns)
+        for held in report.held:
+            story.round(held.fragment, held.version).held.setdefault(rack, at_ns)
+
+    def _open(self, fragment: int, applied: int, rack: int, at_ns: int) -> None:
+        made = self._story.round(fragment, applied + 1)
+        made.opened = made.opened or (at_ns, rack)
+
+    def _orders(self, orders: Orders, at_ns: int) -> None:
+        story = self._story
+        _records(story, orders.prev, orders.records, at_ns)
+        for gather in orders.gathers:
+            made = story.round(gather.fragment, gather.version)
+            if all(attempt != gather.attempt for _, attempt, _ in made.gathers):
+                racks = tuple(offer.member.rack for offer in gather.members)
+                made.gathers.append((at_ns, gather.attempt, racks))
+        if orders.live != self._live:
+            self._live = orders.live
+            story.live.append((at_ns, orders.live))
+
+    def _decided(self, fields: dict[str, object], at_ns: int) -> None:
+        fragment, version = fields["fragment"], fields["version"]
+        assert isinstance(fragment, int)
+        assert isinstance(version, int)
+        made = self._story.round(fragment, version)
+        made.decided_ns = _first(made.decided_ns, at_ns)
+        self._versions[fragment] = version
+        self._whys.pop(fragment, None)
+
+    def _why(self, whys: tuple[str, ...], at_ns: int) -> None:
+        """They say `fragment 3: waiting for rack 1`; others are of the start."""
+        for why in whys:
+            head, _, text = why.partition(": ")
+            number = head.removeprefix("fragment ")
+            if not (head.startswith("fragment ") and number.isdecimal()):
+                continue
+            fragment = int(number)
+            if self._whys.get(fragment) != text:
+                self._whys[fragment] = text
+                made = self._story.round(fragment, self._versions[fragment] + 1)
+                made.whys.append((at_ns, text))
+
+
+class _OfLearner:
+    """Reads what one rank did."""
+
+    def __init__(self, story: Story, header: Header) -> None:
+        self._story, self._me = story, (header.rack, header.rank)
+        self._bytes = header.payload_bytes
+        self._stepped_ns: int | None = None
+        self._step = 0
+        """The newest that the tape tells, which ended at `_stepped_ns`."""
+        self._pulling: dict[tuple[int, int, int], int] = {}
+        self._pulled: dict[tuple[int, int, int], Span] = {}
+        self._merging: dict[Made, int] = {}
+        self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
+        self._steps: dict[tuple[int, int], int] = {}
+        """Of the same captures."""
+        self._behind: list[RankFacts] = []
+        """What was applied after the newest step, or captured there and merged."""
+
+    def end(self) -> None:
+        """The tape is at its end: what came last may be of who left, long after its step."""
+        for mine in self._behind:
+            mine.in_mend_ns = mine.stepped_ns = None
+
+    def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
+        for effect in entry.effects:
+            match effect:
+                case ev.Fetch(offer):
+                    name = (offer.member.rack, offer.fragment, offer.seq)
+                    self._pulling.setdefault(name, at_ns)
+                case ev.Merge(fragment, version):
+                    self._merging[(fragment, version)] = at_ns
+                case ev.RecordCommitted(Commit() as commit):
+                    self._commit(commit, at_ns)
+        match entry.event:
+            case ev.Heard(_, _, RankOrders() as orders):
+                _records(self._story, orders.prev, orders.records, at_ns)
+            case ev.Progress(step):
+                self._step, self._stepped_ns = step, at_ns
+                self._behind.clear()
+            case ev.Captured(fragment, seq, step=step):
+                told = self._stepped_ns if step == self._step else None
+                self._captured[(fragment, seq)] = (told, at_ns)
+                self._steps[(fragment, seq)] = step
+            case ev.Encoded(fragment, seq):
+                if (fragment, seq) in self._captured:
+                    self._captured[(fragment, seq)] += (at_ns,)
+            case ev.Fetched(member, fragment, seq, error):
+                name = (member.rack, fragment, seq)
+                if not error and name in self._pulling:
+                    self._pulled[name] = (self._pulling.pop(name), at_ns)
+            case ev.Merged(fragment, version):
+                if (begun_ns := self._merging.pop((fragment, version), None)) is not None:
+                    self._mine(fragment, version).merge = (begun_ns, at_ns)
+            case ev.Applied(fragment, version):
+                mine = self._mine(fragment, version)
+                mine.applied_ns = at_ns
+                if self._stepped_ns is not None:
+                    mine.in_mend_ns = at_ns - self._stepped_ns
+                self._behind.append(mine)
+
+    def _mine(self, fragment: int, version: int) -> RankFacts:
+        return self._story.round(fragment, version).ranks[self._me]
+
+    def _commit(self, commit: Commit, at_ns: int) -> None:
+        made = self._story.round(commit.fragment, commit.version)
+        made.commit = commit
+        if not self._story.coordinated:
+            made.decided_ns = _first(made.decided_ns, at_ns)
+        mine = self._mine(commit.fragment, commit.version)
+        mine.told_ns = at_ns
+        for share in commit.members:
+            rack = share.member.rack
+            pulled = self._pulled.pop((rack, commit.fragment, share.seq), None)
+            if pulled is not None:
+                mine.pulls[rack] = pulled
+                if commit.fragment < len(self._bytes):
+                    mine.pulled_bytes += self._bytes[commit.fragment]
+            if rack == self._me[0]:
+                times = self._captured.pop((commit.fragment, share.seq), ())
+                if self._steps.pop((commit.fragment, share.seq), -1) == self._step:
+                    self._behind.append(mine)
+                known = (*times, None, None, None)
+                mine.stepped_ns, mine.captured_ns, mine.encoded_ns = known[:3]

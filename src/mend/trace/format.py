@@ -1,0 +1,287 @@
+"""The byte format of a tape: the events that machines were given, and their effects.
+
+A file is a line of chunks, each behind a head with its length and checksums; together they are one
+zlib stream, so that a heartbeat that repeats the last one costs a few bytes. Inflated, a chunk is a
+row of records, each behind its length. The first record of a file is the `Header`.
+
+    file    MAGIC, version | chunk | chunk | ...
+    chunk   number, deflated bytes, raw bytes, xxh3 of the deflated, xxh32 of this head | deflated
+    record  bytes | msgpack: a Header, then entries and gaps
+
+A tape that was closed in order ends with an empty chunk whose number has the bit LAST.
+
+Events and effects are written as they are, under the names of their classes; a field that is new
+needs no change here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from struct import Struct as Layout
+from struct import error as StructError
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+import xxhash
+from msgspec import Struct
+
+from mend.coordination.events import Effect, Event
+from mend.coordination.machines import Parts
+from mend.errors import TapeError
+
+MAGIC = b"mendtape"
+VERSION = 3
+LEVEL = 6
+"""Of zlib: its cost is a few percent of a core at a thousand events a second."""
+
+CHUNK_RAW_BYTES = 1 << 20
+"""A writer ends a chunk when it holds this much."""
+
+CHUNK_BYTES_MAX = 32 << 20
+"""Most that a reader takes for one chunk, deflated or inflated."""
+
+RECORD_BYTES_MAX = 24 << 20
+"""A record that is longer is not written; the largest frame has a third of it."""
+
+LAST = 1 << 31
+
+_FILE = Layout("!8sH")
+_HEAD = Layout("!IIIQ")
+_CHECK = Layout("!I")
+_LENGTH = Layout("!I")
+FILE_BYTES = _FILE.size
+HEAD_BYTES = _HEAD.size + _CHECK.size
+
+EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+EFFECTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Effect)}
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """What a tape was made by and from. The same in every file of a tape but for `segment`."""
+
+    format: int = VERSION
+    job: str
+    rack: int
+    rank: int
+    parts: Parts
+    plan: str = ""
+    """Hash of what all racks must share; empty for a witness."""
+    argv: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    payload_bytes: tuple[int, ...] = ()
+    """Of this rank's part of an offer, per fragment; empty for a witness."""
+    wall_ns: int = 0
+    """Time of day at `mono_ns` of the clock that all times on the tape are of."""
+    mono_ns: int = 0
+    segment: int = 0
+
+
+class _Given(Struct, frozen=True, array_like=True, tag=1):
+    machine: str
+    now_ns: int
+    event_name: str
+    event: msgspec.Raw
+    effects: tuple[tuple[str, msgspec.Raw], ...]
+    error: str
+
+
+class Gap(Struct, frozen=True, array_like=True, tag=2):
+    """Entries that are missing here: the disk was too slow, or one was too long."""
+
+    count: int
+    reason: str
+
+
+class _Bound(Struct, frozen=True, array_like=True, tag=3):
+    header: Header
+
+
+class Answer(NamedTuple):
+    """One effect as it is on the tape. Equal bytes, equal effects."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One event that one machine handled. `number` counts from 1; `error`: what `handle` raised."""
+
+    number: int
+    machine: str
+    now_ns: int
+    event: Event
+    answers: tuple[Answer, ...]
+    error: str = ""
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        """Raises TapeError for one that this mend does not know."""
+        return tuple(effect_of(answer) for answer in self.answers)
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Bound | _Given | Gap)
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (*EVENTS.values(), *EFFECTS.values())
+}
+_BAD = (msgspec.DecodeError, ValueError, RecursionError, OverflowError, StructError, KeyError)
+
+
+# ------------------------------------------------------------------ records
+
+
+def record_of_header(header: Header) -> bytes:
+    return _encoder.encode(_Bound(header))
+
+
+def record_of_entry(
+    machine: str, now_ns: int, event: Event, effects: Sequence[Effect], error: str = ""
+) -> bytes:
+    answered = [(type(effect).__name__, effect) for effect in effects]
+    return _encoder.encode([1, machine, now_ns, type(event).__name__, event, answered, error])
+
+
+def record_of_gap(gap: Gap) -> bytes:
+    return _encoder.encode(gap)
+
+
+def answer_of(effect: Effect) -> Answer:
+    """As it would be on the tape."""
+    return Answer(type(effect).__name__, _encoder.encode(effect))
+
+
+def effect_of(answer: Answer) -> Effect:
+    """Raises TapeError."""
+    found: Effect = _typed(EFFECTS, answer.name, answer.data)
+    return found
+
+
+def read_record(record: bytes, number: int) -> Header | Entry | Gap:
+    """`number`: what an entry is called. Raises TapeError, never anything else."""
+    try:
+        found = _decoder.decode(record)
+    except _BAD as error:
+        raise TapeError(f"record {number} is not of this format: {error}") from error
+    if isinstance(found, _Bound):
+        return found.header
+    if isinstance(found, Gap):
+        return found
+    assert isinstance(found, _Given)
+    try:
+        event: Event = _typed(EVENTS, found.event_name, found.event)
+    except TapeError as error:
+        raise TapeError(f"event {number} of machine {found.machine}: {error}") from error
+    answers = tuple(Answer(name, bytes(raw)) for name, raw in found.effects)
+    return Entry(number, found.machine, found.now_ns, event, answers, found.error)
+
+
+def _typed(kinds: dict[str, Any], name: str, data: bytes | msgspec.Raw) -> Any:
+    if name not in kinds:
+        raise TapeError(f"{name!r} is unknown to this mend; read the tape with the one it is of")
+    try:
+        return _decoders[kinds[name]].decode(data)
+    except _BAD as error:
+        raise TapeError(
+            f"{name} does not fit this mend ({error}); read the tape with the one it is of"
+        ) from error
+
+
+# ------------------------------------------------------------------ chunks
+
+
+class Head(NamedTuple):
+    number: int
+    deflated: int
+    raw: int
+    checksum: int
+    last: bool
+
+
+class Packer:
+    """Records to chunks of one file."""
+
+    def __init__(self) -> None:
+        self._deflate = zlib.compressobj(LEVEL)
+        self._number = 0
+
+    def chunk(self, records: Sequence[bytes]) -> bytes:
+        """At most CHUNK_BYTES_MAX in all; whoever calls sees to that."""
+        raw = b"".join(part for record in records for part in (_LENGTH.pack(len(record)), record))
+        deflated = self._deflate.compress(raw) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        head = self._head(self._number, len(raw), deflated)
+        self._number += 1
+        return head + deflated
+
+    def end(self) -> bytes:
+        """Says that nothing is missing behind it."""
+        return self._head(self._number | LAST, 0, b"")
+
+    def _head(self, number: int, raw_bytes: int, deflated: bytes) -> bytes:
+        checksum = xxhash.xxh3_64_intdigest(deflated)
+        head = _HEAD.pack(number, len(deflated), raw_bytes, checksum)
+        return head + _CHECK.pack(xxhash.xxh32_intdigest(head))
+
+
+class Unpacker:
+    """Chunks of one file to records, in order."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj()
+
+    def records(self, head: Head, deflated: bytes) -> Iterator[bytes]:
+        """Never more than the head says, which `read_head` has bounded. Raises TapeError."""
+        try:
+            raw = self._inflate.decompress(deflated, head.raw + 1)
+        except zlib.error as error:
+            raise TapeError(f"chunk {head.number} does not inflate: {error}") from error
+        if len(raw) != head.raw or self._inflate.unconsumed_tail:
+            raise TapeError(f"chunk {head.number} inflates to other than its {head.raw} bytes")
+        place = 0
+        while place < len(raw):
+            end = place + _LENGTH.size
+            stop = end + int.from_bytes(raw[place:end], "big")
+            if stop > len(raw):
+                raise TapeError(f"a record of chunk {head.number} goes beyond its end")
+            yield raw[end:stop]
+            place = stop
+
+
+def file_begin() -> bytes:
+    return _FILE.pack(MAGIC, VERSION)
+
+
+def check_begin(begin: bytes) -> None:
+    """Raises TapeError for what is no tape, or one of another format."""
+    if len(begin) < FILE_BYTES or begin[: len(MAGIC)] != MAGIC:
+        raise TapeError("it does not begin like a tape of mend")
+    version = _FILE.unpack(begin)[1]
+    if version != VERSION:
+        raise TapeError(
+            f"it has format {version}, this mend reads format {VERSION}; read it with the mend "
+            "that wrote it"
+        )
+
+
+def read_head(data: bytes, number: int) -> Head:
+    """Raises TapeError for a head that is not that of chunk `number`."""
+    (check,) = _CHECK.unpack(data[_HEAD.size :])
+    if check != xxhash.xxh32_intdigest(data[: _HEAD.size]):
+        raise TapeError(f"the head of chunk {number} fails its checksum")
+    marked, deflated, raw, checksum = _HEAD.unpack(data[: _HEAD.size])
+    head = Head(marked & ~LAST, deflated, raw, checksum, bool(marked & LAST))
+    if head.number != number:
+        raise TapeError(f"chunk {head.number} is where chunk {number} should be")
+    if max(head.deflated, head.raw) > CHUNK_BYTES_MAX:
+        raise TapeError(f"chunk {number} is longer than {CHUNK_BYTES_MAX} bytes")
+    return head
+
+
+def check_chunk(head: Head, deflated: bytes) -> None:
+    """Raises TapeError when the bytes are not those that were written."""
+    if xxhash.xxh3_64_intdigest(deflated) != head.checksum:
+        raise TapeError(f"chunk {head.number} fails its checksum")

@@ -1,0 +1,196 @@
+"""Reads and checks tape files. Trusts no length and no byte.
+
+What a killed process or a machine that went down leaves at the end of a file is cut, and told;
+anything else that is not as it was written raises TapeError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mend.errors import TapeError
+from mend.trace import format as form
+from mend.trace.format import Entry, Gap, Head, Header, Unpacker
+
+_NAME = re.compile(r"tape-rack(\d+)-rank(\d+)(?:-life(\d+))?(?:\.(\d+))?\.mend")
+
+
+@dataclass(frozen=True)
+class TapeFile:
+    """One file of a tape, checked. `stop`: where its whole chunks end."""
+
+    path: Path
+    stop: int
+    chunks: int
+    """That of the header is the first."""
+    ended: bool
+
+
+@dataclass(frozen=True)
+class RecordedTape:
+    """A tape that was read. Files were checked already; `entries` may be called again."""
+
+    path: Path
+    """Its first file."""
+    header: Header
+    """Of the first file that is left."""
+    files: tuple[TapeFile, ...]
+    lost: str
+    """What the end of the tape lost, in words; empty: nothing."""
+    whole: bool
+    """Closed in order."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stop for file in self.files)
+
+    def entries(self) -> Iterator[Entry | Gap]:
+        """All there are, in the order in which they were handled. Raises TapeError."""
+        number = 0
+        for file in self.files:
+            for record in _records(file):
+                found = form.read_record(record, number + 1)
+                if isinstance(found, Gap):
+                    number += found.count
+                    yield found
+                elif isinstance(found, Entry):
+                    number += 1
+                    yield found
+
+
+def read_tape(path: Path) -> RecordedTape:
+    """`path`: any file of it. A tail that was cut is told in `lost`; anything else that is not as
+    it was written raises TapeError."""
+    paths = _files_of(path)
+    headers: list[Header] = []
+    files: list[TapeFile] = []
+    lost = ""
+    for place, each in enumerate(paths):
+        with _naming(each):
+            header, file, lost = _checked(each)
+            if headers and header.segment != headers[-1].segment + 1:
+                raise TapeError(f"it is segment {header.segment} behind {headers[-1].segment}")
+            if lost and place + 1 < len(paths):
+                raise TapeError(f"{lost}, and there is a file behind it")
+        headers.append(header)
+        files.append(file)
+    return RecordedTape(paths[0], headers[0], tuple(files), lost, files[-1].ended)
+
+
+def tapes_in(paths: Sequence[Path]) -> list[Path]:
+    """The first file of each tape that is meant; a folder means all in it. Raises TapeError."""
+    found: dict[tuple[Path, str], Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise TapeError(f"{path}: there is no such file or folder")
+        inside = sorted(path.rglob("*.mend")) if path.is_dir() else [path]
+        inside = [each for each in inside if not path.is_dir() or _NAME.fullmatch(each.name)]
+        if not inside:
+            raise TapeError(f"{path}: no tape in there; was the job given a diagnostics_dir?")
+        for each in inside:
+            first = _files_of(each)[0]
+            found.setdefault((first.parent, first.name), first)
+    return list(found.values())
+
+
+def _files_of(path: Path) -> list[Path]:
+    """All files of the tape that this one is of, in order."""
+    named = _NAME.fullmatch(path.name)
+    if named is None:
+        return [path]
+    mine = named.groups()[:3]
+    found = []
+    for each in path.parent.glob(f"tape-rack{mine[0]}-rank{mine[1]}*.mend"):
+        other = _NAME.fullmatch(each.name)
+        if other is not None and other.groups()[:3] == mine:
+            found.append((int(other[4] or 0), each))
+    return [each for _, each in sorted(found)] or [path]
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the file's name before what is wrong with it."""
+    try:
+        yield
+    except (TapeError, OSError) as error:
+        raise TapeError(f"{path}: {error}") from error
+
+
+def _checked(path: Path) -> tuple[Header, TapeFile, str]:
+    """The header, how far the file is as it was written, and what was lost behind that."""
+    with path.open("rb") as file:
+        form.check_begin(file.read(form.FILE_BYTES))
+        header, stop, lost = None, form.FILE_BYTES, ""
+        for number in itertools.count():
+            found, lost = _next_chunk(file, number, stop)
+            if found is None or found[0].last:
+                break
+            stop += form.HEAD_BYTES + found[0].deflated
+            if header is None:
+                for record in Unpacker().records(*found):
+                    header = form.read_record(record, 0)
+        ended = found is not None
+        if ended and file.read(1):
+            raise TapeError(f"there is more behind its end (at byte {stop})")
+    if not isinstance(header, Header):
+        raise TapeError(f"it ends before its header does ({lost or 'it is empty'})")
+    return header, TapeFile(path, stop, number, ended), lost
+
+
+def _next_chunk(file: BinaryIO, number: int, place: int) -> tuple[tuple[Head, bytes] | None, str]:
+    """The chunk and "", or None and what is lost: it has not been written to its end. A machine
+    that went down may leave zeros there. Raises TapeError for what is otherwise than written."""
+    data = file.read(form.HEAD_BYTES)
+    if len(data) < form.HEAD_BYTES:
+        return None, _cut(len(data), place) if data else ""
+    try:
+        head = form.read_head(data, number)
+    except TapeError as error:
+        if not any(data) and not (rest := _rest(file))[1]:
+            return None, _cut(len(data) + rest[0], place)
+        raise TapeError(f"{error} (at byte {place})") from error
+    deflated = file.read(head.deflated)
+    if len(deflated) < head.deflated:
+        return None, _cut(len(data) + len(deflated), place)
+    try:
+        form.check_chunk(head, deflated)
+    except TapeError as error:
+        if not (rest := _rest(file))[1]:
+            return None, _cut(len(data) + len(deflated) + rest[0], place)
+        raise TapeError(f"{error} (at byte {place})") from error
+    return (head, deflated), ""
+
+
+def _rest(file: BinaryIO) -> tuple[int, bool]:
+    """How many bytes follow, and whether there is anything but zeros among them."""
+    count, anything = 0, False
+    while piece := file.read(1 << 20):
+        count, anything = count + len(piece), anything or any(piece)
+    return count, anything
+
+
+def _cut(count: int, place: int) -> str:
+    return f"the tail is cut: {count} bytes from byte {place} on are no whole chunk"
+
+
+def _records(file: TapeFile) -> Iterator[bytes]:
+    """Records of a file that was checked, without the header."""
+    unpacker = Unpacker()
+    place = form.FILE_BYTES
+    with _naming(file.path), file.path.open("rb") as opened:
+        opened.seek(place)
+        for number in range(file.chunks):
+            found, lost = _next_chunk(opened, number, place)
+            if found is None:
+                raise TapeError(f"it changed while it was read ({lost})")
+            place += form.HEAD_BYTES + found[0].deflated
+            records = unpacker.records(*found)
+            if number == 0:  # the header, which is known
+                next(records)
+            yield from records

@@ -1,0 +1,123 @@
+"""Replays the machines of a tape: equal events must give equal effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass
+
+from msgspec import Struct
+
+from mend.consensus.records import Commit
+from mend.coordination.events import Effect, Note, RecordCommitted
+from mend.coordination.machines import Parts, machines_of
+from mend.errors import TapeError
+from mend.trace.format import Answer, Entry, Gap, answer_of, effect_of
+
+TEXT_MAX = 300
+"""Characters of a value in a difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first event whose effects came out otherwise. `where`: the field, as far as one says."""
+
+    entry: Entry
+    where: str
+    recorded: str
+    came: str
+
+
+@dataclass(slots=True)
+class Replayed:
+    """How far a tape was replayed. `gap`: where it stopped, as what follows cannot be compared."""
+
+    events: int = 0
+    effects: int = 0
+    rounds: int = 0
+    difference: Difference | None = None
+    gap: Gap | None = None
+
+
+def replay(parts: Parts, entries: Iterable[Entry | Gap]) -> Replayed:
+    """Feed new machines what those of the tape were fed. Raises TapeError for a tape that names a
+    machine that the header does not."""
+    machines = machines_of(parts).named()
+    found, rounds = Replayed(), set()
+    for entry in entries:
+        if isinstance(entry, Gap):
+            found.gap = entry
+            break
+        machine = machines.get(entry.machine)
+        if machine is None:
+            raise TapeError(f"event {entry.number} is of {entry.machine!r}, which was never made")
+        came: list[Effect] = []
+        error = ""
+        try:
+            came = machine.handle(entry.event, entry.now_ns)
+        except Exception as raised:  # a machine's bug is on the tape, too
+            error = said(raised)
+        found.events, found.effects = found.events + 1, found.effects + len(came)
+        answers = tuple(answer_of(effect) for effect in came)
+        if answers != entry.answers or error != entry.error:
+            found.difference = _difference(entry, answers, error)
+            break
+        rounds |= _committed(came)
+    found.rounds = len(rounds)
+    return found
+
+
+def said(error: Exception) -> str:
+    """An exception as it is on the tape."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _committed(effects: list[Effect]) -> set[tuple[object, object]]:
+    """(fragment, version) that a learner was told of, or that a coordinator says to be decided."""
+    found: set[tuple[object, object]] = set()
+    for effect in effects:
+        if isinstance(effect, RecordCommitted) and isinstance(effect.record, Commit):
+            found.add((effect.record.fragment, effect.record.version))
+        elif isinstance(effect, Note) and effect.kind == "decided":
+            found.add((effect.fields["fragment"], effect.fields["version"]))
+    return found
+
+
+def _difference(entry: Entry, came: tuple[Answer, ...], error: str) -> Difference:
+    if error != entry.error:
+        return Difference(entry, "raised", entry.error or "nothing", error or "nothing")
+    for index, (old, new) in enumerate(zip(entry.answers, came, strict=False), start=1):
+        if old != new:
+            before, after = effect_of(old), effect_of(new)
+            where, one, other = first_difference(before, after, type(before).__name__)
+            return Difference(entry, f"effect {index}, {where}", _text(one), _text(other))
+    shorter = min(len(entry.answers), len(came))
+    more = entry.answers if len(entry.answers) > shorter else came
+    extra = _text(effect_of(more[shorter]))
+    sides = (extra, "nothing") if more is entry.answers else ("nothing", extra)
+    return Difference(entry, f"effect {shorter + 1}", *sides)
+
+
+def first_difference(old: object, new: object, where: str) -> tuple[str, object, object]:
+    """The innermost place where two values differ: its path, and both sides of it."""
+    pairs: list[tuple[str, object, object]] = []
+    if type(old) is type(new):
+        if isinstance(old, Struct):
+            names = old.__struct_fields__
+            pairs = [(f".{name}", getattr(old, name), getattr(new, name)) for name in names]
+        elif is_dataclass(old):
+            names = tuple(field.name for field in fields(old))
+            pairs = [(f".{name}", getattr(old, name), getattr(new, name)) for name in names]
+        elif isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+            pairs = [(f"[{key!r}]", old[key], new[key]) for key in old]
+        elif isinstance(old, list | tuple) and isinstance(new, list | tuple):
+            both = enumerate(zip(old, new, strict=False)) if len(old) == len(new) else ()
+            pairs = [(f"[{index}]", one, other) for index, (one, other) in both]
+    for step, one, other in pairs:
+        if one != other:
+            return first_difference(one, other, where + step)
+    return where, old, new
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "..."

@@ -1,0 +1,282 @@
+"""Writes tape files, on a thread of their own. `trace.reader` reads them.
+
+The loop only appends what a machine was given and answered to a queue: events and effects are
+frozen, so the thread encodes them later. A disk that is full or hangs loses tape, never training.
+
+Files of one process: `tape-rack0-rank0.mend`, then `tape-rack0-rank0.1.mend` and so on, each at
+most SEGMENT_BYTES and readable by itself. A process that finds a tape of an earlier life writes
+`tape-rack0-rank0-life2.mend`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import platform
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from msgspec.structs import replace
+
+from mend.coordination.events import Effect, Event, Machine
+from mend.coordination.machines import Parts
+from mend.trace import format as form
+from mend.trace.format import Gap, Header, Packer
+from mend.trace.replay import said
+from mend.types import MB, VERSION
+
+FLUSH_S = 0.25
+"""How long an entry waits for others before it is written; a killed process loses at most that."""
+
+WAITING_MAX = 8_192
+"""Entries that wait for a slow disk; further ones become a gap."""
+
+LOOK_S = 1.0
+"""How often it is looked whether the file is still there."""
+
+SEGMENT_BYTES = 64 << 20
+LIVES_MAX = 1_000
+CLOSE_S = 5.0
+
+TOO_SLOW = "the disk was too slow"
+
+NoteTo = Callable[[str, dict[str, object]], None]
+
+
+class Tape(Protocol):
+    """What a process gives its machines' events to. Returns at once."""
+
+    def put(
+        self,
+        machine: str,
+        now_ns: int,
+        event: Event,
+        effects: Sequence[Effect],
+        error: str = "",
+    ) -> None: ...
+
+
+def handled(
+    tape: Tape | None, name: str, machine: Machine, event: Event, now_ns: int
+) -> list[Effect]:
+    """Let the machine handle the event, and put both sides of that on the tape, if there is one."""
+    if tape is None:
+        return machine.handle(event, now_ns)
+    try:
+        effects = machine.handle(event, now_ns)
+    except Exception as error:
+        tape.put(name, now_ns, event, (), said(error))
+        raise
+    tape.put(name, now_ns, event, effects)
+    return effects
+
+
+def header_of(job: str, parts: Parts, **more: Any) -> Header:
+    """What this process can say of itself; `more`: further fields of the header."""
+    return Header(
+        job=job,
+        rack=parts.me.rack,
+        rank=parts.me.rank,
+        parts=parts,
+        argv=tuple(sys.orig_argv),
+        versions={
+            "mend": VERSION,
+            "python": platform.python_version(),
+            **_of_torch(),
+        },
+        wall_ns=time.time_ns(),
+        mono_ns=time.monotonic_ns(),
+        **more,
+    )
+
+
+def _of_torch() -> dict[str, str]:
+    """Nothing in a process that has not loaded it: the witness has no tensor."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    return {"torch": str(torch.__version__), "threads": str(torch.get_num_threads())}
+
+
+def begin(folder: Path | None, mb_max: int, header: Header, note: NoteTo) -> TapeWriter | None:
+    """A tape, where there is a folder for it and it is wanted."""
+    return TapeWriter(folder, header, mb_max * MB, note) if folder and mb_max else None
+
+
+class TapeWriter:
+    """A tape on disk. `note` says once that it stopped, or where it has a gap."""
+
+    def __init__(self, folder: Path, header: Header, bytes_max: int, note: NoteTo) -> None:
+        self.lost = 0
+        """Entries that will not be on it."""
+        self._note = note
+        self._files = _Files(folder, header, bytes_max)
+        self._waiting: deque[tuple[str, int, Event, Sequence[Effect], str] | Gap] = deque()
+        self._missed = 0
+        self._stopped = self._closing = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="mend-tape", daemon=True)
+        self._thread.start()
+
+    def put(
+        self,
+        machine: str,
+        now_ns: int,
+        event: Event,
+        effects: Sequence[Effect],
+        error: str = "",
+    ) -> None:
+        """Loop thread only. Never blocks."""
+        if self._stopped or len(self._waiting) >= WAITING_MAX:
+            self.lost += 1
+            self._missed += 1
+            return
+        if self._missed:
+            self._waiting.append(Gap(self._missed, TOO_SLOW))
+            self._missed = 0
+        self._waiting.append((machine, now_ns, event, effects, error))
+
+    def close(self) -> None:
+        """Write what waits, and the end; a disk that hangs is waited for a few seconds only."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive() and not self._stopped:
+            self._stopped = True
+            about = {"path": str(self._files.path), "reason": "the disk hangs at the end"}
+            self._note("tape-stopped", {**about, "remedy": "use a disk that answers"})
+
+    # -------------------------------------------------------------- the writer's thread
+
+    def _write(self) -> None:
+        try:
+            self._files.open()
+            while not self._closing:
+                self._wake.wait(FLUSH_S)
+                self._flush()
+            self._flush()  # what came while the last one ran
+            if self._missed:
+                self._files.write([self._record(Gap(self._missed, TOO_SLOW))])
+            self._files.end()
+        except Exception as error:  # whatever it is, training goes on without a tape
+            self._stop(error)
+        finally:
+            with contextlib.suppress(OSError):  # it would write again what does not fit
+                self._files.close()
+
+    def _flush(self) -> None:
+        self._files.check()
+        records: list[bytes] = []
+        size = 0
+        while self._waiting:
+            record = self._record(self._waiting.popleft())
+            if records and size + len(record) > form.CHUNK_RAW_BYTES:
+                self._files.write(records)
+                records, size = [], 0
+            records.append(record)
+            size += len(record)
+        if records:
+            self._files.write(records)
+
+    def _record(self, item: tuple[str, int, Event, Sequence[Effect], str] | Gap) -> bytes:
+        if isinstance(item, Gap):
+            self._note("tape-gap", {"events": item.count, "reason": item.reason})
+            return form.record_of_gap(item)
+        record = form.record_of_entry(*item)
+        if len(record) <= form.RECORD_BYTES_MAX:
+            return record
+        self.lost += 1
+        return self._record(Gap(1, f"one of {len(record)} bytes is too long"))
+
+    def _stop(self, error: Exception) -> None:
+        self._stopped = True
+        self.lost += len(self._waiting)
+        self._waiting.clear()
+        about = {"path": str(self._files.path), "reason": str(error) or repr(error)}
+        gone = isinstance(error, FileNotFoundError)
+        remedy = "leave the folder where it is" if gone else "free some space"
+        self._note("tape-stopped", {**about, "remedy": remedy})
+
+
+class _Files:
+    """The files of one tape, the newest open. Any OSError is the caller's."""
+
+    def __init__(self, folder: Path, header: Header, bytes_max: int) -> None:
+        self._folder, self._header, self._bytes_max = folder, header, bytes_max
+        self._segment_bytes = max(1, min(SEGMENT_BYTES, bytes_max // 4))
+        self._stem = f"tape-rack{header.rack}-rank{header.rank}"
+        self._sizes: dict[Path, int] = {}
+        """Of those that are still there, oldest first."""
+        self._segment = 0
+        self._packer = Packer()
+        self._file: BinaryIO | None = None
+        self._looked_s = 0.0
+        self.path = folder / f"{self._stem}.mend"
+
+    def open(self) -> None:
+        """The first file, under a name that no earlier life of this rank has."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stem = self._stem
+        for life in itertools.count(2):
+            try:
+                self._file = self.path.open("xb")
+                break
+            except FileExistsError:
+                if life > LIVES_MAX:
+                    raise
+                self._stem = f"{stem}-life{life}"
+                self.path = self._folder / f"{self._stem}.mend"
+        self._begin()
+
+    def write(self, records: Sequence[bytes]) -> None:
+        if self._sizes[self.path] >= self._segment_bytes:
+            self._rotate()
+        self._append(self._packer.chunk(records))
+
+    def check(self) -> None:
+        """Whether the file is still there, now and then: what is written to a removed one is lost,
+        and says so to nobody."""
+        now_s = time.monotonic()
+        if self._file is None or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise FileNotFoundError("the file was removed")
+
+    def end(self) -> None:
+        self._append(self._packer.end())
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _begin(self) -> None:
+        self._packer = Packer()
+        self._sizes[self.path] = 0
+        header = replace(self._header, segment=self._segment)
+        chunk = self._packer.chunk([form.record_of_header(header)])
+        self._append(form.file_begin() + chunk)
+
+    def _rotate(self) -> None:
+        self.close()
+        self._segment += 1
+        self.path = self._folder / f"{self._stem}.{self._segment}.mend"
+        self._file = self.path.open("xb")
+        while sum(self._sizes.values()) > self._bytes_max - self._segment_bytes:
+            oldest = next(iter(self._sizes))
+            oldest.unlink(missing_ok=True)
+            del self._sizes[oldest]
+        self._begin()
+
+    def _append(self, data: bytes) -> None:
+        assert self._file is not None
+        self._file.write(data)
+        self._file.flush()
+        self._sizes[self.path] += len(data)

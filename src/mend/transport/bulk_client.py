@@ -1,0 +1,351 @@
+"""The bulk lane: pulls payloads over plain TCP. The loop decides and watches; threads move bytes.
+
+A fetch asks holder after holder, over a few connections at once (one stream cannot fill a long
+link). The event loop never touches payload bytes: it starts the threads, watches that verified
+bytes keep coming, and shuts the sockets when they do not, when the fetch is cancelled or when the
+lane closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import socket
+import threading
+from collections.abc import Sequence
+
+from mend.errors import (
+    ChecksumMismatch,
+    ConfigError,
+    PayloadGone,
+    PeerUnreachable,
+    TransferStalled,
+    TransportError,
+)
+from mend.transport.bulk_server import Holder, advertised
+from mend.transport.bulk_transfer import Attempt, Incoming
+from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, hello_bytes, tune
+from mend.types import KEY_BYTES, SECOND, Address
+
+__all__ = ["BulkLane", "checksum_of"]
+
+STREAMS = 4
+"""Connections per transfer."""
+STREAM_BYTES_MIN = 1 << 20
+"""A transfer gets one more connection per this many bytes."""
+FETCHES_MAX = 8
+"""Transfers at once; more wait their turn."""
+WATCHES_PER_STALL = 8
+"""How often progress is looked at within one stall time-out."""
+CONNECT_NS_MAX = 5 * SECOND
+
+_TELLING = (ChecksumMismatch, TransferStalled, PeerUnreachable, PayloadGone)
+"""When holders failed in different ways, the first of these is what the caller hears."""
+
+_AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]
+
+
+class BulkLane:
+    """Serves payloads to whoever asks with the job's token, and fetches them from others.
+
+    host, ports: where to listen; an inclusive range of ports to try, None for any. advertise: the
+    host that others are told (`address`). token: 16 bytes that say which job this is; a connection
+    with another token is closed, which guards against mistakes, not against attackers.
+    stall_ns: a holder that gives no verified byte for so long is left for the next one.
+    Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        ports: tuple[int, int] | None,
+        *,
+        token: bytes,
+        advertise: str = "",
+        stall_ns: int = 10 * SECOND,
+        chunk_bytes: int = 4 << 20,
+    ) -> None:
+        if not 0 < chunk_bytes <= LENGTH_MAX:
+            rule = f"must be 1..{LENGTH_MAX}"
+            raise ConfigError("chunk_bytes", chunk_bytes, rule, "4 MiB suits most links.")
+        if stall_ns <= 0:
+            raise ConfigError(
+                "stall_ns", stall_ns, "must be positive", "Ten seconds suit most links."
+            )
+        self._hello = hello_bytes(token)
+        self._chunk_bytes, self._stall_ns = chunk_bytes, stall_ns
+        advertised(host, advertise, 0)  # before anything is open
+        self._holder = Holder(host, ports, token, stall_ns)
+        self.address: Address = advertised(host, advertise, self._holder.port)
+        self.bytes_received = 0
+        self._lock = threading.Lock()
+        self._idle: dict[Address, list[socket.socket]] = {}
+        self._attempts: set[Attempt] = set()
+        self._turns = asyncio.Semaphore(FETCHES_MAX)
+        self._threads = concurrent.futures.ThreadPoolExecutor(
+            FETCHES_MAX * STREAMS, thread_name_prefix=f"mend-lane-fetch-{self._holder.port}"
+        )
+        self._closed = False
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of replies, headers included; a reply counts when it begins."""
+        return self._holder.bytes_sent
+
+    @property
+    def rejected(self) -> int:
+        """Connections closed because they were strangers, garbage, or one too many."""
+        return self._holder.rejected
+
+    def serve(self, key: bytes, view: memoryview) -> None:
+        """Offer `view` (C-contiguous) until `drop(key)`; its bytes must not change meanwhile."""
+        self._holder.serve(key, view)
+
+    def drop(self, key: bytes) -> None:
+        """Stop serving `key` at the next chunk."""
+        self._holder.drop(key)
+
+    async def fetch(
+        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview
+    ) -> None:
+        """Fill `into` with the payload `key`: see `Lane.fetch`.
+
+        Holders are asked in turn, again and again while a turn brings verified bytes; who answered
+        "gone" is not asked again. What is verified is kept from holder to holder. When no thread is
+        left that could write `into`, and only then, the call returns, raises, or lets a
+        cancellation out.
+        """
+        assert len(key) == KEY_BYTES, f"{len(key)=} is not a key"
+        if not into.nbytes:
+            return
+        if not holders:
+            raise PeerUnreachable(f"key {key.hex()}: no holder is known. Wait for an announcement.")
+        async with self._turns:
+            with into.cast("B") as flat:  # released at the end: the caller may resize its buffer
+                incoming = Incoming(flat, checksum)
+                ends = await self._ask_around(incoming, list(dict.fromkeys(holders)), key)
+        if ends:
+            raise _most_telling(ends, key)
+
+    async def _ask_around(
+        self, incoming: Incoming, holders: list[Address], key: bytes
+    ) -> dict[Address, TransportError]:
+        """How each holder failed; empty when the payload is in."""
+        ends: dict[Address, TransportError] = {}
+        going_on = True
+        while holders and going_on:
+            before, going_on = incoming.verified, False
+            for holder in tuple(holders):
+                error = await self._attempt(incoming, holder, key)
+                if error is None:
+                    wrong = incoming.settle()
+                    if wrong is None:
+                        return {}
+                    culprit, error = wrong
+                    ends[culprit] = error
+                    holders.remove(culprit)
+                    continue
+                if isinstance(error, ChecksumMismatch) and not isinstance(
+                    ends.get(holder), ChecksumMismatch
+                ):
+                    # It may have dropped the payload and used the buffer again while a chunk was on
+                    # its way: ask once more, it will then say "gone".
+                    going_on = True
+                elif isinstance(error, (PayloadGone, ChecksumMismatch)):
+                    holders.remove(holder)
+                ends[holder] = error
+            going_on = going_on or incoming.verified > before
+        return ends
+
+    async def _attempt(
+        self, incoming: Incoming, holder: Address, key: bytes
+    ) -> TransportError | None:
+        """Pull what is missing from one holder; None when all of it is there."""
+        loop = asyncio.get_running_loop()
+        try:
+            where = await self._resolve(holder)
+        except (OSError, UnicodeError) as error:
+            return _unreachable(holder, error)
+        if self._closed:
+            return _closed_during_fetch()
+        attempt = Attempt(
+            incoming,
+            holder,
+            key,
+            chunk_bytes=self._chunk_bytes,
+            stall_s=self._stall_ns / SECOND,
+            clock_s=loop.time,
+            count=self._count,
+        )
+        streams = min(STREAMS, 1 + len(incoming.into) // STREAM_BYTES_MIN)
+        self._attempts.add(attempt)
+        work = functools.partial(self._stream, attempt, where)
+        threads = {loop.run_in_executor(self._threads, work) for _ in range(streams)}
+        try:
+            await self._watch(attempt, threads)
+        finally:
+            attempt.stop(None)
+            self._attempts.discard(attempt)
+            await _settled(threads)
+        for thread in threads:
+            if not thread.cancelled():
+                thread.result()  # a bug in a stream must not pass for a fault of the network
+        if incoming.complete:
+            return None
+        return attempt.error or _unreachable(holder, attempt.broken)
+
+    async def _watch(self, attempt: Attempt, threads: set[asyncio.Future[None]]) -> None:
+        """Wait for the streams; stop them when no verified byte came for the stall time-out.
+
+        Counts looks, not clock differences: a process that was frozen itself blames nobody.
+        """
+        seen, quiet, pending = attempt.incoming.verified, 0, threads
+        interval_s = self._stall_ns / SECOND / WATCHES_PER_STALL
+        while pending:
+            _, pending = await asyncio.wait(pending, timeout=interval_s)
+            moved = attempt.incoming.verified > seen
+            seen, quiet = attempt.incoming.verified, 0 if moved else quiet + 1
+            if quiet >= WATCHES_PER_STALL and not attempt.stopped:
+                self._forget(attempt.holder)
+                attempt.stop(
+                    TransferStalled(
+                        f"holder {attempt.holder.host}:{attempt.holder.port}: no verified byte for "
+                        f"{self._stall_ns / SECOND:g} s at {seen} of "
+                        f"{len(attempt.incoming.into)} bytes. Raise stall_s if it is only slow."
+                    )
+                )
+
+    async def _resolve(self, holder: Address) -> _AddrInfo:
+        """Addresses need no resolver; names are looked up where a slow answer holds up nobody."""
+        kind = socket.SOCK_STREAM
+        if not 0 < holder.port <= 0xFFFF:
+            raise OSError(f"{holder.port} is not a port")
+        try:
+            numeric = socket.AI_NUMERICHOST
+            return socket.getaddrinfo(holder.host, holder.port, type=kind, flags=numeric)[0]
+        except socket.gaierror:
+            loop = asyncio.get_running_loop()
+            looking = loop.getaddrinfo(holder.host, holder.port, type=kind)
+            return (await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND))[0]
+
+    def _stream(self, attempt: Attempt, where: _AddrInfo) -> None:
+        """One connection's share of an attempt, in a thread; over an idle connection or a new one.
+
+        An idle connection may have died unnoticed, so its failure only means that a new one is
+        tried.
+        """
+        for pooled in (True, False):
+            sock = self._borrow(attempt.holder) if pooled else socket.socket(*where[:3])
+            if sock is None:
+                continue
+            keep = False
+            try:
+                if not attempt.adopt(sock):
+                    return
+                if not pooled:
+                    self._connect(sock, where)
+                attempt.pull(sock)
+                keep = True
+                return
+            except (PayloadGone, ChecksumMismatch) as error:
+                attempt.stop(
+                    error
+                )  # replies to what else was asked are on their way: not to be kept
+                return
+            except (OSError, EOFError) as error:
+                if not pooled:
+                    attempt.broken = error
+            finally:
+                if attempt.release(sock) and keep:
+                    self._give(attempt.holder, sock)
+                else:
+                    sock.close()
+
+    def _connect(self, sock: socket.socket, where: _AddrInfo) -> None:
+        sock.settimeout(min(self._stall_ns // 2, CONNECT_NS_MAX) / SECOND)
+        sock.connect(where[4])
+        sock.settimeout(None)
+        # The loop's watch ends a stalled receive; the kernel time-out is for when that is gone.
+        tune(
+            sock, receive_ns=2 * self._stall_ns, send_ns=self._stall_ns, dead_ns=self._stall_ns // 2
+        )
+        sock.sendall(self._hello)
+
+    def _borrow(self, holder: Address) -> socket.socket | None:
+        """An idle connection that is not known to be dead."""
+        while True:
+            with self._lock:
+                idle = self._idle.get(holder)
+                if not idle:
+                    return None
+                sock = idle.pop()
+            try:
+                sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return sock  # quiet, as it should be
+            except OSError:
+                pass
+            sock.close()  # closed by the other side, or bytes that nobody asked for
+
+    def _give(self, holder: Address, sock: socket.socket) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(holder, [])
+            if not self._closed and len(idle) < STREAMS:
+                idle.append(sock)
+                return
+        sock.close()
+
+    def _forget(self, holder: Address) -> None:
+        """Close the idle connections to a holder."""
+        with self._lock:
+            idle = self._idle.pop(holder, [])
+        for sock in idle:
+            sock.close()
+
+    def _count(self, received: int) -> None:
+        with self._lock:
+            self.bytes_received += received
+
+    def close(self) -> None:
+        """End transfers and threads, free the port; in about a second, whatever the peers do."""
+        if self._closed:
+            return
+        self._closed = True
+        for attempt in tuple(self._attempts):
+            attempt.stop(_closed_during_fetch())
+        self._holder.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for holder in tuple(self._idle):
+            self._forget(holder)
+
+
+async def _settled(threads: set[asyncio.Future[None]]) -> None:
+    """Wait for threads that have been told to stop; a cancellation meanwhile waits as well."""
+    pending = {thread for thread in threads if not thread.done()}
+    cancelled: asyncio.CancelledError | None = None
+    while pending:
+        try:
+            _, pending = await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _closed_during_fetch() -> PeerUnreachable:
+    return PeerUnreachable("lane: closed during a fetch. End the users of a lane before it.")
+
+
+def _unreachable(holder: Address, error: Exception | None) -> PeerUnreachable:
+    return PeerUnreachable(
+        f"holder {holder.host}:{holder.port}: {error or 'the connection broke'}. "
+        "Check that it runs, that the port is open, and that both belong to the same job."
+    )
+
+
+def _most_telling(ends: dict[Address, TransportError], key: bytes) -> TransportError:
+    """One error of the most telling kind, naming how each holder ended."""
+    kind = next(kind for kind in _TELLING if any(isinstance(e, kind) for e in ends.values()))
+    told = "; ".join(str(error) for error in ends.values())
+    return kind(f"key {key.hex()}: {len(ends)} holder(s) failed: {told}")

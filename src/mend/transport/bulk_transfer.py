@@ -1,0 +1,230 @@
+"""One payload on its way in: what is missing, what is verified, the receiving loop."""
+
+from __future__ import annotations
+
+import heapq
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import xxhash
+
+from mend.errors import ChecksumMismatch, PayloadGone, TransportError
+from mend.transport.bulk_wire import (
+    BAD,
+    GONE,
+    OK,
+    REPLY,
+    REPLY_MAGIC,
+    REQUEST,
+    REQUEST_MAGIC,
+    read_exactly,
+    shut,
+)
+from mend.types import Address
+
+LENGTH_MIN = 64 << 10
+"""Bytes of a connection's first request; grows while replies come quickly."""
+AHEAD = 3
+"""Requests outstanding per connection: the holder always knows what to send next."""
+
+
+class Incoming:
+    """The bytes of one payload: which ranges are missing, the running checksum of the rest.
+
+    Ranges are verified in any order (several connections share the work) and hashed in offset order
+    right behind, by whichever thread closes the gap, while the chunk is still in cache and while
+    other threads receive. So the checksum of the whole costs no second pass at the end.
+    """
+
+    def __init__(self, into: memoryview, checksum: str) -> None:
+        self.into = into
+        self.checksum = checksum
+        self.verified = 0
+        """Bytes verified in all; only grows, also when a wrong payload is thrown away."""
+        self._lock = threading.Lock()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._missing: list[tuple[int, int]] = [(0, len(self.into))] if len(self.into) else []
+        self._left = len(self.into)
+        self._contributors: list[Address] = []
+        self._hash = xxhash.xxh3_128()
+        self._hashed = 0
+        self._unhashed: dict[int, int] = {}
+        self._hashing = False
+
+    @property
+    def complete(self) -> bool:
+        """Every byte is verified (and, with a checksum, hashed)."""
+        with self._lock:
+            return self._left == 0 and not self._unhashed and not self._hashing
+
+    def take(self, length: int) -> tuple[int, int] | None:
+        """The lowest missing range [start, stop), at most `length` long; the caller owes it."""
+        with self._lock:
+            if not self._missing:
+                return None
+            start, stop = heapq.heappop(self._missing)
+            if stop - start > length:
+                heapq.heappush(self._missing, (start + length, stop))
+                stop = start + length
+            return start, stop
+
+    def give_back(self, start: int, stop: int) -> None:
+        """A range taken and not verified is missing again."""
+        with self._lock:
+            heapq.heappush(self._missing, (start, stop))
+
+    def accept(self, start: int, stop: int, holder: Address) -> None:
+        """A range has been verified; hash whatever is now contiguous."""
+        with self._lock:
+            self.verified += stop - start
+            self._left -= stop - start
+            if holder not in self._contributors:
+                self._contributors.append(holder)
+            if not self.checksum:
+                return
+            self._unhashed[start] = stop
+            if self._hashing:
+                return  # that thread will find this range too
+            self._hashing = True
+        while True:
+            with self._lock:
+                first = self._hashed
+                last = self._unhashed.pop(first, None)
+                if last is None:
+                    self._hashing = False
+                    return
+            self._hash.update(self.into[first:last])
+            self._hashed = last
+
+    def settle(self) -> tuple[Address, ChecksumMismatch] | None:
+        """Compare the whole. On a mismatch all is missing again and the first contributor blamed.
+
+        Blaming one holder at a time ends after as many rounds as there are holders, and never
+        leaves out a good one because a bad one sent the first half.
+        """
+        assert self.complete, f"{self._left} bytes are missing"
+        if not self.checksum or self._hash.hexdigest() == self.checksum:
+            return None
+        got, blamed = self._hash.hexdigest(), self._contributors[0]
+        self._restart()
+        return blamed, ChecksumMismatch(
+            f"holder {blamed.host}:{blamed.port}: payload checksum={got}, {self.checksum} was "
+            "announced. Every chunk arrived as it was sent, so it holds other bytes than announced."
+        )
+
+
+class Attempt:
+    """One payload from one holder: the connections that work on it, and why it ended."""
+
+    def __init__(
+        self,
+        incoming: Incoming,
+        holder: Address,
+        key: bytes,
+        *,
+        chunk_bytes: int,
+        stall_s: float,
+        clock_s: Callable[[], float],
+        count: Callable[[int], None],
+    ) -> None:
+        self.incoming, self.holder, self.key = incoming, holder, key
+        self._chunk_bytes, self._stall_s = chunk_bytes, stall_s
+        self._clock_s, self._count = clock_s, count
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self.stopped = False
+        self.error: TransportError | None = None
+        """Why `stop` was called; None while it goes on, or for no fault of the holder."""
+        self.broken: Exception | None = None
+        """The last fault of a connection; the others may still have done all the work."""
+
+    def adopt(self, sock: socket.socket) -> bool:
+        """Let `stop` wake this socket's thread. False: stopped already, do not use it."""
+        with self._lock:
+            if not self.stopped:
+                self._sockets.add(sock)
+            return not self.stopped
+
+    def release(self, sock: socket.socket) -> bool:
+        """`stop` will not touch the socket any more. False: it has been shut down."""
+        with self._lock:
+            self._sockets.discard(sock)
+            return not self.stopped
+
+    def stop(self, error: TransportError | None) -> None:
+        """End every connection of the attempt now; the first error given is the one that counts."""
+        with self._lock:
+            self.error = self.error or error
+            self.stopped = True
+            for sock in self._sockets:
+                shut(sock)
+
+    def pull(self, sock: socket.socket) -> None:
+        """Ask for missing ranges and verify them until none is left. Runs in a thread of its own.
+
+        Raises PayloadGone or ChecksumMismatch as the holder answers, OSError or EOFError as the
+        link does.
+        """
+        owed: deque[tuple[int, int, float]] = deque()
+        length = min(LENGTH_MIN, self._chunk_bytes)
+        try:
+            while not self.stopped:
+                while len(owed) < AHEAD and (part := self.incoming.take(length)):
+                    start, stop = part
+                    owed.append((start, stop, self._clock_s()))
+                    sock.sendall(REQUEST.pack(REQUEST_MAGIC, self.key, start, stop - start))
+                if not owed:
+                    return
+                start, stop, asked_s = owed[0]
+                self._receive(sock, start, stop)
+                owed.popleft()
+                self.incoming.accept(start, stop, self.holder)
+                length = self._next_length(stop - start, length, self._clock_s() - asked_s)
+        finally:
+            for start, stop, _ in owed:
+                self.incoming.give_back(start, stop)
+
+    def _receive(self, sock: socket.socket, start: int, stop: int) -> None:
+        """One reply, straight into its place; returns when its bytes are verified."""
+        header = bytearray(REPLY.size)
+        read_exactly(sock, memoryview(header))
+        magic, status, total, length, digest = REPLY.unpack(header)
+        where = f"{self.holder.host}:{self.holder.port}"
+        if magic != REPLY_MAGIC or status not in (OK, GONE, BAD):
+            raise EOFError("answered with something that is no reply")
+        if status == GONE:
+            raise PayloadGone(
+                f"holder {where}: does not serve key {self.key.hex()}. Ask for a newer one."
+            )
+        if total != len(self.incoming.into):
+            raise ChecksumMismatch(
+                f"holder {where}: its payload has {total} bytes, {len(self.incoming.into)} are "
+                "expected. Both sides must use the same plan and codec."
+            )
+        if status != OK or length != stop - start:
+            raise EOFError(f"answered with {length} bytes to a request for {stop - start}")
+        part = self.incoming.into[start:stop]
+        read_exactly(sock, part)
+        if xxhash.xxh3_128_digest(part) != digest:
+            raise ChecksumMismatch(
+                f"holder {where}: bytes [{start}, {stop}) did not arrive as they were sent. "
+                "Asked for again; if it stays, check the network card, the cable and the memory."
+            )
+        self._count(REPLY.size + length)
+
+    def _next_length(self, got: int, length: int, took_s: float) -> int:
+        """Grow while a reply takes little of the stall time-out, shrink before it takes most of it.
+
+        A fixed 4 MiB would never verify a byte on a link that needs longer than the time-out for
+        it. Growing 4-fold from under 1/16 stays under 1/4, with everything that is outstanding
+        counted in.
+        """
+        if took_s > self._stall_s / 4:
+            return max(LENGTH_MIN // 4, got // 4)
+        if took_s < self._stall_s / 16 and got >= length:
+            return min(self._chunk_bytes, length * 4)
+        return length

@@ -1,0 +1,134 @@
+"""Asks the sidebands of a job for their status, from outside. No thread.
+
+One DEALER per address. Nothing is queued up: a question that the one before it still waits for is
+not asked again, and of answers that were not read in time the newest few stay.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from mend.errors import ConfigError
+from mend.transport.zmq import (
+    CONNECT_MS_MAX,
+    RECONNECT_MS_MAX,
+    RECONNECT_MS_MIN,
+    UNACKED_MS_MAX,
+    readable,
+)
+
+ANSWERS_KEPT = 8
+
+_CONNECTED = int(zmq.EVENT_CONNECTED)
+_SPEAKS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_GONE = int(zmq.EVENT_DISCONNECTED)
+
+
+class Way(Enum):
+    """How far the way to an address goes.
+
+    CLOSED: no connection. OPEN: something listens there. SPEAKS: it is a sideband, or another
+    ZeroMQ socket.
+    """
+
+    CLOSED = "closed"
+    OPEN = "open"
+    SPEAKS = "speaks"
+
+
+@dataclass(slots=True)
+class _Watched:
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    way: Way = Way.CLOSED
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+
+class StatusClient:
+    """Questions to, and answers from, any number of addresses. Close it."""
+
+    def __init__(self, answer_bytes_max: int) -> None:
+        self._answer_bytes_max = answer_bytes_max
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._watched: dict[str, _Watched] = {}
+
+    def watch(self, address: str) -> None:
+        """Open the way to `tcp://host:port`; once. Raises ConfigError for what is no address."""
+        if address in self._watched:
+            return
+        socket = self._context.socket(zmq.DEALER)
+        options = {
+            zmq.LINGER: 0,
+            zmq.SNDHWM: 1,
+            zmq.RCVHWM: ANSWERS_KEPT,
+            zmq.MAXMSGSIZE: self._answer_bytes_max,
+            zmq.IPV6: int("[" in address),
+            zmq.CONNECT_TIMEOUT: CONNECT_MS_MAX,
+            zmq.TCP_MAXRT: UNACKED_MS_MAX,
+            zmq.RECONNECT_IVL: RECONNECT_MS_MIN,
+            zmq.RECONNECT_IVL_MAX: RECONNECT_MS_MAX,
+        }
+        for name, value in options.items():
+            socket.setsockopt(name, value)
+        monitor = socket.get_monitor_socket(_CONNECTED | _SPEAKS | _GONE)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            _Watched(socket, monitor).close()
+            rule, remedy = f"is no address ({error})", "Give tcp://host:port."
+            raise ConfigError("address", address, rule, remedy) from error
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        self._watched[address] = _Watched(socket, monitor)
+
+    def way(self, address: str) -> Way:
+        """As it was at the end of the last `collect`."""
+        return self._watched[address].way
+
+    def ask(self, address: str, frame: bytes) -> None:
+        """Never blocks; dropped while the last question has not left."""
+        try:
+            self._watched[address].socket.send(frame, zmq.DONTWAIT)
+        except zmq.Again:
+            return
+
+    def collect(self, limit_s: float) -> list[tuple[str, bytes]]:
+        """(address, frame) of what has come, in order per address; waits up to the limit for the
+        first."""
+        end = time.monotonic() + limit_s
+        found: list[tuple[str, bytes]] = []
+        while not found:
+            left_ms = max(0, int(1000 * (end - time.monotonic())))
+            if not self._poller.poll(left_ms):
+                return found
+            for address, watched in self._watched.items():
+                self._follow(watched)
+                while readable(watched.socket):
+                    frames = watched.socket.recv_multipart(zmq.DONTWAIT)
+                    if len(frames) == 1:
+                        found.append((address, frames[0]))
+        return found
+
+    @staticmethod
+    def _follow(watched: _Watched) -> None:
+        while readable(watched.monitor):
+            event = int(recv_monitor_message(watched.monitor, zmq.DONTWAIT)["event"])
+            ways = {_CONNECTED: Way.OPEN, _SPEAKS: Way.SPEAKS}
+            watched.way = ways.get(event, Way.CLOSED)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for watched in self._watched.values():
+            watched.close()
+        self._watched = {}
+        self._context.destroy(linger=0)

@@ -1,0 +1,114 @@
+"""types: the nouns that rooms share. Plain frozen data, no behaviour beyond arithmetic on
+itself."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+VERSION = "0.1.0"
+"""Of this mend; racks of different versions refuse each other."""
+
+WITNESS = 0xFFFF
+"""Rack number of the witness: votes, holds no tensor, sorts behind every rack."""
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+MB = 1_000_000
+
+
+class Peer(NamedTuple):
+    """One process: local rank `rank` of rack `rack`. Rank 0 is the rack's leader."""
+
+    rack: int
+    rank: int
+
+
+class Member(NamedTuple):
+    """A rack in one life. The incarnation is drawn once per start and shared by all its ranks."""
+
+    rack: int
+    incarnation: int
+
+
+class Address(NamedTuple):
+    """Where a bulk lane listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor inside a fragment's full flat vector: elements [offset, offset + numel)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A fragment: whole tensors laid end to end, the same on every rack."""
+
+    fragment: int
+    slots: tuple[Slot, ...]
+    numel: int
+
+
+class Span(NamedTuple):
+    """The elements [start, stop) of a fragment that one rank owns."""
+
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What one rank owns of a fragment: a slice of every tensor's local elements, end to end.
+
+    `spans[i]` counts in the rank's own copy or shard of the layout's slot i, row-major; it is empty
+    where the rank owns nothing of the tensor.
+    """
+
+    spans: tuple[Span, ...]
+    numel: int
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Slot i lies in [cuts[i], cuts[i + 1]) of the vector."""
+        return tuple(accumulate((span.numel for span in self.spans), initial=0))
+
+
+def owned_span(numel: int, owners: int, position: int) -> Span:
+    """The slice owner `position` of `owners` owns; the slices tile [0, numel) without gap."""
+    return Span(numel * position // owners, numel * (position + 1) // owners)
+
+
+_KEY = struct.Struct("!cHQHHQQ16s")
+KEY_BYTES = _KEY.size
+
+
+def offer_key(member: Member, rank: int, fragment: int, seq: int) -> bytes:
+    """Pull key of one rank's part of an offer. Holds everything that makes the bytes differ."""
+    return _KEY.pack(b"o", member.rack, member.incarnation, rank, fragment, seq, 0, b"")
+
+
+def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
+    """Pull key of one rank's part of a fragment's state (anchor + outer state) at a version."""
+    return _KEY.pack(b"s", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
+
+
+def without_incarnation(key: bytes) -> bytes:
+    """What of a key stays the same when the job is started again: the identity simulated delays
+    draw from."""
+    kind, rack, _, rank, fragment, seq, _, rest = _KEY.unpack(key)
+    return _KEY.pack(kind, rack, 0, rank, fragment, seq, 0, rest)

@@ -1,0 +1,757 @@
+"""The right to append: promises of every roster that may be in force, the log that was accepted
+last, and only then accepts of this epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.epochs import epoch_of
+from mend.consensus.log import SENT_AT_ONCE, UNDECIDED_MAX, Log
+from mend.consensus.proposer import Proposer
+from mend.consensus.records import Epoch, Lineage, Record, Roster
+from mend.types import WITNESS, Member
+from tests.unit.coordination.nouns import (
+    FIRST,
+    acceptor_state,
+    commit,
+    digest,
+    genesis,
+    lineage,
+    log_of,
+    member,
+    offer,
+    roster,
+    seat,
+)
+
+SECOND_, THIRD, FOURTH = epoch_of(2, 1), epoch_of(3, 2), epoch_of(4, 1)
+BEGIN = genesis(racks=3)
+
+
+def of_rack(rack: int, count: int, begin: Record = BEGIN) -> list[Record]:
+    return [begin, *(commit(v, [offer(rack, v)]) for v in range(1, count + 1))]
+
+
+class Cast:
+    """Voters by member, some of whom can be reached by the candidate, `me`."""
+
+    def __init__(self, *racks: int, me: int = 1) -> None:
+        self.voters = {member(rack): Acceptor() for rack in racks}
+        self.me = member(me)
+        self.proposer = Proposer()
+
+    def accepts(self, epoch: int, records: Sequence[Record], decided: int, *racks: int) -> None:
+        """These racks accept this whole log in this epoch, however long it is."""
+        source = log_of(*records)
+        for rack in racks:
+            acceptor = self.voters[member(rack)]
+            for prev in range(0, max(1, source.last), SENT_AT_ONCE):
+                sent = source.after(prev)
+                acceptor.append(epoch, prev, source.chain(prev), sent, source.last, decided)
+
+    def stand(self, epoch: int = FOURTH) -> Proposer:
+        self.proposer.stand(epoch, self.voters[self.me].log)
+        return self.proposer
+
+    def promise(self, *racks: int) -> bool:
+        """These racks (those of them that are asked) promise; whether the candidate leads then."""
+        for rack in racks:
+            if member(rack) in self.proposer.asked():
+                acceptor = self.voters[member(rack)]
+                acceptor.prepare(self.proposer.epoch)
+                shown = acceptor.acceptor_state(self.proposer.log.decided)
+                assert self.proposer.hear(member(rack), shown)
+        return self.proposer.try_lead()
+
+    def follow(self, *racks: int) -> list[Record]:
+        """These racks accept all that was appended; what is newly decided by it."""
+        log = self.proposer.log
+        for rack in racks:
+            acceptor = self.voters[member(rack)]
+            acceptor.append(self.proposer.epoch, 0, "", log.after(0), log.last, log.decided)
+            self.proposer.hear(member(rack), acceptor.acceptor_state())
+        return self.proposer.decide()
+
+
+def cast_of(*racks: int, me: int = 1, records: Sequence[Record] = (BEGIN,)) -> Cast:
+    """All follow the first epoch and know that all of its log is decided."""
+    cast = Cast(*racks, me=me)
+    cast.accepts(FIRST, records, len(records), *racks)
+    return cast
+
+
+# -------------------------------------------------------------- whose promises suffice
+
+
+@pytest.mark.parametrize(
+    ("racks", "promised", "leads"),
+    [
+        ((0, 1), (1,), False),
+        ((0, 1), (0,), True),
+        ((0, 1, 2), (1,), False),
+        ((0, 1, 2), (1, 2), True),
+        ((0, 1, WITNESS), (1, WITNESS), True),
+        ((0, 1, WITNESS), (WITNESS,), False),
+        ((0, 1, 2, 3), (1, 3), False),
+        ((0, 1, 2, 3), (0, 3), True),
+    ],
+)
+def test_a_take_over_needs_a_quorum_of_promises(
+    racks: tuple[int, ...], promised: tuple[int, ...], leads: bool
+) -> None:
+    inside = [rack for rack in racks if rack != WITNESS]
+    cast = cast_of(*racks, records=[genesis(len(inside), witness=WITNESS in racks)])
+    cast.stand()
+    assert cast.promise(*promised) is leads
+    assert cast.proposer.leading is leads
+    assert cast.proposer.standing is not leads
+
+
+def test_a_promise_to_another_epoch_is_none() -> None:
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand(THIRD)
+    proposer.hear(member(0), cast.voters[member(0)].acceptor_state(1))
+    proposer.hear(member(2), replace(cast.voters[member(2)].acceptor_state(1), promised=SECOND_))
+    assert not cast.promise(1)
+    assert cast.promise(0)
+
+
+def test_votes_count_by_member_so_a_rack_that_was_started_again_has_none() -> None:
+    """It has forgotten what it promised and accepted in its former life."""
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand()
+    reborn = member(2, life=1)
+    assert reborn not in proposer.asked()
+    proposer.hear(reborn, replace(acceptor_state(), promised=FOURTH))
+    assert not cast.promise(1)
+    assert cast.promise(2)
+
+
+def test_a_higher_promise_anywhere_ends_the_epoch() -> None:
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand(SECOND_)
+    assert proposer.hear(member(0), acceptor_state(1, 1, SECOND_))
+    assert not proposer.hear(member(0), acceptor_state(1, 1, THIRD))
+    assert not proposer.hear(member(2), acceptor_state(1, 1, epoch_of(2, 2))), (
+        "same number, higher rack"
+    )
+    proposer.step_down()
+    assert (proposer.epoch, proposer.standing, proposer.leading) == (0, False, False)
+    assert proposer.acceptor_states == {}
+
+
+def test_ones_own_promise_is_given_last() -> None:
+    """A candidate that nobody hears must not bar itself from the coordinator that others follow."""
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand()
+    assert not proposer.would_win(cast.me)
+    assert not cast.promise(2)
+    assert proposer.would_win(cast.me)
+    assert cast.promise(1)
+    assert not proposer.would_win(cast.me), "it leads already"
+    two = cast_of(0, 1, me=0, records=[genesis(2)])
+    assert two.stand().would_win(member(0)), "half with the lowest is enough alone"
+
+
+def test_who_does_not_stand_cannot_win() -> None:
+    cast = cast_of(0, 1, 2)
+    assert not cast.proposer.try_lead()
+    cast.stand()
+    assert cast.promise(1, 2)
+    assert not cast.proposer.try_lead(), "once"
+
+
+# -------------------------------------------------------------- what is taken over
+
+
+def test_the_log_of_the_highest_epoch_is_adopted_before_a_longer_one() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 3), 1, 2)
+    newest = [BEGIN, commit(1, [offer(1)]), Epoch(SECOND_)]
+    cast.accepts(SECOND_, newest, 1, 1)
+    proposer = cast.stand()
+    assert cast.promise(1, 2)
+    assert proposer.log.after(0) == (*newest, Epoch(FOURTH))
+
+
+def test_of_logs_of_one_epoch_the_longest_is_adopted() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 2), 1, 2)
+    cast.accepts(FIRST, of_rack(0, 1), 1, 0)
+    proposer = cast.stand()
+    assert cast.promise(0, 1, 2)
+    assert proposer.log.after(0) == (*of_rack(0, 2), Epoch(FOURTH))
+
+
+def test_what_only_the_candidate_has_is_not_adopted_before_it_has_promised() -> None:
+    """Its end may have been replaced in an epoch that it did not hear of."""
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(1, 4), 1, 1)
+    newest = [BEGIN, Epoch(SECOND_), commit(1, [offer(0)])]
+    cast.accepts(SECOND_, newest, 1, 0, 2)
+    proposer = cast.stand()
+    assert proposer.log.last == 5
+    assert cast.promise(0, 2)
+    assert proposer.log.after(0) == (*newest, Epoch(FOURTH))
+    assert cast.voters[cast.me].log.after(0) == tuple(of_rack(1, 4)), "its vote is asked as others"
+
+
+def test_what_no_promise_shows_is_not_carried_over_though_it_fits_behind_what_is() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 3), 1, 1)
+    cast.accepts(FIRST, of_rack(0, 1), 1, 0, 2)
+    proposer = cast.stand()
+    assert cast.promise(0, 2)
+    assert proposer.log.after(0) == (*of_rack(0, 1), Epoch(FOURTH))
+
+
+def test_what_nobody_is_asked_for_is_gone() -> None:
+    """A record that no quorum accepted may be lost, as nobody acted on it."""
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 1), 1, 0)
+    proposer = cast.stand()
+    assert cast.promise(1, 2)
+    assert proposer.log.after(0) == (BEGIN, Epoch(FOURTH))
+
+
+def test_what_is_decided_is_learned_first_and_the_rest_asked_from_there() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 3), 3, 2)
+    cast.accepts(FIRST, of_rack(0, 4), 1, 0)
+    proposer = cast.stand()
+    assert proposer.log.decided == 1
+    assert not cast.promise(0, 2), "what rack 0 has behind record 3 was not asked for yet"
+    assert proposer.log.decided == 3
+    assert cast.promise(0, 2)
+    assert proposer.log.after(0) == (*of_rack(0, 4), Epoch(FOURTH))
+
+
+def test_a_voter_without_a_promise_teaches_what_is_decided_too() -> None:
+    """A decision is true for ever, in whatever epoch one hears of it."""
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 3), 3, 2)
+    proposer = cast.stand()
+    proposer.hear(member(2), cast.voters[member(2)].acceptor_state(1))
+    assert not proposer.try_lead()
+    assert proposer.log.committed.versions == [2]
+
+
+def test_another_history_teaches_nothing() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 2), 2, 2)
+    proposer = cast.stand()
+    shown = cast.voters[member(2)].acceptor_state(1)
+    proposer.hear(member(2), replace(shown, chain="00", promised=FOURTH))
+    assert not proposer.try_lead()
+    assert proposer.log.decided == 1
+
+
+def test_who_is_far_behind_learns_in_several_pieces_and_leads_only_then() -> None:
+    cast = cast_of(0, 1, 2)
+    long = of_rack(0, 2 * SENT_AT_ONCE)
+    cast.accepts(FIRST, long, len(long) - 1, 0, 2)
+    proposer = cast.stand()
+    reached = []
+    while not cast.promise(0, 2):
+        reached.append(proposer.log.decided)
+    assert reached == [SENT_AT_ONCE + 1, 2 * SENT_AT_ONCE]
+    assert proposer.log.after(2 * SENT_AT_ONCE - 1) == (*long[-2:], Epoch(FOURTH))
+
+
+def test_a_promise_that_does_not_show_all_of_its_log_does_not_count_yet() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 3), 1, 2)
+    proposer = cast.stand()
+    cast.promise(1)
+    acceptor = cast.voters[member(2)]
+    acceptor.prepare(FOURTH)
+    shown = acceptor.acceptor_state(1)
+    for part in (
+        replace(shown, records=shown.records[:1]),
+        acceptor.acceptor_state(2),
+        acceptor.acceptor_state(),
+    ):
+        proposer.hear(member(2), part)
+        assert not proposer.try_lead()
+    proposer.hear(member(2), shown)
+    assert proposer.try_lead()
+
+
+def test_a_newest_log_that_ends_before_what_is_decided_leaves_nothing_to_adopt() -> None:
+    """Rack 0 left in epoch 3; rack 1 knows it from a piece, rack 4 never heard of that epoch, and
+    the two are a quorum of who stays."""
+    begin, leave = genesis(racks=5), roster(1, [1, 2, 3, 4])
+    cast = cast_of(0, 1, 2, 3, 4, records=[begin])
+    cast.accepts(SECOND_, [begin, Epoch(SECOND_)], 1, 4)
+    later = log_of(begin, Epoch(THIRD), leave, Epoch(THIRD))
+    piece = later.after(0, 3)
+    cast.voters[member(1)].append(THIRD, 0, "", piece, later.last, 3)
+    proposer = cast.stand()
+    assert proposer.log.decided == 3
+    assert cast.promise(1, 4)
+    assert proposer.log.after(0) == (*piece, Epoch(FOURTH))
+    shown = cast.voters[member(4)].acceptor_state(3)
+    assert (shown.accepted, shown.last) == (SECOND_, 2), "it is the newest of the two"
+
+
+# -------------------------------------------------------------- rosters that may be in force
+
+
+def undecided_roster(change: Roster) -> Cast:
+    """Rack 1 stands; the change is written at rack 2 only, and maybe at rack 0."""
+    cast = cast_of(0, 1, 2, 3, 4)
+    cast.accepts(FIRST, [BEGIN, change], 1, 2)
+    return cast
+
+
+def test_every_roster_that_may_be_in_force_must_promise() -> None:
+    """If the change is decided, others may have elected somebody without us."""
+    cast = undecided_roster(roster(1, [2, 3, 4]))
+    proposer = cast.stand()
+    assert proposer.asked() == {member(0), member(1), member(2)}
+    assert not cast.promise(1, 2), "a quorum of the roster before it, not of the one that may be"
+    assert proposer.asked() == {member(rack) for rack in range(5)}
+    assert not proposer.would_win(cast.me)
+    assert cast.promise(4)
+    assert proposer.log.after(0) == (BEGIN, roster(1, [2, 3, 4]), Epoch(FOURTH))
+
+
+def test_the_roster_before_must_promise_as_well() -> None:
+    cast = undecided_roster(roster(1, [2, 3, 4]))
+    proposer = cast.stand()
+    cast.promise(2)
+    assert not cast.promise(3, 4), "all of the roster that may be, too few of the one before"
+    assert not proposer.leading
+    assert cast.promise(0)
+
+
+def test_a_longer_log_that_comes_later_is_asked_about_too() -> None:
+    cast = undecided_roster(roster(1, [2, 3, 4]))
+    proposer = cast.stand()
+    assert cast.promise(0, 1), "who wins without rack 2 does not know, and need not"
+    assert proposer.log.last == 2
+    again = undecided_roster(roster(1, [2, 3, 4]))
+    proposer = again.stand()
+    again.promise(2)
+    again.promise(1)
+    assert member(3) in proposer.asked()
+
+
+def test_once_a_change_is_known_to_be_decided_the_roster_before_it_is_history() -> None:
+    change = roster(1, [1, 2])
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, [BEGIN, change], 2, 2)
+    proposer = cast.stand()
+    assert not cast.promise(2)
+    assert proposer.asked() == {member(1), member(2)}
+    assert cast.promise(1), "the lower of two"
+
+
+def test_a_learner_is_not_asked() -> None:
+    records = [BEGIN, roster(1, [0, 1, 2], non_voters=[2])]
+    cast = cast_of(0, 1, 2, records=records)
+    assert cast.stand().asked() == {member(0), member(1)}
+    cast.proposer.hear(member(2), replace(acceptor_state(), promised=FOURTH))
+    assert not cast.promise(1)
+
+
+# -------------------------------------------------------------- opening
+
+
+def test_the_first_epoch_opens_with_the_first_record() -> None:
+    cast = Cast(0, 1, 2, me=0)
+    cast.proposer.found(FIRST)
+    assert cast.proposer.leading
+    assert not cast.proposer.standing
+    cast.proposer.append(BEGIN)
+    assert not cast.proposer.open
+    assert cast.follow(0) == []
+    assert cast.follow(2) == []
+    assert cast.follow(1) == [BEGIN], "all of them, not a quorum"
+    assert cast.proposer.open
+
+
+def test_rounds_open_only_behind_the_decided_record_of_the_epoch() -> None:
+    """Else a later take-over could bring back a Commit whose bytes were freed meanwhile."""
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 1), 1, 1)
+    proposer = cast.stand()
+    assert cast.promise(1, 2)
+    assert not proposer.open
+    assert cast.follow(1) == []
+    assert not proposer.open
+    assert cast.follow(2) == [commit(1, [offer(0)]), Epoch(FOURTH)]
+    assert proposer.open
+    proposer.step_down()
+    assert not proposer.open
+
+
+def test_only_who_leads_appends_and_decides() -> None:
+    cast = cast_of(0, 1, 2)
+    cast.accepts(FIRST, of_rack(0, 1), 1, 1)
+    proposer = cast.stand()
+    with pytest.raises(AssertionError, match="only a coordinator"):
+        proposer.append(Epoch(FOURTH))
+    for rack in (0, 1, 2):
+        proposer.hear(member(rack), acceptor_state(2, 1, FOURTH))
+    assert proposer.decide() == []
+    assert proposer.log.decided == 1
+
+
+# -------------------------------------------------------------- deciding
+
+
+def leading(*racks: int, records: Sequence[Record] = (BEGIN,)) -> Cast:
+    """Rack 1 leads in the fourth epoch, and that is decided."""
+    cast = cast_of(*racks, records=records)
+    cast.stand()
+    assert cast.promise(*racks)
+    cast.follow(*racks)
+    assert cast.proposer.open
+    return cast
+
+
+def test_accepts_of_an_older_epoch_do_not_count() -> None:
+    """What was accepted there may be replaced by who adopted another log in between."""
+    cast = leading(0, 1, 2)
+    proposer = cast.proposer
+    proposer.append(commit(1, [offer(0)]))
+    for rack in (0, 1, 2):
+        proposer.hear(member(rack), replace(acceptor_state(9, 9, THIRD), promised=FOURTH))
+    assert proposer.decide() == []
+    assert len(cast.follow(1, 2)) == 1
+
+
+def test_accepts_count_by_member() -> None:
+    cast = leading(0, 1, 2)
+    proposer = cast.proposer
+    proposer.append(commit(1, [offer(0)]))
+    cast.follow(1)
+    proposer.hear(member(2, life=1), acceptor_state(3, 2, FOURTH))
+    proposer.hear(Member(7, 1), acceptor_state(3, 2, FOURTH))
+    assert proposer.decide() == []
+    assert len(cast.follow(0)) == 1
+
+
+def test_what_too_few_have_reached_is_not_decided_with_what_is_before_it() -> None:
+    cast = leading(0, 1, 2)
+    proposer = cast.proposer
+    for version in (1, 2):
+        proposer.append(commit(version, [offer(0, version)]))
+    proposer.hear(member(1), acceptor_state(4, 2, FOURTH))
+    proposer.hear(member(2), acceptor_state(3, 2, FOURTH))
+    assert proposer.decide() == [commit(1, [offer(0, 1)])]
+    assert proposer.log.decided == 3
+
+
+def test_each_record_is_decided_by_the_roster_before_it() -> None:
+    cast = leading(0, 1, 2)
+    proposer = cast.proposer
+    change = roster(1, [1, 2])
+    proposer.append(change)
+    assert cast.follow(1) == [], "1 of 3, though it would be the lower of 2"
+    assert cast.follow(2) == [change]
+    proposer.append(commit(1, [offer(1)]))
+    assert cast.follow(0) == [], "it has no vote any more"
+    assert cast.follow(2) == [], "the higher half"
+    assert cast.follow(1) == [commit(1, [offer(1)])]
+
+
+def test_nothing_goes_behind_an_undecided_roster() -> None:
+    cast = leading(0, 1, 2)
+    proposer = cast.proposer
+    assert proposer.may_append()
+    proposer.append(roster(1, [0, 1]))
+    assert not proposer.may_append()
+    cast.follow(0, 1)
+    assert proposer.may_append()
+
+
+def test_the_undecided_end_stays_so_short_that_a_promise_shows_all_of_it() -> None:
+    cast = leading(0, 1, 2)
+    proposer = cast.proposer
+    for version in range(1, UNDECIDED_MAX + 1):
+        assert proposer.may_append()
+        proposer.append(commit(version, [offer(0, version)]))
+    assert not proposer.may_append()
+    assert UNDECIDED_MAX < SENT_AT_ONCE
+    cast.follow(1, 2)
+    assert proposer.may_append()
+
+
+def test_from_where_on_a_voter_is_told() -> None:
+    """Behind what it accepted of this epoch; of an older one only what is decided is the same."""
+    cast = leading(0, 1, 2)
+    proposer = cast.proposer
+    assert proposer.common(member(2)) == 2
+    assert proposer.common(member(2, life=1)) == proposer.log.decided, "it has not spoken yet"
+    proposer.hear(member(2), replace(acceptor_state(9, 1, THIRD), promised=FOURTH))
+    assert proposer.common(member(2)) == 1
+    proposer.hear(member(2), replace(acceptor_state(9, 9, THIRD), promised=FOURTH))
+    assert proposer.common(member(2)) == proposer.log.last, "not more than there is here"
+
+
+# -------------------------------------------------------------- other lives, other logs
+
+
+def test_a_seat_that_changed_hands_votes_with_its_new_member_only() -> None:
+    reborn = member(2, life=1)
+    back = replace(roster(1, [0, 1]), members=(seat(0), seat(1), seat(2, life=1)))
+    cast = cast_of(0, 1, 2, records=[BEGIN, back])
+    cast.voters[reborn] = Acceptor()
+    cast.stand()
+    assert cast.proposer.asked() == {member(0), member(1), reborn}
+    cast.proposer.hear(member(2), replace(acceptor_state(), promised=FOURTH))
+    assert not cast.promise(1)
+    cast.proposer.hear(reborn, replace(acceptor_state(), promised=FOURTH))
+    assert cast.proposer.try_lead()
+
+
+def test_a_candidate_stands_with_a_copy() -> None:
+    acceptor = Acceptor()
+    acceptor.append(FIRST, 0, "", [BEGIN], 1, 1)
+    proposer = Proposer(Log())
+    proposer.stand(FOURTH, acceptor.log)
+    acceptor.append(FIRST, 1, acceptor.log.chain(1), of_rack(0, 1)[1:], 2, 2)
+    assert (proposer.log.last, acceptor.log.last) == (1, 2)
+
+
+# -------------------------------------------------------------- those who are left
+
+
+def bereft(records: Sequence[Record] = (BEGIN,), *, decided: int | None = None) -> Cast:
+    """Of three racks, 0 and 2 are attested dead, and rack 1 stands."""
+    cast = Cast(0, 1, 2, me=1)
+    cast.accepts(FIRST, records, len(records) if decided is None else decided, 0, 1, 2)
+    cast.stand()
+    cast.proposer.dead = {member(0), member(2)}
+    return cast
+
+
+def test_who_is_left_goes_on_alone_when_all_others_are_attested_dead() -> None:
+    cast = bereft(of_rack(0, 2))
+    proposer = cast.proposer
+    assert proposer.would_win(cast.me)
+    proposer.held[cast.me] = (2,)
+    assert cast.promise(1)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member for seat in record.members] == [member(1)]
+    assert (record.epoch, record.number, record.dead) == (FOURTH, 1, (member(0), member(2)))
+    assert (record.versions, record.digests) == ((2,), ((digest(2000),),))
+    assert not proposer.open
+    assert cast.follow(1)[-1] == record
+    assert proposer.open
+    assert proposer.log.committed.voters == {member(1)}
+
+
+def test_silence_attests_nobody() -> None:
+    cast = bereft()
+    cast.proposer.dead = {member(2)}
+    cast.proposer.held[cast.me] = (0,)
+    assert not cast.proposer.would_win(cast.me)
+    assert not cast.promise(1)
+
+
+def test_everybody_who_is_left_must_promise() -> None:
+    cast = cast_of(0, 1, 2, 3, 4, records=[genesis(racks=5)])
+    proposer = cast.stand()
+    proposer.dead = {member(0), member(2), member(3)}
+    for rack in (1, 4):
+        proposer.held[member(rack)] = (0,)
+    assert not cast.promise(1)
+    assert cast.promise(4)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member.rack for seat in record.members] == [1, 4]
+
+
+def test_a_quorum_needs_no_new_lineage_whoever_is_dead() -> None:
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand()
+    proposer.dead = {member(0)}
+    assert cast.promise(1, 2)
+    assert proposer.log.record(2) == Epoch(FOURTH)
+
+
+def test_a_lineage_begins_with_the_newest_that_any_of_them_holds() -> None:
+    begin = genesis(racks=5, fragments=2)
+    made = [commit(v, [offer(0, v, fragment=p)], fragment=p) for v in (1, 2) for p in (0, 1)]
+    cast = cast_of(0, 1, 2, 3, 4, records=[begin, *made])
+    proposer = cast.stand()
+    proposer.dead = {member(0), member(2), member(3)}
+    proposer.held = {member(1): (0, 1), member(4): (1, 0)}
+    assert cast.promise(1, 4)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert record.versions == (1, 1), "version 2 died with those who had it"
+    assert record.digests == ((digest(1000),), (digest(1000),))
+
+
+def test_what_they_hold_of_what_is_not_decided_is_not_begun_with() -> None:
+    cast = bereft()
+    cast.proposer.held[cast.me] = (7,)
+    assert cast.promise(1)
+    record = cast.proposer.log.record(2)
+    assert isinstance(record, Lineage)
+    assert record.versions == (0,)
+
+
+def test_without_knowing_what_they_hold_no_lineage_begins() -> None:
+    for held in ({}, {member(1): ()}, {member(1): (0, 0)}, {member(1): (-1,)}):
+        cast = bereft()
+        cast.proposer.held = held
+        assert not cast.promise(1), held
+        assert not cast.proposer.leading
+
+
+def test_a_witness_alone_begins_nothing() -> None:
+    """It has no bytes at all. With a rack it has a vote in the new lineage too."""
+    begin = genesis(racks=2, witness=True)
+    alone = Cast(0, 1, WITNESS, me=WITNESS)
+    alone.accepts(FIRST, [begin], 1, 0, 1, WITNESS)
+    alone.stand().dead = {member(0), member(1)}
+    assert not alone.promise(WITNESS)
+    wide = genesis(racks=4, witness=True)
+    pair = Cast(0, 1, 2, 3, WITNESS, me=1)
+    pair.accepts(FIRST, [wide], 1, 0, 1, 2, 3, WITNESS)
+    proposer = pair.stand()
+    proposer.dead = {member(0), member(2), member(3)}
+    proposer.held[member(1)] = (0,)
+    assert pair.promise(1, WITNESS)
+    record = proposer.log.record(2)
+    assert isinstance(record, Lineage)
+    assert record.witness == member(WITNESS)
+    assert pair.follow(WITNESS) == []
+    assert pair.follow(1) == [record]
+
+
+def test_a_lineage_decides_with_itself_what_it_took_over() -> None:
+    """What the dead would have been needed for."""
+    cast = bereft(of_rack(0, 1), decided=1)
+    cast.proposer.held[cast.me] = (1,)
+    assert cast.promise(1)
+    fresh = cast.follow(1)
+    assert fresh == [commit(1, [offer(0)]), cast.proposer.log.record(3)]
+    assert cast.proposer.log.decided == 3
+
+
+def test_nothing_goes_behind_an_undecided_lineage_and_its_voters_are_asked() -> None:
+    anew = lineage(THIRD, [1, 2], dead=[0])
+    cast = cast_of(0, 1, 2)
+    cast.accepts(THIRD, [BEGIN, anew], 1, 1)
+    proposer = cast.stand()
+    assert proposer.asked() == {member(1), member(2)}, "not the dead"
+    assert cast.promise(1), "the lower of two"
+    assert not proposer.may_append()
+    cast.follow(1)
+    assert proposer.may_append()
+
+
+def test_a_lineage_is_not_decided_by_too_few_of_who_is_left() -> None:
+    anew = lineage(THIRD, [1, 2], dead=[0])
+    cast = cast_of(0, 1, 2)
+    cast.accepts(THIRD, [BEGIN, anew], 1, 1)
+    proposer = cast.stand()
+    assert cast.promise(0, 1)
+    assert cast.follow(2) == [], "the higher of two"
+    assert cast.follow(1) == [anew, Epoch(FOURTH)]
+    assert proposer.open
+
+
+def test_a_lineage_needs_the_promise_of_who_has_a_seat_without_a_vote() -> None:
+    """Of the voters none may be left: what they decided, only a learner may hold."""
+    records = [BEGIN, roster(1, [0, 1, 2], non_voters=[1, 2])]
+    cast = cast_of(0, 1, 2, records=records)
+    proposer = cast.stand()
+    proposer.dead = {member(0)}
+    for rack in (1, 2):
+        proposer.held[member(rack)] = (0,)
+    assert proposer.asked() == {member(0), member(1), member(2)}
+    assert not cast.promise(1)
+    assert cast.promise(2)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member.rack for seat in record.members] == [1, 2]
+
+
+def test_a_learner_that_does_not_know_of_its_seat_is_not_needed() -> None:
+    records = [BEGIN, roster(1, [0, 1, 2], non_voters=[2])]
+    cast = cast_of(0, 1, 2, records=records)
+    proposer = cast.stand()
+    proposer.dead, proposer.blank = {member(0)}, {member(2)}
+    proposer.held[member(1)] = (0,)
+    assert cast.promise(1)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member.rack for seat in record.members] == [1, 2], "and keeps its seat"
+    assert record.non_voters == (2,)
+
+
+def test_who_is_behind_has_no_vote_in_a_new_lineage() -> None:
+    """A quorum of those that hold nothing could go on without the bytes."""
+    records = [genesis(racks=5), commit(1, [offer(0)])]
+    cast = cast_of(0, 1, 2, 3, 4, records=records)
+    proposer = cast.stand()
+    proposer.dead = {member(0), member(3), member(4)}
+    proposer.held = {member(1): (0,), member(2): (1,)}
+    assert not cast.promise(1)
+    assert cast.promise(2)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert (record.versions, record.non_voters) == ((1,), (1,))
+    assert proposer.log.appended.voters == {member(2)}
+
+
+def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> None:
+    """Of the voters behind that record one is a quorum, of those before it none is left."""
+    again = replace(BEGIN.roster[2], member=member(2, life=1))
+    back = replace(roster(1, [0, 1, 2], non_voters=[2]), members=(*BEGIN.roster[:2], again))
+    cast = Cast(0, 1, 2, me=0)
+    cast.accepts(FIRST, [BEGIN, back], 1, 0)
+    proposer = cast.stand()
+    proposer.dead = {member(1), member(2)}
+    proposer.held[member(0)] = (0,)
+    assert not cast.promise(0)
+    proposer.blank = {again.member}
+    assert cast.promise(0)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert [seat.member for seat in record.members] == [member(0), again.member]
+
+
+def test_after_the_death_of_who_voted_alone_all_other_seats_begin_together() -> None:
+    """Rack 0 decided alone; what it decided, rack 1 or the witness may know."""
+    begin = genesis(racks=2, witness=True)
+    records = [begin, roster(1, [0, 1], non_voters=[1, WITNESS], witness=True)]
+    for first, second in ((1, WITNESS), (WITNESS, 1)):
+        cast = Cast(0, 1, WITNESS, me=first)
+        cast.accepts(FIRST, records, 2, 0, 1, WITNESS)
+        proposer = cast.stand()
+        proposer.held[member(1)] = (0,)
+        proposer.dead = {member(0)}
+        assert not cast.promise(first), "one of two"
+        assert cast.promise(second)
+        record = proposer.log.record(3)
+        assert isinstance(record, Lineage)
+        assert record.witness == member(WITNESS)
+        assert record.non_voters == (WITNESS,), "beside one rack it has no vote"
+        assert cast.follow(1) == [record]
+
+
+def test_without_a_death_who_has_no_vote_is_not_asked() -> None:
+    records = [genesis(racks=2), roster(1, [0, 1], non_voters=[1])]
+    cast = cast_of(0, 1, records=records)
+    assert cast.stand().asked() == {member(0)}
+
+
+def test_ready_is_who_has_accepted_the_whole_log() -> None:
+    cast = leading(0, 1)
+    cast.proposer.append(commit(1, [offer(0)]))
+    assert cast.proposer.ready() == set()
+    cast.follow(1)
+    assert cast.proposer.ready() == {member(1)}

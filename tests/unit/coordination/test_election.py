@@ -1,0 +1,431 @@
+"""When a voter tries to take over: after a silence, one behind the other, asking itself last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.epochs import NUMBER_MAX, epoch_of, number_of
+from mend.consensus.proposer import Proposer
+from mend.consensus.records import Record, Seat
+from mend.coordination.admission import VISITOR
+from mend.coordination.election import STAGGER_HEARTBEATS, Election
+from mend.coordination.events import Connect, Effect, Send
+from mend.coordination.messages import Challenge, Hello, Orders, Prepare
+from mend.types import SECOND, WITNESS, Member, Peer
+from tests.unit.coordination.nouns import (
+    DETECT_NS,
+    FIRST,
+    HEARTBEAT_NS,
+    acceptor_state,
+    commit,
+    digest,
+    genesis,
+    hello,
+    log_of,
+    member,
+    notes,
+    offer,
+    orders,
+    roster,
+)
+
+START_NS = 100 * SECOND
+STAGGER_NS = STAGGER_HEARTBEATS * HEARTBEAT_NS
+BEGIN = genesis(racks=3, witness=True)
+
+
+class Candidate:
+    """A voter of a job of three racks and a witness that rack 0 began."""
+
+    def __init__(
+        self, rack: int = 1, records: Sequence[Record] = (BEGIN,), epoch: int = FIRST
+    ) -> None:
+        self.me, self.member, self.now_ns = Peer(rack, 0), member(rack), START_NS
+        self.acceptor, self.proposer, self.records = Acceptor(), Proposer(), records
+        if records:
+            count = len(records)
+            self.acceptor.append(epoch, 0, "", records, count, count)
+        self.election = Election(
+            self.me, self.member, self.acceptor, self.proposer, HEARTBEAT_NS, DETECT_NS
+        )
+
+    def orders(self, epoch: int = FIRST, **changes: Any) -> bool:
+        """Somebody's orders arrive; whether this member must give up."""
+        return self.election.heard(self.body(epoch, **changes), self.now_ns)
+
+    def body(self, epoch: int, **changes: Any) -> Orders:
+        to = self.member.incarnation
+        return replace(orders(1, self.records), **{"to": to, "epoch": epoch, **changes})
+
+    def move(self, after_ns: int = 0) -> list[Effect]:
+        self.now_ns += after_ns
+        return self.election.move(self.now_ns)
+
+    def stands(self) -> list[Effect]:
+        """Wait until it is its turn."""
+        self.move()
+        due_ns = self.election.due_ns()
+        assert due_ns is not None
+        effects = self.move(due_ns - self.now_ns)
+        assert self.proposer.standing
+        return effects
+
+    def promised(self, rack: int) -> None:
+        """That rack's promise, with nothing new in its log."""
+        last = len(self.records)
+        shown = replace(acceptor_state(last, last), promised=self.proposer.epoch)
+        assert self.proposer.hear(member(rack), shown)
+
+
+def asked(effects: Sequence[Effect]) -> list[int]:
+    return [e.to.rack for e in effects if isinstance(e, Send) and isinstance(e.body, Prepare)]
+
+
+# -------------------------------------------------------------- when
+
+
+def test_a_voter_stands_when_its_coordinator_is_silent_for_long_enough() -> None:
+    candidate = Candidate(rack=WITNESS)
+    assert not candidate.orders()
+    assert candidate.move(DETECT_NS - 1) == []
+    assert candidate.election.due_ns() == candidate.now_ns + 1
+    effects = candidate.move(1)
+    assert notes(effects, "stands") == [{"epoch": 2, "silent_ms": 1000}]
+    assert candidate.proposer.epoch == epoch_of(2, WITNESS)
+
+
+def test_orders_put_it_off() -> None:
+    candidate = Candidate(rack=WITNESS)
+    for _ in range(5):
+        candidate.orders()
+        assert candidate.move(DETECT_NS - 1) == []
+    assert notes(candidate.move(1), "stands")
+
+
+def test_who_never_heard_anybody_waits_as_long_from_the_first_look() -> None:
+    candidate = Candidate(rack=WITNESS)
+    assert candidate.election.due_ns() is None
+    assert candidate.move() == []
+    assert candidate.election.due_ns() == START_NS + DETECT_NS
+
+
+def test_the_witness_goes_first_then_racks_ascending_not_the_one_that_fell_silent() -> None:
+    for coordinator, turns in (
+        (0, {WITNESS: 0, 1: 1, 2: 2}),
+        (1, {WITNESS: 0, 0: 1, 2: 2}),
+        (WITNESS, {0: 0, 1: 1, 2: 2}),
+    ):
+        epoch = epoch_of(1, coordinator)
+        for rack, place in turns.items():
+            candidate = Candidate(rack, epoch=epoch)
+            candidate.orders(epoch)
+            due_ns = START_NS + DETECT_NS + place * STAGGER_NS
+            assert candidate.election.due_ns() == due_ns, (coordinator, rack)
+    assert STAGGER_NS > 2 * HEARTBEAT_NS, "one's question and its answer fit in between"
+
+
+def test_who_was_the_coordinator_itself_has_a_turn_too() -> None:
+    candidate = Candidate(rack=0)
+    candidate.election.heard_ns = START_NS
+    candidate.election.followed = FIRST
+    assert candidate.election.due_ns() == START_NS + DETECT_NS + STAGGER_NS
+
+
+def test_before_it_knows_whom_it_follows_all_have_a_turn() -> None:
+    candidate = Candidate(rack=2)
+    candidate.move()
+    assert candidate.election.due_ns() == START_NS + DETECT_NS + 3 * STAGGER_NS
+
+
+def test_only_a_voter_of_a_job_that_runs_stands() -> None:
+    non_voters = roster(1, [0, 1, 2], non_voters=[1], witness=True)
+    others = roster(1, [0, 2], witness=True)
+    for records in ([], [BEGIN, non_voters], [BEGIN, others], [BEGIN, roster(1, [], witness=True)]):
+        candidate = Candidate(1, records)
+        candidate.election.heard_ns = 0
+        assert candidate.move(100 * DETECT_NS) == [], records
+        assert candidate.election.due_ns() is None
+    witness = Candidate(WITNESS, [BEGIN, roster(1, [], witness=True)])
+    witness.election.heard_ns = 0
+    assert witness.move(100 * DETECT_NS) == [], "the job is over"
+
+
+def test_a_former_life_has_no_vote_to_stand_with() -> None:
+    candidate = Candidate(1)
+    candidate.election.member = member(1, life=1)
+    candidate.election.heard_ns = 0
+    assert candidate.move(100 * DETECT_NS) == []
+
+
+def test_who_leads_does_not_stand() -> None:
+    candidate = Candidate(0)
+    candidate.proposer.found(FIRST)
+    assert candidate.election.due_ns() is None
+    assert candidate.move(100 * DETECT_NS) == []
+
+
+def test_who_loses_its_vote_while_it_stands_stops() -> None:
+    candidate = Candidate(1)
+    candidate.stands()
+    later = [BEGIN, roster(1, [0, 2], witness=True)]
+    candidate.acceptor.append(FIRST, 0, "", later, 2, 2)
+    assert candidate.move() == []
+    assert candidate.proposer.epoch == 0
+
+
+# -------------------------------------------------------------- in which epoch
+
+
+def test_the_new_epoch_is_above_everything_that_was_heard_of() -> None:
+    for known in (
+        lambda candidate: candidate.election.see(6),
+        lambda candidate: candidate.acceptor.prepare(epoch_of(6, 2)),
+        lambda candidate: candidate.orders(epoch_of(6, 2)),
+    ):
+        candidate = Candidate(1)
+        known(candidate)
+        candidate.stands()
+        assert candidate.proposer.epoch == epoch_of(7, 1)
+
+
+def test_a_number_that_is_nonsense_is_not_counted_on_from() -> None:
+    candidate = Candidate(1)
+    candidate.election.see(NUMBER_MAX)
+    assert not candidate.orders(epoch_of(NUMBER_MAX, 0))
+    candidate.stands()
+    assert number_of(candidate.proposer.epoch) == 2
+
+
+# -------------------------------------------------------------- whom it asks
+
+
+def test_all_voters_are_asked_and_made_reachable_but_not_itself() -> None:
+    candidate = Candidate(1)
+    effects = candidate.stands()
+    assert asked(effects) == [0, 2, WITNESS]
+    assert [e.peer.rack for e in effects if isinstance(e, Connect)] == [0, 2]
+    prepares = [e.body for e in effects if isinstance(e, Send)]
+    epoch, lineage = candidate.proposer.epoch, log_of(BEGIN).lineage
+    assert [replace(p, serial=0) for p in prepares] == [Prepare(0, epoch, lineage, 1)] * 3
+    serials = [p.serial for p in prepares]
+    assert serials == sorted(set(serials))
+
+
+def test_it_asks_itself_when_that_is_the_last_promise_it_needs() -> None:
+    """Alone it bars nobody: cut off, it goes on following the coordinator when that is back."""
+    candidate = Candidate(1)
+    candidate.stands()
+    candidate.promised(2)
+    assert asked(candidate.move()) == []
+    candidate.promised(0)
+    assert asked(candidate.move()) == [1]
+    assert candidate.acceptor.promised == FIRST, "it is asked by a message like any other"
+
+
+def test_the_question_is_repeated_each_heartbeat_and_at_once_when_it_changes() -> None:
+    candidate = Candidate(1)
+    candidate.stands()
+    assert asked(candidate.move(HEARTBEAT_NS - 1)) == []
+    assert candidate.election.due_ns() == candidate.now_ns + 1
+    assert asked(candidate.move(1)) == [0, 2, WITNESS]
+    assert asked(candidate.move()) == []
+    more = [BEGIN, commit(1, [offer(0)])]
+    candidate.proposer.log.put(1, more[1:])
+    candidate.proposer.log.decide(2)
+    effects = candidate.move()
+    assert asked(effects) == [0, 2, WITNESS]
+    assert [e.body.after for e in effects if isinstance(e, Send)] == [2, 2, 2]  # type: ignore[union-attr]
+
+
+def test_who_is_named_by_a_longer_log_is_asked_too() -> None:
+    candidate = Candidate(1)
+    candidate.stands()
+    change = replace(roster(1, [0, 1, 2]), members=genesis(racks=5).roster)
+    candidate.proposer.log.put(1, [change])
+    assert asked(candidate.move()) == [3, 4]
+
+
+# -------------------------------------------------------------- who gives up
+
+
+def test_orders_of_an_epoch_that_is_not_below_my_promise_end_my_candidacy() -> None:
+    """Also of a lower epoch than mine: not even my own vote is promised to mine yet."""
+    candidate = Candidate(1)
+    candidate.stands()
+    assert candidate.orders(FIRST)
+    assert candidate.orders(epoch_of(9, 0))
+
+
+def test_orders_below_my_promise_end_nothing_and_put_nothing_off() -> None:
+    candidate = Candidate(1)
+    candidate.stands()
+    candidate.acceptor.prepare(candidate.proposer.epoch)
+    before = candidate.election.heard_ns
+    candidate.now_ns += 1
+    assert not candidate.orders(FIRST)
+    assert candidate.election.heard_ns == before
+
+
+def test_ones_own_orders_are_no_rivals() -> None:
+    candidate = Candidate(1)
+    candidate.stands()
+    epoch = candidate.proposer.epoch
+    candidate.acceptor.prepare(epoch)
+    before = candidate.election.heard_ns
+    candidate.now_ns += 1
+    assert not candidate.orders(epoch)
+    assert candidate.election.heard_ns == before
+
+
+def test_who_neither_stands_nor_leads_has_nothing_to_give_up() -> None:
+    assert not Candidate(1).orders(epoch_of(9, 0))
+
+
+def test_orders_of_another_job_are_nobodys() -> None:
+    candidate = Candidate(1)
+    candidate.stands()
+    assert not candidate.orders(epoch_of(9, 0), lineage=digest(5))
+    assert candidate.election.seen < 9
+
+
+def test_who_led_may_stand_again_at_once_who_only_stood_waits() -> None:
+    """The others heard a deposed coordinator; a candidate that lost has a rival on its way."""
+    candidate = Candidate(1)
+    candidate.stands()
+    candidate.proposer.step_down()
+    candidate.election.lost(candidate.now_ns, at_once=False)
+    due_ns = candidate.election.due_ns()
+    assert due_ns is not None
+    assert due_ns >= candidate.now_ns + DETECT_NS
+    candidate.election.lost(candidate.now_ns, at_once=True)
+    assert candidate.election.due_ns() == due_ns - DETECT_NS
+    again = candidate.stands()
+    assert asked(again) == [0, 2, WITNESS], "all of them, though they were asked before"
+
+
+def test_strangers_are_not_asked() -> None:
+    candidate = Candidate(1)
+    effects = candidate.stands()
+    assert Peer(7, 0) not in {e.to for e in effects if isinstance(e, Send)}
+    assert Member(2, 1) not in candidate.proposer.asked()
+
+
+# -------------------------------------------------------------- who is dead
+
+
+def attesting(**changes: Any) -> Candidate:
+    begin = genesis(racks=3, witness=True)
+    settings = replace(begin.policy, **{"restart_attests": True, **changes})
+    return Candidate(1, [replace(begin, policy=settings)])
+
+
+def of(rack: int, life: int, **changes: Any) -> Hello:
+    return hello(rack, racks=3, life=life, restart_attests=True, **changes)
+
+
+def test_a_rack_that_is_started_again_attests_the_end_of_its_former_life() -> None:
+    candidate = attesting()
+    candidate.election.attest(member(0, life=1), of(0, 1))
+    assert candidate.proposer.dead == {member(0)}
+
+
+def test_nothing_else_attests_a_death() -> None:
+    """A life that is declared dead and is not would go on as a job of its own."""
+    for reason, candidate, sender, body in (
+        ("not configured", attesting(restart_attests=False), member(0, life=1), of(0, 1)),
+        ("not begun", Candidate(1, []), member(0, life=1), of(0, 1)),
+        ("still the same life", attesting(), member(0), of(0, 0)),
+        ("in another's name", attesting(), member(0, life=1), of(0, 2)),
+        ("of another job's settings", attesting(), member(0, life=1), of(0, 1, max_age=9)),
+        ("my own rack's", attesting(), member(1, life=1), of(1, 1)),
+        ("no rack of this job", attesting(), member(5, life=1), of(5, 1)),
+    ):
+        candidate.election.attest(sender, body)
+        assert candidate.proposer.dead == set(), reason
+
+
+def test_a_late_hello_of_a_former_member_attests_nothing() -> None:
+    candidate = attesting()
+    back = replace(roster(1, [0, 1, 2], witness=True), members=(replace_life(0), *BEGIN.roster[1:]))
+    log = candidate.acceptor.log
+    candidate.acceptor.append(FIRST, 1, log.chain(1), [back], 2, 2)
+    candidate.election.attest(member(0), of(0, 0))
+    assert candidate.proposer.dead == set()
+
+
+def test_a_hello_that_may_be_older_than_the_seated_life_is_asked_about_it() -> None:
+    """Rack 0 was started three times; the second life's hello waited in a queue, and the third has
+    the seat, alive. It never had a seat, so no list of former members knows it."""
+    candidate = attesting()
+    stale = of(0, 2)
+    for late in (replace(stale, after=()), replace(stale, after=(member(0, 7).incarnation,))):
+        effects = candidate.election.attest(member(0, life=2), late)
+        assert candidate.proposer.dead == set()
+        way, question = effects
+        assert way == Connect(Peer(0, VISITOR), late.seat.address), "not the seated life's way"
+        assert isinstance(question, Send)
+        seated = Challenge(late.seat.member.incarnation, member(0).incarnation)
+        assert question == Send(Peer(0, VISITOR), seated)
+    answer = replace(stale, after=(member(0, 1).incarnation, member(0).incarnation))
+    assert candidate.election.attest(member(0, life=2), answer) == []
+    assert candidate.proposer.dead == {member(0)}
+
+
+def test_a_newcomer_without_a_vote_is_attested_as_well() -> None:
+    """It may hold what no voter that lives does, so its promise is asked for, in vain."""
+    candidate = attesting()
+    learns = roster(1, [0, 1, 2], non_voters=(2,), witness=True)
+    log = candidate.acceptor.log
+    candidate.acceptor.append(FIRST, 1, log.chain(1), [learns], 2, 2)
+    candidate.election.attest(member(2, life=1), of(2, 1))
+    assert candidate.proposer.dead == {member(2)}
+
+
+def replace_life(rack: int) -> Seat:
+    return replace(BEGIN.roster[rack], member=member(rack, life=1))
+
+
+# -------------------------------------------------------------- seats without a vote
+
+
+def alone(rack: int) -> Candidate:
+    """Rack 0 votes alone, as rack 1 was silent, and the witness is of no use beside one rack."""
+    begin = genesis(racks=2, witness=True)
+    begin = replace(begin, policy=replace(begin.policy, restart_attests=True))
+    return Candidate(rack, [begin, roster(1, [0, 1], non_voters=[1, WITNESS], witness=True)])
+
+
+def test_who_has_no_vote_stands_when_all_that_had_one_are_dead() -> None:
+    for rack in (1, WITNESS):
+        candidate = alone(rack)
+        assert not candidate.election.may_stand()
+        candidate.election.attest(member(0, life=1), hello(0, life=1, restart_attests=True))
+        assert candidate.election.may_stand()
+        candidate.move()
+        effects = candidate.move(10 * DETECT_NS)
+        assert candidate.proposer.standing
+        assert set(asked(effects)) == {0, 1, WITNESS} - {rack}
+
+
+def test_an_old_hello_of_who_has_lost_its_vote_says_nothing_of_its_bytes() -> None:
+    """It had a vote, and may hold what no voter does. Without its promise no lineage begins."""
+    candidate = alone(WITNESS)
+    candidate.election.attest(member(1), hello(1, restart_attests=True))
+    assert candidate.proposer.blank == set()
+    begin = replace(genesis(racks=2), policy=candidate.records[0].policy)  # type: ignore[union-attr]
+    seats = [*begin.roster, replace(begin.roster[1], member=member(2))]
+    joins = replace(roster(1, [0, 1], non_voters=[2]), members=tuple(seats))
+    candidate = Candidate(1, [begin, joins])
+    candidate.election.attest(member(2), of(2, 0))
+    assert candidate.proposer.blank == {member(2)}, "a newcomer holds nothing"
+
+
+def test_whose_orders_were_followed_last_is_known() -> None:
+    candidate = Candidate(1)
+    assert candidate.election.followed_rack() is None
+    candidate.orders(epoch_of(2, 2))
+    assert candidate.election.followed_rack() == 2

@@ -1,0 +1,105 @@
+"""Which payload is fetched when: a few at a time, urgent ones first, failed ones later."""
+
+from __future__ import annotations
+
+from mend.consensus.records import Offer
+from mend.coordination.events import Fetch
+from mend.coordination.fetch_queue import FETCHES_MAX, RETRY_NS_MAX, RETRY_NS_MIN, FetchQueue, Key
+from mend.types import SECOND, Address
+from tests.unit.coordination.nouns import offer
+
+
+def key(of: Offer) -> Key:
+    return (of.member, of.fragment, of.seq)
+
+
+def pulls_of(*offers: Offer) -> FetchQueue:
+    pulls = FetchQueue()
+    for each in offers:
+        pulls.want(key(each), each, mine=False)
+    return pulls
+
+
+def holders(rack: int) -> tuple[Address, ...]:
+    return (Address(f"rack{rack}", 1),)
+
+
+def started(pulls: FetchQueue, now_ns: int = 0, named: frozenset[Key] = frozenset()) -> list[Offer]:
+    fetches: list[Fetch] = pulls.start(now_ns, named, holders)
+    assert all(fetch.holders == holders(fetch.offer.member.rack) for fetch in fetches)
+    return [fetch.offer for fetch in fetches]
+
+
+def test_what_is_wanted_is_fetched_once() -> None:
+    pulls = pulls_of(offer(1))
+    assert started(pulls) == [offer(1)]
+    assert pulls.flying(key(offer(1)))
+    assert started(pulls) == []
+    assert pulls.landed(key(offer(1)), "", 0)
+    assert pulls.here(key(offer(1)))
+    assert started(pulls) == []
+    assert pulls.held() == [key(offer(1))]
+
+
+def test_own_offers_are_here_from_the_start() -> None:
+    pulls = FetchQueue()
+    pulls.want(key(offer(0)), offer(0), mine=True)
+    assert pulls.here(key(offer(0)))
+    assert started(pulls) == []
+
+
+def test_a_few_at_a_time_rounds_that_gather_first_then_the_oldest() -> None:
+    offers = [offer(rack, seq, base=seq) for rack in (3, 2, 1) for seq in (2, 1)]
+    pulls = pulls_of(*offers)
+    first = started(pulls, named=frozenset({key(offer(3, 2))}))
+    assert len(first) == FETCHES_MAX
+    assert [(o.member.rack, o.seq) for o in first] == [(3, 2), (1, 1), (2, 1), (3, 1)]
+    pulls.landed(key(offer(2, 1)), "", 0)
+    assert [(o.member.rack, o.seq) for o in started(pulls)] == [(1, 2)]
+
+
+def test_a_failed_pull_is_tried_again_each_time_twice_as_late() -> None:
+    pulls, now_ns, wait_ns = pulls_of(offer(1)), 0, RETRY_NS_MIN
+    for _ in range(8):
+        assert started(pulls, now_ns) == [offer(1)]
+        assert pulls.landed(key(offer(1)), "gone", now_ns)
+        assert not pulls.here(key(offer(1)))
+        assert pulls.dues_ns() == [now_ns + wait_ns]
+        assert started(pulls, now_ns + wait_ns - 1) == []
+        now_ns, wait_ns = now_ns + wait_ns, min(2 * wait_ns, RETRY_NS_MAX)
+    assert wait_ns == RETRY_NS_MAX
+
+
+def test_a_deadline_that_passed_while_all_lanes_are_busy_wakes_nobody() -> None:
+    failed, *others = [offer(rack) for rack in range(1, FETCHES_MAX + 2)]
+    pulls = pulls_of(failed)
+    started(pulls)
+    pulls.landed(key(failed), "gone", 0)
+    for each in others:
+        pulls.want(key(each), each, mine=False)
+    assert started(pulls, 0) == others
+    assert started(pulls, SECOND) == []
+    assert pulls.dues_ns() == []
+    pulls.landed(key(others[0]), "", SECOND)
+    assert started(pulls, SECOND) == [failed]
+
+
+def test_a_newer_header_does_not_start_the_pull_again() -> None:
+    pulls = pulls_of(offer(1))
+    started(pulls)
+    pulls.want(key(offer(1)), offer(1, applied=3), mine=False)
+    assert started(pulls) == []
+    pulls.landed(key(offer(1)), "gone", 0)
+    assert started(pulls, SECOND) == [offer(1, applied=3)]
+
+
+def test_bytes_under_way_are_freed_when_they_land() -> None:
+    here, flying = offer(1), offer(2)
+    pulls = pulls_of(here, flying)
+    started(pulls)
+    pulls.landed(key(here), "", 0)
+    assert pulls.forget(key(here)), "to be freed now"
+    assert not pulls.forget(key(flying)), "nothing is here to be freed"
+    assert not pulls.landed(key(flying), "", 0), "nobody wants it any more"
+    assert not pulls.forget(key(flying))
+    assert pulls.wanted() == []

@@ -1,0 +1,690 @@
+"""Local rank 0 speaks for its rack: what one rank lacks, the rack lacks; what one fears, all
+hear."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mend.consensus.epochs import epoch_of
+from mend.consensus.log import Log
+from mend.consensus.records import RECORDS_FORMAT, Epoch, Record
+from mend.coordination.events import Connect, Effect, Fail, Heard, Send, Sum, Summed, Tick
+from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions
+from mend.coordination.messages import (
+    LIVES_MAX,
+    Bad,
+    Challenge,
+    Gather,
+    Held,
+    Hello,
+    Message,
+    OfferId,
+    Orders,
+    Part,
+    Partial,
+    Prepare,
+    RankOrders,
+    RankReport,
+    Refusal,
+    Report,
+    Total,
+    Vote,
+)
+from mend.types import SECOND, WITNESS, Peer
+from tests.unit.coordination.nouns import (
+    DETECT_NS,
+    HEARTBEAT_NS,
+    commit,
+    digest,
+    genesis,
+    hello,
+    member,
+    notes,
+    offer,
+    offer_id,
+    orders,
+    rank_report,
+    roster,
+    sent,
+)
+
+RACK = 1
+COORDINATOR = Peer(WITNESS, 0)
+START_NS = 30 * SECOND
+COORDINATOR_LIFE = 77
+EPOCH = epoch_of(1, WITNESS)
+
+
+class Rack:
+    """The leader of rack 1, its ranks, and a coordinator, all told what to say by the test."""
+
+    def __init__(self, ranks: int = 1, fragments: int = 1) -> None:
+        self.ranks, self.fragments = ranks, fragments
+        self.now_ns = 100 * SECOND
+        self.machine = Leader(
+            hello(RACK, ranks=ranks, fragments=fragments),
+            COORDINATOR,
+            LeaderOptions(HEARTBEAT_NS, DETECT_NS, START_NS),
+            self.now_ns,
+            "tcp://witness:1",
+        )
+        self.reports = {rank: rank_report(0, fragments) for rank in range(ranks)}
+        self.log = Log()
+        self.orders_serial = 0
+        self.last: dict[Peer, Message] = {}
+
+    def hear(self, peer: Peer, incarnation: int, body: Message) -> list[Effect]:
+        return self._give(Heard(peer, incarnation, body))
+
+    def say(self, rank: int, **changes: Any) -> list[Effect]:
+        """Everything else of the rank's report stays as it was."""
+        orders = self.last.get(Peer(RACK, rank))
+        heard = orders.serial if isinstance(orders, RankOrders) else 0
+        changes = {"heard": heard, "serial": self.reports[rank].serial + 1, **changes}
+        self.reports[rank] = replace(self.reports[rank], **changes)
+        return self.hear(Peer(RACK, rank), member(RACK).incarnation, self.reports[rank])
+
+    def told(self, *records: Record, decided: int | None = None, **fields: Any) -> list[Effect]:
+        """Orders with the whole log so far and these records behind it, all decided."""
+        for record in records:
+            self.log.append(record)
+        self.orders_serial += 1
+        last = self.log.last if decided is None else decided
+        given = {"epoch": EPOCH, "decided": last, **fields}
+        return self.hear(
+            COORDINATOR, COORDINATOR_LIFE, orders(self.orders_serial, self.log.after(0), **given)
+        )
+
+    def tick(self, after_ns: int = 0) -> list[Effect]:
+        self.now_ns += after_ns
+        return self._give(Tick())
+
+    def summed(self, *facts: Any) -> list[Effect]:
+        """A worker is done with what the machine asked for."""
+        return self._give(Summed(*facts))
+
+    def _give(self, event: Heard | Tick | Summed) -> list[Effect]:
+        effects = self.machine.handle(event, self.now_ns)
+        self.last |= {
+            e.to: e.body
+            for e in effects
+            if isinstance(e, Send) and isinstance(e.body, Report | RankOrders)
+        }
+        return effects
+
+    def begun(self) -> Rack:
+        for rank in range(self.ranks):
+            self.say(rank)
+        self.told(genesis(ranks=self.ranks, fragments=self.fragments))
+        return self
+
+    @property
+    def report(self) -> Report:
+        """What the coordinator heard last."""
+        body = self.last[COORDINATOR]
+        assert isinstance(body, Report)
+        return body
+
+    def to_rank(self, rank: int) -> RankOrders:
+        body = self.last[Peer(RACK, rank)]
+        assert isinstance(body, RankOrders)
+        return body
+
+
+def part(rank: int = 0, seq: int = 1, **changes: Any) -> Part:
+    return replace(Part(0, seq, 0, 4, 10, 2, digest(rank)[-32:], 0, ""), **changes)
+
+
+# -------------------------------------------------------------- getting in
+
+
+def hellos(effects: list[Effect]) -> int:
+    return sum(isinstance(body, Hello) for body in sent(effects, COORDINATOR))
+
+
+def test_hello_is_repeated_until_the_seat_is_decided() -> None:
+    """A record that is not decided may be undone; then nobody else would tell that it waits."""
+    rack = Rack()
+    assert hellos(rack.tick()) == 1
+    assert hellos(rack.tick(HEARTBEAT_NS - 1)) == 0
+    assert hellos(rack.tick(1)) == 1
+    rack.told(genesis(), decided=0)
+    assert hellos(rack.tick(HEARTBEAT_NS)) == 1, "Genesis is here, but not decided"
+    rack.told()
+    assert hellos(rack.tick(HEARTBEAT_NS)) == 0
+
+
+def test_a_rack_answers_at_once_that_it_lives_after_who_has_its_seat() -> None:
+    rack = Rack()
+    former, mine = member(RACK, 7).incarnation, member(RACK).incarnation
+    rack.tick()
+    assert hellos(rack.hear(Peer(2, 0), 5, Challenge(mine + 1, former))) == 0, "of another life"
+    effects = rack.hear(Peer(2, 0), 5, Challenge(mine, former))
+    assert [body.after for body in sent(effects) if isinstance(body, Hello)] == [(former,)]
+    assert hellos(rack.hear(Peer(2, 0), 5, Challenge(mine, former))) == 0, "it has said so"
+    rack.hear(Peer(2, 0), 5, Challenge(mine, mine))
+    for life in range(10, 10 + LIVES_MAX):
+        rack.hear(Peer(2, 0), 5, Challenge(mine, life))
+    assert rack.machine.hello.after == tuple(range(10, 10 + LIVES_MAX)), "the newest"
+
+
+def test_a_rack_that_is_asked_and_not_led_says_what_the_job_waits_for() -> None:
+    """The witness lives, and keeps the log of a job whose racks were not all started again."""
+    rack = Rack()
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, Challenge(member(RACK).incarnation, 5))
+    (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
+    assert str(told["for"]).startswith("the witness knows this job")
+    assert "every rack that is silent has to be started again, or retired" in str(told["for"])
+    rack.hear(Peer(2, 0), 5, Challenge(member(RACK).incarnation, 6))
+    (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
+    assert str(told["for"]).startswith("rack 2 knows this job")
+
+
+def test_an_unanswered_start_ends_with_the_address_that_did_not_answer() -> None:
+    rack = Rack()
+    assert not any(isinstance(e, Fail) for e in rack.tick(START_NS))
+    (failure,) = [e for e in rack.tick(1) if isinstance(e, Fail)]
+    assert failure.kind == "StartTimeout"
+    assert failure.detail.startswith(
+        "after 30 s: no answer from the coordinator (the witness at tcp://witness:1); is it running"
+    )
+    assert rack.to_rank(0).failure == (failure.kind, failure.detail)
+    effects = rack.tick(SECOND)
+    assert not any(isinstance(e, Fail) for e in effects), "said once"
+    assert hellos(effects) == 0, "a rack that has failed does not ask again"
+
+
+def test_a_start_without_all_racks_names_those_that_are_missing() -> None:
+    rack = Rack()
+    rack.told(missing=(0, 3))
+    (failure,) = [e for e in rack.tick(START_NS + 1) if isinstance(e, Fail)]
+    assert "no hello from rack 0, 3; start it with the same job_id" in failure.detail
+    refused = Rack()
+    refused.told(missing=(0,), why=("rack 0 was refused: steps is 9 there and 8 here",))
+    (failure,) = [e for e in refused.tick(START_NS + 1) if isinstance(e, Fail)]
+    assert failure.detail.endswith("rack 0; rack 0 was refused: steps is 9 there and 8 here")
+
+
+def test_a_rack_that_waits_for_a_refused_one_says_so_at_once_and_once() -> None:
+    """It was said after up to five seconds only."""
+    rack, why = Rack(), ("rack 0 was refused: steps is 9 there and 8 here",)
+    (said,) = notes(rack.told(missing=(0,), why=why), "waiting")
+    assert str(said["for"]).endswith(why[0])
+    assert notes(rack.told(missing=(0,), why=why), "waiting") == []
+    assert notes(rack.tick(PROGRESS_NS - 1), "waiting") == []
+    assert len(notes(rack.tick(1), "waiting")) == 1
+    again = ("rack 0 was refused: steps is 7 there and 8 here",)
+    assert len(notes(rack.told(missing=(0,), why=again), "waiting")) == 1, "another reason"
+
+
+def test_a_start_that_waits_says_so_now_and_then() -> None:
+    rack = Rack()
+    assert notes(rack.tick(PROGRESS_NS - 1), "waiting") == []
+    (note,) = notes(rack.tick(1), "waiting")
+    assert note["seconds"] == 5
+    assert "no answer from the coordinator" in str(note["for"])
+    assert notes(rack.tick(PROGRESS_NS - 1), "waiting") == []
+    rack.told(genesis(), decided=0)
+    (note,) = notes(rack.tick(1), "waiting")
+    assert note["for"] == (
+        "every rack has to vote for the first record of the log, and rack 0, 1 is silent"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("plan", "PlanMismatch"), ("taken", "Refused"), ("started", "Refused")]
+)
+def test_a_refusal_stops_all_ranks_of_the_rack(kind: str, error: str) -> None:
+    rack = Rack(ranks=2)
+    no = Refusal(member(RACK).incarnation, kind, "because")
+    effects = rack.hear(COORDINATOR, COORDINATOR_LIFE, no)
+    assert Fail(error, "because") in effects
+    for rank in range(2):
+        assert rack.to_rank(rank).failure == (error, "because")
+    second = rack.hear(COORDINATOR, COORDINATOR_LIFE, replace(no, detail="other"))
+    assert not any(isinstance(e, Fail) for e in second), "the first reason stays"
+
+
+def test_a_refusal_of_another_life_or_of_a_stranger_is_not_mine() -> None:
+    rack = Rack()
+    mine = member(RACK).incarnation
+    for peer, incarnation in ((COORDINATOR, mine + 1), (Peer(0, 0), mine)):
+        rack.hear(peer, COORDINATOR_LIFE, Refusal(incarnation, "taken", "because"))
+    assert rack.machine.failure == ("", "")
+
+
+# -------------------------------------------------------------- one report of many
+
+
+def test_what_one_rank_lacks_the_rack_lacks() -> None:
+    rack = Rack(ranks=2, fragments=2).begun()
+    a, b = offer(0, ranks=2), offer(0, fragment=1, ranks=2)
+    result = [Held(1, 4, 2, (digest(rank),)) for rank in range(2)]
+    rack.say(0, versions=(3, 5), got=(offer_id(a), offer_id(b)), held=(result[0],), step=8)
+    rack.say(1, versions=(4, 4), got=(offer_id(b),), held=(), step_ns=70)
+    assert rack.report.versions == (3, 4)
+    assert rack.report.got == (offer_id(b),)
+    assert rack.report.held == ()
+    assert (rack.report.step, rack.report.step_ns) == (8, 70)
+    rack.say(1, held=(replace(result[1], attempt=1),))
+    assert rack.report.held == (), "of another attempt"
+    rack.say(1, held=(result[1],))
+    assert rack.report.held == (Held(1, 4, 2, (digest(0), digest(1))),)
+
+
+def test_a_rack_whose_ranks_are_not_all_heard_yet_has_nothing() -> None:
+    rack = Rack(ranks=2)
+    rack.say(0, versions=(0,), got=(offer_id(offer(0)),), leaving=True)
+    rack.told(genesis(ranks=2))
+    assert not rack.report.fresh
+    assert rack.report.versions == (-1,)
+    assert rack.report.got == ()
+    assert not rack.report.leaving
+    rack.say(1)
+    assert rack.report.fresh
+    assert rack.report.versions == (0,)
+
+
+def test_a_silent_rank_is_a_silent_rack() -> None:
+    rack = Rack(ranks=2).begun()
+    for _ in range(3):
+        rack.now_ns += DETECT_NS // 2
+        rack.say(0)
+    assert not rack.report.fresh
+    rack.say(1)
+    assert rack.report.fresh
+
+
+def test_before_the_start_nobody_is_too_slow() -> None:
+    rack = Rack(ranks=2)
+    rack.say(0)
+    rack.tick(10 * SECOND)
+    assert rack.report.fresh
+
+
+def test_an_offer_is_made_of_the_parts_of_all_ranks() -> None:
+    rack = Rack(ranks=2).begun()
+    rack.say(0, parts=(part(0, tokens=10, applied=2),))
+    assert rack.report.offers == ()
+    rack.say(1, parts=(part(1, tokens=7, applied=1, checksum=""),))
+    assert rack.report.offers == (), "rank 1 has not encoded its part"
+    rack.say(1, parts=(part(1, tokens=7, applied=1),))
+    (made,) = rack.report.offers
+    assert (made.member, made.tokens, made.steps, made.applied) == (member(RACK), 17, 2, 1)
+    assert made.checksums == (digest(0)[-32:], digest(1)[-32:])
+    rack.say(1, parts=(part(1, seq=2),))
+    assert rack.report.offers == (), "parts of two captures are no offer"
+
+
+def test_leaving_takes_all_hurry_takes_one() -> None:
+    rack = Rack(ranks=2).begun()
+    rack.say(0, leaving=True, idle=True, hurry=True)
+    assert (rack.report.leaving, rack.report.idle, rack.report.hurry) == (False, False, True)
+    rack.say(1, leaving=True, idle=True)
+    assert (rack.report.leaving, rack.report.idle, rack.report.hurry) == (True, True, True)
+
+
+def test_old_and_foreign_reports_are_not_heard() -> None:
+    rack = Rack().begun()
+    rack.say(0, step=5)
+    life = member(RACK).incarnation
+    late = rank_report(rack.reports[0].serial - 1, step=4)
+    for peer, incarnation, body in (
+        (Peer(RACK, 0), life, late),
+        (Peer(RACK, 0), life + 1, rank_report(99, step=9)),
+        (Peer(RACK, 1), life, rank_report(99, step=9)),
+        (Peer(0, 0), life, rank_report(99, step=9)),
+        (Peer(RACK, 0), life, rank_report(99, fragments=2, step=9)),
+    ):
+        rack.hear(peer, incarnation, body)
+    rack.tick(HEARTBEAT_NS)
+    assert rack.report.step == 5
+
+
+# -------------------------------------------------------------- sums over the rack
+
+
+def test_the_sums_of_all_ranks_come_back_to_every_rank() -> None:
+    rack = Rack(ranks=2).begun()
+    assert not any(isinstance(e, Sum) for e in rack.say(1, partials=(Partial(0, 1, 1, b"b"),)))
+    effects = rack.say(0, partials=(Partial(0, 1, 1, b"a"),))
+    assert [e for e in effects if isinstance(e, Sum)] == [Sum(0, 1, 1, (b"a", b"b"))]
+    assert rack.to_rank(0).totals == ()
+    rack.summed(0, 1, 1, b"all")
+    assert rack.to_rank(0).totals == rack.to_rank(1).totals == (Total(0, 1, 1, b"all"),)
+    rack.say(0, versions=(1,), partials=())
+    rack.say(1, versions=(1,), partials=())
+    assert rack.to_rank(1).totals == ()
+
+
+def test_sums_that_fail_are_told_and_noted() -> None:
+    rack = Rack().begun()
+    rack.say(0, partials=(Partial(0, 1, 1, b"a"),))
+    (note,) = notes(rack.summed(0, 1, 1, b"", "WireError: no sums"), "sums-failed")
+    assert (note["fragment"], note["version"]) == (0, 1)
+    assert rack.to_rank(0).totals == (Total(0, 1, 1, b""),)
+
+
+def test_partials_of_fragments_that_are_not_there_are_not_heard() -> None:
+    rack = Rack().begun()
+    effects = rack.say(0, partials=(Partial(7, 1, 1, b"a"),))
+    assert not any(isinstance(e, Sum) for e in effects)
+
+
+def test_a_log_of_another_format_is_refused_by_name() -> None:
+    rack = Rack()
+    effects = rack.told(replace(genesis(), format=RECORDS_FORMAT + 1))
+    (fail,) = [e for e in effects if isinstance(e, Fail)]
+    assert fail.kind == "Refused"
+    said = f"a log of format {RECORDS_FORMAT + 1}, this mend reads format {RECORDS_FORMAT}"
+    assert said in fail.detail
+    assert "Run the same mend" in fail.detail
+    assert not rack.machine.log.appended.begun
+
+
+# -------------------------------------------------------------- captures that give no offer
+
+
+def test_a_rank_that_declines_declines_for_all_and_all_forget() -> None:
+    rack = Rack(ranks=2).begun()
+    rack.say(0, parts=(part(0, checksum="", declined="its delta is not finite"),))
+    assert rack.report.declined == (), "rank 1 has not captured yet"
+    rack.say(1, parts=(part(1),))
+    assert rack.report.offers == ()
+    (declined,) = rack.report.declined
+    assert (declined.fragment, declined.applied) == (0, 0)
+    assert declined.reason == "its delta is not finite"
+    for rank in range(2):
+        assert rack.to_rank(rank).discarded == ((0, 1),)
+    rack.say(0, parts=())
+    rack.say(1, parts=())
+    assert rack.to_rank(0).discarded == ()
+    assert rack.report.declined == (declined,), "until the next version, so that nobody waits"
+    rack.told(commit(1, [offer(0, ranks=2)], ranks=2))
+    assert rack.report.declined == ()
+
+
+def test_what_any_rank_finds_bad_the_rack_says_once() -> None:
+    rack = Rack(ranks=2).begun()
+    first, second = OfferId(member(1), 0, 3), OfferId(member(0), 0, 4)
+    rack.say(0, bad=(Bad(first, "NaN"),))
+    assert rack.report.bad == (Bad(first, "NaN"),)
+    rack.say(1, bad=(Bad(first, "1e30"), Bad(second, "Inf")))
+    assert rack.report.bad == (Bad(second, "Inf"), Bad(first, "NaN"))
+
+
+def test_the_norm_of_an_offer_is_that_of_its_greatest_part() -> None:
+    rack = Rack(ranks=2).begun()
+    rack.say(0, parts=(part(0, norm=0.25),))
+    rack.say(1, parts=(part(1, norm=0.5),))
+    assert [made.norm for made in rack.report.offers] == [0.5]
+
+
+def test_a_new_offer_takes_back_that_the_last_was_declined() -> None:
+    rack = Rack().begun()
+    rack.say(0, parts=(part(checksum="", declined="its delta is not finite"),))
+    rack.say(0, parts=(part(seq=2),))
+    assert rack.report.declined == ()
+    assert [made.seq for made in rack.report.offers] == [2]
+
+
+def test_without_a_token_there_is_no_offer() -> None:
+    rack = Rack(ranks=2).begun()
+    for rank in range(2):
+        rack.say(rank, parts=(part(rank, tokens=0),))
+    assert rack.report.offers == ()
+    assert rack.report.declined[0].reason == "no tokens were trained"
+    assert rack.to_rank(1).discarded == ((0, 1),)
+
+
+def test_one_rank_without_a_token_is_no_reason() -> None:
+    rack = Rack(ranks=2).begun()
+    rack.say(0, parts=(part(0, tokens=0),))
+    rack.say(1, parts=(part(1, tokens=3),))
+    assert [made.tokens for made in rack.report.offers] == [3]
+    assert rack.report.declined == ()
+
+
+# -------------------------------------------------------------- the log
+
+
+def test_records_are_accepted_as_written_and_passed_on_as_decided() -> None:
+    rack = Rack().begun()
+    rack.told(commit(1, [offer(0)]), decided=1)
+    assert (rack.report.acceptor_state.accepted, rack.report.acceptor_state.promised) == (
+        EPOCH,
+        EPOCH,
+    )
+    assert (rack.report.acceptor_state.last, rack.report.acceptor_state.decided) == (2, 1)
+    assert rack.to_rank(0).records == (genesis(),)
+    rack.told()
+    assert rack.report.acceptor_state.decided == 2
+    assert rack.to_rank(0).records == (commit(1, [offer(0)]),), "the first is under way"
+
+
+def test_a_rank_gets_what_it_has_not_confirmed() -> None:
+    rack = Rack().begun()
+    rack.told(commit(1, [offer(0)]))
+    rack.say(0, decided=1)
+    assert (rack.to_rank(0).prev, len(rack.to_rank(0).records)) == (1, 1)
+    rack.tick(HEARTBEAT_NS)
+    assert (rack.to_rank(0).prev, rack.to_rank(0).records) == (2, ()), "it is under way"
+    rack.say(0, decided=1)
+    assert (rack.to_rank(0).prev, len(rack.to_rank(0).records)) == (1, 1), "it answers without it"
+    rack.say(0, decided=99)
+    rack.tick(HEARTBEAT_NS)
+    assert (rack.to_rank(0).prev, rack.to_rank(0).records) == (2, ())
+
+
+def test_orders_are_passed_on_to_every_rank() -> None:
+    rack = Rack(ranks=2).begun()
+    here = offer(0, ranks=2)
+    gather = Gather(0, 1, 1, (here,))
+    rack.told(offers=(here,), gathers=(gather,), settled=(0,), live=(0, 1), why=("because",))
+    for rank in range(2):
+        told = rack.to_rank(rank)
+        assert (told.offers, told.gathers) == ((here,), (gather,))
+        assert (told.settled, told.live, told.why) == ((0,), (0, 1), ("because",))
+        assert not told.finish
+
+
+def test_replayed_and_reordered_orders_change_nothing() -> None:
+    rack = Rack().begun()
+    first = orders(rack.orders_serial, rack.log.after(0), epoch=EPOCH, live=(0,))
+    rack.told(commit(1, [offer(0)]), live=(0, 1))
+    before = rack.report
+    for body in (first, first):
+        rack.hear(COORDINATOR, COORDINATOR_LIFE, body)
+    assert rack.report.acceptor_state == before.acceptor_state
+    assert rack.to_rank(0).live == (0, 1)
+    rack.told()
+    rack.told()
+    assert rack.report.acceptor_state.last == 2, "each record is taken once"
+
+
+def test_only_the_owner_of_an_epoch_that_is_not_over_is_obeyed_about_this_jobs_log() -> None:
+    rack = Rack().begun()
+    more = orders(99, [genesis(), commit(1, [offer(0)])], epoch=EPOCH)
+    chain = rack.log.chain(1)
+    nonsense = replace(more, prev=1, chain=chain, records=(commit(1, [], fragment=5),), last=2)
+    for peer, body in (
+        (Peer(0, 0), more),
+        (Peer(WITNESS, 1), more),
+        (Peer(0, 0), replace(more, epoch=epoch_of(1, 0))),
+        (COORDINATOR, replace(more, epoch=epoch_of(0, WITNESS))),
+        (COORDINATOR, replace(more, lineage=digest(5))),
+        (COORDINATOR, replace(more, to=member(RACK, life=1).incarnation)),
+        (COORDINATOR, nonsense),
+    ):
+        rack.hear(peer, COORDINATOR_LIFE, body)
+        assert rack.report.acceptor_state.last == 1, (peer, body)
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, more)
+    assert rack.report.acceptor_state.last == 2
+
+
+def test_a_coordinator_that_was_started_again_counts_from_one_again() -> None:
+    """Before the log has begun; serials of its former life must not silence it."""
+    rack = Rack()
+    rack.say(0)
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(500, epoch=EPOCH, missing=(0,)))
+    rack.hear(COORDINATOR, COORDINATOR_LIFE + 1, orders(1, [genesis()], epoch=EPOCH))
+    assert rack.report.acceptor_state.decided == 1
+
+
+def test_what_was_meant_for_the_racks_former_life_is_not_taken() -> None:
+    """A frame that was under way when the rack was started again, of this run or an earlier one."""
+    rack = Rack()
+    rack.say(0)
+    before = member(RACK, life=1).incarnation
+    rack.hear(COORDINATOR, 5, orders(9, [genesis()], epoch=EPOCH, to=before))
+    assert rack.report.acceptor_state.last == 0
+    rack.told(genesis())
+    assert rack.report.acceptor_state.last == 1
+
+
+def test_a_rack_follows_whoever_took_over() -> None:
+    """Its reports go there, and it keeps the others reachable, any of which may be the next."""
+    rack = Rack().begun()
+    successor, epoch = Peer(0, 0), epoch_of(2, 0)
+    rack.log.append(Epoch(epoch))
+    body = orders(1, rack.log.after(0), epoch=epoch)
+    rack.hear(successor, member(0).incarnation, body)
+    told = rack.last[successor]
+    assert isinstance(told, Report)
+    assert (told.acceptor_state.accepted, told.acceptor_state.last) == (epoch, 2)
+    effects = rack.tick(HEARTBEAT_NS)
+    assert len(sent(effects, successor)) == 1
+    assert sent(effects, COORDINATOR) == []
+    assert rack.machine.farewell().to == successor
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(99, rack.log.after(0), epoch=EPOCH))
+    assert rack.machine.follower.coordinator == successor, "the old one is told that it is over"
+    assert notes(rack.tick(DETECT_NS + 1), "coordinator-silent") == [
+        {"peer": "rack 0 at tcp://rack0:1"}
+    ]
+
+
+def test_racks_that_may_coordinate_one_day_are_made_reachable_when_the_roster_changes() -> None:
+    rack = Rack()
+    rack.say(0)
+    assert Connect(Peer(0, 0), "tcp://rack0:1") in rack.told(genesis())
+    assert not any(isinstance(e, Connect) for e in rack.told(commit(1, [offer(0)])))
+    effects = rack.told(roster(1, [0, 1, 2]))
+    assert [e.peer.rack for e in effects if isinstance(e, Connect)] == [0, 2]
+
+
+def test_a_candidate_is_answered_with_what_the_rack_holds() -> None:
+    """Those who are left need to know it before they begin anew."""
+    rack = Rack(fragments=2).begun()
+    rack.say(0, versions=(3, 2))
+    rack.tick(DETECT_NS)
+    question = Prepare(7, epoch_of(2, 0), rack.log.lineage, 1)
+    (vote,) = sent(rack.hear(Peer(0, 0), member(0).incarnation, question), Peer(0, 0))
+    assert isinstance(vote, Vote)
+    assert (vote.serial, vote.held) == (7, (3, 2))
+    assert vote.acceptor_state.promised == epoch_of(2, 0)
+    stranger = replace(question, lineage=digest(5))
+    assert sent(rack.hear(Peer(0, 0), member(0).incarnation, stranger), Peer(0, 0)) == []
+
+
+def test_a_rack_that_has_not_heard_all_its_ranks_holds_nothing() -> None:
+    rack = Rack(ranks=2)
+    rack.say(0, versions=(3,))
+    rack.told(genesis(ranks=2))
+    rack.tick(DETECT_NS)
+    question = Prepare(7, epoch_of(2, 0), rack.log.lineage, 1)
+    (vote,) = sent(rack.hear(Peer(0, 0), member(0).incarnation, question), Peer(0, 0))
+    assert isinstance(vote, Vote)
+    assert vote.held == (-1,)
+
+
+def test_a_newcomer_that_is_not_answered_asks_everybody_who_may_coordinate() -> None:
+    """The founder may be gone, or started again and waiting in vain."""
+    rack = Rack()
+    rack.machine.options = replace_options(rack, peers=(Peer(0, 0), COORDINATOR, Peer(2, 0)))
+    assert asked(rack.tick(DETECT_NS)) == [COORDINATOR], "the founder first"
+    assert asked(rack.tick(HEARTBEAT_NS)) == [COORDINATOR, Peer(0, 0), Peer(2, 0)]
+    no = Refusal(member(RACK).incarnation, "plan", "steps is 9 there and 8 here")
+    assert Fail("PlanMismatch", no.detail) in rack.hear(Peer(2, 0), 5, no)
+
+
+def asked(effects: list[Effect]) -> list[Peer]:
+    return [e.to for e in effects if isinstance(e, Send) and isinstance(e.body, Hello)]
+
+
+def replace_options(rack: Rack, **changes: Any) -> LeaderOptions:
+    return dataclasses.replace(rack.machine.options, **changes)
+
+
+def test_a_rack_that_the_log_has_let_go_finishes() -> None:
+    rack = Rack(ranks=2).begun()
+    rack.told(roster(1, [0], ranks=2), decided=1)
+    assert not rack.to_rank(1).finish, "not before it is decided"
+    rack.told()
+    assert rack.machine.left()
+    assert rack.to_rank(0).finish
+    assert rack.to_rank(1).finish
+
+
+# -------------------------------------------------------------- silence, and how often to speak
+
+
+def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return() -> None:
+    rack = Rack().begun()
+    rack.told(live=(0, 1), why=("waiting for rack 0",))
+    assert notes(rack.tick(DETECT_NS), "coordinator-silent") == []
+    (note,) = notes(rack.tick(1), "coordinator-silent")
+    assert note["peer"] == "the witness at tcp://witness:1"
+    assert rack.to_rank(0).live == (), "nobody knows who is live"
+    assert rack.to_rank(0).why == ("the coordinator (the witness at tcp://witness:1) is silent",)
+    assert notes(rack.tick(SECOND), "coordinator-silent") == []
+    effects = rack.told(live=(0, 1), why=("waiting for rack 0",))
+    assert len(notes(effects, "coordinator-back")) == 1
+    assert rack.to_rank(0).why == ("waiting for rack 0",)
+
+
+def test_an_old_frame_of_the_coordinator_is_a_sign_of_life() -> None:
+    rack = Rack().begun()
+    again = orders(rack.orders_serial, rack.log.after(0), epoch=EPOCH)
+    for _ in range(4):
+        rack.now_ns += DETECT_NS // 2
+        effects = rack.hear(COORDINATOR, COORDINATOR_LIFE, again)
+        assert notes(effects, "coordinator-silent") == []
+
+
+def test_everything_is_repeated_each_heartbeat_and_said_at_once_when_new() -> None:
+    rack = Rack().begun()
+    rack.tick(HEARTBEAT_NS)
+    before = rack.report
+    assert sent(rack.tick(HEARTBEAT_NS - 1)) == []
+    assert rack.machine.deadline_ns() == rack.now_ns + 1
+    effects = rack.tick(1)
+    assert len(sent(effects, COORDINATOR)) == len(sent(effects, Peer(RACK, 0))) == 1
+    assert rack.report.serial > before.serial
+    assert replace(rack.report, serial=0) == replace(before, serial=0)
+    assert len(sent(rack.say(0, step=3), COORDINATOR)) == 1
+
+
+def test_the_last_word_is_the_newest() -> None:
+    rack = Rack().begun()
+    rack.say(0, step=9)
+    word = rack.machine.farewell()
+    assert word.to == COORDINATOR
+    assert isinstance(word.body, Report)
+    assert word.body.gone
+    assert not rack.report.gone
+    assert word.body.serial > rack.report.serial
+
+
+def test_orders_must_be_orders() -> None:
+    """A leader is not a coordinator: reports and hellos of others are none of its business."""
+    rack = Rack().begun()
+    before = rack.report.acceptor_state
+    for body in (hello(0), rank_report(1)):
+        rack.hear(COORDINATOR, COORDINATOR_LIFE, body)
+    assert isinstance(rack.machine.orders, Orders)
+    assert all(isinstance(each, RankReport) for each in rack.machine.ranks.values())
+    assert rack.report.acceptor_state == before

@@ -1,0 +1,576 @@
+"""One fragment from version to version + 1: when a round opens, closes, tries again and commits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from mend.consensus.epochs import ATTEMPT_LAST
+from mend.consensus.records import Absent, Commit, Drop, Ended, Offer
+from mend.coordination.grace import Mean
+from mend.coordination.round import (
+    ATTEMPT_STALL_NS,
+    ATTEMPT_STALL_NS_MAX,
+    ATTEMPTS_MAX,
+    Phase,
+    Round,
+    RoundInputs,
+)
+from mend.types import MS, SECOND, WITNESS
+from tests.unit.coordination.nouns import digest, member, offer, policy, share
+
+GRACE_NS = 400 * MS
+GOOD, BAD = (digest(1),), (digest(2),)
+
+
+def new_round() -> Round:
+    return Round(0, Mean(), Mean())
+
+
+def inputs(*offers: Offer, racks: int = 3, arrived: tuple[Offer, ...] | None = None,
+          version: int = 0, k: int = 1, grace_ns: int = GRACE_NS, max_age: int = 2,
+          lockstep: bool = False) -> RoundInputs:  # fmt: skip
+    """All racks live and contributing, no witness; every offer has arrived unless it is said."""
+    everybody = frozenset(range(racks))
+    fresh = tuple(each for each in offers if version - each.base <= max_age)
+    return RoundInputs(
+        version=version, voters=everybody,
+        policy=policy(racks, quorum_min_learners=k, grace_ns=grace_ns, max_age=max_age,
+                      lockstep=lockstep),
+        offers=offers, arrived=fresh if arrived is None else arrived, declined=frozenset(),
+        contributors=everybody, live=everybody, held={}, step_ns=50 * MS,
+        seats=racks,
+    )  # fmt: skip
+
+
+def held(
+    *racks: int, attempt: int = 1, digests: tuple[str, ...] = GOOD
+) -> dict[int, tuple[int, tuple[str, ...]]]:
+    return dict.fromkeys(racks, (attempt, digests))
+
+
+def gathering(*offers: Offer, **changes: int) -> tuple[Round, RoundInputs]:
+    """A round whose members are fixed at 0 ns."""
+    round_, all_in = new_round(), inputs(*offers, **changes)  # type: ignore[arg-type]
+    assert round_.advance(replace(all_in, live=frozenset(o.member.rack for o in offers)), 0) is None
+    assert round_.phase is Phase.GATHER
+    return round_, all_in
+
+
+# -------------------------------------------------------------- opening
+
+
+def test_nothing_offered_nothing_opens() -> None:
+    round_ = new_round()
+    assert round_.advance(inputs(), 0) is None
+    assert round_.phase is Phase.IDLE
+    assert round_.deadline_ns(inputs()) is None
+    assert round_.gather(0) is None
+
+
+def test_a_late_offer_alone_opens_nothing() -> None:
+    """It was made on an older version, and its rack has not trained on this one yet."""
+    round_ = new_round()
+    round_.advance(inputs(offer(0, base=1, applied=1), version=2), 0)
+    assert round_.phase is Phase.IDLE
+    round_.advance(inputs(offer(0, base=1, applied=2), version=2), 0)
+    assert round_.phase is Phase.OPEN
+
+
+def test_an_offer_that_somebody_made_on_this_version_opens_for_late_ones_too() -> None:
+    round_, both = new_round(), inputs(offer(0, base=1), offer(1, base=2), racks=2, version=2)
+    round_.advance(both, 0)
+    assert round_.phase is Phase.GATHER
+    assert round_.members == both.offers
+
+
+def test_a_refused_capture_opens_a_round_but_brings_nothing_into_it() -> None:
+    round_ = new_round()
+    round_.advance(replace(inputs(), declined=frozenset({1})), 0)
+    assert round_.phase is Phase.OPEN
+    assert round_.why == "0 of 1 offers have arrived, waiting for racks 0,2"
+
+
+def test_an_offer_that_nobody_else_holds_yet_is_told_apart_from_one_that_was_not_made() -> None:
+    round_ = new_round()
+    round_.advance(inputs(offer(0), arrived=()), 0)
+    assert round_.why == (
+        "0 of 1 offers have arrived, too few racks hold what there is of rack 0, "
+        "waiting for racks 1,2"
+    )
+
+
+# -------------------------------------------------------------- closing
+
+
+def test_all_in_closes_early() -> None:
+    round_, all_in = new_round(), inputs(offer(0), offer(1), offer(2))
+    round_.advance(all_in, 0)
+    assert round_.phase is Phase.GATHER
+    assert round_.closed_by == "all-in, 3 of 3 racks"
+    gather = round_.gather(0)
+    assert gather is not None
+    assert (gather.version, gather.attempt, gather.members) == (1, 1, all_in.offers)
+
+
+def test_all_in_are_the_racks_that_live_of_all_that_there_are() -> None:
+    round_, seen = new_round(), inputs(offer(0), offer(2))
+    round_.advance(replace(seen, live=frozenset({0, 2})), 0)
+    assert round_.closed_by == "all-in, 2 of 3 racks"
+
+
+@pytest.mark.parametrize("left_out", ["declined", "not a contributor"])
+def test_a_round_that_a_live_rack_is_not_in_is_not_all_in(left_out: str) -> None:
+    """It waits for nobody, and said all-in: whoever counted those believed all work was merged."""
+    round_, seen = new_round(), inputs(offer(0), offer(2))
+    if left_out == "declined":
+        seen = replace(seen, declined=frozenset({1}))
+    else:  # it is leaving, or it came and copies what is decided
+        seen = replace(seen, contributors=frozenset({0, 2}))
+    round_.advance(seen, 0)
+    assert round_.phase is Phase.GATHER
+    assert round_.closed_by == "rest-in, nothing from rack 1"
+
+
+def test_a_member_that_is_put_out_meanwhile_is_named_as_not_in() -> None:
+    round_, all_in = gathering(offer(0), offer(1))
+    left = replace(all_in, offers=(offer(0),), arrived=(offer(0),), live=frozenset({0}))
+    round_.advance(left, SECOND)
+    assert round_.members == (offer(0),)
+    assert round_.closed_by == "all-in, 2 of 3 racks, then without rack 1"
+
+
+def test_grace_is_counted_from_when_k_are_in() -> None:
+    round_, one, two = new_round(), inputs(offer(0), k=2), inputs(offer(0), offer(2), k=2)
+    round_.advance(one, 0)
+    assert round_.why == "1 of 2 offers have arrived, waiting for racks 1,2"
+    assert round_.deadline_ns(one) is None, "nothing happens by itself before K are in"
+    round_.advance(one, 100 * SECOND)
+    round_.advance(two, 200 * SECOND)
+    assert round_.why == "waiting for rack 1"
+    assert round_.deadline_ns(two) == 200 * SECOND + GRACE_NS
+    round_.advance(two, 200 * SECOND + GRACE_NS - 1)
+    assert round_.phase is Phase.OPEN
+    round_.advance(two, 200 * SECOND + GRACE_NS)
+    assert round_.phase is Phase.GATHER
+    assert round_.closed_by == "grace-over, without rack 1"
+    assert round_.members == two.offers
+
+
+def test_below_k_again_starts_grace_again() -> None:
+    """An offer that stops counting as arrived (its holder died) takes its grace with it."""
+    round_, one, two = new_round(), inputs(offer(0), k=2), inputs(offer(0), offer(1), k=2)
+    round_.advance(two, 0)
+    round_.advance(one, GRACE_NS)
+    assert round_.phase is Phase.OPEN
+    round_.advance(two, 2 * GRACE_NS)
+    assert round_.deadline_ns(two) == 3 * GRACE_NS
+
+
+def test_never_below_k() -> None:
+    round_ = new_round()
+    for now_ns in (0, SECOND, 1000 * SECOND):
+        assert round_.advance(inputs(offer(0), offer(1), k=3), now_ns) is None
+        assert round_.phase is Phase.OPEN
+
+
+def test_k_is_not_more_than_there_are_contributors() -> None:
+    """Of three racks with K = 3 one has left: two are all there can be."""
+    round_, two = new_round(), inputs(offer(0), offer(1), k=3)
+    round_.advance(replace(two, contributors=frozenset({0, 1})), 0)
+    assert round_.phase is Phase.GATHER
+
+
+def test_an_offer_under_way_does_not_count_but_is_waited_for_longer() -> None:
+    first, second = offer(0), offer(1)
+    round_, both = new_round(), inputs(first, second, racks=2, arrived=(first,), grace_ns=-1)
+    for mean in (round_.quorum_time, round_.sync_time):
+        mean.observe(200 * MS)
+    round_.advance(both, 0)
+    # half of the 8 steps of 50 ms until the next capture; with nothing under way a quarter of a gap
+    assert round_.deadline_ns(both) == 200 * MS
+    assert round_.deadline_ns(replace(both, offers=(first,))) == 100 * MS
+    round_.advance(both, 200 * MS)
+    assert round_.members == (first,)
+
+
+def moving(rack: int, norm: float, seq: int = 1) -> Offer:
+    return msgspec.structs.replace(offer(rack, seq), norm=norm)
+
+
+def test_an_offer_that_a_rack_has_found_bad_ends_and_the_others_are_merged_anew() -> None:
+    round_, all_in = gathering(offer(0), offer(1), offer(2))
+    found = {(member(1), 1): "its payload holds NaN"}
+    drop = round_.advance(replace(all_in, bad=found), 1)
+    text = "rack 1 has diverged: its payload holds NaN"
+    assert drop == Drop(0, (Ended(member(1), 1),), text, diverged=True)
+    assert round_.advance(inputs(offer(0), offer(2)), 2) is None
+    gather = round_.gather(0)
+    assert gather is not None
+    assert gather.attempt == 2
+    assert [each.member.rack for each in gather.members] == [0, 2]
+
+
+def test_when_nobody_else_is_left_the_round_begins_anew() -> None:
+    round_, all_in = gathering(offer(1))
+    assert round_.advance(replace(all_in, bad={(member(1), 1): "NaN"}), 1) is not None
+    assert round_.advance(inputs(), 2) is None
+    assert round_.phase is Phase.IDLE
+
+
+def test_who_moves_absurdly_far_ends_when_the_round_closes() -> None:
+    """Per step: an offer of two steps may move twice as far."""
+    round_ = new_round()
+    all_in = replace(inputs(moving(0, 20.0), moving(1, 20.1), moving(2, 1e-9)), norm_max=10.0)
+    drop = round_.advance(all_in, 0)
+    assert isinstance(drop, Drop)
+    assert drop.diverged
+    assert [ended.member.rack for ended in drop.dropped] == [1]
+    assert drop.reason == (
+        "rack 1 has diverged: its weights moved by 10.05 per step, the limit is 10"
+    )
+    rest = replace(all_in, offers=all_in.offers[::2], arrived=all_in.arrived[::2])
+    round_.advance(replace(rest, live=frozenset({0, 2})), 1)
+    assert [each.member.rack for each in round_.members] == [0, 2]
+
+
+def test_where_all_move_far_that_is_how_training_goes() -> None:
+    """A learning rate that came back from almost nothing must not end every rack."""
+    round_ = new_round()
+    assert (
+        round_.advance(replace(inputs(moving(0, 50.0), moving(1, 60.0), racks=2), norm_max=1.0), 0)
+        is None
+    )
+    assert round_.phase is Phase.GATHER
+
+
+def test_one_that_comes_alone_has_nobody_to_agree_with_unless_it_is_alone() -> None:
+    one = replace(inputs(moving(0, 50.0), racks=2, grace_ns=0), norm_max=1.0)
+    assert isinstance(new_round().advance(one, 0), Drop)
+    last, round_ = replace(one, contributors=frozenset({0})), new_round()
+    assert round_.advance(last, 0) is None
+    assert round_.phase is Phase.GATHER
+
+
+def test_who_declined_or_is_dead_or_is_done_is_not_waited_for() -> None:
+    for without in (
+        {"declined": frozenset({1})},
+        {"live": frozenset({0, 2})},
+        {"contributors": frozenset({0, 2})},
+    ):
+        round_ = new_round()
+        round_.advance(replace(inputs(offer(0), offer(2)), **without), 0)  # type: ignore[arg-type]
+        assert round_.phase is Phase.GATHER, without
+
+
+# -------------------------------------------------------------- lockstep
+
+
+def test_lockstep_waits_for_all_racks_dead_or_alive() -> None:
+    round_, two = new_round(), inputs(offer(0), offer(1), lockstep=True)
+    dead = replace(two, live=frozenset({0, 1}))
+    for now_ns in (0, 1000 * SECOND):
+        round_.advance(dead, now_ns)
+        assert round_.phase is Phase.OPEN
+        assert round_.why == "waiting for rack 2"
+        assert round_.deadline_ns(dead) is None, "lockstep knows no clock"
+    round_.advance(inputs(offer(0), offer(1), offer(2), lockstep=True), 2000 * SECOND)
+    assert round_.closed_by == "lockstep"
+
+
+def test_lockstep_merges_only_what_was_captured_on_this_version() -> None:
+    round_ = new_round()
+    round_.advance(inputs(offer(0, base=1), offer(1, base=0), racks=2, version=1, lockstep=True), 0)
+    assert round_.phase is Phase.OPEN
+    assert round_.why == "waiting for rack 1"
+
+
+def test_lockstep_goes_on_without_who_declined() -> None:
+    round_, one = new_round(), inputs(offer(0), racks=2, lockstep=True)
+    round_.advance(replace(one, declined=frozenset({1})), 0)
+    assert round_.members == one.offers
+
+
+# -------------------------------------------------------------- too old
+
+
+def test_older_than_max_age_is_dropped_by_the_commit() -> None:
+    old, fresh = offer(1, 4, base=0), offer(0, 2, base=3)
+    round_ = new_round()
+    commit = round_.advance(
+        replace(inputs(fresh, old, racks=2, version=3, grace_ns=0), held=held(0, 1)), 0
+    )
+    assert isinstance(commit, Commit)
+    assert commit.members == (share(fresh),)
+    assert commit.dropped == (Ended(member(1), 4),)
+
+
+def test_exactly_max_age_is_merged() -> None:
+    aged, fresh = offer(0, base=1), offer(1, base=3)
+    round_ = new_round()
+    round_.advance(inputs(aged, fresh, racks=2, version=3), 0)
+    assert round_.members == (aged, fresh)
+
+
+def test_too_old_offers_count_towards_k() -> None:
+    """Their racks have done their part; waiting for K without them could be for ever."""
+    round_ = new_round()
+    round_.advance(
+        inputs(offer(0, base=5), offer(1, base=0), racks=2, version=5, k=2, grace_ns=0), 0
+    )
+    assert round_.phase is Phase.GATHER
+    assert round_.members == (offer(0, base=5),)
+
+
+def test_nothing_but_too_old_offers_is_dropped_at_once() -> None:
+    """Found by seeds of the simulator: with nothing to commit they stayed open for ever."""
+    round_ = new_round()
+    record = round_.advance(inputs(offer(0, 3), offer(2, 5), version=4), 0)
+    assert record == Drop(0, (Ended(member(0), 3), Ended(member(2), 5)), "older than max_age")
+    assert round_.phase is Phase.IDLE
+
+
+# -------------------------------------------------------------- gathering
+
+
+def test_a_commit_needs_bytes_that_meet_every_quorum() -> None:
+    """Racks 0 and 1 with a witness: what only one of them holds may be lost with it."""
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
+    assert round_.advance(replace(all_in, held=held(0)), 0) is None
+    assert round_.why == "1 racks hold the result, every quorum needs one, waiting for rack 1"
+    commit = round_.advance(replace(all_in, held=held(0, 1)), 0)
+    assert commit == Commit(
+        0, 1, (share(offer(0)), share(offer(1))), (), GOOD, "all-in, 2 of 2 racks"
+    )
+
+
+def test_members_are_fixed_once_it_gathers() -> None:
+    round_, _ = gathering(offer(0), offer(1))
+    late = inputs(offer(0, applied=1), offer(1), offer(2))
+    assert round_.advance(late, SECOND) is None
+    gather = round_.gather(0)
+    assert gather is not None
+    assert gather.members == (offer(0), offer(1))
+
+
+def test_a_result_of_another_attempt_does_not_count() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    assert round_.advance(replace(all_in, held=held(0, 1, attempt=2)), 0) is None
+    assert round_.advance(replace(all_in, held=held(0, 1, attempt=0)), 0) is None
+    assert round_.advance(replace(all_in, held=held(0, 1)), 0) is not None
+
+
+def test_differing_results_are_a_fault_and_asked_for_again() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    voters = frozenset({0, 1, WITNESS})
+    differ = replace(all_in, voters=voters, held=held(0) | held(1, digests=BAD))
+    assert round_.advance(differ, 0) is None
+    assert round_.attempt == 2
+    assert round_.faults == [
+        "fragment 0 version 1 attempt 1: racks [0, 1] merged equal members into 2 different results"
+    ]
+    again = replace(differ, held=held(0, 1, attempt=2))
+    commit = round_.advance(again, 0)
+    assert isinstance(commit, Commit)
+    assert commit.digests == GOOD
+
+
+def test_differing_results_wait_until_every_live_rack_has_spoken() -> None:
+    round_, all_in = gathering(offer(0), offer(1), offer(2))
+    two = replace(all_in, held=held(1) | held(2, digests=BAD))
+    round_.advance(two, 0)
+    assert round_.attempt == 1, "rack 0 may still be the second of a quorum"
+    commit = round_.advance(replace(all_in, held=held(0, 1) | held(2, digests=BAD)), 0)
+    assert isinstance(commit, Commit)
+    assert commit.digests == GOOD
+
+
+def test_racks_that_go_on_differing_are_asked_at_a_slow_pace() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
+
+    def differ(now_ns: int) -> int:
+        said = held(0, attempt=round_.attempt) | held(1, attempt=round_.attempt, digests=BAD)
+        round_.advance(replace(all_in, held=said), now_ns)
+        return round_.attempt
+
+    assert [differ(0) for _ in range(ATTEMPTS_MAX + 3)][-1] == ATTEMPTS_MAX
+    assert differ(ATTEMPT_STALL_NS - 1) == ATTEMPTS_MAX
+    assert differ(ATTEMPT_STALL_NS) == ATTEMPTS_MAX + 1
+    assert differ(ATTEMPT_STALL_NS) == ATTEMPTS_MAX + 1
+
+
+def test_attempts_end_before_their_numbers_would_be_those_of_another_epoch() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
+    seen = set()
+    for turn in range(1, ATTEMPT_LAST + 20):
+        seen.add(round_.attempt)
+        said = held(0, attempt=round_.attempt) | held(1, attempt=round_.attempt, digests=BAD)
+        round_.advance(replace(all_in, held=said), turn * ATTEMPT_STALL_NS)
+    assert sorted(seen) == list(range(1, ATTEMPT_LAST + 1))
+
+
+def test_a_member_whose_bytes_are_gone_is_left_out_of_the_next_attempt() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    lost = replace(all_in, arrived=(offer(0, applied=3),), voters=frozenset({0, 1, WITNESS}))
+    round_.advance(lost, ATTEMPT_STALL_NS - 1)
+    assert round_.attempt == 1
+    assert round_.deadline_ns(lost) == ATTEMPT_STALL_NS
+    round_.advance(lost, ATTEMPT_STALL_NS)
+    assert (round_.attempt, round_.members) == (2, (offer(0),))
+    assert round_.deadline_ns(lost) == 2 * ATTEMPT_STALL_NS
+
+
+def slow(took_ns: int) -> tuple[Round, RoundInputs]:
+    """A round whose fragment took so long to be merged before, gathering again at once."""
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    for look_ns in range(0, took_ns, ATTEMPT_STALL_NS):
+        round_.advance(all_in, look_ns)  # it has stalled, as far as one knows; nothing is lost
+    round_.advance(replace(all_in, held=held(0, 1)), took_ns)
+    round_.decided(took_ns)
+    assert round_.advance(all_in, took_ns) is None
+    assert (round_.phase, round_.attempt) == (Phase.GATHER, 1)
+    return round_, all_in
+
+
+def test_what_took_longer_than_a_stall_before_may_do_so_again() -> None:
+    """At 10 s, whatever the link, a member that was not heard for a moment was left out, and all
+    that the others had merged in 10 s was merged again without it."""
+    took_ns = 14 * SECOND
+    round_, all_in = slow(took_ns)
+    assert round_.sync_time.value_ns == took_ns, "of the whole attempt, stalled or not"
+    unheard = replace(all_in, arrived=(offer(0),), voters=frozenset({0, 1, WITNESS}))
+    assert round_.deadline_ns(unheard) == 3 * took_ns
+    round_.advance(unheard, took_ns + ATTEMPT_STALL_NS)
+    round_.advance(unheard, 3 * took_ns - 1)
+    assert round_.attempt == 1
+    round_.advance(unheard, 3 * took_ns)
+    assert (round_.attempt, round_.members) == (2, (offer(0),))
+
+
+def test_the_time_until_an_attempt_has_stalled_has_a_limit() -> None:
+    round_, all_in = slow(ATTEMPT_STALL_NS_MAX)
+    assert round_.deadline_ns(all_in) == 2 * ATTEMPT_STALL_NS_MAX
+
+
+def test_one_outage_is_no_measure_of_the_link() -> None:
+    round_, all_in = slow(100 * SECOND)
+    round_.advance(replace(all_in, held=held(0, 1)), 101 * SECOND)
+    round_.decided(101 * SECOND)
+    round_.advance(all_in, 101 * SECOND)
+    assert round_.deadline_ns(all_in) == 101 * SECOND + ATTEMPT_STALL_NS
+
+
+@pytest.mark.parametrize("arrived", [(), (offer(0), offer(1))], ids=["all gone", "none gone"])
+def test_a_stall_alone_is_no_reason_for_another_attempt(arrived: tuple[Offer, ...]) -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    round_.advance(replace(all_in, arrived=arrived), ATTEMPT_STALL_NS)
+    assert (round_.attempt, round_.members) == (1, (offer(0), offer(1)))
+
+
+def test_after_the_decision_the_next_round_may_open() -> None:
+    round_, all_in = gathering(offer(0), offer(1), racks=2)
+    round_.advance(replace(all_in, held=held(0, 1)), 70 * MS)
+    round_.decided(80 * MS)
+    assert (round_.phase, round_.members, round_.attempt) == (Phase.IDLE, (), 0)
+    assert round_.sync_time.value_ns == 80 * MS
+    assert round_.quorum_time.value_ns == 0
+    assert round_.advance(inputs(offer(0, 2, base=1), version=1, k=2), SECOND) is None
+    assert round_.phase is Phase.OPEN
+
+
+def test_a_member_that_is_removed_takes_its_offer_out_of_a_round_that_gathers() -> None:
+    """Found by the simulator: a rack was started again while a round gathered; the commit named an
+    offer of its former life, which the Roster record had ended."""
+    mine, gone = offer(0), offer(1)
+    round_, both = gathering(mine, gone)
+    without = replace(both, offers=(mine,), arrived=(mine,))
+    said = held(0, 1, 2, attempt=round_.attempt)
+    assert round_.advance(replace(without, held=said), MS) is None
+    again = round_.gather(0)
+    assert again is not None
+    assert again.members == (mine,)
+    commit = round_.advance(replace(without, held=held(0, 1, 2, attempt=again.attempt)), 2 * MS)
+    assert isinstance(commit, Commit)
+    assert [each.member for each in commit.members] == [mine.member]
+
+
+def test_a_round_whose_members_are_all_removed_begins_anew() -> None:
+    gone, later = offer(1), offer(0)
+    round_, _ = gathering(gone)
+    attempt = round_.attempt
+    assert round_.advance(inputs(), MS) is None
+    assert round_.phase is Phase.IDLE
+    assert round_.gather(0) is None
+    round_.advance(inputs(later), 2 * MS)
+    round_.advance(replace(inputs(later), live=frozenset({0})), 3 * MS)
+    assert round_.phase is Phase.GATHER
+    assert round_.attempt > attempt, "an attempt names one set of members"
+
+
+# -------------------------------------------------------------- who is absent
+
+TRAINS = {rack: Absent(rack, 10 + rack, 2) for rack in range(3)}
+
+
+def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt() -> None:
+    """With another list racks would merge other bits under one name."""
+    round_, seen = new_round(), replace(inputs(offer(1)), trains=TRAINS)
+    round_.advance(seen, 0)
+    round_.advance(seen, GRACE_NS)
+    gather = round_.gather(0)
+    assert gather is not None
+    assert gather.absent == (TRAINS[0], TRAINS[2])
+    later = replace(seen, trains={}, live=frozenset({1}))
+    round_.advance(later, GRACE_NS + SECOND)
+    assert round_.gather(0) == gather
+    made = round_.advance(replace(later, held=held(0, 1, 2)), GRACE_NS + 2 * SECOND)
+    assert isinstance(made, Commit)
+    assert made.absent == gather.absent
+    round_.decided(GRACE_NS + 3 * SECOND)
+    assert round_.absent == ()
+
+
+def test_another_attempt_looks_anew_who_is_absent() -> None:
+    round_, all_in = gathering(offer(0), offer(1))
+    assert round_.absent == ()
+    left = replace(all_in, offers=(offer(0),), arrived=(offer(0),), trains=TRAINS)
+    round_.advance(left, SECOND)
+    gather = round_.gather(0)
+    assert gather is not None
+    assert (gather.attempt, gather.absent) == (2, (TRAINS[1], TRAINS[2]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"live": frozenset({1, 2})},
+        {"declined": frozenset({0})},
+        {"contributors": frozenset({1, 2})},
+        {"trains": {1: TRAINS[1], 2: TRAINS[2]}},
+    ],
+    ids=["dead", "declined", "leaves or joins", "was not named lately"],
+)
+def test_a_rack_whose_work_will_not_come_is_not_absent(changes: dict[str, Any]) -> None:
+    round_, seen = new_round(), replace(inputs(offer(1)), trains=TRAINS)
+    round_.advance(seen, 0)
+    round_.advance(replace(seen, **changes), GRACE_NS)
+    assert round_.absent == (TRAINS[2],)
+
+
+def test_racks_whose_results_alone_are_awaited_are_slow_when_others_take_less() -> None:
+    round_, now = gathering(offer(0), offer(1))
+    late = round_.started_ns + ATTEMPT_STALL_NS
+    round_.advance(now, late - 1)
+    assert round_.slow(late) == frozenset(), "nobody has a result: that is no rack's fault"
+    round_, now = gathering(offer(0), offer(1))
+    some = replace(now, held=held(0, attempt=round_.attempt))
+    round_.advance(some, round_.started_ns + 1)
+    late = round_.started_ns + ATTEMPT_STALL_NS
+    assert round_.slow(late - 1) == frozenset()
+    assert round_.slow(late) == {1, 2}

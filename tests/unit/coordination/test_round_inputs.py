@@ -1,0 +1,110 @@
+"""What a round sees: times that suit whoever is fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mend.consensus.log import NORMS_KEPT, Log
+from mend.consensus.records import Absent, Commit
+from mend.coordination.member_view import MemberView
+from mend.coordination.round_inputs import (
+    ABSURD,
+    NAMED_LATELY_MIN,
+    NORMS_MIN,
+    fastest_ns,
+    inputs_of,
+    norm_max,
+    surroundings,
+)
+from mend.types import WITNESS
+from tests.unit.coordination.nouns import commit, genesis, log_of, member, offer, report, roster
+
+
+@pytest.mark.parametrize(
+    ("times_ns", "fastest"),
+    [([25, 375, 26], 25), ([0, 375], 375), ([0, 0], 0), ([], 0)],
+)
+def test_the_window_goes_by_the_fastest_rack(times_ns: list[int], fastest: int) -> None:
+    """It went by the slowest: beside a rack 15 times slower the others waited in every round, 540
+    to 730 ms of 200 (benchmarks/straggler.py). Who has not measured a step has no say."""
+    assert fastest_ns(times_ns) == fastest
+
+
+def test_a_step_is_absurd_by_what_was_merged_before() -> None:
+    few = [0.5] * (NORMS_MIN - 1)
+    assert norm_max(few) == math.inf, "too little is known"
+    assert norm_max([*few, 1e9]) == ABSURD * 0.5, "one that got through is no measure"
+    assert norm_max([0.0] * 9 + [1.0] * 8) == math.inf, "it stood still: anything may come"
+
+
+def test_the_log_remembers_how_far_the_last_offers_moved_per_step() -> None:
+    log = log_of(genesis(fragments=2))
+    for version in range(1, NORMS_KEPT + 3):
+        moved = replace(
+            offer(0, version, fragment=1, base=version - 1, steps=4), norm=8.0 * version
+        )
+        made = commit(version, [moved], fragment=1)
+        shares = (replace(made.members[0], norm=moved.norm),)
+        log.append(replace(made, members=shares))
+    assert log.appended.norms[0] == ()
+    assert log.appended.norms[1] == tuple(2.0 * version for version in range(3, NORMS_KEPT + 3))
+    assert log.committed.norms == [], "nothing of it is decided"
+
+
+def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:
+    """All racks report step 99, unless it is said of rack 1."""
+    views = {}
+    for rack in log.appended.seats:
+        said = {"step": 99, **(changes if rack == 1 else {})}
+        views[rack] = MemberView(member(rack), 0, report=report(1, 2, **said))
+    around = surroundings(log.appended, views, {}, frozenset(views))
+    return inputs_of(1, around, log.appended, views, {}).trains
+
+
+def named(version: int, *racks: int) -> Commit:
+    made = [offer(rack, version, fragment=1, tokens=10 + rack) for rack in racks]
+    return commit(version, made, fragment=1)
+
+
+def test_a_rack_that_was_named_lately_weighs_as_it_did_then() -> None:
+    log = log_of(genesis(3, fragments=2), named(1, 0, 1), named(2, 1))
+    assert seen(log) == {0: Absent(0, 10, 2), 1: Absent(1, 11, 2)}, "rack 2 was never named"
+
+
+@pytest.mark.parametrize("changes", [{"step": 16}, {"leaving": True}])
+def test_a_rack_that_has_not_stepped_since_or_leaves_has_nothing_to_come(
+    changes: dict[str, Any],
+) -> None:
+    log = log_of(genesis(fragments=2), named(1, 0), named(2, 0, 1))
+    assert set(seen(log)) == {0, 1}
+    assert set(seen(log, **changes)) == {0}
+
+
+def test_a_rack_that_never_gets_in_is_absent_for_a_while_only() -> None:
+    log = log_of(genesis(fragments=2), named(1, 1))
+    for version in range(2, NAMED_LATELY_MIN + 1):
+        log.append(named(version, 0))
+        assert set(seen(log)) == {0, 1}
+    log.append(named(NAMED_LATELY_MIN + 1, 0))
+    assert set(seen(log)) == {0}
+
+
+def test_many_racks_may_take_turns() -> None:
+    log = log_of(genesis(5, fragments=2), *(named(1 + rack, rack) for rack in range(5)))
+    assert set(seen(log)) == set(range(5))
+
+
+def test_who_has_lost_its_vote_is_waited_for_like_any_other_who_has_just_come_is_not() -> None:
+    log = log_of(
+        genesis(racks=2, witness=True),
+        roster(1, [0, 1, 2], non_voters=[1, 2, WITNESS], witness=True),
+    ).appended
+    views = {rack: MemberView(member(rack), 0, report=report(1)) for rack in range(3)}
+    around = surroundings(log, views, {}, frozenset(range(3)))
+    assert around.contributors == {0, 1}
+    assert around.voters == {0}

@@ -1,0 +1,214 @@
+"""A well-formed message of another plan is answered with a sentence, before a machine indexes by
+it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mend.consensus.epochs import attempt_of
+from mend.consensus.records import RECORDS_FORMAT, Drop, Last, Offer, Record, Snapshot
+from mend.coordination.messages import Declined, Gather, Held, Orders, Part
+from mend.coordination.validation import (
+    first_difference,
+    hello_misfit,
+    orders_misfit,
+    plan_hash,
+    rank_orders_misfit,
+    rank_report_misfit,
+    report_misfit,
+)
+from tests.unit.coordination.nouns import (
+    FIRST,
+    commit,
+    digest,
+    genesis,
+    hello,
+    lineage,
+    log_of,
+    member,
+    offer,
+    orders,
+    rank_orders,
+    rank_report,
+    report,
+    roster,
+)
+
+RANKS, FRAGMENTS = 2, 3
+MINE = hello(1, ranks=RANKS, fragments=FRAGMENTS)
+
+
+def test_a_hello_of_the_right_size_fits() -> None:
+    assert hello_misfit(MINE, racks=2) == ""
+
+
+def test_a_hello_that_cannot_be_seated() -> None:
+    assert "racks=2, the coordinator for 3" in hello_misfit(MINE, racks=3)
+    assert "1 lanes for 2 ranks" in hello_misfit(replace(MINE, seat=hello(1).seat), 2)
+    assert "2 lanes for 2 ranks" in hello_misfit(replace(MINE, digests=MINE.digests[:2]), 2)
+    short = (*MINE.digests[:2], MINE.digests[2][:1])
+    assert "one digest per fragment and rank" in hello_misfit(replace(MINE, digests=short), 2)
+
+
+def whole_report(**changes: Any) -> str:
+    return report_misfit(report(1, FRAGMENTS, **changes), member(1), MINE.policy)
+
+
+def test_reports_of_another_plan() -> None:
+    good = offer(1, fragment=2, ranks=RANKS)
+    assert whole_report(offers=(good,), held=(Held(2, 1, 1, (digest(1), digest(2))),)) == ""
+    assert "1 versions for 3 fragments" in whole_report(versions=(0,))
+    assert "name of another rack" in whole_report(offers=(offer(0, ranks=RANKS),))
+    assert "name of another rack" in whole_report(offers=(offer(1, ranks=RANKS, life=1),))
+    assert "offer of fragment 3" in whole_report(offers=(replace(good, fragment=3),))
+    assert "with 1 checksums" in whole_report(offers=(offer(1),))
+    assert "one digest per rank" in whole_report(held=(Held(0, 1, 1, (digest(1),)),))
+    assert "fragment 3 of 3" in whole_report(held=(Held(3, 1, 1, (digest(1), digest(2))),))
+    assert "fragment 7 of 3" in whole_report(declined=(Declined(7, 0, "why"),))
+
+
+def test_reports_of_a_rank_of_another_plan() -> None:
+    part = Part(0, 1, 0, 4, 10, 2, digest(1), 0, "")
+    for changes, said in (
+        ({"parts": (part,), "held": (Held(2, 1, 1, (digest(1),)),)}, ""),
+        ({"versions": (0, 0)}, "2 versions for 3 fragments"),
+        ({"held": (Held(0, 1, 1, (digest(1), digest(2))),)}, "without its digest"),
+        ({"parts": (replace(part, fragment=3),)}, "fragment 3 of 3"),
+    ):
+        assert said in rank_report_misfit(rank_report(1, **{"fragments": 3, **changes}), FRAGMENTS)
+
+
+def unrooted(*records: Record) -> Orders:
+    """From the start of the log, which need not begin as a log does."""
+    return orders(1, records=records, last=len(records), decided=len(records))
+
+
+def test_a_log_begins_with_genesis_also_one_that_this_rack_joins_later() -> None:
+    begin = genesis(ranks=RANKS, fragments=FRAGMENTS)
+    assert orders_misfit(unrooted(begin), MINE, begun=False) == ""
+    headless = unrooted(roster(1, [0], RANKS))
+    assert "begin with Genesis" in orders_misfit(headless, MINE, begun=False)
+    assert orders_misfit(headless, MINE, begun=True) == "", "the chain hash says no to it"
+    assert orders_misfit(replace(headless, prev=4), MINE, begun=False) == "", "a later piece"
+    reborn = hello(1, ranks=RANKS, fragments=FRAGMENTS, life=1)
+    assert orders_misfit(unrooted(begin), reborn, begun=False) == "", "a newcomer reads it all"
+
+
+def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> Gather:
+    return Gather(fragment, 1, attempt, members)
+
+
+ANEW = replace(
+    lineage(FIRST, [], versions=[0] * FRAGMENTS),
+    digests=((digest(1), digest(2)),) * FRAGMENTS,
+)
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"records": (commit(1, [], fragment=3, ranks=RANKS),)}, "a Commit of fragment 3"),
+    ({"records": (commit(1, [], ranks=3),)}, "with 3 digests"),
+    ({"records": (Drop(3, (), "why"),)}, "a Drop of fragment 3"),
+    ({"records": (genesis(ranks=RANKS, fragments=2),)}, "a Genesis of another plan"),
+    ({"records": (genesis(ranks=1, fragments=FRAGMENTS),)}, "a Genesis of another plan"),
+    (
+        {"records": (replace(genesis(ranks=RANKS, fragments=FRAGMENTS), roster=genesis().roster),)},
+        "a Genesis with other numbers of ranks",
+    ),
+    ({"records": (lineage(FIRST, [0]),)}, "a Lineage of another plan"),
+    ({"records": (lineage(FIRST, [0], versions=[0] * FRAGMENTS),)}, "a Lineage of another plan"),
+    (
+        {"records": (replace(ANEW, members=genesis().roster),)},
+        "a Lineage with other numbers of ranks",
+    ),
+    ({"records": (roster(1, [0], 1),)}, "a Roster with other numbers of ranks"),
+    ({"offers": (offer(0, fragment=3, ranks=RANKS),)}, "an offer of fragment 3"),
+    ({"offers": (offer(0),)}, "with 1 checksums"),
+    ({"gathers": (gather(offer(0, ranks=RANKS), attempt=0),)}, "a Gather of fragment 0, attempt 0"),
+    (
+        {"gathers": (gather(offer(0, ranks=RANKS), attempt=attempt_of(FIRST, 0)),)},
+        f"a Gather of fragment 0, attempt {FIRST << 8}",
+    ),
+    ({"gathers": (gather(),)}, "a Gather of fragment 0"),
+    ({"gathers": (gather(offer(0, ranks=RANKS), fragment=3),)}, "a Gather of fragment 3"),
+    ({"gathers": (gather(offer(0)),)}, "with 1 checksums"),
+    ({"gathers": (gather(offer(0, fragment=1, ranks=RANKS)),)}, "of several fragments"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), MISFITS, ids=[said for _, said in MISFITS])
+def test_orders_of_another_plan(changes: dict[str, Any], said: str) -> None:
+    assert said in orders_misfit(orders(1, **{"prev": 1, **changes}), MINE, begun=True)
+    assert said in rank_orders_misfit(rank_orders(1, **changes), FRAGMENTS, RANKS)
+
+
+def test_a_rank_is_not_told_of_fragments_that_it_has_not() -> None:
+    assert rank_orders_misfit(rank_orders(1, discarded=((2, 5),)), FRAGMENTS, RANKS) == ""
+    said = rank_orders_misfit(rank_orders(1, discarded=((3, 5),)), FRAGMENTS, RANKS)
+    assert said == "fragment 3 of 3"
+
+
+GOOD: list[Record] = [
+    genesis(ranks=RANKS, fragments=FRAGMENTS),
+    commit(1, [offer(0), offer(1)], fragment=2, ranks=RANKS),
+    Drop(2, (), "why"),
+    roster(1, [0], RANKS),
+    ANEW,
+]
+
+
+def test_everything_that_fits_passes() -> None:
+    member = offer(0, fragment=2, ranks=RANKS)
+    fields: dict[str, Any] = {"offers": (member,), "gathers": (gather(member, fragment=2),)}
+    assert orders_misfit(orders(1, GOOD, **fields), MINE, begun=False) == ""
+    assert rank_orders_misfit(rank_orders(1, GOOD, **fields), FRAGMENTS, RANKS) == ""
+
+
+def test_the_first_difference_is_named() -> None:
+    lowest = hello(0, facts=(("model", "tiny"), ("lr", "0.1"), ("seed", "1")))
+    for facts, said in (
+        ((("model", "big"), ("lr", "9"), ("seed", "1")), "model is big there and tiny here"),
+        ((("model", "tiny"), ("seed", "2")), "lr is absent there and 0.1 here"),
+        ((*lowest.facts, ("more", "x")), "more is x there and absent here"),
+        (lowest.facts, ""),
+    ):
+        assert first_difference(lowest, hello(1, facts=facts)) == said
+    older = hello(1, facts=lowest.facts, max_age=7)
+    assert "max_age is 7 there and" in first_difference(lowest, older)
+
+
+def test_equal_facts_equal_plan() -> None:
+    assert plan_hash(hello(0)) == plan_hash(hello(1))
+    assert plan_hash(hello(0)) != plan_hash(hello(0, facts=(("model", "big"),)))
+
+
+# -------------------------------------------------------------- snapshots
+
+
+def shown(**changes: object) -> Snapshot:
+    log = log_of(genesis(fragments=2), commit(1, [offer(0, fragment=1)], fragment=1))
+    log.decide(2)
+    return replace(log.snapshot(), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"format": RECORDS_FORMAT + 1}, f"a snapshot of format {RECORDS_FORMAT + 1}"),
+        ({"index": 7}, "a snapshot of record 7 in place of 2"),
+        ({"lineages": ()}, "a snapshot of record 2 in place of 2"),
+        ({"versions": (1,)}, "a snapshot of another plan"),
+        ({"versions": (1, -1)}, "a snapshot of another plan"),
+        ({"norms": ()}, "a snapshot of another plan"),
+        ({"digests": ((), ())}, "a snapshot with other numbers of ranks"),
+        ({"last": (Last(member(0), 2, 1, 1, 1),)}, "fragment 2 of 2"),
+    ],
+)
+def test_a_snapshot_of_another_job_is_not_read(changes: dict[str, object], said: str) -> None:
+    there = shown(**changes)
+    body = replace(orders(1), prev=2, last=2, decided=2, snapshot=there)
+    assert orders_misfit(body, hello(1, fragments=2), begun=False).startswith(said)
+    assert bool(orders_misfit(body, hello(1, fragments=2), begun=False)) == bool(said)
+    to_rank = replace(rank_orders(1), prev=2, snapshot=there)
+    assert bool(rank_orders_misfit(to_rank, 2, 1)) == bool(said)

@@ -1,0 +1,197 @@
+"""One rank's training thread, driven by hand: the test is the worker, the loop, the log and the
+clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mend.codec import CODECS
+from mend.consensus.records import Commit, Ended, Share
+from mend.coordination.events import Event
+from mend.coordination.schedule import Schedule
+from mend.engine.fragment_state import AgreeMin, Doing, Wait
+from mend.engine.fragment_state import Share as ShareSlice
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.published_state import PublishedState
+from mend.engine.trainer import FragmentState, OpenOffer, StepOptions, Trainer
+from mend.errors import NonFinite
+from mend.fragment import FragmentView, build_plan, exchanged_parameters
+from mend.fragment.device import Side
+from mend.fragment.shards import replicated
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.types import SECOND, Member
+
+MINE, THEIRS = Member(0, 7), Member(1, 8)
+NUMEL = 4
+MOVE = 0.25
+"""What one step adds to every parameter; a power of two, so that sums are exact."""
+
+TOKENS = 10
+STALL_NS, GIVE_UP_NS, SHUTDOWN_NS = SECOND, 60 * SECOND, 5 * SECOND
+
+E = TypeVar("E")
+
+
+class Hand:
+    """All parameters are equal, so that one number describes a fragment. Version 0 is 0."""
+
+    def __init__(
+        self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, period: int = 4,
+        overlap: int = 2, polls: int = 0, payload: str = "float32", side: Side | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self.ranks, self.now_ns = ranks, 5 * SECOND
+        self.numerics = Numerics(CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0))
+        self.model = nn.ParameterList([nn.Parameter(torch.zeros(NUMEL)) for _ in range(fragments)])
+        self.published = PublishedState(fragments)
+        self.events: list[Event] = []
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.asked: list[Wait | AgreeMin | ShareSlice] = []
+        self.offers: list[OpenOffer] = []
+        self.during: Callable[[], object] = lambda: None
+        """What happens while the thread waits."""
+        self.agree: Callable[[list[int]], list[int]] = lambda values: values
+        """The element-wise minimum with what the rack's other ranks say."""
+        fields: dict[str, Any] = {
+            "overlapped": True, "lockstep": False, "alignment": "carry", "blend_alpha": 0.5,
+            "stall_max_ns": STALL_NS, "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS,
+        }  # fmt: skip
+        named = dict(exchanged_parameters(self.model))
+        tracks = []
+        for layout in build_plan(self.model, fragments):
+            view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
+            held = replicated(layout, ranks, rank)
+            anchor = self.numerics.genesis(torch.zeros(held.owned.numel))
+            tracks.append(FragmentState(view, held, anchor))
+        self.trainer = Trainer(
+            MINE,
+            Schedule(fragments, period, overlap, polls=polls),
+            StepOptions(ranks=ranks, **{**fields, **options}),
+            tracks,
+            self.published,
+            now_ns=lambda: self.now_ns,
+            post=self.events.append,
+            own=self._own,
+            note=lambda kind, fields: self.notes.append((kind, fields)),
+            numerics=self.numerics,
+            side=side,
+        )
+
+    def _own(self, offer: OpenOffer) -> None:
+        """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard
+        that there can be none."""
+        self.offers.append(offer)
+        if offer.landed is not None:
+            offer.landed()
+        try:
+            made = self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
+        except NonFinite:
+            self.published.discard(offer.fragment, offer.seq)
+        else:
+            offer.pend_N = made.pend
+
+    # -------------------------------------------------------------- the training script
+
+    def step(self, count: int = 1, tokens: int = TOKENS, move: float = MOVE) -> None:
+        for _ in range(count):
+            self.update(move)
+            self.counted(tokens)
+
+    def update(self, move: float) -> None:
+        """The inner optimizer."""
+        with torch.no_grad():
+            for parameter in self.model:
+                parameter.add_(move)
+
+    def counted(self, tokens: int = TOKENS) -> None:
+        """What its hook does behind it."""
+        if self.trainer.stepped(tokens):
+            self.run(self.trainer.work())
+
+    def run(self, doing: Doing) -> None:
+        """Until it returns or raises. `asked` is what it asked for on the way."""
+        self.asked = []
+        answer: object = None
+        while True:
+            try:
+                request = doing.send(answer)
+            except StopIteration:
+                return
+            self.asked.append(request)
+            assert len(self.asked) < 1000, "it waits for ever"
+            answer = self._answer(request)
+
+    def _answer(self, request: Wait | AgreeMin | ShareSlice) -> object:
+        if isinstance(request, AgreeMin):
+            return [
+                min(pair) for pair in zip(request.values, self.agree(request.values), strict=True)
+            ]
+        if isinstance(request, ShareSlice):
+            return torch.cat([request.slice_N] * self.ranks)
+        if not request.ready():
+            self.during()
+        if not request.ready() and self.published.failure is None:
+            self.now_ns += request.limit_ns + 1
+        return request.ready()
+
+    @property
+    def waits(self) -> list[int]:
+        """Limits of the waits of the last call."""
+        return [request.limit_ns for request in self.asked if isinstance(request, Wait)]
+
+    @property
+    def agreements(self) -> list[list[int]]:
+        return [request.values for request in self.asked if isinstance(request, AgreeMin)]
+
+    def opened(self, *versions: int) -> None:
+        """Of each fragment that of an open round, or -1."""
+        self.published.heard((0, 1), (), (0,) * len(versions), dict(enumerate(versions)))
+
+    # -------------------------------------------------------------- the log
+
+    def decide(
+        self, to: float = 0.0, fragment: int = 0, *, names: bool = False, drops: bool = False,
+        publish: bool = True,
+    ) -> Anchor:  # fmt: skip
+        """The next version, all of whose elements are `to`. `names`, `drops`: the own offer."""
+        track, panel = self.trainer.tracks[fragment], self.published.panels[fragment]
+        version, mine = panel.decided + 1, track.offer
+        assert mine is not None or not (names or drops)
+        members = [Share(THEIRS, version, version - 1, 4, TOKENS, 1)]
+        if names and mine is not None:
+            members.insert(
+                0, Share(MINE, mine.seq, mine.anchor.version, mine.capture_step, mine.tokens, 1)
+            )
+        dropped = (Ended(MINE, mine.seq),) if drops and mine is not None else ()
+        numel = track.owned.numel
+        anchor = self.numerics.adopt(torch.full((numel,), to), numel, version)
+        self.published.told(
+            Commit(
+                fragment, version, tuple(members), dropped, (anchor.digest,) * self.ranks, "test"
+            )
+        )
+        if publish:
+            self.published.publish(fragment, anchor)
+        return anchor
+
+    # -------------------------------------------------------------- what is seen
+
+    def theta(self, fragment: int = 0) -> float:
+        """The one number that the fragment's parameters all are."""
+        values: Tensor = self.model[fragment].detach()
+        assert bool((values == values[0]).all()), values
+        return float(values[0])
+
+    def track(self, fragment: int = 0) -> FragmentState:
+        return self.trainer.tracks[fragment]
+
+    def posted(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def noted(self, *kinds: str) -> list[tuple[str, dict[str, Any]]]:
+        return [note for note in self.notes if note[0] in kinds]

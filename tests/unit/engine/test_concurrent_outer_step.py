@@ -1,0 +1,443 @@
+"""The loop side of a rank: bytes come, are checked, kept, served and freed as the machines say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from mend.codec import CODECS
+from mend.consensus.records import Drop, Ended, Offer, Record
+from mend.coordination import events as ev
+from mend.coordination.fetch_queue import RETRY_NS_MAX
+from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.messages import Gather, Message, OfferId, RankReport
+from mend.coordination.rank import RankMachine
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.published_state import PublishedState
+from mend.engine.trainer import OpenOffer
+from mend.errors import Diverged, OtherVersion, PlanMismatch, Refused, TransferStalled, WorkerFailed
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.transport.bulk_wire import checksum_of
+from mend.types import SECOND, Address, Owned, Peer, Span, offer_key, state_key
+from tests.unit.coordination.nouns import commit, genesis, member, offer, rank_orders
+
+T = TypeVar("T")
+
+N = 4
+MINE, THEIRS = member(1), member(0)
+
+
+@dataclass
+class Asked:
+    """A pull that is under way."""
+
+    holders: Sequence[Address]
+    key: bytes
+    checksum: str
+    into: memoryview
+    done: Callable[[Exception | None], None]
+
+    def arrives(self, values: Tensor) -> None:
+        self.into[:] = values.numpy().tobytes()
+        self.done(None)
+
+
+@dataclass
+class HandEdge:
+    """The outside world: pulls end when the test says so, workers are done at once."""
+
+    now: int = SECOND
+    sent: list[tuple[Peer, Message]] = field(default_factory=list)
+    pulls: list[Asked] = field(default_factory=list)
+    served: dict[bytes, bytes] = field(default_factory=dict)
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def connect(self, peer: Peer, address: str) -> None:
+        raise AssertionError("a rank that does not coordinate connects to nobody")
+
+    def send(self, to: Peer, body: Message) -> None:
+        self.sent.append((to, body))
+
+    def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        try:
+            result: T | Exception = job()
+        except Exception as error:
+            result = error
+        done(result)
+
+    def fetch(
+        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview,
+        done: Callable[[Exception | None], None],
+    ) -> None:  # fmt: skip
+        self.pulls.append(Asked(holders, key, checksum, into, done))
+
+    def serve(self, key: bytes, view: memoryview) -> None:
+        self.served[key] = bytes(view)
+
+    def drop(self, key: bytes) -> None:
+        self.served.pop(key, None)
+
+    def note(self, kind: str, fields: dict[str, Any]) -> None:
+        self.notes.append((kind, fields))
+
+    def finished(self) -> None:
+        raise AssertionError("only leaders and coordinators finish")
+
+    def noted(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.notes if name == kind]
+
+
+class Story:
+    """Rank 1 of rack 1: no leader, so that the test says what the leader would."""
+
+    def __init__(self, first: float = 0.0, theirs: float = 0.0, merge: str = "mean") -> None:
+        self.numerics = Numerics(CODECS["float32"](), MERGES[merge](), OUTERS["nesterov"](1.0, 0.0))
+        self.first, self.theirs = self.anchor(first), self.anchor(theirs)
+        self.host, self.published, self.serial = HandEdge(), PublishedState(1), 0
+        self.me = Peer(1, 1)
+        options = RankOptions(SECOND, 2, sums=merge == "rda")
+        machine = RankMachine(self.me, MINE, options, (self.first.digest,))
+        self.rank = ConcurrentOuterStep(
+            self.me, MINE, Roles(machine, None, None), [Owned((Span(0, N),), N)], [self.first],
+            self.numerics, self.published, self.host,
+        )  # fmt: skip
+        begin = genesis(racks=3, ranks=2)
+        digests = ((begin.digests[0][0], self.theirs.digest),)
+        self.records: list[Record] = [replace(begin, digests=digests)]
+
+    def anchor(self, value: float, version: int = 0) -> Anchor:
+        return self.numerics.adopt(torch.full((N,), value), N, version)
+
+    def told(self, *records: Record, **fields: Any) -> None:
+        self.records += records
+        self.serial += 1
+        body = rank_orders(self.serial, self.records, **fields)
+        self.rank.heard(Peer(1, 0), MINE.incarnation, body)
+
+    def later(self, after_ns: int = RETRY_NS_MAX) -> None:
+        self.host.now += after_ns
+        self.rank.tick()
+
+    @property
+    def anchors(self) -> dict[int, Anchor]:
+        """What the training thread sees."""
+        return self.published.panels[0].anchors
+
+    def arrived(self, made: Offer, values: Tensor) -> None:
+        (asked,) = [pull for pull in self.host.pulls if pull.key == key_of(made)]
+        self.host.pulls.remove(asked)
+        asked.arrives(values)
+
+
+def key_of(made: Offer) -> bytes:
+    return offer_key(made.member, 1, made.fragment, made.seq)
+
+
+def theirs_of(values: Tensor) -> Offer:
+    """Rack 0's offer with these values as rank 1's part."""
+    return replace(offer(0, ranks=2), checksums=("", checksum_of(values.numpy().data)))
+
+
+# -------------------------------------------------------------- which rounds are open
+
+
+def test_a_round_is_open_from_its_first_offer_until_its_members_are_fixed() -> None:
+    story = Story()
+    story.told()
+    assert story.published.opened == {}
+    late, first = offer(2, applied=0, ranks=2), offer(0, applied=1, base=1, ranks=2)
+    story.told(offers=(first, late))
+    assert story.published.opened == {0: 1}, "the late one opens nothing"
+    story.told(offers=(first, late), gathers=(Gather(0, 2, 1, (first,)),))
+    assert story.published.opened == {}
+    story.told(offers=(late,), gathers=(Gather(0, 2, 1, (first,)),))
+    assert story.published.opened == {0: 0}, "which the training thread finds to be decided"
+
+
+# -------------------------------------------------------------- a donor is not trusted
+
+
+def test_a_copied_state_is_shown_only_with_the_digest_of_the_log() -> None:
+    story = Story(first=1.0, theirs=2.0)
+    story.told()
+    (asked,) = story.host.pulls
+    assert asked.key == state_key(1, 0, 0, story.theirs.digest)
+    asked.arrives(torch.full((N,), 2.5))
+    assert story.anchors == {}
+    ((note),) = story.host.noted("copy-failed")
+    assert note["error"] == "the donor's bits are not those of the log"
+    story.later()
+    story.host.pulls[1].arrives(torch.full((N,), 2.0))
+    assert story.anchors[0].digest == story.theirs.digest
+    assert torch.equal(story.anchors[0].values, torch.full((N,), 2.0))
+    assert asked.key in story.host.served, "and it is a donor itself now"
+
+
+def test_a_donor_that_does_not_answer_is_asked_again() -> None:
+    story = Story(first=1.0, theirs=2.0)
+    story.told()
+    story.host.pulls[0].done(TransferStalled("no byte"))
+    assert story.host.noted("copy-failed")[0]["error"] == "TransferStalled: no byte"
+    story.later()
+    assert len(story.host.pulls) == 2
+
+
+# -------------------------------------------------------------- payloads
+
+
+def test_payloads_are_served_merged_and_freed() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    assert story.host.pulls[0].checksum == made.checksums[1], "this rank's part"
+    story.arrived(made, delta)
+    assert story.host.served[key_of(made)] == delta.numpy().tobytes()
+    story.told(offers=(made,), gathers=(Gather(0, 1, 1, (made,)),))
+    result = story.anchor(-0.5, version=1)
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held[0].digests == (result.digest,)
+    assert 1 not in story.anchors, "it is not decided"
+    decided = replace(commit(1, [made]), digests=("", result.digest))
+    story.told(decided, settled=(0,))
+    assert torch.equal(story.anchors[1].values, torch.full((N,), -0.5))
+    assert state_key(1, 0, 1, result.digest) in story.host.served
+    assert key_of(made) in story.host.served, "another rack may still need it"
+    (noted,) = story.host.noted("commit")
+    assert noted["live"] == 0, "nobody has said who lives"
+    story.told(settled=(1,))
+    assert key_of(made) not in story.host.served
+    assert story.rank.payloads == {}
+
+
+def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.rank.payloads[(THEIRS, 0, 1)][0] ^= 1  # a bit flips in memory
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    story.told(gathers=(Gather(0, 1, 2, (made,)),))
+    errors = [note["error"] for note in story.host.noted("fetch-failed")]
+    assert errors == ["its bytes changed in memory"]
+    story.later()
+    story.arrived(made, delta)
+    story.later()
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
+
+
+def test_a_spoiled_anchor_is_found_and_copied_from_a_donor() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.first.data[2] += 1
+    story.told(gathers=(Gather(0, 1, 2, (made,)),))
+    assert story.anchors == {}, "the training thread must not take it for good"
+    story.later()
+    (asked,) = story.host.pulls
+    assert asked.key == state_key(1, 0, 0, story.theirs.digest)
+
+
+def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.rank.payloads[(THEIRS, 0, 1)] = torch.zeros(3, dtype=torch.uint8)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    assert "WireError" in story.host.noted("merge-failed")[0]["error"]
+    assert story.published.failure is None
+
+
+@pytest.mark.parametrize("merge", ["mean", "rda"])
+def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_more(
+    merge: str,
+) -> None:
+    story, bad = Story(merge=merge), torch.tensor([0.5, float("nan"), 0.5, 0.5])
+    made = theirs_of(bad)
+    story.told(offers=(made,))
+    story.arrived(made, bad)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held == ()
+    (found,) = report.bad
+    assert found.offer == OfferId(THEIRS, 0, 1)
+    assert "NaN, Inf or magnitudes of inf" in found.reason
+    story.later()
+    assert len(story.host.noted("merge-failed")) == 1, "it is not tried again"
+    story.told(Drop(0, (Ended(THEIRS, 1),), "rack 0 has diverged", diverged=True))
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.bad == ()
+    assert story.rank.payloads == {}
+
+
+def test_who_spoils_a_payload_himself_blames_nobody() -> None:
+    """A bit flips in this rack's memory: the sender's bytes were good, so he must not end."""
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.rank.payloads[(THEIRS, 0, 1)].view(torch.float32)[2] = float("nan")
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.bad == ()
+    assert [note["error"] for note in story.host.noted("fetch-failed")] == [
+        "its bytes changed in memory"
+    ]
+    story.later()
+    story.arrived(made, delta)
+    story.later()
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
+
+
+def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
+    """Version 0 was NaN already: no member is to blame, and there is nothing to merge onto."""
+    story, delta = Story(first=float("nan"), theirs=float("nan")), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    assert isinstance(story.published.failure, Diverged)
+    assert "rack 1, fragment 0, version 0: the anchor itself" in str(story.published.failure)
+
+
+def test_an_own_offer_that_the_log_calls_bad_is_told_to_the_training_thread() -> None:
+    story = Story()
+    story.told(Drop(0, (Ended(MINE, 1),), "rack 1 has diverged: NaN", diverged=True))
+    assert story.published.panels[0].discarded == {1: "rack 1 has diverged: NaN"}
+
+
+# -------------------------------------------------------------- own captures
+
+
+def captured(story: Story, snapshot: Tensor) -> OpenOffer:
+    made = OpenOffer(0, 1, 8, 10, 2, 10, 2, story.first, snapshot, None)
+    story.rank.own(made)
+    story.rank.tell(ev.Captured(0, 1, 0, 8, 10, 2))
+    return made
+
+
+def test_a_snapshot_becomes_a_payload_that_is_served() -> None:
+    story = Story()
+    story.told()
+    made = captured(story, torch.full((N,), 0.25))
+    assert torch.equal(made.delta_N, torch.full((N,), -0.25)), "anchor - snapshot"
+    key = offer_key(MINE, 1, 0, 1)
+    assert story.host.served[key] == made.delta_N.numpy().tobytes()
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.parts[0].checksum == checksum_of(story.host.served[key])
+    story.rank.tell(ev.Discarded(0, 1))
+    assert story.host.served.keys() == {state_key(1, 0, 0, story.first.digest)}
+    assert story.rank.offers == {}
+
+
+def test_a_capture_with_nan_is_refused_at_home() -> None:
+    story = Story()
+    story.told()
+    captured(story, torch.tensor([0.0, float("nan"), 0.0, 0.0]))
+    (_, report) = story.host.sent[-1]
+    assert isinstance(report, RankReport)
+    assert report.parts[0].declined == "its delta is not finite"
+    assert "element 1 of the delta" in story.host.noted("declined")[0]["reason"]
+    assert "element 1" in story.published.last_error
+    story.told(discarded=((0, 1),))
+    assert story.published.panels[0].discarded == {1: ""}
+
+
+def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:
+    story = Story()
+    story.told()
+    captured(story, torch.zeros(N + 1))  # of another size than its anchor
+    assert isinstance(story.published.failure, WorkerFailed)
+    assert story.published.failure.__cause__ is not None
+
+
+# -------------------------------------------------------------- another version
+
+
+def test_a_rack_that_waits_for_the_start_ends_when_another_version_keeps_talking() -> None:
+    story, found = Story(), OtherVersion(3, 2, "job", 0, "")
+    for _ in range(FOREIGN_FRAMES):
+        story.rank.tick()
+        assert story.published.failure is None, "the other must hear it first"
+        story.rank.foreign(found)
+    story.later(FOREIGN_NS)
+    assert isinstance(story.published.failure, Refused)
+    assert "rack 0 speaks wire version 3, this is version 2" in str(story.published.failure)
+
+
+def test_one_late_frame_of_another_version_ends_nobody() -> None:
+    story = Story()
+    story.rank.foreign(OtherVersion(3, 2, "job", 0, ""))
+    story.later(10 * FOREIGN_NS)
+    assert story.published.failure is None
+
+
+def test_two_versions_do_not_answer_each_other_without_end() -> None:
+    """Each answer is a frame of another version to the other side."""
+    host = HandEdge()
+    foreigners = Foreigners(host)  # type: ignore[arg-type]
+    for _ in range(100):
+        foreigners.met(OtherVersion(3, 2, "job", 7, ""), [Peer(1, 0), Peer(7, 0)])
+    assert [to for to, _ in host.sent] == [Peer(7, 0), Peer(1, 0)]
+    host.now += FOREIGN_GAP_NS
+    foreigners.met(OtherVersion(3, 2, "job", 7, ""))
+    assert len(host.sent) == 3
+
+
+def test_a_running_job_is_not_moved_by_another_version() -> None:
+    story = Story()
+    story.told()
+    for _ in range(2 * FOREIGN_FRAMES):
+        story.rank.foreign(OtherVersion(3, 2, "job", 0, ""))
+        story.later(FOREIGN_NS)
+    assert story.published.failure is None
+    assert "wire version 3" in story.published.last_error
+
+
+# -------------------------------------------------------------- what people are told
+
+
+def test_a_rack_that_falls_silent_and_one_that_is_back_are_named_once() -> None:
+    story = Story()
+    story.told(live=(0, 1, 2))
+    for _ in range(2):
+        story.told(live=(0, 1), why=("fragment 0: waiting for rack 2",))
+    assert story.host.noted("rack-silent") == [
+        {"peer": 2, "effect": "fragment 0: waiting for rack 2"}
+    ]
+    story.told(live=())
+    story.told(live=(0, 1, 2))
+    story.told(live=(0, 1, 2))
+    assert story.host.noted("rack-back") == [{"peer": 2}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("PlanMismatch", PlanMismatch), ("NoSuchThing", Exception)]
+)
+def test_what_stops_the_rack_is_raised_as_what_it_is(kind: str, error: type[Exception]) -> None:
+    story = Story()
+    story.told(failure=(kind, "lr is 9 there and 0.1 here"))
+    assert isinstance(story.published.failure, error)
+    assert "lr is 9 there and 0.1 here" in str(story.published.failure)

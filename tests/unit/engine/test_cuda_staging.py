@@ -1,0 +1,80 @@
+"""The device's way gives the bits of the host's way. Here on streams that do nothing; tests/gpu has
+the same on real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend.fragment.device import Side, device_of
+from mend.types import SECOND
+from tests.unit.engine.hand import MOVE, Hand
+
+CPU = torch.device("cpu")
+PATIENT = {"stall_max_ns": SECOND}
+Fate = st.sampled_from(["named", "late", "dropped", "nothing", "two versions"])
+
+
+def life(side: Side | None, fates: list[str], **options: Any) -> tuple[Hand, list[torch.Tensor]]:
+    """Steps of uneven size; what is decided comes one step before it is applied."""
+    hand = Hand(side=side, overlap=2, **PATIENT, **options)
+    seen = []
+    for number, fate in enumerate([*fates, "nothing"]):
+        for step in range(4):
+            hand.step(1, move=0.1 + 0.013 * (step + number))
+            seen.append(hand.model[0].detach().clone())
+            offer = hand.track().offer
+            if step == 0 and fate != "nothing" and (fate != "named" or offer):
+                names, drops = fate == "named", fate == "dropped" and offer is not None
+                hand.decide(0.3 + number / 7, names=names and offer is not None, drops=drops)
+                if fate == "two versions":
+                    hand.decide(0.2 + number / 7)
+    return hand, seen
+
+
+@given(
+    fates=st.lists(Fate, max_size=6),
+    alignment=st.sampled_from(["carry", "overwrite", "blend"]),
+)
+def test_the_same_bits_by_either_way(fates: list[str], alignment: str) -> None:
+    options = {"alignment": alignment, "blend_alpha": 0.3}
+    _, host = life(None, fates, **options)
+    hand, device = life(Side(CPU), fates, **options)
+    for one, other in zip(host, device, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+    assert hand.trainer.beside is not None
+
+
+def test_an_anchor_is_uploaded_when_it_comes_not_when_it_is_due() -> None:
+    side = Side(CPU)
+    hand = Hand(side=side, overlap=2, **PATIENT)
+    hand.step(4)
+    hand.decide(0.5, names=True)
+    before = side.bytes_peak
+    hand.step(1)
+    assert hand.track().anchor.version == 0, "not due yet"
+    assert side.bytes_peak == 2 * before, "two vectors wait, where a snapshot took one"
+    hand.step(1)
+    assert hand.track().anchor.version == 1
+    assert hand.theta() == 0.5 + 2 * MOVE
+
+
+def test_a_model_on_two_devices_has_no_side() -> None:
+    here, there = torch.zeros(1), torch.zeros(1, device="meta")
+    assert device_of([here, here]) == CPU
+    assert device_of([here, there]) is None
+
+
+def test_what_waits_is_not_applied_in_place_of_what_is_due() -> None:
+    """A version may be decided between the last look at the board and the apply."""
+    hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
+    hand.step(4)
+    beside, track = hand.trainer.beside, hand.track()
+    assert beside is not None
+    older, newer = hand.decide(0.5), hand.decide(0.75)
+    beside.prefetch(0, track, None, older)
+    beside.realign(0, track, None, newer, None)
+    assert hand.theta() == 0.75 + 4 * MOVE

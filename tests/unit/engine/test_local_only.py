@@ -1,0 +1,127 @@
+"""exchange=False: a rack that trains for itself. Hooks and events are on; nobody is met."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mend
+from mend.engine.local_only import LocalOnlyRank
+from mend.errors import UsageError
+
+STEPS = 9
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., mend.MendConfig]:
+    def make(**more: Any) -> mend.MendConfig:
+        rounds = {"sync_period_steps": 4, "fragments": 2, "overlap_steps": 1}
+        own = {"rack": 1, "racks": 2, "exchange": False, "diagnostics_dir": tmp_path}
+        return mend.MendConfig(**{**rounds, **own, **more})
+
+    return make
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.glob("events-*.jsonl")
+    assert path.name == "events-rack1-rank0.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def trained(model: nn.Module, config: mend.MendConfig) -> mend.Runtime:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mend.session(model, config, optimizer=optimizer) as runtime:
+        for _ in range(STEPS):
+            loss = model(torch.ones(1, 2)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            runtime.count_tokens(10)
+            optimizer.step()
+            runtime.record(loss=loss.item())
+        assert runtime.schedule_for(4).fragments == ()
+        assert not runtime.outer_step_in_flight()
+        runtime.drain(1.0)
+        with runtime.anchor_weights():
+            assert model.weight.grad is not None, "the model is the rack's own, untouched"
+    return runtime
+
+
+def test_it_trains_as_without_mend_and_needs_nobody(config: Callable[..., Any]) -> None:
+    """No other rack, no witness, no port: the sideband's is taken by a stranger all the while."""
+    torch.manual_seed(3)
+    mine, plain = nn.Linear(2, 2), nn.Linear(2, 2)
+    plain.load_state_dict(mine.state_dict())
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
+        runtime = trained(mine, config(sideband_addr=address, lockstep=True))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        plain(torch.ones(1, 2)).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(mine.weight, plain.weight)
+    status = runtime.status()
+    assert (status.step, status.tokens, status.rounds_committed) == (STEPS, 10 * STEPS, 0)
+    assert (status.bytes_sent, status.host_bytes, status.versions) == (0, 0, ())
+    assert (status.ledger.merged, status.ledger.open) == (0.0, 10 * STEPS)
+    assert status.anchor_digest == "", "no two racks must look equal because both merged nothing"
+    assert not [thread for thread in threading.enumerate() if "mend" in thread.name]
+
+
+def test_its_events_are_those_of_any_rank_but_for_rounds(
+    config: Callable[..., Any], tmp_path: Path
+) -> None:
+    trained(nn.Linear(2, 2), config())
+    told = events(tmp_path)
+    assert told[0]["kind"] == "start"
+    assert told[0]["exchange"] is False
+    progress = [event for event in told if event["kind"] == "progress"]
+    assert (progress[0]["step"], progress[0]["tokens"]) == (1, 10)
+    assert (progress[-1]["step"], progress[-1]["tokens"], progress[-1]["last"]) == (9, 90, True)
+    assert [e["step"] for e in told if e["kind"] == "recorded"] == list(range(1, STEPS + 1))
+    assert {event["kind"] for event in told} == {"start", "progress", "recorded", "ended"}
+    assert not list(tmp_path.glob("tape-*")), "nothing was decided"
+
+
+def test_progress_is_written_while_it_trains(config: Callable[..., Any], tmp_path: Path) -> None:
+    """The loop of a rank in a job writes it; here a thread of its own does."""
+    model, written = nn.Linear(2, 2), threading.Event()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    runtime = mend.mend_init(model, config(), optimizer=optimizer)
+    rank = runtime._rank
+    assert isinstance(rank, LocalOnlyRank)
+    pace, write = rank.pace, rank.pace.write
+
+    def noticed(*, last: bool = False) -> None:
+        write(last=last)
+        if not last and threading.current_thread().name == "mend-alone":
+            written.set()
+
+    pace.write = noticed  # type: ignore[method-assign]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert written.wait(30)
+    mend.mend_shutdown(model)
+    assert [e["step"] for e in events(tmp_path) if e["kind"] == "progress"][:2] == [1, 1]
+
+
+def test_misuse_is_told_as_in_a_job(config: Callable[..., Any]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mend.session(model, config(), optimizer=optimizer) as runtime:
+        with pytest.raises(UsageError, match=r"optimizer's steps already"):
+            runtime.step()
+        with pytest.raises(UsageError, match="called twice"):
+            mend.mend_init(model, config(), optimizer=optimizer)
+    with pytest.raises(UsageError, match="none of the model's parameters"):
+        mend.mend_init(nn.Linear(2, 2), config(), optimizer=optimizer)
+    assert not [thread for thread in threading.enumerate() if "mend" in thread.name]

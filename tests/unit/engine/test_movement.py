@@ -1,0 +1,98 @@
+"""Who moved the weights: signs, and how long one of them is no reason to speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mend.engine.movement import CANARIES_MAX, SIGNS_MAX, Movement
+
+
+class Watched:
+    """A model, what moves it, and what was warned of."""
+
+    def __init__(self, parameters: int = 3) -> None:
+        self.model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(parameters)])
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.movement = Movement(
+            self.model, list(self.model), lambda kind, fields: self.told.append((kind, fields))
+        )
+
+    def write(self) -> None:
+        with torch.no_grad():
+            for parameter in self.model:
+                parameter.add_(1)
+
+    def uncounted(self) -> str:
+        return self.movement.uncounted([])
+
+    def step(self) -> None:
+        self.write()
+        self.movement.stepped()
+
+
+def test_writes_that_go_on_without_a_step_are_told_once() -> None:
+    watched = Watched()
+    watched.step()
+    for _ in range(2 * SIGNS_MAX):
+        watched.write()
+        watched.movement.look()
+    ((kind, fields),) = watched.told
+    assert (kind, fields["step"]) == ("uncounted", 1)
+
+
+def test_a_write_now_and_then_between_steps_is_no_sign() -> None:
+    """An average that is swapped in for each evaluation, weights that are clamped."""
+    watched = Watched()
+    for _ in range(4 * SIGNS_MAX):
+        watched.step()
+        watched.write()
+        watched.movement.look()
+    assert watched.told == []
+
+
+def test_a_long_evaluation_is_no_sign() -> None:
+    watched = Watched()
+    watched.step()
+    watched.write()
+    for _ in range(4 * SIGNS_MAX):
+        watched.movement.look()
+    assert watched.told == []
+
+
+def test_as_many_writes_as_a_step_makes_are_training_fewer_are_not() -> None:
+    watched = Watched()
+    for _ in range(3):
+        watched.write()  # behind the optimizer, or in front of it
+        watched.step()
+    assert watched.uncounted() == ""
+    watched.write()
+    assert watched.uncounted() == "", "half of what a step writes"
+    watched.write()
+    assert "were written 6 times after step 3" in watched.uncounted()
+
+
+def test_what_mend_writes_itself_is_no_sign() -> None:
+    watched = Watched()
+    watched.step()
+    watched.write()
+    watched.movement.wrote()
+    assert watched.uncounted() == ""
+    with watched.movement.aside():
+        watched.write()
+        watched.write()
+    assert watched.uncounted() == ""
+
+
+def test_few_parameters_are_looked_at_at_each_step_and_they_are_spread() -> None:
+    watched = Watched(100)
+    watched.step()
+    assert watched.movement._per_step == CANARIES_MAX
+    last = list(watched.model)[-20:]
+    for _ in range(CANARIES_MAX):
+        with torch.no_grad():
+            for parameter in last:
+                parameter.add_(1)
+    assert "were written 8 times" in watched.uncounted()

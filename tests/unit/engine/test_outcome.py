@@ -1,0 +1,38 @@
+"""How a rank ended, as the launcher reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mend.engine.outcome import GOOD, WORDS, Ended, Outcome, read_ended, write_ended
+
+
+def test_the_launcher_reads_what_the_ranks_told_by_rack_and_rank(tmp_path: Path) -> None:
+    told = [Ended(rack, rank, "merged", tokens=5) for rack in (1, 0) for rank in (1, 0)]
+    for ended in told:
+        write_ended(tmp_path, ended)
+    write_ended(tmp_path, later := Ended(0, 1, "kept-local", "nobody heard it", 9, 90, 40.5))
+    found = read_ended(tmp_path)
+    assert [(e.rack, e.rank) for e in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert found[1] == later, "a later life of a rank replaces what the former one told"
+    assert [e.good for e in found] == [True, False, True, True]
+    assert "kept-local (" in str(later)
+    assert str(later).endswith(": nobody heard it); 40 of 90 tokens are merged")
+
+
+def test_a_file_that_no_rank_wrote_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "rack0-rank0.json").write_text("{}")
+    (tmp_path / "rack1-rank0.json").write_text('{"rack":1,"rank":0,"outcome":"perfect"}')
+    (tmp_path / "rack2-rank0.json").write_bytes(b"\xff")
+    assert read_ended(tmp_path) == []
+
+
+def test_a_launcher_that_is_gone_needs_nothing(tmp_path: Path) -> None:
+    write_ended(None, Ended(0, 0, "merged"))
+    write_ended(tmp_path / "gone", Ended(0, 0, "merged"))
+    assert not (tmp_path / "gone").exists()
+
+
+def test_every_word_is_explained_and_the_good_ones_are_words() -> None:
+    assert set(WORDS) >= GOOD
+    assert all(Outcome(word).good == (word in GOOD) for word in WORDS)

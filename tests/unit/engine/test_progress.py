@@ -1,0 +1,93 @@
+"""How far training has come, as events: exact pairs of tokens and time, and recorded numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from mend.engine.progress import VALUES_MAX, TrainingProgress
+from mend.errors import UsageError
+
+
+class Events:
+    """What the recorder is told; and what was sent and received, in bytes."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, dict[str, Any]]] = []
+        self.pace = TrainingProgress(
+            lambda kind, fields: self.noted.append((kind, fields)), lambda: (70, 50)
+        )
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.noted if each == kind]
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+def test_the_first_step_starts_the_clock_and_later_ones_are_written_when_the_loop_asks(
+    events: Events,
+) -> None:
+    events.pace.write()
+    assert events.noted == []  # nothing has been trained
+    events.pace.stepped(1, 512, 0)
+    for step in range(2, 6):
+        events.pace.stepped(step, 512 * step, 3_000_000)
+    events.pace.write()
+    first, second = events.of("progress")
+    assert (first["step"], first["tokens"], second["step"], second["tokens"]) == (1, 512, 5, 2560)
+    assert second["at_ns"] == events.pace.latest[2] >= first["at_ns"]
+    assert second["stall_ms_total"] == 3.0
+    assert (second["bytes_sent"], second["bytes_received"]) == (70, 50)
+    assert "last" not in second
+
+
+def test_the_end_is_written_once(events: Events) -> None:
+    events.pace.stepped(1, 512, 0)
+    events.pace.end()
+    events.pace.end()
+    assert [each.get("last") for each in events.of("progress")] == [None, True]
+    with pytest.raises(UsageError, match="after mend_shutdown"):
+        events.pace.record({"loss": 1.0})
+
+
+def test_a_job_that_never_made_a_step_has_no_progress(events: Events) -> None:
+    events.pace.end()
+    assert events.noted == []
+
+
+def test_recorded_numbers_keep_all_bits_and_belong_to_the_last_step(events: Events) -> None:
+    events.pace.stepped(1, 512, 0)
+    loss = math.nextafter(2.3, 3)
+    events.pace.record({"loss": loss, "rate": 1})
+    (recorded,) = events.of("recorded")
+    assert (recorded["step"], recorded["tokens"]) == (1, 512)
+    assert recorded["at_ns"] == events.pace.latest[2]
+    assert json.loads(json.dumps(recorded["values"])) == {"loss": loss, "rate": 1.0}
+    assert events.pace.recorded == {"loss": loss, "rate": 1.0}
+
+
+def test_what_is_no_number_stays_readable_json(events: Events) -> None:
+    events.pace.record({"loss": math.nan, "norm": math.inf, "least": -math.inf})
+    (recorded,) = events.of("recorded")
+    said = json.loads(json.dumps(recorded["values"], allow_nan=False))
+    assert said == {"loss": "nan", "norm": "inf", "least": "-inf"}
+    assert math.isnan(float(said["loss"]))
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), "1.0", None])
+def test_a_tensor_is_refused_with_the_remedy(events: Events, value: Any) -> None:
+    with pytest.raises(UsageError, match=r"loss\.item\(\)"):
+        events.pace.record({"loss": value})
+    assert events.noted == []
+
+
+def test_the_number_of_values_has_a_limit(events: Events) -> None:
+    with pytest.raises(UsageError, match=f"at most {VALUES_MAX}"):
+        events.pace.record({f"v{i}": 1.0 for i in range(VALUES_MAX + 1)})

@@ -1,0 +1,142 @@
+"""The board between the loop and the training thread: facts are shown, waiters wake, nothing
+grows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mend.consensus.records import Drop
+from mend.engine.numerics import Anchor
+from mend.engine.published_state import PublishedState
+from mend.errors import GaveUp, PlanMismatch, WorkerFailed
+from tests.unit.coordination.nouns import commit, digest, genesis, offer, roster
+
+LIMIT_S = 30.0
+"""Never waited for: somebody always notifies. Reaching it is a failure."""
+
+
+def anchor(version: int) -> Anchor:
+    return Anchor(torch.zeros(2), 2, version, digest(version))
+
+
+def waiting(published: PublishedState, ready: Callable[[], bool], then: Callable[[], None]) -> bool:
+    """What `wait` says in a thread that sleeps when `then` happens."""
+    asleep, answers = threading.Event(), list[bool]()
+
+    def look() -> bool:
+        asleep.set()  # under the lock, so `then` happens when this thread has let go of it
+        return ready()
+
+    thread = threading.Thread(target=lambda: answers.append(published.wait(look, LIMIT_S)))
+    thread.start()
+    assert asleep.wait(LIMIT_S)
+    then()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "nobody woke it"
+    return answers[0]
+
+
+def test_versions_come_and_go() -> None:
+    published = PublishedState(2)
+    published.publish(1, anchor(3))
+    published.publish(1, anchor(4))
+    published.forget(1, 3)
+    published.forget(1, 3)
+    published.forget(0, 9)
+    assert [sorted(panel.anchors) for panel in published.panels] == [[], [4]]
+
+
+def test_records_are_shown_as_they_are_decided() -> None:
+    published = PublishedState(2)
+    assert not published.begun
+    published.told(genesis(racks=3, fragments=2))
+    assert published.begun
+    assert published.seats == (0, 1, 2)
+    assert published.digest(1, 0) == (digest(1),)
+    merged = commit(1, [offer(0, fragment=1, tokens=7), offer(2, fragment=1, tokens=5)], fragment=1)
+    published.told(merged, (3.0, 0.25))
+    assert published.panels[1].commits == {1: merged}
+    assert [panel.decided for panel in published.panels] == [0, 1]
+    assert published.digest(1, 1) == merged.digests
+    assert published.look().outer_last == (3.0, 0.25)
+    assert (published.commits, published.members_last, published.tokens_merged) == (1, (0, 2), 12)
+    assert published.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
+    published.told(Drop(0, (), "nothing to show"))
+    published.told(roster(1, [0, 2]))
+    assert published.seats == (0, 2)
+    assert published.commits == 1
+
+
+def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
+    published = PublishedState(1)
+    published.told(genesis(racks=3))
+    published.heard((0, 1, 2), (), (0,))
+    published.told(commit(1, [offer(0)]))
+    published.heard((0, 2), (), (0,))
+    published.told(commit(2, [offer(0)]))
+    published.told(roster(1, [0]))
+    published.told(commit(3, [offer(0)]))
+    assert published.turned_out() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
+
+
+def test_what_was_applied_is_not_kept() -> None:
+    published = PublishedState(1)
+    published.told(genesis())
+    for version in range(1, 5):
+        published.told(commit(version, [offer(0, version)]))
+    published.applied(0, 3)
+    assert sorted(published.panels[0].commits) == [4]
+    assert sorted(published.panels[0].digests) == [3, 4], "the applied one may still be asked for"
+    assert published.digest(0, 2) == ()
+
+
+def test_the_first_failure_stays() -> None:
+    published = PublishedState(1)
+    published.fail(PlanMismatch("first"))
+    published.fail(WorkerFailed("second"))
+    assert str(published.failure) == "first"
+
+
+Change = Callable[[PublishedState], None]
+CHANGES: dict[str, tuple[Change, Callable[[PublishedState], bool]]] = {
+    "publish": (lambda b: b.publish(0, anchor(1)), lambda b: 1 in b.panels[0].anchors),
+    "told": (lambda b: b.told(genesis()), lambda b: b.begun),
+    "discard": (lambda b: b.discard(0, 5), lambda b: 5 in b.panels[0].discarded),
+    "finish": (lambda b: b.finish(), lambda b: b.finished),
+    "settled": (lambda b: b.heard((0,), (), (0,)), lambda b: b.settled == (0,)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_who_waits_wakes_when_it_happens(name: str) -> None:
+    published, (change, ready) = PublishedState(1), CHANGES[name]
+    assert waiting(published, lambda: ready(published), lambda: change(published))
+
+
+def test_who_waits_wakes_when_it_can_only_fail() -> None:
+    published = PublishedState(1)
+    assert not waiting(published, lambda: False, lambda: published.fail(GaveUp("why")))
+    assert published.wait(lambda: True, 0), "what is there is there, failure or not"
+
+
+def test_a_wait_that_ends_says_whether_it_was_worth_it() -> None:
+    published = PublishedState(1)
+    assert not published.wait(lambda: False, 0)
+    assert published.wait(lambda: True, 0)
+
+
+def test_what_the_coordinator_said_last_is_shown() -> None:
+    published = PublishedState(1)
+    published.heard((0, 1), ("fragment 0: waiting for rack 1",), (3,), {0: 3})
+    assert published.opened == {0: 3}
+    published.heard((0,), (), (3,))
+    assert (published.live, published.why, published.settled, published.opened) == (
+        (0,),
+        (),
+        (3,),
+        {},
+    )

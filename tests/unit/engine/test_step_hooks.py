@@ -1,0 +1,110 @@
+"""Which calls of which optimizer are a step."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mend.engine.step_hooks import Counting, StepHooks, optimizers_of
+from mend.errors import UsageError
+
+
+class Counted:
+    """What is told of the steps of a model of two layers."""
+
+    def __init__(self, *given: Any, model: nn.Module | None = None) -> None:
+        self.model = model or nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        for parameter in self.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        self.heard: list[str] = []
+        self.tokens: list[int | None] = []
+        self.hooks = StepHooks(
+            list(self.model.parameters()),
+            given,
+            before=lambda: self.heard.append("before"),
+            after=lambda tokens: self.heard.append(f"after {tokens}"),
+            take_tokens=lambda: self.tokens.pop() if self.tokens else None,
+            found=lambda optimizer: self.heard.append(f"found {type(optimizer).__name__}"),
+        )
+
+    def optimizer(self, layer: int | None = None) -> torch.optim.Optimizer:
+        part = self.model if layer is None else self.model.get_submodule(str(layer))
+        return torch.optim.SGD(part.parameters(), lr=0.1)
+
+
+def test_the_first_step_waits_for_the_second_or_for_a_word_of_the_script() -> None:
+    counted = Counted()
+    optimizer = counted.optimizer()
+    counted.tokens = [7]
+    optimizer.step()
+    assert counted.heard == ["before", "found SGD"]
+    optimizer.step()
+    assert counted.heard[2:] == ["after 7", "before", "after None"]
+    assert counted.hooks.counting is Counting.FOUND
+
+    counted = Counted()
+    counted.tokens = [7]
+    counted.optimizer().step()
+    assert counted.hooks.count_by_hand() == 7
+    counted.optimizer().step()
+    assert counted.heard == ["before", "found SGD", "before"], "the script counts"
+
+
+def test_of_two_that_share_the_model_the_first_that_is_seen_counts() -> None:
+    """As Muon for matrices and AdamW for the rest."""
+    counted = Counted()
+    first, second = counted.optimizer(0), counted.optimizer(1)
+    for _ in range(3):
+        first.step()
+        second.step()
+    assert counted.heard.count("after None") == 3
+    counted.hooks.flush()
+    assert counted.heard.count("after None") == 3, "nothing waits"
+
+
+def test_a_group_that_is_added_later_makes_an_optimizer_count() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    given = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    counted = Counted(given, model=model)
+    other = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    other.step()
+    assert counted.heard == []
+    other.add_param_group({"params": list(model[0].parameters())})
+    other.step()
+    assert counted.heard == ["before", "after None"]
+
+
+def test_an_optimizer_that_is_given_forbids_counting_by_hand() -> None:
+    model = nn.Linear(2, 2)
+    counted = Counted(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    with pytest.raises(UsageError, match=r"remove runtime\.step"):
+        counted.hooks.count_by_hand()
+
+
+def test_nothing_is_called_when_it_is_closed_or_forgotten() -> None:
+    counted = Counted()
+    optimizer = counted.optimizer()
+    counted.hooks.close()
+    counted.hooks.close()
+    optimizer.step()
+    assert counted.heard == []
+    counted = Counted()
+    optimizer, heard = counted.optimizer(), counted.heard
+    del counted
+    gc.collect()
+    optimizer.step()
+    assert heard == []
+
+
+def test_what_optimizers_may_be() -> None:
+    model = nn.Linear(2, 2)
+    one = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert optimizers_of(None) == []
+    assert optimizers_of(one) == [one]
+    assert optimizers_of((one, one)) == [one, one]
+    with pytest.raises(UsageError, match="a list with Linear"):
+        optimizers_of([one, model])

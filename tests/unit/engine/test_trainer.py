@@ -1,0 +1,302 @@
+"""The life of a training loop: it begins with all racks on one version, and ends without losing
+work in silence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mend.consensus.records import Genesis, Seat
+from mend.coordination.events import Captured, Idle, Leaving, StillOpen
+from mend.engine.trainer import LEAVE_NS, POLL_NS, SAY_NS
+from mend.errors import Diverged, GaveUp, PlanMismatch, StartTimeout
+from mend.types import SECOND
+from tests.unit.coordination.nouns import policy
+from tests.unit.engine.hand import MINE, SHUTDOWN_NS, THEIRS, Hand
+
+SEATS = tuple(Seat(member, f"tcp://rack{member.rack}:1", ()) for member in (MINE, THEIRS))
+
+
+def begin(hand: Hand, values: float = 0.0) -> None:
+    """What the loop shows once every rack holds version 0."""
+    digests = []
+    for fragment, track in enumerate(hand.trainer.tracks):
+        anchor = hand.numerics.genesis(torch.full((track.owned.numel,), values))
+        digests.append((anchor.digest,))
+        hand.published.publish(fragment, anchor)
+    hand.published.told(Genesis(SEATS, None, policy(), "", tuple(digests)))
+    hand.published.heard((0, 1), (), (0,) * len(digests))
+
+
+# -------------------------------------------------------------- begin
+
+
+def test_a_rack_begins_on_the_lowest_racks_weights() -> None:
+    hand = Hand(fragments=2)
+    hand.during = lambda: begin(hand, 3.0)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert hand.waits == [9 * SECOND]
+    assert [hand.theta(p) for p in (0, 1)] == [3.0, 3.0]
+    assert [track.anchor.version for track in hand.trainer.tracks] == [0, 0]
+
+
+def test_all_racks_begin_together() -> None:
+    """To hold version 0 is not enough: a head start would put captures into other rounds."""
+    hand = Hand()
+    begin(hand)
+    hand.published.heard((0,), ("waiting for rack 1",), (-1,))
+    with pytest.raises(StartTimeout, match=r"within 9 s \(waiting for rack 1\)"):
+        hand.run(hand.trainer.begin(9 * SECOND))
+
+
+def test_a_start_waits_for_every_rank_of_the_rack() -> None:
+    hand = Hand(ranks=2)
+    begin(hand)
+    hand.agree = lambda values: [0]
+    with pytest.raises(StartTimeout):
+        hand.run(hand.trainer.begin(SECOND))
+
+
+def test_what_stopped_the_start_is_raised() -> None:
+    hand = Hand()
+    hand.during = lambda: hand.published.fail(PlanMismatch("lr is 9 there and 0.1 here"))
+    with pytest.raises(PlanMismatch, match="lr is 9"):
+        hand.run(hand.trainer.begin(SECOND))
+
+
+# -------------------------------------------------------------- drain
+
+
+def test_a_drain_waits_until_nothing_is_open_and_all_that_is_decided_is_applied() -> None:
+    hand = Hand(fragments=2, stall_max_ns=0)
+    hand.step(4)
+    assert [track.offer is not None for track in hand.trainer.tracks] == [True, True]
+    acts = iter(
+        [
+            lambda: hand.decide(0.5, 0, names=True),
+            lambda: hand.decide(0.5, 1),  # without ours
+            lambda: hand.decide(0.75, 1, names=True),
+            lambda: hand.decide(0.875, 1, publish=False),  # decided, and not here yet
+            lambda: hand.published.publish(1, hand.numerics.adopt(torch.full((4,), 0.875), 4, 3)),
+        ]
+    )
+    hand.during = lambda: next(acts, int)()
+    hand.run(hand.trainer.drain(60 * SECOND))
+    assert next(acts, None) is None
+    assert [track.anchor.version for track in hand.trainer.tracks] == [1, 3]
+    assert all(track.offer is None for track in hand.trainer.tracks)
+
+
+def test_a_drain_says_again_what_is_open_with_each_version_that_it_applies() -> None:
+    """A late offer opens no round until its rack trains on the newest version."""
+    hand = Hand(stall_max_ns=0)
+    hand.step(4)
+    acts = iter([lambda: hand.decide(0.5), lambda: hand.decide(0.75, names=True)])
+    hand.during = lambda: next(acts, int)()
+    hand.run(hand.trainer.drain(60 * SECOND))
+    assert hand.posted(StillOpen) == [StillOpen(0, 0), StillOpen(0, 1)]
+
+
+def test_a_drain_gives_up_with_the_reason() -> None:
+    hand = Hand(stall_max_ns=0)
+    hand.published.heard((0,), ("the coordinator is silent",), ())
+    hand.step(4)
+    with pytest.raises(
+        GaveUp, match=r"1 offers are still open: after 1 s \(the coordinator is sil"
+    ):
+        hand.run(hand.trainer.drain(SECOND))
+
+
+def test_a_drain_of_a_rack_that_the_job_has_left_behind_ends_at_once() -> None:
+    hand = Hand(stall_max_ns=0)
+    hand.step(4)
+    hand.published.finish()
+    with pytest.raises(GaveUp, match="the job is over for this rack"):
+        hand.run(hand.trainer.drain(60 * SECOND))
+    assert hand.waits == []
+
+
+def test_one_ranks_drain_goes_on_until_all_ranks_are_done() -> None:
+    hand = Hand(ranks=2)
+    done = [False]
+    hand.agree = lambda values: [int(done[0]), *values[1:]]
+
+    def other() -> None:
+        done[0] = True
+
+    hand.during = other
+    hand.run(hand.trainer.drain(60 * SECOND))
+    assert len(hand.agreements) == 2
+
+
+# -------------------------------------------------------------- close
+
+
+def merging(hand: Hand) -> None:
+    """A coordinator that names whatever is offered, and lets racks go that are done."""
+    offered = [p for p, track in enumerate(hand.trainer.tracks) if track.offer is not None]
+    for fragment in offered:
+        panel = hand.published.panels[fragment]
+        if panel.decided == hand.track(fragment).anchor.version:
+            hand.decide(8.0, fragment, names=True)
+    if hand.posted(Idle):
+        hand.published.finish()
+
+
+def test_a_close_merges_the_tail_and_leaves_the_anchor_in_the_model() -> None:
+    hand = Hand()
+    hand.during = lambda: merging(hand)
+    hand.step(6)
+    assert hand.trainer.open_tokens() == 20
+    hand.run(hand.trainer.close())
+    assert [(c.step, c.tokens) for c in hand.posted(Captured)] == [(4, 40), (6, 20)]
+    assert set(hand.posted(Leaving)) == {Leaving()}, "in no hurry"
+    assert hand.posted(Idle) == [Idle((2,))]
+    assert hand.trainer.open_tokens() == 0
+    assert hand.theta() == 8.0
+    assert hand.noted("left-alone", "kept-local", "drain-gave-up") == []
+
+
+def test_a_tail_is_offered_before_anything_is_waited_for() -> None:
+    """Tails of racks that end together belong into one round; one by one they would add up."""
+    hand = Hand()
+    seen = []
+
+    def act() -> None:
+        seen.append((len(hand.posted(Captured)), len(hand.posted(Leaving))))
+        merging(hand)
+
+    hand.during = act
+    hand.step(3)
+    hand.run(hand.trainer.close())
+    assert seen[0] == (1, 1)
+    assert [(c.step, c.tokens) for c in hand.posted(Captured)] == [(3, 30)]
+
+
+def test_a_close_captures_nothing_when_there_is_nothing_new() -> None:
+    hand = Hand()
+    hand.during = lambda: merging(hand)
+    hand.run(hand.trainer.close())
+    assert hand.posted(Captured) == []
+    assert hand.theta() == 0.0
+
+
+@pytest.mark.parametrize("keep_local", [False, True])
+def test_the_own_weights_are_kept_on_request(keep_local: bool) -> None:
+    """With blend they differ from the anchor though everything is merged."""
+    hand = Hand(alignment="blend")
+    hand.during = lambda: merging(hand)
+    hand.step(6)
+    hand.run(hand.trainer.close(keep_local=keep_local))
+    anchor = float(hand.track().anchor.values[0])
+    assert anchor == 8.0
+    assert (hand.theta() == anchor) is not keep_local
+
+
+def test_what_is_decided_while_a_rack_waits_for_the_others_is_still_applied() -> None:
+    hand = Hand()
+    hand.step(3)
+    later = iter([lambda: hand.decide(1.0), lambda: hand.decide(2.0), hand.published.finish])
+
+    def act() -> None:
+        if hand.posted(Idle):
+            next(later)()
+        else:
+            merging(hand)
+
+    hand.during = act
+    hand.run(hand.trainer.close())
+    assert hand.posted(Idle) == [Idle((1,)), Idle((2,)), Idle((3,))]
+    assert hand.theta() == 2.0
+
+
+def test_a_rack_that_nobody_lets_go_hurries_and_then_leaves_alone() -> None:
+    hand = Hand()
+    hand.published.heard((0,), ("the coordinator is silent",), ())
+    started_ns = hand.now_ns
+    hand.run(hand.trainer.close())
+    *patient, last = hand.posted(Leaving)
+    assert (set(patient), last) == ({Leaving()}, Leaving(now=True))
+    waited_ns = hand.now_ns - started_ns
+    assert SHUTDOWN_NS + LEAVE_NS < waited_ns < SHUTDOWN_NS + LEAVE_NS + 3 * POLL_NS
+    ((_, fields),) = hand.noted("left-alone")
+    assert fields == {"why": ["the coordinator is silent"], "open_tokens": 0}
+    assert len(hand.noted("leaving")) == 1, f"each {SAY_NS} ns while it waits"
+    assert hand.theta() == 0.0
+
+
+def test_work_that_nobody_merged_stays_in_the_weights_and_is_reported() -> None:
+    hand = Hand(stall_max_ns=0)
+    hand.step(6)
+    hand.run(hand.trainer.close())
+    assert hand.theta() == 1.5
+    ((_, fields),) = hand.noted("kept-local")
+    assert fields["open_tokens"] == 60
+    assert len(hand.noted("left-alone")) == 1
+    assert [fields["open_tokens"] for _, fields in hand.noted("drain-gave-up")] == [60, 60]
+
+
+def test_one_rank_with_unmerged_work_makes_all_ranks_keep_theirs() -> None:
+    """Else the ranks of one rack would end with different models."""
+    hand = Hand(ranks=2)
+    hand.published.finish()
+    hand.agree = lambda values: [-5] if hand.posted(Leaving) and len(values) == 1 else values
+    with torch.no_grad():
+        hand.model[0].fill_(7.0)
+    hand.run(hand.trainer.close())
+    assert hand.theta() == 7.0
+    assert len(hand.noted("kept-local")) == 1
+
+
+def test_a_rack_whose_last_capture_is_no_number_ends_with_that() -> None:
+    """It ended in order, on the merged weights, as if its own work had been merged."""
+    hand = Hand(fragments=2, stall_max_ns=0)
+    hand.step(3)
+    hand.published.finish()
+    with torch.no_grad():
+        hand.model[1][0] = float("inf")
+    with pytest.raises(Diverged, match="rack 0, fragment 1, step 3: 1 holds inf"):
+        hand.run(hand.trainer.close())
+    assert [fields["fragment"] for _, fields in hand.noted("diverged")] == [1]
+
+
+def test_so_does_one_with_nothing_left_to_capture() -> None:
+    hand = Hand(fragments=2, stall_max_ns=0)
+    hand.step(3)  # fragment 0 is captured in step 2, and its offer stays open
+    hand.published.finish()
+    hand.model[0].data.fill_(float("nan"))
+    with pytest.raises(Diverged, match="rack 0, fragment 0, step 3: 0 holds nan"):
+        hand.run(hand.trainer.close())
+    assert hand.noted("kept-local") == []
+
+
+def test_weights_that_a_rack_mate_finds_to_be_no_numbers_end_all_ranks() -> None:
+    """A NaN may be in one rank's shard alone; a rack ends as a whole."""
+    hand = Hand(ranks=2, fragments=2, stall_max_ns=0)
+    hand.step(3)
+    hand.published.finish()
+    hand.agree = lambda values: [0, 0] if values == [1, 1] else values
+    with pytest.raises(Diverged, match="another rank of this rack"):
+        hand.run(hand.trainer.close())
+    assert hand.noted("kept-local") == []
+
+
+def test_a_close_in_lockstep_waits_as_long_as_lockstep_does() -> None:
+    hand = Hand(lockstep=True, give_up_ns=4 * SHUTDOWN_NS)
+    started_ns = hand.now_ns
+    hand.step(3)
+    hand.run(hand.trainer.close())
+    assert hand.now_ns - started_ns > 4 * SHUTDOWN_NS
+
+
+# -------------------------------------------------------------- looking, and putting back
+
+
+def test_local_weights_are_a_copy_and_can_be_put_back() -> None:
+    hand = Hand(fragments=2)
+    hand.step(3)
+    kept = hand.trainer.local_weights()
+    hand.run(hand.trainer.publish_anchor())
+    assert [hand.theta(p) for p in (0, 1)] == [0.0, 0.0]
+    hand.trainer.put_back(kept)
+    assert [hand.theta(p) for p in (0, 1)] == [0.75, 0.75]

@@ -1,0 +1,675 @@
+"""What the training thread does after a step. Offers are counted at capture and end by the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mend.consensus.records import Last, Snapshot
+from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen
+from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
+from mend.errors import GaveUp, MendError
+from mend.fragment.ledger import VectorLedger
+from mend.types import SECOND, Member
+from tests.unit.coordination.nouns import genesis, log_of
+from tests.unit.engine.hand import GIVE_UP_NS, MINE, NUMEL, STALL_NS, Hand
+
+PATIENT: dict[str, Any] = {"stall_max_ns": 0}
+"""Options of a thread that never waits."""
+
+
+def steps_of(hand: Hand, *kinds: str) -> list[tuple[str, int, int]]:
+    return [(kind, fields["step"], fields["fragment"]) for kind, fields in hand.noted(*kinds)]
+
+
+# -------------------------------------------------------------- the order in a step
+
+
+def test_within_a_step_first_what_is_applied_then_what_is_captured() -> None:
+    hand = Hand(fragments=2, period=2, overlap=1)
+    for _ in range(4):
+        hand.step()
+        for fragment in (0, 1):
+            if hand.track(fragment).offer is not None:
+                hand.decide(0.5, fragment, names=True)
+    assert steps_of(hand, "applied", "captured") == [
+        ("captured", 1, 0),
+        ("applied", 2, 0), ("captured", 2, 1),
+        ("applied", 3, 1), ("captured", 3, 0),
+        ("applied", 4, 0), ("captured", 4, 1),
+    ]  # fmt: skip
+
+
+def test_fragments_of_one_step_ascend() -> None:
+    hand = Hand(fragments=4, period=2, overlap=1, **PATIENT)
+    hand.step(2)
+    assert steps_of(hand, "captured") == [
+        ("captured", 1, 1), ("captured", 1, 2), ("captured", 2, 0), ("captured", 2, 3),
+    ]  # fmt: skip
+
+
+def test_without_overlap_a_capture_is_awaited_and_applied_in_its_own_step() -> None:
+    hand = Hand(period=2, overlap=0)
+    hand.during = lambda: hand.decide(0.125, names=True)
+    hand.step(2)
+    assert steps_of(hand, "captured", "applied") == [("captured", 2, 0), ("applied", 2, 0)]
+    assert hand.theta() == 0.125, "nothing was learnt meanwhile"
+
+
+def test_blocking_waits_at_capture_and_still_applies_tau_steps_later() -> None:
+    hand = Hand(overlapped=False)
+    hand.during = lambda: hand.decide(0.75, names=True)
+    hand.step(4)
+    assert hand.waits == [STALL_NS]
+    assert hand.theta() == 1.0
+    assert hand.noted("applied") == []
+    hand.step(2)
+    assert steps_of(hand, "applied") == [("applied", 6, 0)]
+    assert hand.theta() == 1.25
+
+
+def test_progress_is_told_without_the_time_that_was_waited() -> None:
+    hand = Hand(overlapped=False)
+    for _ in range(4):
+        hand.now_ns += SECOND
+        hand.step()
+    assert hand.waits == [STALL_NS]
+    for _ in range(2):
+        hand.now_ns += SECOND
+        hand.step()
+    assert hand.posted(Progress) == [Progress(step, SECOND) for step in (4, 6)]
+
+
+# -------------------------------------------------------------- an offer that is named
+
+
+def test_what_was_learnt_since_the_capture_is_carried() -> None:
+    """A = 0; theta is 1 at capture and 1.5 at the apply; the merge went to 0.75."""
+    hand = Hand()
+    hand.step(4)
+    (captured,) = hand.posted(Captured)
+    assert captured == Captured(0, 1, 0, 4, 40, 4)
+    hand.decide(0.75, names=True)
+    hand.step(2)
+    assert hand.theta() == 0.75 + 0.5
+    assert hand.posted(Applied) == [Applied(0, 1, 1, 6)]
+    assert hand.track().offer is None
+    assert hand.trainer.ledger.merged == 40
+    assert hand.trainer.ledger.discarded == 0
+    assert hand.trainer.ledger.missed == {}
+
+
+def test_tokens_are_counted_from_capture_to_capture() -> None:
+    """The apply at step 6 must not take the tokens of steps 5 and 6 along."""
+    hand = Hand()
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.step(4)
+    assert [(c.step, c.tokens, c.steps) for c in hand.posted(Captured)] == [(4, 40, 4), (8, 40, 4)]
+    assert hand.trainer.open_tokens() == 40
+
+
+def test_overwrite_gives_up_what_was_learnt_since_and_says_so() -> None:
+    hand = Hand(alignment="overwrite")
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.step(2)
+    assert hand.theta() == 0.75
+    assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (40, 20)
+    hand.step(2)
+    assert [c.tokens for c in hand.posted(Captured)] == [40, 20]
+    assert hand.trainer.open_tokens() == 20
+
+
+def test_blend_keeps_a_part_and_offers_all_of_it_again() -> None:
+    hand = Hand(alignment="blend", blend_alpha=0.25)
+    hand.step(4)
+    hand.decide(0.5, names=True)
+    hand.step(2)
+    assert hand.theta() == 0.5 + 0.25 * (1.5 - 0.5)
+    assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (40, 0)
+    hand.step(2)
+    assert [c.tokens for c in hand.posted(Captured)] == [40, 40]
+
+
+@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
+def test_whatever_is_not_named_is_carried(alignment: str) -> None:
+    hand = Hand(alignment=alignment)
+    hand.step(4)
+    hand.decide(0.5)
+    hand.step(2)
+    assert hand.theta() == 0.5 + 1.5
+    assert hand.trainer.ledger.discarded == 0
+
+
+# -------------------------------------------------------------- an offer that is late, or dropped
+
+
+def test_a_late_offer_stays_open_and_is_measured_in_the_new_frame() -> None:
+    """Captured at 1 over A = 0; then A = 0.5 without it: its snapshot is now 1.5, not 1."""
+    hand = Hand()
+    hand.step(4)
+    hand.decide(0.5)
+    hand.step(2)
+    assert hand.theta() == 2.0
+    assert hand.posted(Applied) == [Applied(0, 1, 0, 6)]
+    assert hand.trainer.ledger.missed == {
+        "offer was late": 1, "result not there at the apply point": 1
+    }  # fmt: skip
+    hand.step(2)
+    assert hand.posted(StillOpen) == [StillOpen(0, 1)]
+    assert len(hand.posted(Captured)) == 1
+    hand.decide(2.0, names=True)
+    hand.step(2)
+    assert hand.theta() == 2.0 + (3.0 - 1.5)
+    assert hand.posted(Applied)[1:] == [Applied(0, 2, 1, 10)]
+    hand.step(2)
+    assert [(c.tokens, c.steps, c.base) for c in hand.posted(Captured)] == [(40, 4, 0), (80, 8, 2)]
+
+
+def test_an_open_offer_is_not_captured_again() -> None:
+    hand = Hand(**PATIENT)
+    hand.step(12)
+    assert [c.seq for c in hand.posted(Captured)] == [1]
+    assert hand.posted(StillOpen) == [StillOpen(0, 0), StillOpen(0, 0)]
+    assert steps_of(hand, "still-open") == [("still-open", 8, 0), ("still-open", 12, 0)]
+    assert hand.trainer.ledger.missed["previous offer still open"] == 2
+    assert hand.track().seq == 1
+
+
+def test_a_dropped_offer_is_as_if_it_was_never_made() -> None:
+    hand = Hand()
+    hand.step(4)
+    hand.decide(0.5, drops=True)
+    hand.step(2)
+    assert hand.theta() == 0.5 + 1.5
+    assert hand.posted(Applied) == [Applied(0, 1, 1, 6)]
+    assert hand.track().offer is None
+    assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (0, 0)
+    assert hand.trainer.ledger.missed == {"offer dropped: too old": 1}
+    hand.step(2)
+    assert [(c.seq, c.tokens) for c in hand.posted(Captured)] == [(1, 40), (2, 80)]
+
+
+def test_the_fate_is_read_from_every_commit_on_the_way() -> None:
+    """Versions 1 and 2 were decided meanwhile, 1 names the offer: 2 is applied, as named."""
+    for first, fate in (({"names": True}, "named"), ({"drops": True}, "dropped"), ({}, "none")):
+        hand = Hand()
+        hand.step(4)
+        hand.decide(0.5, **first)
+        hand.decide(0.75)
+        hand.step(2)
+        ((_, fields),) = hand.noted("applied")
+        assert (fields["version"], fields["fate"]) == (2, fate)
+        assert hand.posted(Applied) == [Applied(0, 2, 1 if first else 0, 6)]
+        assert hand.theta() == (0.75 + 0.5 if fate == "named" else 0.75 + 1.5)
+
+
+def test_rounding_is_owed_once_the_offer_is_named_and_not_before() -> None:
+    """bfloat16 cannot say 0.1: what it leaves out is pending until the log names the offer."""
+    hand = Hand(payload="bfloat16")
+    hand.step(4, move=0.1)
+    first = hand.offers[0].pend_N
+    assert first is not None
+    assert first.abs().max() > 0
+    assert hand.track().residual_N is None
+    hand.decide(0.5, names=True)
+    hand.step(2)
+    assert hand.track().residual_N is first
+    hand.step(2)
+    second = hand.offers[1].pend_N
+    assert hand.offers[1].residual_N is first
+    hand.decide(0.5, drops=True)
+    hand.step(2)
+    assert hand.track().residual_N is first, "a dropped offer took nothing along"
+    assert second is not None
+    assert not torch.equal(first, second)
+
+
+Fate = st.sampled_from(["named", "late", "dropped", "nothing"])
+
+
+@given(st.lists(Fate, max_size=12), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 3))
+def test_carry_neither_loses_nor_doubles_an_update(
+    fates: list[str], payload: str, overlap: int
+) -> None:
+    """The one-ledger identity (mend.fragment.ledger), whatever becomes of the offers."""
+    hand = Hand(payload=payload, overlap=overlap, **PATIENT)
+    ledger, track, before_N, theta_N = VectorLedger(NUMEL), hand.track(), *torch.empty(2, NUMEL)
+    for fate in [*fates, "nothing"]:
+        for _ in range(4):
+            hand.notes.clear()
+            track.view.read(track.owned, before_N)
+            hand.update(0.1)
+            track.view.read(track.owned, theta_N)
+            ledger.moved(before_N, theta_N)
+            hand.counted()
+            for _, fields in hand.noted("applied"):
+                if fields["fate"] == "named":
+                    ledger.named(sent(hand.offers[fields["seq"] - 1]))
+        if fate == "late" or (fate != "nothing" and track.offer is not None):
+            hand.decide(0.3, names=fate == "named", drops=fate == "dropped")
+    track.view.read(track.owned, theta_N)
+    assert ledger.error(theta_N, track.anchor.values, track.residual_N) < 1e-6
+
+
+def sent(offer: OpenOffer) -> torch.Tensor:
+    """What the others decode."""
+    y_N = offer.delta_N.double()
+    if offer.residual_N is not None:
+        y_N = y_N + offer.residual_N
+    return y_N if offer.pend_N is None else y_N - offer.pend_N
+
+
+# -------------------------------------------------------------- captures that give no offer
+
+
+def test_a_discarded_capture_is_forgotten_and_trained_on() -> None:
+    hand = Hand(**PATIENT)
+    hand.step(4)
+    hand.published.discard(0, 1)
+    hand.step(2)
+    assert hand.posted(Discarded) == [Discarded(0, 1, 6)]
+    assert hand.track().offer is None
+    assert hand.theta() == 1.5
+    assert hand.trainer.ledger.missed["declined or too old"] == 1
+    hand.step(2)
+    assert [(c.seq, c.tokens) for c in hand.posted(Captured)] == [(1, 40), (2, 80)]
+
+
+def test_it_is_discarded_only_when_all_ranks_of_the_rack_know() -> None:
+    """Else one rank would capture anew while another still has the old offer."""
+    hand = Hand(ranks=2, **PATIENT)
+    hand.step(4)
+    hand.published.discard(0, 1)
+    hand.agree = lambda values: [*values[:-1], 0]  # the other rank has not heard of it
+    hand.step(2)
+    assert hand.posted(Discarded) == []
+    assert hand.track().offer is not None
+    hand.agree = lambda values: values
+    hand.step(4)
+    assert hand.posted(Discarded) == [Discarded(0, 1, 8)]
+
+
+# -------------------------------------------------------------- the ranks of a rack
+
+
+def test_the_collective_is_taken_at_every_apply_point_news_or_not() -> None:
+    """A rank that skips it, or takes one more, leaves the others waiting for ever."""
+    hand = Hand(ranks=2, fragments=2, period=4, overlap=1, **PATIENT)
+    for step in range(1, 13):
+        hand.asked = []
+        hand.step()
+        schedule = hand.trainer.schedule
+        due = schedule.captures(step - 1) or schedule.captures(step)
+        assert len(hand.agreements) == int(bool(due)), step
+    assert all(isinstance(request, AgreeMin) for request in hand.asked)
+
+
+def test_a_version_that_another_rank_lacks_is_not_applied() -> None:
+    hand = Hand(ranks=2)
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.agree = lambda values: [0, 0, 0]  # newest 0, oldest 0
+    hand.step(2)
+    assert hand.noted("applied") == []
+    assert hand.theta() == 1.5
+    hand.agree = lambda values: values
+    hand.step(4)
+    assert [fields["version"] for _, fields in hand.noted("applied")] == [1]
+
+
+def test_ranks_take_the_newest_version_that_all_of_them_have() -> None:
+    hand = Hand(ranks=2)
+    hand.step(4)
+    for to in (0.5, 0.75):
+        hand.decide(to)
+    hand.agree = lambda values: [1, -1, 0]  # the other has version 1 only
+    hand.step(2)
+    assert [fields["version"] for _, fields in hand.noted("applied")] == [1]
+    assert hand.theta() == 0.5 + 1.5
+
+
+def test_ranks_without_a_common_version_apply_nothing() -> None:
+    """This rank copied version 2 and never had 1; the other has only 1: min(newest) is not here."""
+    hand = Hand(ranks=2)
+    hand.step(4)
+    hand.decide(0.5, publish=False)
+    hand.decide(0.75)
+    hand.agree = lambda values: [1, -1, 0]
+    hand.step(2)
+    assert hand.agreements == [[2, -2, 0]]
+    assert hand.noted("applied") == []
+    assert hand.theta() == 1.5
+
+
+def test_every_rank_writes_the_whole_fragment_from_all_slices() -> None:
+    hand = Hand(ranks=2)
+    assert hand.track().owned.numel == NUMEL // 2
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.step(2)
+    assert [type(request) for request in hand.asked] == [AgreeMin, Share]
+    assert hand.theta() == 1.25
+
+
+def test_a_fragment_is_not_applied_within_its_own_overlap() -> None:
+    """Fragment 1 is captured at 4 and its overlap ends at 7: the apply point of fragment 0 at 5 is
+    too early for it, whatever is decided."""
+    hand = Hand(fragments=2, period=4, overlap=3, **PATIENT)
+    hand.step(4)
+    hand.decide(0.5, 1)
+    hand.step()
+    assert hand.noted("applied") == []
+    hand.step(2)
+    assert steps_of(hand, "applied") == [("applied", 7, 1)]
+
+
+@pytest.mark.parametrize(("decided_after", "applied"), [(3, 4), (4, 5)])
+def test_a_late_result_is_applied_when_any_fragment_is_captured_or_due(
+    decided_after: int, applied: int
+) -> None:
+    """Fragment 1 is captured after step 4 and due after step 5."""
+    hand = Hand(fragments=2, period=4, overlap=1, **PATIENT)
+    hand.step(decided_after)
+    hand.decide(0.5, 0, names=True)
+    hand.step(2)
+    assert steps_of(hand, "applied") == [("applied", applied, 0)]
+
+
+def test_a_rack_catches_up_before_it_captures() -> None:
+    """It was 15 times slower than the others, who had merged four times since its last overlap: its
+    offer was too old before anybody had it, so its work never counted."""
+    hand = Hand(**PATIENT)
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.step(2)
+    for value in (0.5, 0.25, 0.125):
+        hand.decide(value)
+    hand.step(2)
+    assert [event.base for event in hand.posted(Captured)] == [0, 4]
+
+
+def test_in_lockstep_nothing_is_applied_at_a_capture() -> None:
+    """It would be as luck has it, and other bits in the next run."""
+    hand = Hand(lockstep=True)
+    hand.step(4)
+    hand.decide(0.75, names=True)
+    hand.step(2)
+    hand.decide(0.5)
+    hand.step(2)
+    assert [event.base for event in hand.posted(Captured)] == [0, 1]
+
+
+# -------------------------------------------------------------- waiting
+
+
+def test_an_outage_has_one_stall_budget() -> None:
+    hand = Hand()
+    hand.step(6)
+    assert hand.waits == [STALL_NS]
+    ((_, fields),) = hand.noted("stall-over")
+    assert (fields["step"], fields["fragments"], fields["ms"]) == (6, [0], 1000)
+    for _ in range(3):
+        hand.asked = []
+        hand.step(4)
+        assert hand.waits == [], "it was used up"
+    assert hand.trainer.stall_ns_total == STALL_NS + 1
+    hand.decide(0.5, names=True)
+    hand.asked = []
+    hand.step(4)
+    assert hand.waits == [STALL_NS], "an apply ended the outage"
+
+
+def test_what_is_left_of_the_budget_may_be_used_later() -> None:
+    hand = Hand(fragments=2, period=4, overlap=1)
+
+    def half() -> None:
+        """A part of the time passes; a discard ends the wait, and is no apply."""
+        hand.now_ns += STALL_NS // 4
+        for fragment in (0, 1):
+            if (offer := hand.track(fragment).offer) is not None:
+                hand.published.discard(fragment, offer.seq)
+
+    hand.during = half
+    hand.step(3)
+    assert hand.waits == [STALL_NS]
+    hand.step(2)
+    assert hand.waits == [STALL_NS - STALL_NS // 4]
+
+
+def test_a_result_that_is_there_is_not_waited_for() -> None:
+    hand = Hand()
+    hand.step(4)
+    hand.decide(0.5, names=True)
+    hand.step(2)
+    assert hand.asked == []
+
+
+def test_a_result_that_comes_in_time_is_applied_at_its_own_point() -> None:
+    hand = Hand()
+    hand.during = lambda: hand.decide(0.75, names=True)
+    hand.step(6)
+    assert steps_of(hand, "applied") == [("applied", 6, 0)]
+    assert hand.noted("stall-over") == []
+
+
+def test_lockstep_waits_until_it_gives_up_with_the_reason() -> None:
+    hand = Hand(lockstep=True)
+    hand.published.heard((0,), ("fragment 0: waiting for rack 1",), ())
+    hand.step(5)
+    with pytest.raises(GaveUp, match=r"step 6: no decision on fragment 0 .* waiting for rack 1"):
+        hand.step()
+    assert hand.waits == [GIVE_UP_NS]
+
+
+def test_lockstep_has_no_budget_to_use_up() -> None:
+    hand = Hand(lockstep=True)
+    hand.during = lambda: hand.decide(0.5, names=True)
+    for _ in range(3):
+        hand.step(4)
+    hand.step(2)
+    assert hand.waits == [GIVE_UP_NS]
+    assert len(hand.noted("applied")) == 3
+
+
+def test_a_failure_of_the_loop_is_raised_at_the_next_apply_point() -> None:
+    hand = Hand(**PATIENT)
+    hand.step(5)
+    hand.published.fail(MendError("bad memory"))
+    with pytest.raises(MendError, match="bad memory"):
+        hand.step()
+    waiting = Hand(lockstep=True)
+    waiting.during = lambda: waiting.published.fail(MendError("bad memory"))
+    with pytest.raises(MendError, match="bad memory"):
+        waiting.step(6)
+
+
+def test_steps_without_work_cost_nothing() -> None:
+    """Captures at 4 and 8, applies at 6 and 10. The result of 6 comes at 8."""
+    hand, worked = Hand(**PATIENT), []
+    for step in range(1, 11):
+        if hand.trainer.stepped(1):
+            worked.append(step)
+            hand.run(hand.trainer.work())
+    assert worked == [4, 6, 8, 10]
+
+
+# -------------------------------------------------------------- a round that another rack opened
+
+
+def captured(hand: Hand) -> list[tuple[int, int, int]]:
+    """(step, fragment, base)."""
+    return [(c.step, c.fragment, c.base) for c in hand.posted(Captured)]
+
+
+def test_a_rack_joins_a_round_that_another_has_opened() -> None:
+    """H = 4, tau = 1: at 3 instead of 4. Its result is awaited at 4, its next capture is at 7."""
+    hand = Hand(polls=1, overlap=1)
+    hand.step(2)
+    assert captured(hand) == []
+    hand.opened(0)
+    hand.step()
+    assert captured(hand) == [(3, 0, 0)]
+    assert hand.posted(Progress) == [Progress(3, 0)], "a tape tells what the capture cost"
+    hand.decide(0.75, names=True)
+    hand.opened(-1)
+    hand.step(8)
+    assert captured(hand)[1:2] == [(7, 0, 1)]
+    assert steps_of(hand, "applied") == [("applied", 4, 0)]
+
+
+def test_it_looks_for_open_rounds_at_poll_points_only() -> None:
+    hand = Hand(polls=3, period=8)
+    hand.opened(0)
+    hand.step(2)
+    assert captured(hand) == []
+    hand.step()
+    assert captured(hand) == [(3, 0, 0)]
+
+
+def test_in_lockstep_nobody_polls() -> None:
+    hand = Hand(ranks=2, lockstep=True)
+    hand.opened(0)
+    hand.step(3)
+    assert (captured(hand), hand.agreements) == ([], [])
+
+
+def test_a_round_of_another_version_than_it_trains_on_is_not_joined() -> None:
+    hand = Hand(polls=1, overlap=1, period=8)
+    hand.opened(1)
+    hand.step(2)
+    assert captured(hand) == [], "of version 1 nothing is decided here"
+    hand.decide(0.5, publish=False)
+    hand.step()
+    assert captured(hand) == [], "version 1 is not here yet"
+    hand.opened(0)
+    hand.step()
+    assert captured(hand) == [], "that round is over"
+
+
+def test_what_is_decided_is_applied_before_its_next_round_is_joined() -> None:
+    hand = Hand(polls=1, overlap=1, period=8)
+    hand.step(2)
+    hand.decide(0.5)
+    hand.opened(1)
+    hand.step()
+    assert steps_of(hand, "applied") == [("applied", 3, 0)]
+    assert captured(hand) == [(3, 0, 1)]
+
+
+def test_one_round_is_joined_once() -> None:
+    """Its offer was declined: the next capture is its own."""
+    hand = Hand(polls=1, overlap=1, period=6)
+    hand.opened(0)
+    hand.step(2)
+    hand.published.discard(0, 1)
+    hand.step(4)
+    assert len(hand.posted(Discarded)) == 1
+    assert captured(hand) == [(1, 0, 0)]
+    hand.step()
+    assert captured(hand) == [(1, 0, 0), (7, 0, 0)]
+
+
+def test_an_offer_that_is_open_counts_in_the_round_that_another_has_opened() -> None:
+    """Captured at 8, left out of version 1: it is in the round of 2 from the beginning, and the
+    next capture is a period behind that, not a period behind 8."""
+    hand = Hand(polls=1, overlap=1, period=8, **PATIENT)
+    hand.step(8)
+    hand.decide(0.5)
+    hand.step(2)
+    hand.opened(1)
+    hand.step(3)
+    assert captured(hand) == [(8, 0, 0)]
+    assert hand.posted(StillOpen) == [StillOpen(0, 1)]
+    hand.decide(0.75, names=True)
+    hand.opened(-1)
+    hand.step(5)
+    assert captured(hand) == [(8, 0, 0)]
+    hand.step()
+    assert captured(hand) == [(8, 0, 0), (19, 0, 2)]
+
+
+def test_of_several_open_rounds_one_is_joined_at_a_time_longest_waiting_first() -> None:
+    """Own captures at 4, 8, 12: fragment 0 was captured at 4, the others never."""
+    hand = Hand(polls=1, overlap=1, period=12, fragments=3, **PATIENT)
+    hand.step(4)
+    hand.decide(0.5, names=True)
+    hand.step()
+    hand.opened(1, 0, 0)
+    hand.step(3)
+    assert captured(hand) == [(4, 0, 0), (6, 1, 0), (7, 2, 0), (8, 0, 1)]
+
+
+def test_a_round_is_joined_when_all_ranks_have_heard_of_it() -> None:
+    hand = Hand(ranks=2, polls=1, period=8)
+    hand.opened(0)
+    hand.agree = lambda values: [-1, 1, *values[2:]]
+    hand.step(2)
+    assert captured(hand) == []
+    hand.agree = lambda values: [1, -1, *values[2:]]
+    hand.step()
+    assert captured(hand) == [], "the other rank has heard of the next one already"
+    hand.agree = lambda values: values
+    hand.step()
+    assert captured(hand) == [(4, 0, 0)]
+
+
+def test_who_has_made_no_step_joins_at_the_next_poll() -> None:
+    """Under overwrite the steps count from the apply on."""
+    hand = Hand(polls=1, overlap=1, period=8, alignment="overwrite")
+    hand.step(8)
+    hand.decide(0.5, names=True)
+    hand.opened(1)
+    hand.step()
+    assert (steps_of(hand, "applied"), captured(hand)) == ([("applied", 9, 0)], [(8, 0, 0)])
+    hand.step()
+    assert captured(hand) == [(8, 0, 0), (10, 0, 1)]
+    assert hand.posted(Captured)[1].steps == 1
+
+
+@pytest.mark.parametrize("how", [{"overlap": 0}, {"overlapped": False, "overlap": 1}])
+def test_who_waits_at_captures_waits_for_a_round_that_it_joined(how: dict[str, Any]) -> None:
+    hand = Hand(polls=1, period=8, **how)
+    hand.opened(0)
+    hand.during = lambda: hand.decide(0.5, names=True)
+    hand.step()
+    assert hand.waits == [STALL_NS]
+    hand.step()
+    assert hand.track().offer is None
+    assert captured(hand) == [(1, 0, 0)]
+
+
+# -------------------------------------------------------------- commits that never came
+
+
+@pytest.mark.parametrize(
+    ("named", "ended", "theta"), [(1, 1, 0.75 + 0.5), (0, 1, 0.75 + 1.5), (0, 0, 0.75 + 1.5)]
+)
+def test_the_fate_is_read_from_a_snapshot_where_commits_are_missing(
+    named: int, ended: int, theta: float
+) -> None:
+    """Captured in step 4 with 1.0, two steps ago; what was not named is carried on top."""
+    hand = Hand(stall_max_ns=0)
+    hand.step(5)
+    hand.published.restore(snapshot_with(MINE, named, ended, version=3))
+    anchor = hand.numerics.adopt(torch.full((4,), 0.75), 4, 3)
+    hand.published.publish(0, anchor)
+    hand.step(1)
+    assert hand.theta() == theta
+    ((_, fields),) = hand.noted("applied")
+    fate = {(1, 1): "named", (0, 1): "dropped", (0, 0): "none"}[(named, ended)]
+    assert (fields["version"], fields["fate"]) == (3, fate)
+    assert (hand.track().offer is None) == bool(ended)
+
+
+def snapshot_with(rack: Member, named: int, ended: int, version: int) -> Snapshot:
+    log = log_of(genesis())
+    log.decide(1)
+    last = Last(rack, 0, named, version if named else 0, ended)
+    return replace(log.snapshot(), versions=(version,), last=(last,))

@@ -1,0 +1,44 @@
+"""Small Views for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mend.status.messages import Doings, JobStatus, RackSeen, RankSeen, RoundSeen
+from mend.types import SECOND
+
+
+def rack_seen(rack: int, **changes: Any) -> RackSeen:
+    fields: dict[str, Any] = {
+        "rack": rack, "address": f"tcp://rack{rack}:1", "live": True, "newcomer": False,
+        "leaving": False, "step": 100, "step_ns": SECOND // 10, "behind": 0, "silent_ms": 20,
+    }  # fmt: skip
+    return RackSeen(**{**fields, **changes})
+
+
+def doings(**changes: Any) -> Doings:
+    """10 steps/s of 64 tokens, 1 % stalled, 1 MB/s out and 2 MB/s in, for five seconds."""
+    fields: dict[str, Any] = {
+        "ranks": 1, "shown": (RankSeen(0, 96, SECOND // 10, 5),), "step": 100, "tokens": 6400,
+        "step_age_ms": 30, "stall_us": 120_000, "bytes_sent": 10**7, "bytes_received": 2 * 10**7,
+        "recent_steps": 50, "recent_tokens": 3200, "recent_step_ns": 5 * SECOND,
+        "recent_ns": 5 * SECOND, "recent_stall_us": 50_000, "recent_sent": 5 * 10**6,
+        "recent_received": 10**7, "missed": 0, "closed_by": "all-in", "host_bytes": 10**6,
+        "recorded": (),
+    }  # fmt: skip
+    return Doings(**{**fields, **changes})
+
+
+def view(rack: int = 0, **changes: Any) -> JobStatus:
+    """Of a rack of two; rack 0 coordinates."""
+    fields: dict[str, Any] = {
+        "job": "run7", "mend": "0.1.0", "rack": rack, "incarnation": 1000 + rack,
+        "state": "running", "detail": "", "over": False, "coordinator": 0,
+        "coordinates": rack == 0, "epoch": 1, "decided": 9, "commits": 8, "configured": 2,
+        "fragments": 2, "period_steps": 16, "overlap_steps": 4, "quorum_min_learners": 1,
+        "lockstep": False, "versions": (4, 4), "racks": (rack_seen(0), rack_seen(1)),
+        "missing": (), "in_flight": 1,
+        "rounds": (RoundSeen(1, 5, "open", (0,), 400, "waiting for rack 1"),), "why": (),
+        "doings": doings(),
+    }  # fmt: skip
+    return JobStatus(**{**fields, **changes})

@@ -1,0 +1,106 @@
+"""The command line as a person meets it: help that teaches, mistakes that are named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner
+
+from mend.tools import app, main
+from mend.tools import launch as launch_module
+from mend.tools.launch import Job, Outcome
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that the command would have started."""
+    jobs: list[Job] = []
+
+    def record(job: Job, sink: Callable[[str, str], None]) -> Outcome:
+        jobs.append(job)
+        return Outcome({0: 0, 1: 5}, 0)
+
+    monkeypatch.setattr(launch_module, "launch", record)
+    return jobs
+
+
+def test_what_follows_the_script_belongs_to_the_script(asked: list[Job]) -> None:
+    answer = CliRunner().invoke(app, ["launch", "--racks", "3", "t.py", "--racks", "9", "-m"])
+    assert answer.exit_code == 5, answer.output
+    assert asked[0].command == ("t.py", "--racks", "9", "-m")
+    assert asked[0].racks == 3
+
+
+def test_a_module_and_settings_for_every_rack(asked: list[Job]) -> None:
+    arguments = ["launch", "--env", "A=1=2", "--env", "B=", "--no-witness", "-m", "my.mod", "x"]
+    CliRunner().invoke(app, arguments)
+    assert asked[0].command == ("-m", "my.mod", "x")
+    assert asked[0].env == {"A": "1=2", "B": ""}
+    assert asked[0].witness is False
+
+
+def test_a_link_between_the_racks(asked: list[Job]) -> None:
+    CliRunner().invoke(app, ["launch", "--link", "400mbit,20ms", "t.py", "--link", "x"])
+    assert asked[0].link == "400mbit,20ms"
+    assert asked[0].command == ("t.py", "--link", "x")
+
+
+def test_an_env_without_a_value_is_refused(asked: list[Job]) -> None:
+    answer = CliRunner().invoke(app, ["launch", "--env", "A", "t.py"])
+    assert answer.exit_code == 2
+    assert asked == []
+
+
+def test_help_shows_examples() -> None:
+    answer = CliRunner().invoke(app, ["launch", "--help"])
+    assert answer.exit_code == 0
+    assert "mend launch --max-restarts 3 train.py --lr 3e-4" in answer.output
+
+
+def test_version_names_mend_and_torch() -> None:
+    for arguments in (["--version"], ["version"]):
+        answer = CliRunner().invoke(app, arguments)
+        assert answer.exit_code == 0
+        assert answer.output.startswith("mend=")
+        assert "torch=" in answer.output
+
+
+def test_an_error_of_mend_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mend", "launch", "--racks", "0", "t.py"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mend: ConfigError: racks=0: must be at least 1")
+
+
+def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mend", "coordinate", "--bind", "127.0.0.1:21899"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "witness_addr='127.0.0.1:21899'" in capsys.readouterr().err
+
+
+def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a rack listens everywhere it needs an advertised host; a witness that was started from
+    the same shell was refused for want of one."""
+    from mend.engine import witness
+
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", "tcp://0.0.0.0:21900")
+    monkeypatch.setenv("MEND_RACK", "1")
+    served: list[str] = []
+    monkeypatch.setattr(witness, "run", lambda bind, *_, **__: served.append(bind))
+    monkeypatch.setattr(sys, "argv", ["mend", "coordinate", "--bind", "tcp://0.0.0.0:21899"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    assert served == ["tcp://0.0.0.0:21899"]

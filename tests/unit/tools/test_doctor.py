@@ -1,0 +1,231 @@
+"""`mend doctor` on machines without a GPU, and with GPUs that a file or a fake tells of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mend.errors import ConfigError
+from mend.hardware.cpu_affinity import Machine
+from mend.tools import app
+from mend.tools.doctor import examine as module
+from mend.tools.doctor.examine import examine
+from mend.transport.bulk_client import BulkLane
+from tests.unit.config.test_topology import ALL
+from tests.unit.hardware.dumps import dgx, sockets
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ALL:
+        monkeypatch.delenv(name, raising=False)
+
+
+def told(*arguments: str, code: int = 0) -> str:
+    answer = CliRunner().invoke(app, ["doctor", *arguments], env={"COLUMNS": "200"})
+    assert answer.exit_code == code, answer.output
+    return answer.output
+
+
+def test_a_machine_without_gpu_and_an_empty_environment() -> None:
+    report = json.loads(told("--json"))
+    assert report["devices"] == []
+    assert report["nccl_dump"] is None
+    assert report["problems"] == report["settings"] == []
+    assert report["topology"]["source"].startswith("nothing: ")
+    assert {"mend", "torch", "python"} <= report["versions"].keys()
+    assert [port["port"] for port in report["ports"]] == [21899, 21900, 21901]
+    text = told()
+    assert "no GPU: torch sees none here" in text
+    assert "no problem found" in text
+
+
+def test_a_dump_is_shown_gpu_by_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "topo.xml"
+    path.write_text(dgx())
+    rows = json.loads(told("--json", "--topology", str(path)))["nccl_dump"]
+    assert len(rows) == 8
+    assert rows[5] == {
+        "bus_id": "0000:ab:00.0", "dev": 5, "rank": 5, "numa": 1, "switch": "0000:a9:00.0",
+        "near_cores": "48-95,144-191", "near_nics": ["mlx5_5"], "joined_to": "0000:18:00.0",
+    }  # fmt: skip
+    text = told("--topology", str(path))
+    assert "mlx5_5" in text
+    assert "0000:ab:00.0" in text, "rich made an emoji of :ab:"
+    path.write_text(sockets())
+    monkeypatch.setenv("NCCL_TOPO_DUMP_FILE", str(path))
+    assert examine(None)["topology"]["source"].startswith("the NCCL topology dump")
+
+
+def test_a_file_that_is_no_dump_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--topology="):
+        examine(tmp_path / "none.xml")
+
+
+def test_a_dump_that_nccl_has_yet_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_TOPO_DUMP_FILE", str(tmp_path / "later.xml"))
+    assert examine(None)["problems"] == []
+
+
+def test_settings_and_who_said_them(
+    monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], list[int]]
+) -> None:
+    here, data = free_ports(2)
+    monkeypatch.setenv("MEND_RACK", "1")
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://127.0.0.1:{here}")
+    monkeypatch.setenv("MEND_DATA_PORTS", f"{data}-{data}")
+    monkeypatch.setenv("MEND_OVERLAP_STEPS", "100")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    report = examine(None)
+    assert {"field": "rack", "value": 1, "source": "MEND_RACK"} in report["settings"]
+    assert report["topology"] | {"source": ""} == {
+        "rack": 1, "racks": 2, "ranks_per_rack": 8, "world_size": 8, "source": "",
+    }  # fmt: skip
+    ports = {port["port"]: port for port in report["ports"]}
+    assert ports[here]["what"] == "this rack's leader"
+    assert ports[data]["what"] == "data"
+    assert report["addresses"]["listens"] == f"tcp://127.0.0.1:{here}"
+    assert any("more than a quarter" in note for note in report["notes"])
+
+
+def test_a_port_that_is_taken(
+    monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], list[int]]
+) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("MEND_RACK", "0")
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://127.0.0.1:{port}")
+    with closing(BulkLane("127.0.0.1", (port, port), token=bytes(16))):
+        output = told(code=1)
+    assert "TAKEN" in output
+    assert f"this rack's leader cannot listen at 127.0.0.1:{port}" in output
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"MEND_RACK": "9"}, "rack=9"),
+        ({"MEND_RANKS_PER_RACK": "x"}, "MEND_RANKS_PER_RACK='x'"),
+        ({"MEND_RANKS_PER_RACK": "3", "WORLD_SIZE": "8"}, "does not divide 8"),
+        ({"MEND_QUORUM": "2"}, "MEND_QUORUM='2'"),
+    ],
+)
+def test_what_would_stop_a_job_is_a_problem(
+    values: dict[str, str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert problem in told(code=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "source"),
+    [
+        ({"MEND_RANKS_PER_RACK": "4", "WORLD_SIZE": "8"}, "MEND_RANKS_PER_RACK"),
+        ({"SLURM_NODEID": "1", "SLURMD_NODENAME": "n7"}, "SLURM_NODEID: node 1 (n7)"),
+        (
+            {
+                "SLURM_TOPOLOGY_ADDR": "r1.s3.n7",
+                "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+            },
+            "SLURM_TOPOLOGY_ADDR: r1 > s3,",
+        ),
+    ],
+)
+def test_who_would_say_what_a_rack_is(
+    values: dict[str, str], source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    topology = examine(None)["topology"]
+    assert topology["source"].startswith(source)
+    assert topology["racks"] == (2 if "WORLD_SIZE" in values else None)
+
+
+def test_gpus_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:17:00.0"
+    folder.mkdir(parents=True)
+    for name, text in {"numa_node": "0", "local_cpulist": "0-3,8"}.items():
+        (folder / name).write_text(text)
+    path = tmp_path / "topo.xml"
+    path.write_text(sockets())
+
+    class Told:
+        name, pci_domain_id, pci_bus_id, pci_device_id = "H200", 0, 0x17, 0
+
+    def properties(index: int) -> Any:
+        return Told()
+
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(module.torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(module, "Machine", lambda: Machine(tmp_path / "sys", tmp_path / "proc"))
+    (row,) = examine(path)["devices"]
+    assert row == {
+        "index": 0, "name": "H200", "bus_id": "0000:17:00.0", "numa": 0,
+        "near_cores": "0-3,8", "near_nics": ["eth0"],
+    }  # fmt: skip
+    assert "H200" in told("--topology", str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (("--for", "3"), "Add --meet"),
+        (("--bandwidth", "0"), "Add --meet"),
+        (("--step-ms", "3"), "Add --params"),
+        (("--params", "many"), "must be a number of parameters"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(arguments: tuple[str, ...], rule: str) -> None:
+    answer = CliRunner().invoke(app, ["doctor", *arguments])
+    assert isinstance(answer.exception, ConfigError)
+    assert rule in str(answer.exception)
+
+
+def test_memory_for_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = json.loads(told("--json", "--params", "10M"))
+    assert report["memory"]["anchors"] == 2 * 2 * 4 * 10_000_000
+    assert "whether tau covers" not in str(report["findings"]).lower()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    shared = json.loads(told("--json", "--params", "10M", "--step-ms", "100"))
+    assert shared["memory"]["anchors"] == 2 * 4 * 10_000_000
+    assert shared["memory"]["ranks_here"] == 2
+    assert "bandwidth was not measured" in str(shared["findings"])
+    huge = told("--params", "99T", code=1)
+    assert "of host memory" in huge
+
+
+def test_a_meeting_needs_a_rack_and_readable_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Set MEND_RACK." in told("--meet", code=1)
+    monkeypatch.setenv("MEND_RACK", "9")
+    assert "the settings cannot be read" in told("--meet", "--params", "1M", code=1)
+
+
+def test_only_the_leader_of_a_rack_meets_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert "this is rank 3 of its rack" in told("--meet")
+
+
+def test_a_rack_alone_meets_nobody_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("MEND_RACK", "0")
+    monkeypatch.setenv("MEND_RACKS", "1")
+    monkeypatch.setenv("MEND_SIDEBAND_PEERS", f"tcp://127.0.0.1:{free_port}")
+    output = told("--meet", "--for", "0", "--bandwidth", "0")
+    assert "there is nobody to meet" in output
+    report = json.loads(told("--json", "--meet", "--for", "0", "--bandwidth", "0"))
+    assert report["meeting"]["peers"] == []
+
+
+def test_a_dump_without_a_gpu_is_said_to_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "topo.xml"
+    path.write_text('<system version="1"><cpu numaid="0" affinity="f"/></system>')
+    assert "no GPU in it" in told("--topology", str(path))

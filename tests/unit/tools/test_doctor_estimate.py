@@ -1,0 +1,151 @@
+"""Memory for anchors, and whether tau covers an exchange: arithmetic that was checked by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mend.config import MendConfig
+from mend.errors import ConfigError
+from mend.tools.doctor import estimate as est
+from mend.tools.doctor.estimate import Exchange, Memory, Room
+
+
+def config(**given: Any) -> MendConfig:
+    usual = {"fragments": 8, "sync_period_steps": 64, "overlap_steps": 4}
+    return MendConfig(**{**usual, **given})
+
+
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [
+        ("1.5B", 1_500_000_000),
+        ("350m", 350_000_000),
+        ("124_000_000", 124_000_000),
+        ("2T", 2 * 10**12),
+    ],
+)
+def test_sizes_are_read(text: str, params: int) -> None:
+    assert est.params_of(text) == params
+
+
+@pytest.mark.parametrize("text", ["", "B", "-1", "1e9", "0", "1.5X", "9" * 40, "999T", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--params"):
+        est.params_of(text)
+
+
+def test_memory_is_what_was_measured_on_two_h200s() -> None:
+    """1.54 G weights, P = 8, H = 64: 12.3 GB were two versions of the anchor, and 16 to 19 GB the
+    whole, for tau = 4 and tau = 14, without outer momentum (docs/benchmarks.md)."""
+    short = est.memory_of(config(outer_optimizer_momentum=0.0), 1_540_000_000, 1)
+    assert short.anchors == pytest.approx(12.3e9, rel=0.01)
+    assert 15e9 < short.total < 16.5e9
+    long = est.memory_of(config(overlap_steps=14, outer_optimizer_momentum=0.0), 1_540_000_000, 1)
+    assert 18e9 < long.total < 19e9
+
+
+def test_momentum_doubles_the_anchors_and_ranks_share_them() -> None:
+    plain = est.memory_of(config(outer_optimizer_momentum=0.0), 1_000_000, 1)
+    assert est.memory_of(config(), 1_000_000, 1).anchors == 2 * plain.anchors
+    assert (
+        est.memory_of(config(outer_optimizer_momentum=0.0), 1_000_000, 4).total * 4 == plain.total
+    )
+
+
+def test_memory_findings() -> None:
+    need = Memory(8_000_000_000, 2_000_000_000)
+    ok, note, problem = (
+        est.of_memory(need, Room(available, limit), 1, gpu=False)[0]
+        for available, limit in ((100 * 10**9, None), (11 * 10**9, None), (9 * 10**9, 9 * 10**9))
+    )
+    assert (ok.severity, note.severity, problem.severity) == ("ok", "note", "problem")
+    assert "10 GB of host memory (8 GB anchors and 2 GB rounds" in ok.found
+    assert "MEND_OVERLAP_STEPS" in problem.change
+    shared = est.of_memory(need, Room(None, 30 * 10**9), 4, gpu=False)
+    assert shared[0].severity == "problem", "four ranks of this machine need four times as much"
+    locked = est.of_memory(need, Room(None, None, 8 << 20), 1, gpu=True)
+    assert "memlock" in locked[1].change
+    assert len(est.of_memory(need, Room(None, None, 8 << 20), 1, gpu=False)) == 1
+
+
+def test_an_exchange_by_hand() -> None:
+    """2 racks, 800 M weights in 8 fragments of 100 M: 400 MB over 1 Gbit/s are 3.2 s; one rank
+    merges 100 M elements at 3 + 1 ns."""
+    found = est.exchange_of(config(), 800_000_000, 1, mbit=1000.0, trip_ms=50.0, merge_ns=3.0)
+    assert found.bytes == 400_000_000
+    assert found.transfer_ms == pytest.approx(3200)
+    assert found.trips_ms == est.ROUND_TRIPS * 50
+    assert found.work_ms == pytest.approx(400)
+    assert found.total_ms == pytest.approx(3600 + est.ROUND_TRIPS * 50)
+    half = config(payload_dtype="bfloat16", racks=3, simulated_merge_delay_ms=100.0)
+    more = est.exchange_of(half, 800_000_000, 4, mbit=1000.0, trip_ms=50.0, merge_ns=3.0)
+    assert more.bytes == 400_000_000, "half the bytes from twice as many"
+    assert more.work_ms == pytest.approx(100)
+    assert more.delay_ms == 100
+
+
+SLOW = Exchange(400_000_000, 3200.0, 200.0, 400.0, 0.0)
+
+
+def test_tau_covers_it() -> None:
+    covered, load = est.of_exchange(config(), SLOW, 1250.0)
+    assert covered.severity == "ok"
+    assert "tau=4 steps of 1250 ms are 5000 ms and cover it" in covered.found
+    assert load.severity == "ok"
+    assert "32 % of the time" in load.found
+
+
+def test_tau_hardly_covers_it_and_does_not() -> None:
+    hardly, _ = est.of_exchange(config(), SLOW, 1000.0)
+    assert "hardly cover it" in hardly.found
+    lacking, load = est.of_exchange(config(), SLOW, 400.0)
+    assert lacking.severity == "note"
+    assert "do not cover it" in lacking.found
+    assert "MEND_OVERLAP_STEPS=12 would" in lacking.change
+    assert "MEND_PAYLOAD_DTYPE=bfloat16" in lacking.change
+    assert "MEND_FRAGMENTS=16" in lacking.change
+    wanted = est.tau_for(SLOW.total_ms, 400.0)
+    again = est.of_exchange(config(overlap_steps=wanted), SLOW, 400.0)[0]
+    assert again.severity == "ok", "the advice helps"
+    assert load.severity == "note", "3.2 s of payload every 8 steps of 400 ms"
+
+
+def test_an_overlap_beyond_a_quarter_asks_for_a_longer_period() -> None:
+    lacking = est.of_exchange(config(), SLOW, 100.0)[0]
+    assert "MEND_OVERLAP_STEPS=48 with MEND_SYNC_PERIOD_STEPS=192 or more" in lacking.change
+
+
+def test_a_link_that_never_catches_up() -> None:
+    """3.2 s of payload every 8 x 100 ms: four times too much."""
+    load = est.of_exchange(config(), SLOW, 100.0)[1]
+    assert "too slow for these rounds" in load.found
+    period = int(load.change.split("MEND_SYNC_PERIOD_STEPS=")[1].split(" ")[0])
+    calmer = est.of_exchange(config(sync_period_steps=period), SLOW, 100.0)[1]
+    assert calmer.severity == "ok", "the advice helps"
+    assert period == math.ceil(3200 * 8 / 0.5 / 100)
+
+
+def test_without_a_step_time_it_says_how_long_one_must_be() -> None:
+    (found,) = est.of_exchange(config(), SLOW, None)
+    assert found.severity == "ok"
+    assert "tau=4 covers it where a step takes 1188 ms or longer" in found.found
+
+
+def test_blocking_has_no_overlap() -> None:
+    (found,) = est.of_exchange(config(concurrent_outer_step=False), SLOW, 100.0)
+    assert "training waits for each" in found.found
+
+
+@pytest.mark.parametrize("merge", ["mean", "rda"])
+def test_a_little_merging_is_timed(merge: str) -> None:
+    assert est.merge_ns_per_element(merge, 3) > 0
+
+
+def test_amounts() -> None:
+    assert est.amount(1.5e9) == "1.5 GB"
+    assert est.amount(64e6) == "64 MB"
+    assert est.params_of_tapes([400, 200], "float32") == 150
+    assert est.params_of_tapes([400, 200], "bfloat16") == 300

@@ -1,0 +1,148 @@
+"""`mend explain` from the tapes of simulated jobs: what it says is what was on them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from mend.errors import ConfigError
+from mend.sim import World
+from mend.sim.scenario import Fault, Scenario
+from mend.tools.explain import chosen, left_out, overview, sentences
+from mend.tools.trace_timeline import RoundFacts, Story, story_of
+from mend.trace.format import Header
+from mend.types import MS, SECOND, WITNESS
+
+CALM = Scenario(steps=(24, 24))
+SLOW = Scenario(steps=(36, 24), step_ns=(50 * MS, 75 * MS), grace_ns=0)
+"""Rack 1 comes late to every round, and nobody waits for it."""
+
+CRASH = Scenario(
+    racks=3, steps=(80,) * 3, step_ns=(50 * MS,) * 3,
+    faults=(Fault("crash", 700 * MS, 60 * SECOND, a=2),),
+)  # fmt: skip
+NAN = Scenario(steps=(24, 24), non_finite=((1, 6),))
+
+
+@cache
+def told(scenario: Scenario, coordinator: bool = True) -> Story:
+    world = World(scenario, record=True)
+    world.run()
+    processes = [
+        p for p in world.processes() if coordinator or (p.me.rack != WITNESS and p.me.rank == 0)
+    ]
+    return story_of(
+        (
+            Header(
+                job="sim", rack=p.me.rack, rank=p.me.rank, parts=p.tape.parts,
+                mono_ns=p.clock_ns, payload_bytes=(1_000_000,) * scenario.fragments,
+            ),
+            p.tape.entries(),
+        )
+        for p in processes
+        if p.tape is not None
+    )  # fmt: skip
+
+
+def reasons(story: Story, rack: int) -> list[str]:
+    """Why it was left out of each round that it was left out of."""
+    return [
+        left_out(story, made, rack)
+        for made in story.decided
+        if made.commit is not None and rack not in {s.member.rack for s in made.commit.members}
+    ]
+
+
+def text(story: Story, made: RoundFacts) -> str:
+    return "\n".join(sentences(story, made))
+
+
+def test_a_calm_round_is_told_from_its_opening_to_the_last_apply() -> None:
+    story = told(CALM)
+    made = story.decided[1]
+    said = text(story, made)
+    assert said.startswith(f"round 2: fragment {made.fragment}, version 0 -> 1, ")
+    assert "closed by: all-in" in said
+    assert "left out" not in said
+    order = [
+        "rack 0 captures",
+        "opens: rack ",
+        "rack 0's offer is announced",
+        "closes: merge racks 0, 1",
+        "rack 0 says it holds the result",
+        "the commit is written",
+        "decided",
+        "rack 1 trains on it",
+    ]
+    places = [said.index(words) for words in order]
+    assert places == sorted(places)
+    assert "cost: 2.000 MB pulled by 2 ranks" in said
+    times = [float(each) for each in re.findall(r"^ +([+-][\d.]+) ms", said, re.MULTILINE)]
+    assert times == sorted(times)
+    assert 0.0 in times
+
+
+def test_the_words_are_those_of_the_log_and_of_the_status() -> None:
+    """`reason` of the commit, and why it waited as `status().waiting` says it."""
+    story = told(SLOW)
+    for made in story.decided:
+        assert made.commit is not None
+        assert f"closed by: {made.commit.reason}" in text(story, made)
+        for _, why in made.whys:
+            assert why in text(story, made)
+
+
+def test_a_rack_that_is_late_is_left_out_with_its_reason() -> None:
+    story = told(SLOW)
+    assert any(
+        re.fullmatch(r"its offer \d+ came [\d.]+ ms too late; it stays open", reason)
+        for reason in reasons(story, 1)
+    )
+    late = [made for made in story.decided if "without rack 1" in text(story, made)]
+    assert all("left out: rack 1: " in text(story, made) for made in late)
+    assert late
+
+
+def test_a_rack_that_died_was_silent() -> None:
+    """At first nobody knows; then the time since it was heard grows until it counts as silent."""
+    said = reasons(told(CRASH), 2)
+    assert re.fullmatch(r"it had nothing to offer, last heard [\d.]+ ms before", said[0])
+    assert re.fullmatch(r"it was silent, last heard \d{4}\.\d ms before", said[-1])
+
+
+def test_a_delta_that_is_not_finite_is_the_reason() -> None:
+    assert "its delta is not finite" in reasons(told(NAN), 1)
+
+
+def test_without_the_coordinators_tape_it_says_what_is_missing() -> None:
+    story = told(CALM, coordinator=False)
+    assert not story.coordinated
+    assert any("No coordinator's tape" in line for line in overview(story))
+    said = text(story, story.decided[0])
+    assert "in: rack 0, with" in said
+    assert "rack 1 trains on it" in said
+
+
+def test_the_overview_counts_why_rounds_closed() -> None:
+    story = told(CALM)
+    lines = overview(story)
+    count = len(story.decided)
+    assert lines[0] == f"{count} decided rounds on these tapes"
+    assert f"    {count} x all-in, 2 of 2 racks" in lines
+    assert any("genesis racks=[0, 1]" in line for line in lines)
+
+
+def test_rounds_are_chosen_by_number_by_fragment_or_all() -> None:
+    story = told(CALM)
+    rounds = story.decided
+    assert chosen(story, number=3) == [rounds[2]]
+    assert chosen(story) == rounds[-1:]
+    assert chosen(story, everything=True)[: len(rounds)] == rounds
+    (one,) = chosen(story, fragment=1, version=2)
+    assert (one.fragment, one.version) == (1, 2)
+    assert {made.fragment for made in chosen(story, fragment=1, everything=True)} == {1}
+    for wrong in ({"number": 0}, {"number": 99}, {"fragment": 7}, {"version": 99}):
+        with pytest.raises(ConfigError):
+            chosen(story, **wrong)  # type: ignore[arg-type]

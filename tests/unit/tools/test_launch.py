@@ -1,0 +1,194 @@
+"""What each rack of a launch is told, and its exit status. No process is started here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from mend.config import MendConfig
+from mend.engine.outcome import Ended
+from mend.errors import ConfigError
+from mend.tools import launch as launch_module
+from mend.tools.launch import (
+    PLAIN,
+    Job,
+    Outcome,
+    gpus_by_rack,
+    plain_command,
+    rack_environments,
+    torchrun_command,
+    visible_gpus,
+)
+from mend.tools.processes import TOKEN
+
+JOB = Job(command=("train.py", "--lr", "3"), racks=2, nproc_per_rack=2, job_id="story")
+PORTS = [5001, 5002, 5003]
+
+
+def test_every_rack_learns_its_number_and_everybodys_address() -> None:
+    first, second = rack_environments(JOB, {"PATH": "/bin"}, PORTS, [])
+    assert (first["MEND_RACK"], second["MEND_RACK"]) == ("0", "1")
+    assert first["MEND_SIDEBAND_ADDR"] == "tcp://127.0.0.1:5001"
+    assert second["MEND_SIDEBAND_ADDR"] == "tcp://127.0.0.1:5002"
+    for one in (first, second):
+        assert one["MEND_SIDEBAND_PEERS"] == "0=tcp://127.0.0.1:5001,1=tcp://127.0.0.1:5002"
+        assert one["MEND_WITNESS_ADDR"] == "tcp://127.0.0.1:5003"
+        assert (one["MEND_RACKS"], one["MEND_JOB_ID"], one["PATH"]) == ("2", "story", "/bin")
+        assert "CUDA_VISIBLE_DEVICES" not in one
+
+
+def test_what_the_launcher_sets_is_what_the_config_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MEND_ name that no setting has is refused by MendConfig: then no rack would start."""
+    environment = rack_environments(JOB, {TOKEN: "x"}, PORTS, [])[1]
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    config = MendConfig()
+    assert (config.rack_number, config.racks, config.job_id) == (1, 2, "story")
+    assert config.bind_address == config.peer_addresses[1] == "tcp://127.0.0.1:5002"
+    assert config.witness_addr == "tcp://127.0.0.1:5003"
+
+
+def test_without_a_witness_an_inherited_address_of_one_is_not_passed_on() -> None:
+    job = Job(command=("train.py",), witness=False)
+    for one in rack_environments(job, {"MEND_WITNESS_ADDR": "tcp://10.0.0.1:1"}, PORTS[:2], []):
+        assert "MEND_WITNESS_ADDR" not in one
+
+
+def test_threads_are_shared_out_unless_the_user_has_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        launch_module.os, "sched_getaffinity", lambda _: set(range(16)), raising=False
+    )
+    assert rack_environments(JOB, {}, PORTS, [])[0]["OMP_NUM_THREADS"] == "4"
+    assert rack_environments(JOB, {"OMP_NUM_THREADS": "7"}, PORTS, [])[0]["OMP_NUM_THREADS"] == "7"
+    monkeypatch.setattr(launch_module.os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert rack_environments(JOB, {}, PORTS, [])[0]["OMP_NUM_THREADS"] == "1"
+
+
+def test_env_has_the_last_word() -> None:
+    job = Job(command=("train.py",), env={"MEND_JOB_ID": "mine", "NEW": "1"})
+    one = rack_environments(job, {"NEW": "0"}, PORTS, [])[0]
+    assert (one["MEND_JOB_ID"], one["NEW"]) == ("mine", "1")
+
+
+def test_gpus_are_cut_into_equal_runs_in_order() -> None:
+    assert gpus_by_rack(list("01234567"), JOB) == ["0,1,2,3", "4,5,6,7"]
+    assert gpus_by_rack(["GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e"], JOB) == [
+        "GPU-a,GPU-b",
+        "GPU-c,GPU-d",
+    ]
+    assert gpus_by_rack([], JOB) == [None, None]
+
+
+def test_too_few_gpus_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ConfigError, match="2 racks x 2 processes need 4 GPUs") as caught:
+        gpus_by_rack(["0", "1", "2"], JOB)
+    assert "CUDA_VISIBLE_DEVICES= (empty)" in caught.value.remedy
+
+
+def test_the_variable_is_asked_before_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("nvidia-smi was asked although CUDA_VISIBLE_DEVICES is set")
+
+    monkeypatch.setattr(subprocess, "run", forbidden)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, 1"}) == ["3", "1"]
+    assert (
+        visible_gpus({"CUDA_VISIBLE_DEVICES": ""})
+        == visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"})
+        == []
+    )
+
+
+def test_nvidia_smi_that_is_not_there_means_no_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({}) == []
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 0\necho 1\n")
+    tool.chmod(0o755)
+    assert visible_gpus({}) == ["0", "1"]
+
+
+def test_a_module_is_started_as_one() -> None:
+    job = Job(command=("-m", "my.training", "--steps", "3"), nproc_per_rack=2, job_id="story")
+    command = torchrun_command(job, 1)
+    assert command[-4:] == ["-m", "my.training", "--steps", "3"]
+    assert command[command.index("--nproc-per-node") + 1] == "2"
+    assert command[command.index("--rdzv-id") + 1] == "story-rack1-0"
+    again = torchrun_command(job, 1, 2)
+    assert again[again.index("--rdzv-id") + 1] == "story-rack1-2", "a meeting of its own"
+
+
+def test_a_rack_of_one_process_can_do_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that makes a process group finds what it needs: a world of its own."""
+    job = Job(command=("-m", "my.training"), torchrun=False)
+    assert plain_command(job) == [sys.executable, "-m", "my.training"]
+    for key, value in PLAIN.items():
+        monkeypatch.setenv(key, value)
+    dist.init_process_group("gloo")
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("racks", "witness", "interrupted", "status"),
+    [
+        ({0: 0, 1: 0}, 0, 0, 0),
+        ({0: 0, 1: 3}, 0, 0, 3),
+        ({1: 3, 0: 4}, 0, 0, 4),
+        ({0: 0, 1: -9}, 0, 0, 137),
+        ({0: 0, 1: 0}, 2, 0, 2),
+        ({0: 1, 1: 1}, 0, 15, 143),
+        ({0: 0, 1: 0}, None, 0, 0),
+    ],
+)
+def test_the_status_is_that_of_the_first_that_failed(
+    racks: dict[int, int], witness: int | None, interrupted: int, status: int
+) -> None:
+    assert Outcome(racks, witness, interrupted).status == status
+
+
+def test_the_status_is_that_of_the_rack_on_whose_account_all_were_ended() -> None:
+    assert Outcome({0: -15, 1: 7}, 0, culprit=1).status == 7
+    assert Outcome({0: -15, 1: 7}, 0, interrupted=2, culprit=1).status == 130
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "status"),
+    [
+        (0, "kept-local", 3),
+        (0, "aborted", 3),
+        (1, "kept-local", 3),
+        (1, "aborted", 1),
+        (-9, "kept-local", 137),
+        (7, "uncounted", 7),
+    ],
+)
+def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, status: int) -> None:
+    """It crashed: that comes first. `session` raised NotMerged: that is 1, and means 3."""
+    told = {1: Ended(1, 0, word)}
+    assert Outcome({0: 0, 1: code}, 0, unmerged=told).status == status
+    assert Outcome({0: 0, 1: code}, 0, interrupted=2, unmerged=told).status == 130
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"racks": 0}, "racks"),
+        ({"nproc_per_rack": 0}, "nproc_per_rack"),
+        ({"base_port": 80}, "base_port"),
+        ({"command": ()}, "command"),
+        ({"command": ("-m",)}, "command"),
+        ({"torchrun": False, "nproc_per_rack": 2}, "torchrun"),
+    ],
+)
+def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Job(**{"command": ("train.py",), **wrong})  # type: ignore[arg-type]
+    assert caught.value.field == field

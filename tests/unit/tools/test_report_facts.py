@@ -1,0 +1,169 @@
+"""What a run comes to, from its events; and events that are none do no harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mend.tools.report.facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
+
+S = 1_000_000_000
+
+
+def commit(fragment: int, version: int, racks: dict[int, int], bits: str = "aa") -> dict[str, Any]:
+    """`racks`: rack -> its offer's number. Every one of them weighs 100 tokens."""
+    members = [{"rack": rack, "seq": seq, "tokens": 100} for rack, seq in racks.items()]
+    return {
+        "kind": "commit", "fragment": fragment, "version": version, "members": members,
+        "digests": [bits], "reason": "all-in" if len(racks) > 1 else "grace-over, without rack 1",
+    }  # fmt: skip
+
+
+def progress(step: int, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "progress", "step": step, "tokens": 10 * step, "at_ns": step * S,
+        "stall_ms_total": 2.0 * step, "bytes_sent": 5 * step, "bytes_received": 4 * step, **more,
+    }  # fmt: skip
+
+
+class Run:
+    """Two ranks, rack 0 and rack 1."""
+
+    def __init__(self) -> None:
+        self.gathering = Gathering([(0, 0), (1, 0)])
+        self.at_ns = 0
+
+    def says(self, rack: int, *events: dict[str, Any]) -> Run:
+        for event in events:
+            self.at_ns += S
+            self.gathering.take(rack, 0, self.at_ns, event)
+        return self
+
+    def both(self, event: dict[str, Any]) -> Run:
+        return self.says(0, event).says(1, event)
+
+    def ends(self) -> RunFacts:
+        return self.gathering.finish()
+
+
+def test_rounds_are_counted_once_with_who_was_in() -> None:
+    facts = Run().both(commit(0, 1, {0: 1, 1: 1})).both(commit(1, 1, {0: 1})).ends()
+    assert (facts.rounds, facts.fragments) == (2, {0, 1})
+    assert facts.merged == {0: 2, 1: 1}
+    assert facts.tokens_merged == {0: 200, 1: 100}
+    assert facts.reasons == {"all-in": 1, "grace-over, without rack 1": 1}
+    assert facts.strip.shares(1) == [1.0, 0.0]
+    assert (facts.agreed, facts.alone, facts.differences) == (2, 0, [])
+    assert [each[:2] for each in facts.newest] == [(0, 1), (1, 1)]
+
+
+def test_other_digests_are_named() -> None:
+    run = Run().says(0, commit(2, 7, {0: 1, 1: 1})).says(1, commit(2, 7, {0: 1, 1: 1}, "bb"))
+    assert run.ends().differences == [
+        "fragment 2 version 7: rack 1 rank 0 has other digests than rack 0 rank 0"
+    ]
+
+
+def test_a_round_that_one_file_has_proves_nothing() -> None:
+    facts = Run().says(0, commit(0, 1, {0: 1, 1: 1})).ends()
+    assert (facts.agreed, facts.alone) == (0, 1)
+
+
+def test_rounds_that_a_lineage_undoes_are_not_held_against_it() -> None:
+    """Decided by racks that died, and decided anew without them: other bits are right there."""
+    run = Run().says(1, commit(0, 5, {1: 1}))
+    run.says(0, {"kind": "lineage", "without": [1], "versions": [4]}, commit(0, 5, {0: 1}, "bb"))
+    facts = run.ends()
+    assert facts.differences == []
+    assert facts.kinds == {"lineage": 1}
+
+
+def test_the_time_of_a_round_is_from_the_own_capture_to_the_decision() -> None:
+    run = Run().says(0, {"kind": "captured", "fragment": 0, "seq": 3, "step": 9})
+    run.says(1, {"kind": "captured", "fragment": 0, "seq": 4, "step": 9})
+    run.both(commit(0, 1, {0: 3, 1: 4}))
+    assert run.ends().waits.values == [2.0, 2.0]
+
+
+def test_a_rack_that_starts_again_goes_on_where_it_was() -> None:
+    run = Run().says(0, progress(1), progress(40), progress(1), progress(6, last=True))
+    facts = run.ends()
+    (rank,) = facts.of_rack(0)
+    assert (rank.lives, rank.closed) == (2, True)
+    assert rank.track.newest is not None
+    assert (rank.track.newest.step, rank.track.newest.tokens) == (46, 460)
+    assert rank.track.newest.stall_ms == 92.0
+    steps = [point.step for point in rank.track.points()]
+    assert steps == [1, 40, 41, 46]
+
+
+def test_recorded_values_become_curves_also_when_they_are_no_numbers() -> None:
+    def recorded(step: int, **values: Any) -> dict[str, Any]:
+        fields = {"step": step, "tokens": 10 * step, "at_ns": step * S, "values": values}
+        return {"kind": "recorded", **fields}
+
+    run = Run().says(0, recorded(1, loss=2.5), recorded(2, loss="nan"), recorded(3, loss="inf"))
+    run.says(0, recorded(4, loss="much"))
+    assert run.gathering.refused == 1
+    curve = run.ends().ranks[0, 0].curves["loss"]
+    assert curve.tokens == [10, 20, 30]
+    assert [str(value) for value in curve.values] == ["2.5", "nan", "inf"]
+    for number in range(2 * NAMES_MAX):
+        run.says(0, recorded(5, **{f"v{number}": 1.0}))
+    assert len(run.ends().ranks[0, 0].curves) == NAMES_MAX
+
+
+def test_another_job_in_the_same_folder_begins_anew() -> None:
+    run = Run().says(0, {"kind": "start", "job": "first"}, progress(9))
+    run.says(0, {"kind": "start", "job": "second"}, progress(1))
+    run.says(1, {"kind": "start", "job": "second"})
+    facts = run.ends()
+    assert (facts.job, facts.earlier_jobs) == ("second", 1)
+    assert facts.ranks[0, 0].lives == 1
+
+
+def test_the_same_name_founded_twice_is_two_runs() -> None:
+    run = Run()
+    for bits in ("aa", "bb"):
+        run.says(0, {"kind": "start", "job": "mend"}, {"kind": "genesis", "racks": [0, 1]})
+        run.both(commit(0, 1, {0: 1, 1: 1}, bits))
+    facts = run.ends()
+    assert (facts.job, facts.rounds, facts.earlier_jobs, facts.differences) == ("mend", 1, 1, [])
+
+
+def test_of_many_faults_the_first_and_the_last_are_kept_and_all_are_counted() -> None:
+    run = Run()
+    for number in range(3 * FAULTS_SHOWN):
+        run.says(0, {"kind": "frame-refused", "count": number})
+    facts = run.ends()
+    assert facts.kinds == {"frame-refused": 3 * FAULTS_SHOWN}
+    said = [each.text for each in facts.faults]
+    assert (len(said), said[0]) == (2 * FAULTS_SHOWN, "count=0")
+    assert said[-1] == f"count={3 * FAULTS_SHOWN - 1}"
+
+
+def test_few_faults_are_shown_once_and_waiting_for_others_is_none() -> None:
+    run = Run().says(0, {"kind": "fault", "detail": "x"}, {"kind": "waiting", "for": "rack 1"})
+    assert [each.kind for each in run.says(0, {"kind": "leaving"}).ends().faults] == ["fault"]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+KINDS = ("start", "genesis", "progress", "recorded", "commit", "captured", "applied", "lineage")
+FIELDS = (
+    "job", "step", "tokens", "at_ns", "stall_ms_total", "bytes_sent", "bytes_received", "values",
+    "fragment", "version", "members", "digests", "reason", "seq", "fate", "last",
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), st.sampled_from(KINDS) | ANYTHING)
+def test_nothing_in_an_event_stops_the_reading(fields: dict[str, Any], kind: object) -> None:
+    run = Run().says(0, progress(1), {**commit(0, 1, {0: 1}), **fields}, {**fields, "kind": kind})
+    run.says(0, {**progress(2), **fields})
+    run.ends()

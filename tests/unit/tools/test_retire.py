@@ -1,0 +1,76 @@
+"""`mend retire`: whom it refuses, and what it says has come of it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mend.tools.retire import outcome, refusal
+from mend.tools.top.picture import Answer
+from mend.types import WITNESS
+from tests.unit.status.seen import rack_seen, view
+
+DEAD = 77
+"""Incarnation of the life that is over."""
+
+
+def of(rack: int, **changes: Any) -> Answer:
+    """Rack 0 coordinates a job of two; rack 1 is silent there."""
+    racks = (rack_seen(0, incarnation=1000), rack_seen(1, live=False, incarnation=DEAD))
+    return Answer(f"tcp://rack{rack}:1", view(rack, **{"racks": racks, **changes}), 0.1, "speaks")
+
+
+def test_a_silent_rack_may_be_retired() -> None:
+    assert refusal([of(0)], 1) == ""
+
+
+def test_a_rack_that_answers_is_alive() -> None:
+    """Though nobody hears it: it is behind a cut, and hears the person."""
+    said = refusal([of(0), of(1, incarnation=DEAD)], 1)
+    assert said == "rack 1 is alive: it answers at tcp://rack1:1. Stop it first"
+    assert refusal([of(0), of(1, incarnation=DEAD + 1)], 1) == "", "its next life"
+
+
+def test_a_rack_that_the_coordinator_hears_is_alive() -> None:
+    racks = (rack_seen(0), rack_seen(1, silent_ms=900))
+    said = refusal([of(0, racks=racks)], 1)
+    assert "rack 0, which coordinates, heard it 900 ms ago" in said
+    assert refusal([of(0, racks=racks, coordinates=False)], 1) == "", "what it knows is old"
+
+
+def test_what_is_no_rack_of_the_one_job_is_refused() -> None:
+    assert "rack 5 has no seat in job 'run7', which has racks 0, 1" in refusal([of(0)], 5)
+    assert "has not begun" in refusal([of(0, state="starting")], 1)
+    assert "several jobs answer (a, b)" in refusal([of(0, job="b"), of(1, job="a")], 1)
+
+
+def test_a_rack_without_its_seat_is_out() -> None:
+    alone = of(0, racks=(rack_seen(0),))
+    assert outcome([alone], 1, DEAD) == ("rack 1 is out; the job goes on with racks 0", True)
+    again = of(0, racks=(rack_seen(0), rack_seen(1, incarnation=DEAD + 1)))
+    assert outcome([again], 1, DEAD)[1], "its next life has the seat"
+    lagging = of(0, racks=(rack_seen(0),), coordinates=False)
+    assert not outcome([lagging], 1, DEAD)[1]
+
+
+def test_it_names_who_else_is_missing_for_a_quorum() -> None:
+    racks = tuple(rack_seen(rack, incarnation=DEAD) for rack in range(3))
+    left = of(2, racks=racks, coordinates=False, retired=(1,))
+    told, final = outcome([left], 1, DEAD)
+    assert final
+    assert told == (
+        "rack 1 is retired (rack 2 know it); there is no quorum without 0: start it again, or "
+        "`mend retire 0`"
+    )
+
+
+def test_with_the_witness_alone_all_begin_anew() -> None:
+    last = of(WITNESS, coordinates=False, retired=(0, 1))
+    told, final = outcome([last], 1, DEAD)
+    assert final
+    assert told.endswith("start all racks again, and they begin anew under this name")
+
+
+def test_who_is_not_believed_is_told_so() -> None:
+    told, final = outcome([of(0)], 1, DEAD)
+    assert not final
+    assert told.startswith("nobody has taken it")

@@ -1,0 +1,144 @@
+"""Whom `mend top` asks: what it was given, and what it hears of; with real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend.errors import ConfigError
+from mend.status.messages import VIEW_BYTES_MAX, encode_view
+from mend.tools.top.run import DEFAULT, Wanted, Watch, addresses_in_force, top
+from mend.transport.status_client import StatusClient
+from tests.unit.status.seen import rack_seen, view
+from tests.unit.transport.test_status_client import Served, serving
+
+
+def wanted(*addresses: str, **changes: Any) -> Wanted:
+    fields: dict[str, Any] = {
+        "addresses": addresses, "job": "", "interval_s": 0.1, "once": True, "as_json": False,
+        "wait_s": 5.0, "svg": None,
+    }  # fmt: skip
+    return Wanted(**{**fields, **changes})
+
+
+@pytest.fixture
+def racks() -> Iterator[list[Served]]:
+    """Three that answer whatever they are given to say."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(serving(None)) for _ in range(3)]
+
+
+@pytest.fixture
+def onlooker() -> Iterator[StatusClient]:
+    made = StatusClient(VIEW_BYTES_MAX)
+    yield made
+    made.close()
+
+
+def says(racks: list[Served], number: int, names: dict[int, str], **changes: Any) -> None:
+    """Rack `number` answers, and says that the racks are at these addresses."""
+    members = tuple(rack_seen(rack, address=at) for rack, at in sorted(names.items()))
+    racks[number].answer = encode_view(view(number, racks=members, **changes))
+
+
+def watched(onlooker: StatusClient, *addresses: str, rounds: int = 20) -> Watch:
+    watch = Watch(onlooker, wanted(*addresses), list(addresses))
+    for _ in range(rounds):
+        watch.ask()
+        watch.listen(0.2)
+        if watch.complete:
+            break
+    return watch
+
+
+def test_one_address_leads_to_all(racks: list[Served], onlooker: StatusClient) -> None:
+    names = {rack: each.address for rack, each in enumerate(racks)}
+    for rack in names:
+        says(racks, rack, names)
+    watch = watched(onlooker, names[1])
+    assert watch.complete
+    assert [(r.rack, r.told_by) for r in watch.picture().racks] == [
+        (0, "itself"), (1, "itself"), (2, "itself"),
+    ]  # fmt: skip
+    assert sorted(watch.asked()) == sorted(names.values())
+
+
+def test_one_process_under_two_addresses_is_asked_once(
+    racks: list[Served], onlooker: StatusClient
+) -> None:
+    """As behind a tunnel, or on a machine of several networks."""
+    near = [each.address for each in racks[:2]]
+    far = {rack: at.replace("127.0.0.1", "localhost") for rack, at in enumerate(near)}
+    for rack in far:
+        says(racks, rack, far)
+    watch = watched(onlooker, near[0])
+    for _ in range(3):
+        watch.ask()
+        watch.listen(0.1)
+    assert watch.asked() == [near[0], far[1]]
+    picture = watch.picture()
+    assert [line.told_by for line in picture.racks] == ["itself", "itself"]
+    assert picture.silent == ()
+
+
+def test_an_address_in_a_view_that_is_none_stops_nobody(
+    racks: list[Served], onlooker: StatusClient
+) -> None:
+    says(racks, 0, {0: racks[0].address, 1: "tcp://nowhere", 2: ""})
+    watch = watched(onlooker, racks[0].address)
+    assert watch.asked() == [racks[0].address]
+    assert [line.rack for line in watch.picture().racks] == [0, 1, 2]
+
+
+def test_a_rack_that_moved_is_followed_and_its_old_address_is_forgotten(
+    racks: list[Served], onlooker: StatusClient
+) -> None:
+    one, old, new = (each.address for each in racks)
+    says(racks, 0, {0: one, 1: old})
+    watch = watched(onlooker, one, rounds=2)
+    assert watch.asked() == [one, old]
+    says(racks, 0, {0: one, 1: new})
+    racks[2].answer = encode_view(
+        view(1, racks=(rack_seen(0, address=one), rack_seen(1, address=new)))
+    )
+    for _ in range(20):
+        watch.ask()
+        watch.listen(0.2)
+        if old not in watch.asked() and watch.complete:
+            break
+    assert watch.asked() == [one, new]
+    assert watch.picture().silent == ()
+
+
+def test_what_is_no_view_is_no_answer(racks: list[Served], onlooker: StatusClient) -> None:
+    racks[0].answer = b"mno\x01what"
+    watch = watched(onlooker, racks[0].address, rounds=3)
+    assert not watch.anybody
+    assert watch.picture().state == "nobody"
+
+
+def test_it_ends_with_the_job(racks: list[Served], capsys: pytest.CaptureFixture[str]) -> None:
+    names = {0: racks[0].address}
+    says(racks, 0, names, state="ended", over=True)
+    assert top(wanted(racks[0].address, once=False)) == 0
+    assert capsys.readouterr().out.rstrip().endswith("the job has ended")
+
+
+def test_a_file_for_a_picture_needs_one_picture() -> None:
+    with pytest.raises(ConfigError, match="--once"):
+        top(wanted("tcp://127.0.0.1:1", once=False, svg=Path("x.svg")))
+    with pytest.raises(ConfigError, match="tcp://host:port"):
+        top(wanted("rack7:21900"))
+
+
+def test_addresses_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert addresses_in_force() == [DEFAULT]
+    monkeypatch.setenv("MEND_RACKS", "2")
+    assert addresses_in_force() == ["tcp://127.0.0.1:21900", "tcp://127.0.0.1:21901"]
+    monkeypatch.setenv("MEND_SIDEBAND_PEERS", "tcp://a:1,tcp://b:2")
+    monkeypatch.setenv("MEND_WITNESS_ADDR", "tcp://w:3")
+    assert addresses_in_force() == ["tcp://w:3", "tcp://a:1", "tcp://b:2"]

@@ -1,0 +1,198 @@
+"""One picture out of what several processes say, each of which knows a part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from mend.status.messages import JobStatus
+from mend.tools.top.picture import (
+    LATE_S,
+    SLOW_RATIO,
+    Answer,
+    Picture,
+    RackLine,
+    addresses_of,
+    is_over,
+    picture_of,
+)
+from mend.types import SECOND, WITNESS
+from tests.unit.status.seen import doings, rack_seen, view
+
+
+def answered(*views: JobStatus, age_s: float = 0.1) -> list[Answer]:
+    return [Answer(f"tcp://rack{each.rack}:1", each, age_s, "speaks") for each in views]
+
+
+def seen(*views: JobStatus) -> Picture:
+    return picture_of(answered(*views))
+
+
+def lines(picture: Picture) -> dict[int, RackLine]:
+    return {line.rack: line for line in picture.racks}
+
+
+def witness(**changes: Any) -> JobStatus:
+    fields: dict[str, Any] = {
+        "coordinator": WITNESS, "coordinates": True, "doings": None,
+        "racks": (rack_seen(0, step=96), rack_seen(1, step=64, step_ns=SECOND // 4, behind=2)),
+    }  # fmt: skip
+    return view(WITNESS, **{**fields, **changes})
+
+
+def test_a_rack_speaks_for_itself() -> None:
+    line = lines(seen(view(0, doings=doings(ranks=4))))[0]
+    assert (line.state, line.told_by, line.step, line.ranks) == ("running", "itself", 100, 4)
+    assert line.steps_per_s == pytest.approx(10)
+    assert line.tokens_per_s == pytest.approx(4 * 640), "counted at the leader, times its ranks"
+    assert line.stall_share == pytest.approx(0.01)
+    assert line.stall_s == pytest.approx(0.12)
+    assert (line.sent_per_s, line.received_per_s) == (pytest.approx(1e6), pytest.approx(2e6))
+    assert line.step_ms == pytest.approx(100)
+
+
+def test_of_a_rack_that_does_not_answer_the_coordinator_tells() -> None:
+    line = lines(seen(witness()))[1]
+    assert (line.state, line.told_by) == ("running", "the witness")
+    assert (line.step, line.behind, line.step_ms) == (64, 2, 250)
+    assert (line.steps_per_s, line.stall_share, line.sent_per_s) == (None, None, None)
+
+
+def test_who_coordinates_is_believed_about_the_others() -> None:
+    """Rack 0 knows little of rack 1; asked alone it gives what it has."""
+    vague = view(0, coordinator=WITNESS, coordinates=False, racks=(
+        rack_seen(0), rack_seen(1, step=48, step_ns=0, behind=-1, silent_ms=-1),
+    ))  # fmt: skip
+    alone = lines(seen(vague))[1]
+    assert (alone.step, alone.told_by, alone.behind) == (48, "rack 0", None)
+    assert lines(seen(vague, witness()))[1].told_by == "the witness"
+
+
+def test_lag_is_behind_the_rack_that_is_furthest() -> None:
+    found = lines(seen(witness(), view(0, coordinates=False)))
+    assert (found[0].lag_steps, found[1].lag_steps) == (0, 100 - 64)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "slow"),
+    [
+        ((100, 210), {1: 2.1}),
+        ((100, 149), {}),
+        ((100, 150), {1: SLOW_RATIO}),
+        ((100, 110, 400), {2: 400 / 110}),
+        ((100, 300, 300), {}),  # the median is the slow ones': nothing is suspected
+        ((100, 0), {}),
+        ((100,), {}),
+    ],
+)
+def test_slow_is_a_ratio_to_the_median_of_the_racks(
+    step_ms: tuple[int, ...], slow: dict[int, float]
+) -> None:
+    racks = tuple(rack_seen(r, step_ns=ms * 1_000_000) for r, ms in enumerate(step_ms))
+    found = seen(witness(racks=racks)).racks
+    assert {r.rack: r.slow for r in found if r.slow is not None} == pytest.approx(slow)
+
+
+def test_states_of_racks() -> None:
+    racks = (
+        rack_seen(0),
+        rack_seen(1, live=False, silent_ms=4000),
+        rack_seen(2, newcomer=True),
+        rack_seen(3, leaving=True),
+    )
+    found = seen(witness(racks=racks, missing=(5,)))
+    assert [line.state for line in found.racks] == [
+        "running", "silent", "joining", "leaving", "absent",
+    ]  # fmt: skip
+    assert lines(found)[1].silent_s == 4.0
+    assert "no hello yet from rack 5" in found.told
+
+
+def test_a_rack_that_stopped_answering_is_described_by_others() -> None:
+    old, fresh = answered(view(1), age_s=LATE_S + 1), answered(witness())
+    found = picture_of(old + fresh)
+    line = lines(found)[1]
+    assert (line.told_by, line.step, line.steps_per_s) == ("the witness", 64, None)
+    assert found.silent == ("tcp://rack1:1: no answer for 4 s",)
+
+
+def test_when_nobody_answers_any_more_the_last_picture_stays() -> None:
+    found = picture_of([Answer("tcp://rack0:1", view(0), 9.0, "closed")])
+    assert found.state == "nobody"
+    assert lines(found)[0].step == 100
+    assert "that process is gone, or the way to it" in found.silent[0]
+
+
+@pytest.mark.parametrize(
+    ("way", "job", "said"),
+    [
+        ("closed", "", "nothing listens there"),
+        ("open", "", "no sideband of mend"),
+        ("speaks", "", "observe=false"),
+        ("speaks", "run8", "not of job 'run8'"),
+    ],
+)
+def test_an_address_without_an_answer_says_why(way: str, job: str, said: str) -> None:
+    found = picture_of([Answer("tcp://x:1", None, 1.0, way)], job=job)
+    assert (found.state, found.job, found.racks) == ("nobody", job, ())
+    (line,) = found.silent
+    assert line.startswith("tcp://x:1: ")
+    assert said in line
+
+
+def test_a_job_is_over_when_its_log_says_so_or_all_have_gone() -> None:
+    assert not is_over([])
+    assert not is_over(answered(view(0), view(1)))
+    assert not is_over(answered(view(0, state="ended"), view(1)))
+    assert not is_over(answered(view(0, state="ended"))), "rack 1 may train on"
+    assert is_over(answered(view(0, state="ended"), view(1, state="ended")))
+    assert is_over(answered(view(0, state="ended", over=True, racks=())))
+    assert seen(view(0, state="ended", over=True), view(1)).state == "ended"
+
+
+def test_the_job_goes_on_until_the_last_rack_leaves() -> None:
+    first = view(0, state="leaving", racks=(rack_seen(0, leaving=True), rack_seen(1)))
+    assert seen(first).state == "running"
+    both = tuple(rack_seen(rack, leaving=True) for rack in range(2))
+    assert seen(view(0, state="leaving", racks=both)).state == "leaving"
+    assert seen(view(0, state="leaving", racks=both), view(1)).state == "running"
+
+
+def test_a_rack_that_ended_alone_is_named_with_its_reason() -> None:
+    gone = view(1, state="ended", detail="GaveUp: no quorum")
+    found = seen(view(0), gone)
+    assert found.state == "running"
+    assert "rack 1 has ended: GaveUp: no quorum" in found.told
+    assert found.silent == ()
+
+
+def test_two_jobs_and_two_versions_are_told() -> None:
+    found = seen(view(0), view(1, mend="0.2.0"), view(3, job="run8"))
+    assert "different versions of mend: 0.1.0, 0.2.0" in found.told
+    assert "rack 3 of another job answers, too: run8" in found.told
+    assert set(lines(found)) == {0, 1}
+
+
+def test_the_others_are_found_through_one() -> None:
+    assert addresses_of(view(0)) == ["tcp://rack1:1"]
+    assert addresses_of(witness()) == ["tcp://rack0:1", "tcp://rack1:1"]
+
+
+def test_rounds_and_policy_come_through() -> None:
+    found = seen(view(0, epoch=2, lockstep=True))
+    assert (found.epoch, found.lockstep, found.commits, found.closed_by) == (2, True, 8, "all-in")
+    (round_,) = found.rounds
+    assert (round_.fragment, round_.version, round_.phase) == (1, 5, "open")
+    assert (round_.for_s, round_.why) == (0.4, "waiting for rack 1")
+
+
+def test_it_is_json_whatever_was_recorded() -> None:
+    recorded = (("loss", 2.5), ("worst", float("inf")), ("none", float("nan")))
+    found = seen(view(0, doings=doings(recorded=recorded, recent_step_ns=0, recent_ns=0)))
+    text = json.dumps(asdict(found), allow_nan=False)
+    rack = json.loads(text)["racks"][0]
+    assert rack["recorded"] == {"loss": 2.5, "worst": "inf", "none": "nan"}
+    assert rack["steps_per_s"] is None

@@ -1,0 +1,103 @@
+"""Incoming and the request length: what a transfer remembers and how much it asks for at once."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import pytest
+
+from mend.errors import PayloadGone, TransferStalled
+from mend.transport.bulk_client import checksum_of
+from mend.transport.bulk_transfer import LENGTH_MIN, Attempt, Incoming
+from mend.types import Address
+
+HOLDER, OTHER = Address("holder", 1), Address("other", 2)
+
+
+def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20) -> Attempt:
+    return Attempt(
+        Incoming(memoryview(bytearray(1)), ""),
+        HOLDER,
+        b"",
+        chunk_bytes=chunk_bytes,
+        stall_s=stall_s,
+        clock_s=lambda: 0.0,
+        count=lambda _: None,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_chunks_gives_the_checksum_of_the_whole(seed: int) -> None:
+    rng = random.Random(seed)
+    sent = rng.randbytes(1000)
+    incoming = Incoming(memoryview(bytearray(1000)), checksum_of(sent))
+    owed: list[tuple[int, int]] = []
+    while not incoming.complete:
+        if part := incoming.take(rng.randint(1, 90)):
+            owed.append(part)
+        start, stop = owed.pop(rng.randrange(len(owed)))
+        if rng.random() < 0.3:
+            incoming.give_back(start, stop)
+        else:
+            incoming.into[start:stop] = sent[start:stop]
+            incoming.accept(start, stop, HOLDER)
+        if part is None and not owed and not incoming.complete:
+            continue
+    assert bytes(incoming.into) == sent
+    assert incoming.verified == 1000
+    assert incoming.settle() is None
+
+
+def test_a_wrong_whole_starts_over_and_blames_who_came_first() -> None:
+    incoming = Incoming(memoryview(bytearray(10)), checksum_of(b"0123456789"))
+    for holder, (start, stop) in ((OTHER, (0, 4)), (HOLDER, (4, 10))):
+        assert incoming.take(stop - start) == (start, stop)
+        incoming.accept(start, stop, holder)
+    blamed, error = incoming.settle() or (None, None)
+    assert blamed == OTHER
+    assert "announced" in str(error)
+    assert not incoming.complete
+    assert incoming.verified == 10  # of what was moved in all
+    assert incoming.take(100) == (0, 10)
+
+
+def test_the_lowest_missing_range_is_asked_for_first() -> None:
+    incoming = Incoming(memoryview(bytearray(10)), "")
+    assert [incoming.take(4) for _ in range(4)] == [(0, 4), (4, 8), (8, 10), None]
+    incoming.give_back(8, 10)
+    incoming.give_back(0, 4)
+    assert [incoming.take(4) for _ in range(3)] == [(0, 4), (8, 10), None]
+
+
+def test_requests_grow_while_replies_are_quick() -> None:
+    length, lengths = LENGTH_MIN, []
+    for _ in range(5):
+        length = attempt()._next_length(length, length, 0.5)
+        lengths.append(length)
+    assert lengths == [256 << 10, 1 << 20, 4 << 20, 4 << 20, 4 << 20]
+
+
+def test_requests_shrink_before_a_reply_takes_the_stall_timeout() -> None:
+    """A fixed length would never verify a byte on a link that needs the time-out for one chunk."""
+    asked = attempt(stall_s=16.0)
+    assert asked._next_length(1 << 20, 1 << 20, 2.0) == 1 << 20
+    assert asked._next_length(1 << 20, 1 << 20, 5.0) == 256 << 10
+    assert asked._next_length(LENGTH_MIN, LENGTH_MIN, 15.0) == LENGTH_MIN // 4
+
+
+def test_the_short_last_chunk_does_not_make_requests_grow() -> None:
+    assert attempt()._next_length(100, LENGTH_MIN, 0.0) == LENGTH_MIN
+
+
+def test_a_stopped_attempt_takes_no_socket_and_keeps_its_first_error() -> None:
+    one, two = socket.socketpair()
+    with one, two:
+        asked = attempt()
+        assert asked.adopt(one)
+        asked.stop(PayloadGone("first"))
+        asked.stop(TransferStalled("second"))
+        assert one.recv(1) == b""  # woken
+        assert not asked.release(one)
+        assert not asked.adopt(two)
+    assert isinstance(asked.error, PayloadGone)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.heartbeat --numel 100000000 --members 4 --merges 8
 
-A process with a rank's own parts (Driver, Learner, Rank, Numerics) reports every 100 ms, as always;
+A process with a rank's own parts (IoLoop, RankMachine, ConcurrentOuterStep, Numerics) reports
+every 100 ms, as always;
 this process listens where the rank's leader would, and notes when frames arrive. Meanwhile the
 rank merges `members` payloads of `numel` fp32 elements on its worker, again and again: first with
 nothing else to do, then while its main thread multiplies matrices, as training would.

@@ -1,4 +1,4 @@
-"""api: what a training script calls. mend_init hooks the optimizer, the rest runs between steps."""
+"""What a training script calls. mend_init hooks the optimizer, the rest runs between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""errors: one tree of exceptions. Every message names what was wrong, the value, and the remedy."""
+"""One tree of exceptions. Every message names what was wrong, the value, and the remedy."""
 
 from __future__ import annotations
 

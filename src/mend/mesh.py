@@ -1,6 +1,5 @@
-"""mesh: which ranks of one torchrun share a rack. Collective, between init_process_group and
-mend_init; decides from what the ranks tell each other, opens nothing itself.
-"""
+"""Which ranks of one torchrun share a rack. Collective, between init_process_group and mend_init;
+decides from what the ranks tell each other, opens nothing itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""types: the nouns that rooms share. Plain frozen data, no behaviour beyond arithmetic on
-itself."""
+"""The nouns that rooms share. Plain frozen data, no behaviour beyond arithmetic on itself."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def report(serial: int) -> Report:
     """It claims that its rack is done and gone."""
     acceptor_state = AcceptorState(epoch_of(1, 0), epoch_of(1, 0), 99, 99, 99, "", ())
     return Report(
-        serial, 0, acceptor_state, True, 999, 1, (99, 99), (), (), (), (), (), leaving=True, hurry=True,
-        idle=True, gone=True,
+        serial, 0, acceptor_state, True, 999, 1, (99, 99), (), (), (), (), (),
+        leaving=True, hurry=True, idle=True, gone=True,
     )  # fmt: skip
 
 

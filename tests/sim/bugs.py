@@ -217,7 +217,8 @@ BUGS = (
     _bug(
         "19",
         "a copied state is not compared with the log",
-        ("engine/concurrent_outer_step.py", "elif result.digest != effect.digest:", "elif result.digest == '':"),
+        ("engine/concurrent_outer_step.py",
+         "elif result.digest != effect.digest:", "elif result.digest == '':"),
     ),
     _bug(
         "20",
@@ -232,8 +233,8 @@ BUGS = (
         "21",
         "decisions of an epoch that is over are not believed by a candidate",
         (PROPOSER, "if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits:",
-         "if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits and acceptor_state.accepted == "
-         "self.epoch:"),
+         "if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits "
+         "and acceptor_state.accepted == self.epoch:"),
     ),
     _bug(
         "21b",
@@ -395,7 +396,8 @@ BUGS = (
     _bug(
         "34e",
         "a witness that was started again gets no seat",
-        (ROSTERS, "if context.returned is not None:", "if context.returned is not None and not votes:"),
+        (ROSTERS,
+         "if context.returned is not None:", "if context.returned is not None and not votes:"),
     ),
     _bug(
         "35",
@@ -483,7 +485,7 @@ BUGS = (
 
 ELSEWHERE = {
     "21": "`python -m tests.mutants unbelieved`. Seeds hardly can: whoever does not believe it "
-    "cannot win and waits, and the acceptor that knows the decision stands next; it costs time only.",
+    "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
     "34b": "`pytest tests/sim/test_deaths.py`. The vote is taken some seconds later all the "
@@ -496,7 +498,7 @@ ELSEWHERE = {
 NOT_HERE = {
     "4, votes of a former life, by name": "messages of another incarnation are not read; what is "
     "left of it are 4 (counting by rack) and 4b (an incarnation that is not new).",
-    "7, lowest live acceptor": "`quorum` is not told who is live; of those that answered the lowest "
+    "7, lowest live voter": "`quorum` is not told who is live; of those that answered the lowest "
     "is always among them, which is 7b.",
     "11, slices of two attempts mixed": "there are no slices; what is left of it is 11, the number "
     "of an attempt.",

@@ -1,5 +1,4 @@
-"""codec: one flat fp32 vector <-> bytes. Runs on workers. Touches tensors; never peers, clocks,
-files.
+"""One flat fp32 vector <-> bytes. Runs on workers. Touches tensors; never peers, clocks, files.
 
 Legend: N elements of a rank's part of a fragment, B payload bytes.
 """

@@ -1,5 +1,5 @@
-"""codec.raw: fp32 as it is, or rounded to bfloat16. Runs on workers. Touches tensors; never peers,
-clocks, files.
+"""Fp32 as it is, or rounded to bfloat16. Runs on workers. Touches tensors; never peers, clocks,
+files.
 
 Legend: N elements of a rank's part of a fragment, B payload bytes.
 """

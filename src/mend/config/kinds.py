@@ -1,4 +1,4 @@
-"""config.kinds: what the value of a setting may be. Pure: values in, values or ValueError out."""
+"""What the value of a setting may be. Pure: values in, values or ValueError out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.origins: which settings are in force here, and which source gave each. Reads them."""
+"""Which settings are in force here, and which source gave each. Reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.placing: which rack this is and where others reach it, from the peers and this machine.
+"""Which rack this is and where others reach it, from the peers and this machine.
 
 `place` decides; it looks at the machine only where the settings leave something open. It infers
 nothing from RANK, GROUP_RANK or MASTER_ADDR: each rack's torchrun counts its own nodes from 0.

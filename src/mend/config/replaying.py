@@ -1,4 +1,4 @@
-"""config.replaying: the settings of a replay. They are the tape's, whatever a script says.
+"""The settings of a replay. They are the tape's, whatever a script says.
 
 MEND_REPLAY names the script of a replay, which `mend replay TAPE... -- train.py` writes. What
 belongs to this run only (who I am, addresses, folders) comes from the usual sources all the same.

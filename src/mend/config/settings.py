@@ -1,4 +1,4 @@
-"""config.settings: the table of settings, and what is read off them. Reads no source itself."""
+"""The table of settings, and what is read off them. Reads no source itself."""
 
 from __future__ import annotations
 

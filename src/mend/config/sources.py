@@ -1,4 +1,4 @@
-"""config.sources: reads the environment and the TOML file. Nothing else in mend does.
+"""Reads the environment and the TOML file. Nothing else in mend does.
 
 A setting comes from the first source that names it:
 1. an argument of `MendConfig(...)`

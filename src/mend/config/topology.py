@@ -1,4 +1,4 @@
-"""config.topology: what the environment says of racks, nodes and this process's place. Reads it.
+"""What the environment says of racks, nodes and this process's place. Reads it.
 
 The parsers of Slurm's strings are pure. What is not set is None or empty.
 """

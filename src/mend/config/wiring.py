@@ -1,4 +1,4 @@
-"""config.wiring: what a rank is built from, out of a configuration. Reads no source itself."""
+"""What a rank is built from, out of a configuration. Reads no source itself."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""consensus: who may decide. The log, its records, votes, and the right to append. No time, no addresses."""
+"""consensus: who may decide. The log, its records, acceptors, proposers. No time, no addresses."""

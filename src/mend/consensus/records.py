@@ -1,4 +1,4 @@
-"""consensus: the records of the log, and the nouns that they are made of. Plain values.
+"""The records of the log, and the nouns that they are made of. Plain values.
 
 Everything here travels inside messages and is hashed into the log's chain: a change of meaning
 changes RECORDS_FORMAT.

@@ -1,1 +1,1 @@
-"""coordination: who, when, in which order. Pure machines: no tensor, no clock, no socket, no file."""
+"""coordination: who, when, in which order. Pure machines: no tensors, clocks, sockets or files."""

@@ -53,7 +53,7 @@ class CoordinatorOptions:
 class Coordinator:
     """Pure. `me` is where it runs: Peer(WITNESS, 0) votes as the witness, else it is a leader.
 
-    `acceptor`: the vote of the same process. It is asked by messages like any other; only its log is
+    `acceptor`: the vote of this process. It is asked by messages like any other; only its log is
     read directly, to stand with.
     """
 

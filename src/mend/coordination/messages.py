@@ -1,4 +1,4 @@
-"""coordination: the words on the wire.
+"""The words on the wire.
 
 Every message is a whole, current state, so losing one costs only time. There are four, and three
 to get in:
@@ -8,8 +8,8 @@ to get in:
     leader --Hello--> coordinator --Refusal--> leader
     leader <--Challenge-- voter                             who has its seat; a hello answers
 
-Votes are states as well: a candidate repeats `Prepare`, a voter answers with its `AcceptorState`, which
-travels in its `Report`, or by itself in a `Vote`.
+Votes are states as well: a candidate repeats `Prepare`, an acceptor answers with its
+`AcceptorState`, which travels in its `Report`, or by itself in a `Vote`.
 
 A sender repeats its newest state on every heartbeat and at once when it changes; a receiver keeps
 the highest `serial`. Duplicated, reordered and lost frames need no further rule.
@@ -43,7 +43,7 @@ from mend.consensus.records import (
     Versions,
     Word,
 )
-from mend.types import Address, Member
+from mend.types import Member
 
 PERSON = 0xFFFD
 """Rack number under which a person speaks."""

@@ -1,5 +1,5 @@
-"""determinism.attention: scaled dot product attention from products, softmax and sums that have
-one order. Autograd goes through it as through any composite."""
+"""Scaled dot product attention from products, softmax and sums that have one order. Autograd goes
+through it as through any composite."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""determinism.chance: dropout by a counter. Whether an element is kept depends on the seed, the
-step, the layer and the element's place in the global batch, not on what else is in the batch."""
+"""Dropout by a counter. Whether an element is kept depends on the seed, the step, the layer and the
+element's place in the global batch, not on what else is in the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""determinism.clipping: the norm of all gradients in one order, whole or sharded."""
+"""The norm of all gradients in one order, whole or sharded."""
 
 from __future__ import annotations
 

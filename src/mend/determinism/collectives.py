@@ -1,5 +1,5 @@
-"""determinism.collectives: sums over ranks in one order, for DDP and FSDP2. Moves tensors through
-torch.distributed; opens no socket of its own.
+"""Sums over ranks in one order, for DDP and FSDP2. Moves tensors through torch.distributed; opens
+no socket of its own.
 
 Every rank's part is a leaf of the tree of trees.py, in rank order: with 1, 2, 4 or 8 ranks that own
 neighbouring rows of the batch the sum over the batch is the same. The bytes are those of a ring:

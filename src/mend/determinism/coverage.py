@@ -1,6 +1,5 @@
-"""determinism.coverage: which operators keep bits at level shape. Sees every operator that the
-thread runs on CPU tensors of floating point; what it does not know to keep bits it counts, or
-refuses by name."""
+"""Which operators keep bits at level shape. Sees every operator that the thread runs on CPU tensors
+of floating point; what it does not know to keep bits it counts, or refuses by name."""
 
 from __future__ import annotations
 

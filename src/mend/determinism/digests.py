@@ -1,4 +1,4 @@
-"""determinism.digests: what proves that two runs hold the same bits. Reads tensors, changes none.
+"""What proves that two runs hold the same bits. Reads tensors, changes none.
 
 A digest is sha256 over the names, shapes, dtypes and the xxh3_128 of the bytes of all tensors.
 Detects accidents, not adversaries. Of DTensors (FSDP2, TP) the whole tensor counts, so that a

@@ -1,4 +1,4 @@
-"""determinism.enabling: switches of the process, put on together and put back together."""
+"""Switches of the process, put on together and put back together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""determinism.gemm: products of matrices whose bits do not depend on their sizes. Sees tensors.
+"""Products of matrices whose bits do not depend on their sizes. Sees tensors.
 
 Definition. One element of a product is a tree (trees.py) over leaves of K; a leaf of k <= 256
 pairs is a chain of k fused multiply-adds in fp32, in the order of K, that begins with 0. Rows and

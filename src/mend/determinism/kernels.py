@@ -1,5 +1,5 @@
-"""determinism.kernels: what aten computes on a CPU, in an order that does not depend on shapes,
-strides or threads. Each function has the signature of the aten operator it stands for.
+"""What aten computes on a CPU, in an order that does not depend on shapes, strides or threads. Each
+function has the signature of the aten operator it stands for.
 
 What is left to torch are elementwise kernels whose bits were seen not to depend on the place
 (laws.py), and whatever adds nothing: maxima, copies, gathers.

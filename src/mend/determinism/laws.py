@@ -1,5 +1,5 @@
-"""determinism.laws: which of torch's elementwise kernels give an element the same bits at every
-place. Asked of this machine when level shape is enabled; kernels.py builds on the answer."""
+"""Which of torch's elementwise kernels give an element the same bits at every place. Asked of this
+machine when level shape is enabled; kernels.py builds on the answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""determinism.layout: where the sequences of a batch begin, and which rows of the global batch
-these are. Values of the running thread, set by `with`."""
+"""Where the sequences of a batch begin, and which rows of the global batch these are. Values of the
+running thread, set by `with`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""determinism.linear: linear layers and matmul with gradients, in the order of gemm.py."""
+"""Linear layers and matmul with gradients, in the order of gemm.py."""
 
 from __future__ import annotations
 

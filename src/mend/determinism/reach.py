@@ -1,5 +1,5 @@
-"""determinism.reach: puts the functions of this room in the place of aten's for the CPU, through
-torch.library, so that modules, F.* and code that knows nothing of mend get them."""
+"""Puts the functions of this room in the place of aten's for the CPU, through torch.library, so
+that modules, F.* and code that knows nothing of mend get them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""determinism.tensor_parallel: linear layers cut over ranks, to the bits of one rank. Moves tensors
-through torch.distributed; for parallelize_module.
+"""Linear layers cut over ranks, to the bits of one rank. Moves tensors through torch.distributed;
+for parallelize_module.
 
 A rank's sums are whole subtrees of the uncut layer's (gemm.leaf_of cuts into 8 leaves and more);
 the ranks' results, in fp32, are summed by the rest of the tree, in rank order, and rounded once.

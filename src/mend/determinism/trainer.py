@@ -1,4 +1,4 @@
-"""determinism.trainer: one training step that can be made twice. Holds no loop and no data."""
+"""One training step that can be made twice. Holds no loop and no data."""
 
 from __future__ import annotations
 

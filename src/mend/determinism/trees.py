@@ -1,4 +1,4 @@
-"""determinism.trees: sums in one fixed order. Sees tensors alone.
+"""Sums in one fixed order. Sees tensors alone.
 
 The order is a binary tree over neighbours, as if zeros followed for ever: what is summed may be cut
 at any multiple of a power of two, and the parts' sums are nodes of the tree. The fp32 adds of it

@@ -74,7 +74,7 @@ class Counters:
 
 
 class IoLoop:
-    """Implements Edge. `attach` plugs in what hears and ticks (a Rank, or the witness)."""
+    """Implements HostInterface. `attach` plugs in the machines: a rank's or the witness's."""
 
     def __init__(
         self, me: Peer, member: Member, job: str, options: IoLoopOptions, recorder: EventLog
@@ -170,7 +170,7 @@ class IoLoop:
         if left:
             self.note("close-gave-up", {"left": left})
 
-    # -------------------------------------------------------------- Edge (loop thread)
+    # -------------------------------------------------------------- HostInterface (loop thread)
 
     def now_ns(self) -> int:
         return time.monotonic_ns()

@@ -1,5 +1,4 @@
-"""fragment.apply: theta under a new anchor. Element-wise fp32 on the training thread; no peers,
-clocks, files.
+"""Theta under a new anchor. Element-wise fp32 on the training thread; no peers, clocks, files.
 
 Legend: N elements of the span, n elements of a block.
 """

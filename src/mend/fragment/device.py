@@ -1,4 +1,4 @@
-"""fragment.device: snapshot and apply for parameters on a GPU, beside the training stream.
+"""Snapshot and apply for parameters on a GPU, beside the training stream.
 
 Everything runs on one side stream per rank. Around each of its jobs the training stream gets two
 events and nothing else: one that the job waits for (the parameters are written), one that the next

@@ -1,5 +1,4 @@
-"""fragment.ledger: the one-ledger identity of a rack's fragment, in doubles. For tests and the
-simulator.
+"""The one-ledger identity of a rack's fragment, in doubles. For tests and the simulator.
 
 Legend: N elements of a fragment.
 """

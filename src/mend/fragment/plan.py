@@ -1,5 +1,5 @@
-"""fragment.plan: which parameters are exchanged, and in which fragment. Reads the model; never
-peers, clocks, files.
+"""Which parameters are exchanged, and in which fragment. Reads the model; never peers, clocks,
+files.
 
 Every rack computes the same plan from its own copy of the model; nothing here depends on values,
 devices or hashing.

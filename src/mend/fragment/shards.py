@@ -1,5 +1,5 @@
-"""fragment.shards: what a rank holds of every tensor, and what it owns of that. Reads the model;
-never peers, clocks, files.
+"""What a rank holds of every tensor, and what it owns of that. Reads the model; never peers,
+clocks, files.
 
 Under FSDP2 and tensor parallelism a parameter is a DTensor of which a rank holds one box, under DDP
 every rank holds the whole. Ranks that hold the same box are replicas: each owns an equal slice of

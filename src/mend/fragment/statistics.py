@@ -1,5 +1,5 @@
-"""fragment.statistics: buffers that training changes, which nobody exchanges: which of them there
-are. Reads the model; never peers, clocks, files.
+"""Buffers that training changes, which nobody exchanges: which of them there are. Reads the model;
+never peers, clocks, files.
 
 Only buffers that a state dict has and that are floating point count; a module's type tells some of
 them, and for the rest only their values tell whether training changed them.

@@ -1,5 +1,5 @@
-"""fragment.view: what a rank owns of a fragment of the live model, as one flat fp32 vector. Runs on
-the training thread, between steps.
+"""What a rank owns of a fragment of the live model, as one flat fp32 vector. Runs on the training
+thread, between steps.
 
 Legend: N elements of the vector.
 """

@@ -1,1 +1,1 @@
-"""hardware: what this machine is made of: NCCL's topology, cores near a GPU, async tensor parallelism."""
+"""hardware: the machine below: NCCL's topology, cores near a GPU, async tensor parallelism."""

@@ -1,4 +1,4 @@
-"""merge.average: the weighted mean. Element-wise, in the order given; never peers, clocks, files.
+"""The weighted mean. Element-wise, in the order given; never peers, clocks, files.
 
 Legend: N elements of a block.
 """

@@ -1,5 +1,5 @@
-"""merge: many deltas -> one, in the order given (ascending rack). The sum is element-wise; what a
-rule must know of whole tensors it learns from exact sums. So any blocking gives the same bits."""
+"""Many deltas -> one, in the order given (ascending rack). The sum is element-wise; what a rule
+must know of whole tensors it learns from exact sums. So any blocking gives the same bits."""
 
 from __future__ import annotations
 

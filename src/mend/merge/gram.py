@@ -1,5 +1,5 @@
-"""merge.gram: exact lengths and products of vectors that lie in pieces on many ranks. No rounding
-depends on how they were cut, and no sum on its order.
+"""Exact lengths and products of vectors that lie in pieces on many ranks. No rounding depends on
+how they were cut, and no sum on its order.
 
 A vector is put on a grid that its greatest element decides. With max |x| in [2^(e-1), 2^e), bin
 k = floor(e / 24) and step g = 2^(24 (k-1)), every element is rounded to the nearest multiple of g,

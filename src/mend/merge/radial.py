@@ -1,5 +1,5 @@
-"""merge.radial: radial-directional averaging, tensor by tensor: the mean length in the mean
-direction. Touches tensors; never peers, clocks, files.
+"""Radial-directional averaging, tensor by tensor: the mean length in the mean direction. Touches
+tensors; never peers, clocks, files.
 
     RDA = (sum_m w_m |v_m|) phi(sum_m w_m phi(v_m)),  phi(x) = x / |x|      (2604.21428)
 

@@ -1,5 +1,4 @@
-"""outer: anchor + merged delta -> next anchor. Element-wise fp32, multiply and add as two
-roundings."""
+"""Anchor + merged delta -> next anchor. Element-wise fp32, multiply and add as two roundings."""
 
 from __future__ import annotations
 

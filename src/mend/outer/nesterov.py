@@ -1,5 +1,5 @@
-"""outer.nesterov: SGD on the merged delta, with or without Nesterov momentum. Element-wise fp32; no
-peers, no clocks.
+"""SGD on the merged delta, with or without Nesterov momentum. Element-wise fp32; no peers, no
+clocks.
 
 Legend: N elements of a block.
 """

@@ -1,4 +1,4 @@
-"""reference.radial: the radial-directional mean of one tensor, to read and to test against."""
+"""The radial-directional mean of one tensor, to read and to test against."""
 
 from __future__ import annotations
 

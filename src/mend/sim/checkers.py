@@ -1,4 +1,4 @@
-"""sim.checkers: the invariants I1..I8 of docs/protocol.md, looked at during and after a run.
+"""The invariants I1..I8 of docs/protocol.md, looked at during and after a run.
 
 Here is what can be seen at a rank: its bits, its ledger, its waits, its bounds. `agreement` looks
 at the log, `liveness` at how a job ends.

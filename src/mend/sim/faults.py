@@ -1,4 +1,4 @@
-"""sim.faults: what may break, and what is broken at this moment.
+"""What may break, and what is broken at this moment.
 
 One row of KINDS per kind of fault: the sentence that tells it, and what begins and ends it. To add
 one: a row, and where it bites a question to `Broken` (network or process) that counts in `felt`.

@@ -1,4 +1,4 @@
-"""sim.liveness: I4, how a job must end: nobody hangs, and where a quorum can go on, it did.
+"""I4, how a job must end: nobody hangs, and where a quorum can go on, it did.
 
 Where all racks live again, in whatever life, the job must go on too: whoever starts a rack again
 has seen its former life end.

@@ -1,4 +1,4 @@
-"""sim.loop: a virtual clock and what is due on it. Equal times run in the order of asking."""
+"""A virtual clock and what is due on it. Equal times run in the order of asking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sim.network: frames and pulls between simulated processes.
+"""Frames and pulls between simulated processes.
 
 Loses, doubles, delays, cuts and spoils as `faults` says.
 """

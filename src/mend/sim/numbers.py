@@ -1,4 +1,4 @@
-"""sim.numbers: a rack whose memory goes wrong between its own check and its checksum."""
+"""A rack whose memory goes wrong between its own check and its checksum."""
 
 from __future__ import annotations
 

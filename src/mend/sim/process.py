@@ -1,4 +1,4 @@
-"""sim.process: a process without threads.
+"""A process without threads.
 
 An edge for the machines, and a training loop under the virtual clock.
 """
@@ -38,7 +38,7 @@ LINGER_NS = 5 * SECOND
 
 
 class Process:
-    """Edge under a virtual clock.
+    """HostInterface under a virtual clock.
 
     `clock_ns` is what its own clock is ahead, `drift_ppm` how much it runs too fast since
     `drifts_ns`: nobody may compare clocks.
@@ -162,7 +162,7 @@ class Process:
 
         self.later(self._alarm_ns - self.loop.now_ns, ring)
 
-    # -------------------------------------------------------------- Edge
+    # -------------------------------------------------------------- HostInterface
 
     def now_ns(self) -> int:
         now_ns = self.loop.now_ns + self.clock_ns

@@ -1,4 +1,4 @@
-"""sim.scenario: everything that a run depends on, as one value: topology, workload, faults.
+"""Everything that a run depends on, as one value: topology, workload, faults.
 
 `draw` makes one of a seed, `World` offers the calls that write one by hand.
 """

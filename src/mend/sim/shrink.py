@@ -1,4 +1,4 @@
-"""sim.shrink: a scenario that breaks an invariant -> a smaller one that breaks the same.
+"""A scenario that breaks an invariant -> a smaller one that breaks the same.
 
 Greedy: of all ways to make it simpler the first that still breaks is kept, and all are tried again,
 until none is left. Simpler means less to read: fewer faults first, then fewer of everything.

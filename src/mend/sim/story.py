@@ -1,4 +1,4 @@
-"""sim.story: a run in sentences: what was set up, what happened when, what broke."""
+"""A run in sentences: what was set up, what happened when, what broke."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sim.tape: the tape of a simulated process, in memory."""
+"""The tape of a simulated process, in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sim.world: builds a job from a scenario, runs it to its end, checks the invariants on the way.
+"""Builds a job from a scenario, runs it to its end, checks the invariants on the way.
 
 World(7).run()                                         what seed 7 draws
 World(seed=7, racks=4).cut(0, 1, at=1.0, until=3.0).crash(2, at=5.0).heal(at=6.0).run()

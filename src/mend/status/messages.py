@@ -1,10 +1,10 @@
 """Status messages: what a client asks a process, and the answer. No machine of the job reads them.
 
-    observer --Look--> leader or witness --View--> observer
+    client --Look--> leader or witness --JobStatus--> client
 
 Frames of their own, with a magic and a version of their own: they are told apart before anything is
-decoded, so that they reach no machine and no tape. A `JobStatus` is a whole, current state, as every
-message is: of the asked process and, as far as it knows them, of the others. It has a limit that
+decoded, so that they reach no machine and no tape. A `JobStatus` is a whole, current state, as
+every message is: of the asked process and, as far as it knows them, of the others. It has a limit that
 does not grow with the job; what does not fit is counted.
 """
 

@@ -1,4 +1,4 @@
-"""tools: `python -m mend.tools` is `mend`."""
+"""`python -m mend.tools` is `mend`."""
 
 from mend.tools import main
 

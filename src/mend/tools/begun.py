@@ -1,4 +1,4 @@
-"""tools.begun: has a job begun? Asks its processes, as `mend top` does, and never waits for them.
+"""Has a job begun? Asks its processes, as `mend top` does, and never waits for them.
 
 A rack that ends before the job has begun stops it for good: a job begins with all its racks.
 """

@@ -1,4 +1,4 @@
-"""tools.bench_commands: the arguments of `mend bench`, and what its commands say of themselves."""
+"""The arguments of `mend bench`, and what its commands say of themselves."""
 
 from __future__ import annotations
 

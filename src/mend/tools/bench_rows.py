@@ -1,4 +1,4 @@
-"""tools.bench_rows: the arguments of `mend bench list` and `mend bench run`, and what a row is."""
+"""The arguments of `mend bench list` and `mend bench run`, and what a row is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.bench_run: runs rows of the source tree's benchmarks one after another; one table of all.
+"""Runs rows of the source tree's benchmarks one after another; one table of all.
 
 Starts a process per row and one for its peers, reads the JSON they print, writes files.
 """

@@ -1,4 +1,4 @@
-"""tools.coordinate: `mend coordinate`, the witness as a command. Prints what it says."""
+"""`mend coordinate`, the witness as a command. Prints what it says."""
 
 from __future__ import annotations
 

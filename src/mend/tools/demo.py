@@ -1,4 +1,4 @@
-"""tools.demo: `mend demo`. Launches four runs, shows them live, prints how they compare."""
+"""`mend demo`. Launches four runs, shows them live, prints how they compare."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""tools.demo_model: the byte-level GPT that the demo trains. Touches its own tensors; knows no
-rack.
+"""The byte-level GPT that the demo trains. Touches its own tensors; knows no rack.
 
 Legend: B sequences, T bytes of a sequence, W width, V = 256 byte values, H heads, D = W / H.
 """

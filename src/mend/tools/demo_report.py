@@ -1,4 +1,4 @@
-"""tools.demo_report: what the demo's runs say side by side. Reads files, compares; no run.
+"""What the demo's runs say side by side. Reads files, compares; no run.
 
 Every answer is computed from results that the ranks wrote, none from what a run was meant to do.
 """

@@ -1,4 +1,4 @@
-"""tools.demo_train: the training script that `mend demo` launches, once per rank. An ordinary loop.
+"""The training script that `mend demo` launches, once per rank. An ordinary loop.
 
 Reads the text and writes one result file. What the demo claims is computed by its parent from these
 files.

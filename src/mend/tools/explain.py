@@ -1,4 +1,4 @@
-"""tools.explain: `mend explain`: what happened in a round, in sentences. The facts are `story`'s."""
+"""`mend explain`: what happened in a round, in sentences. The facts are `story`'s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.explore: every order in which a small job's votes and messages can meet, within bounds."""
+"""Every order in which a small job's votes and messages can meet, within bounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""tools.launch: all racks of a job on one machine. Starts processes, passes lines on, ends them
-all.
+"""All racks of a job on one machine. Starts processes, passes lines on, ends them all.
 
 Each rack is a torchrun of its own, so a rack that dies takes nobody with it; that is the point.
 """

@@ -1,4 +1,4 @@
-"""tools.launch_command: the arguments of `mend launch`, and what it says of itself."""
+"""The arguments of `mend launch`, and what it says of itself."""
 
 from __future__ import annotations
 

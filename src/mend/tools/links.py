@@ -1,5 +1,5 @@
-"""tools.links: a real poor network on one machine, for `--link`. Makes network namespaces, TUN
-interfaces and their device; removes them. Touches nothing that it did not make.
+"""A real poor network on one machine, for `--link`. Makes network namespaces, TUN interfaces and
+their device; removes them. Touches nothing that it did not make.
 
 One namespace per rack and for the witness, each with one interface. Its rate is the kernel's (tbf);
 the other ends are all held by one process (transport/tun.py), which delays and loses packets. Even

@@ -1,4 +1,4 @@
-"""tools.links_check: is a link what was asked for? Starts iperf3 in two namespaces and reads it.
+"""Is a link what was asked for? Starts iperf3 in two namespaces and reads it.
 
 Round trip: TCP handshakes, timed. Rate: iperf3, both directions at once; by TCP, as mend sends, and
 over a link with losses by UDP, since what TCP makes of a loss is not the link's rate.

@@ -1,4 +1,4 @@
-"""tools.links_spec: what a link is asked to be, and the sites it joins. Reads text, opens nothing."""
+"""What a link is asked to be, and the sites it joins. Reads text, opens nothing."""
 
 from __future__ import annotations
 

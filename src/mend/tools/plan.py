@@ -1,4 +1,4 @@
-"""tools.plan: which H, P, tau and payload fit a link. Arithmetic on what was asked; reads nothing.
+"""Which H, P, tau and payload fit a link. Arithmetic on what was asked; reads nothing.
 
 The cost of an exchange and the memory are those of `mend doctor` (doctor_estimate.py), which
 measures what is assumed here. docs/plan.md has every formula.

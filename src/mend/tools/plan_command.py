@@ -1,4 +1,4 @@
-"""tools.plan_command: `mend plan`. Its arguments, and how its answer is shown."""
+"""`mend plan`. Its arguments, and how its answer is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.plan_loss: what H, tau and outer momentum cost in loss, as far as it was measured.
+"""What H, tau and outer momentum cost in loss, as far as it was measured.
 
 Percent above data parallel at equal tokens: 5M parameters, 4 racks, 3,072 steps, three seeds
 (docs/quality.md; a test holds the figures to benchmarks/results/quality_gpu.md). Between two H that

@@ -1,4 +1,4 @@
-"""tools.ports: free loopback ports, found by letting a lane listen and closing it. No byte moves."""
+"""Free loopback ports, found by letting a lane listen and closing it. No byte moves."""
 
 from __future__ import annotations
 

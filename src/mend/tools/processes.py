@@ -1,4 +1,4 @@
-"""tools.processes: child processes of which none is left behind. Starts, reads, signals, kills.
+"""Child processes of which none is left behind. Starts, reads, signals, kills.
 
 No threads: whoever starts a child polls it, and a child dies with the *thread* that started it
 (see tied.py).

@@ -1,4 +1,4 @@
-"""tools.replay: `mend replay`: the machines of a tape once more. Same events, same effects?"""
+"""`mend replay`: the machines of a tape once more. Same events, same effects?"""
 
 from __future__ import annotations
 

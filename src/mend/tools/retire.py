@@ -1,5 +1,4 @@
-"""tools.retire: `mend retire`. Finds the job as `mend top` does, tells all of it, says what
-follows.
+"""`mend retire`. Finds the job as `mend top` does, tells all of it, says what follows.
 
 Judged here is what everybody shows; each process judges once more by what it hears itself.
 """

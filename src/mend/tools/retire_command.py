@@ -1,4 +1,4 @@
-"""tools.retire_command: the arguments of `mend retire`, and what it says of itself."""
+"""The arguments of `mend retire`, and what it says of itself."""
 
 from __future__ import annotations
 

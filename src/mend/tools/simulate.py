@@ -1,4 +1,4 @@
-"""tools.simulate: many simulated jobs, one per seed; tells the story of each that went wrong."""
+"""Many simulated jobs, one per seed; tells the story of each that went wrong."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""tools.tape_commands: the arguments of `mend replay` and `mend explain`, and what they say of
-themselves."""
+"""The arguments of `mend replay` and `mend explain`, and what they say of themselves."""
 
 from __future__ import annotations
 

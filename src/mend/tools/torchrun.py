@@ -1,4 +1,4 @@
-"""tools.torchrun: torchrun with the exit status of the rank that failed first; its own is always 1.
+"""Torchrun with the exit status of the rank that failed first; its own is always 1.
 
 What ended a rack decides whether `mend launch` starts it again, and is what it answers itself.
 """

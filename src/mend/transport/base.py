@@ -1,5 +1,5 @@
-"""transport: bytes to peers and back. Owns sockets and the threads that serve them; knows no
-message, no policy."""
+"""Bytes to peers and back. Owns sockets and the threads that serve them; knows no message, no
+policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transport: a lane that is late on purpose. Draws the delay from the key; moves no byte."""
+"""A lane that is late on purpose. Draws the delay from the key; moves no byte."""
 
 from __future__ import annotations
 

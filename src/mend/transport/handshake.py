@@ -1,4 +1,4 @@
-"""transport: how long a TCP handshake takes. One socket at a time; no byte is sent.
+"""How long a TCP handshake takes. One socket at a time; no byte is sent.
 
 Run as a file (`python -I handshake.py HOST TIMES`), so that nothing else of mend is imported and
 it may start inside a network namespace. Nobody has to listen: a refusal takes one round trip, too.

@@ -1,4 +1,4 @@
-"""transport: peers in one event loop, for tests. No sockets, no threads, no clock."""
+"""Peers in one event loop, for tests. No sockets, no threads, no clock."""
 
 from __future__ import annotations
 

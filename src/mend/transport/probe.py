@@ -1,5 +1,5 @@
-"""transport: looking at the network without saying anything: names, routes, cards, and whether a
-port answers. Sends no payload; a knock opens a connection, reads a greeting and closes it."""
+"""Looking at the network without saying anything: names, routes, cards, and whether a port answers.
+Sends no payload; a knock opens a connection, reads a greeting and closes it."""
 
 from __future__ import annotations
 

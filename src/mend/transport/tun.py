@@ -1,5 +1,5 @@
-"""transport: the user-space device of `--link`: IP packets between TUN interfaces, late, and some
-lost. Owns the interfaces that it makes; knows nothing of what the packets say.
+"""The user-space device of `--link`: IP packets between TUN interfaces, late, and some lost. Owns
+the interfaces that it makes; knows nothing of what the packets say.
 
 Run as a file (`python -I tun.py ...`), so that nothing else of mend is imported: it is there in a
 few milliseconds, and forwards a packet in some 10 us. The interfaces vanish with the process.

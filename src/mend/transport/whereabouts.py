@@ -1,5 +1,5 @@
-"""transport: where this machine is: which names and addresses are its own, and what address of it a
-peer would see. Asks the resolver and the routing table; sends nothing to a peer."""
+"""Where this machine is: which names and addresses are its own, and what address of it a peer would
+see. Asks the resolver and the routing table; sends nothing to a peer."""
 
 from __future__ import annotations
 

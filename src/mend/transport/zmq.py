@@ -1,4 +1,4 @@
-"""transport: the control plane over ZeroMQ. One ROUTER in, one DEALER out per peer; never blocks.
+"""The control plane over ZeroMQ. One ROUTER in, one DEALER out per peer; never blocks.
 
 Why IMMEDIATE and an `early` queue of our own. By default a DEALER queues for a dead peer until
 SNDHWM and then drops what is *new*: whoever comes back first hears the oldest thousand frames. With

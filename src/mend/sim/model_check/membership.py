@@ -1,4 +1,4 @@
-"""The changes of the roster that a coordinator may make, by the rules of coordination.membership."""
+"""The changes of the roster that a coordinator may make: coordination.membership's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decisions in an explored job: standing, promises, orders, accepts.
 
-The rules are those of the real Voter and Proposer; here is only who hears what, and when.
+The rules are those of the real Acceptor and Proposer; here is only who hears what, and when.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""tools.doctor.command: the arguments of `mend doctor`, and what it says of itself."""
+"""The arguments of `mend doctor`, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def doctor_command(
 
       MEND_RACK=0 mend doctor --meet --params 1.5B --step-ms 400
 
-      mend launch --no-witness -m mend.tools doctor --meet        [dim]# two racks, this machine[/dim]
+      mend launch --no-witness -m mend.tools doctor --meet      [dim]# two racks, this machine[/dim]
     """
     from mend.tools.doctor.run import Asked, doctor
 

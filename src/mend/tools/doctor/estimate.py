@@ -1,5 +1,5 @@
-"""tools.doctor.estimate: memory for anchors, and whether the overlap covers an exchange.
-Arithmetic on settings and measurements; `merge_ns_per_element` does a little merging to time it."""
+"""Memory for anchors, and whether the overlap covers an exchange. Arithmetic on settings and
+measurements; `merge_ns_per_element` does a little merging to time it."""
 
 from __future__ import annotations
 

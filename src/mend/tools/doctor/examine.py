@@ -1,6 +1,5 @@
-"""tools.doctor.examine: what this machine and environment look like to mend. Reads, and listens for
-a moment on the ports a job would take; sends nothing to any rack.
-"""
+"""What this machine and environment look like to mend. Reads, and listens for a moment on the ports
+a job would take; sends nothing to any rack."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""tools.doctor.findings: what a meeting of racks means, and what to change. Pure: measurements in,
-findings out; docs/doctor.md has the list of them."""
+"""What a meeting of racks means, and what to change. Pure: measurements in, findings out;
+docs/doctor.md has the list of them."""
 
 from __future__ import annotations
 

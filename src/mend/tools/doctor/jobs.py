@@ -1,5 +1,5 @@
-"""tools.doctor.jobs: is a job running where the doctors are to meet? Looks, as `mend top` does,
-before anything is said to anybody: a job is not to be disturbed."""
+"""Is a job running where the doctors are to meet? Looks, as `mend top` does, before anything is
+said to anybody: a job is not to be disturbed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""tools.doctor.local: the network of this machine as a job would use it: cards, routes, names,
-limits, clock. Reads sysfs, procfs and the resolver; sends nothing to any rack."""
+"""The network of this machine as a job would use it: cards, routes, names, limits, clock. Reads
+sysfs, procfs and the resolver; sends nothing to any rack."""
 
 from __future__ import annotations
 

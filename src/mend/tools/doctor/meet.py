@@ -1,5 +1,5 @@
-"""tools.doctor.meet: `mend doctor --meet`: takes the job's addresses from the settings, lets the
-racks meet, and lays out what each learnt. Says progress to stderr."""
+"""`mend doctor --meet`: takes the job's addresses from the settings, lets the racks meet, and lays
+out what each learnt. Says progress to stderr."""
 
 from __future__ import annotations
 

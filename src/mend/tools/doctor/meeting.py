@@ -1,4 +1,4 @@
-"""Doctors of all racks measure the network between them, at the addresses that the job would use."""
+"""Doctors of all racks measure the network between them, at the addresses of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.doctor.rates: what round trips, clocks and bandwidths mean, and what to change. Pure."""
+"""What round trips, clocks and bandwidths mean, and what to change. Pure."""
 
 from __future__ import annotations
 

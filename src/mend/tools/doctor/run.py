@@ -1,5 +1,5 @@
-"""tools.doctor.run: one run of `mend doctor`: looks around here, lets the racks meet where that is
-wanted, draws the conclusions, prints. Changes nothing."""
+"""One run of `mend doctor`: looks around here, lets the racks meet where that is wanted, draws the
+conclusions, prints. Changes nothing."""
 
 from __future__ import annotations
 

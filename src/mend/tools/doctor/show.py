@@ -1,4 +1,4 @@
-"""tools.doctor.show: the report of `mend doctor` for people. Prints."""
+"""The report of `mend doctor` for people. Prints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""tools.doctor.tapes: what the tapes of an earlier run say of its plan and sizes. Reads the first
-chunk of each, and nothing of what happened."""
+"""What the tapes of an earlier run say of its plan and sizes. Reads the first chunk of each, and
+nothing of what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.doctor.terms: a finding, and what a meeting of racks is made of. Plain data."""
+"""A finding, and what a meeting of racks is made of. Plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.report.command: the arguments of `mend report`, and what it says of itself."""
+"""The arguments of `mend report`, and what it says of itself."""
 
 from __future__ import annotations
 

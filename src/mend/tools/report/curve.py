@@ -1,4 +1,4 @@
-"""tools.report.curve: series that stay small however long a run is. Pure."""
+"""Series that stay small however long a run is. Pure."""
 
 from __future__ import annotations
 

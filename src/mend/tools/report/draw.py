@@ -1,5 +1,5 @@
-"""tools.report.draw: panels as SVG for the page, and all of them as one PNG. Only here is
-matplotlib set up; no window, no global figures, and the same run gives the same bytes."""
+"""Panels as SVG for the page, and all of them as one PNG. Only here is matplotlib set up; no
+window, no global figures, and the same run gives the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.report.facts: what the events of a run come to, gathered one event at a time. Pure.
+"""What the events of a run come to, gathered one event at a time. Pure.
 
 However long the run is, what is kept is bounded: curves are thinned, lists are cut and say so.
 """

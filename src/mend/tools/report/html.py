@@ -1,5 +1,4 @@
-"""tools.report.html: the figures of a run in words: verdicts, tiles, tables. Pure; all text leaves
-here escaped."""
+"""The figures of a run in words: verdicts, tiles, tables. Pure; all text leaves here escaped."""
 
 from __future__ import annotations
 

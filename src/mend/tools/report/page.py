@@ -1,5 +1,5 @@
-"""tools.report.page: one HTML file that needs no other: no script, font or picture from elsewhere.
-Readable on a laptop and on paper."""
+"""One HTML file that needs no other: no script, font or picture from elsewhere. Readable on a
+laptop and on paper."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""tools.report.panels: the curves and bars of a report, drawn on matplotlib's axes. Looks only; the
-figures come from `report_facts`."""
+"""The curves and bars of a report, drawn on matplotlib's axes. Looks only; the figures come from
+`report_facts`."""
 
 from __future__ import annotations
 

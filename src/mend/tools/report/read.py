@@ -1,5 +1,5 @@
-"""tools.report.read: the files of run folders, read in the order of time. Believes no length and no
-line: what is torn or foreign is counted and told, and never stops the rest."""
+"""The files of run folders, read in the order of time. Believes no length and no line: what is torn
+or foreign is counted and told, and never stops the rest."""
 
 from __future__ import annotations
 

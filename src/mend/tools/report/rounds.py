@@ -1,5 +1,5 @@
-"""tools.report.rounds: the phases of a run's last rounds on each rack, from its tapes. `story`
-knows what happened; here it becomes spans of time."""
+"""The phases of a run's last rounds on each rack, from its tapes. `story` knows what happened; here
+it becomes spans of time."""
 
 from __future__ import annotations
 

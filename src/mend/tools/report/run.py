@@ -1,4 +1,4 @@
-"""tools.report.run: reads a folder of events and tapes, writes a page and a picture."""
+"""Reads a folder of events and tapes, writes a page and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.report.timeline: the last rounds as bars, a lane per rack and fragment. Looks only."""
+"""The last rounds as bars, a lane per rack and fragment. Looks only."""
 
 from __future__ import annotations
 

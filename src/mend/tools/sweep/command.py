@@ -1,4 +1,4 @@
-"""tools.sweep.command: the arguments of `mend bench delay-sweep`, and what it says of itself."""
+"""The arguments of `mend bench delay-sweep`, and what it says of itself."""
 
 from __future__ import annotations
 

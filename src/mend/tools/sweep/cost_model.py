@@ -1,4 +1,4 @@
-"""tools.sweep.cost_model: the analytic line: what a delay should cost. Pure arithmetic.
+"""The analytic line: what a delay should cost. Pure arithmetic.
 
 A round takes L = D + X: the delay D of its latest transfer and the exchange X itself (encode, pull,
 merge, digest, votes). Blocking, training waits L in every round. Concurrent, tau steps of t_step

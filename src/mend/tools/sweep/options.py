@@ -1,4 +1,4 @@
-"""tools.sweep.options: from the arguments of `mend bench delay-sweep` to the settings of a sweep."""
+"""From the arguments of `mend bench delay-sweep` to the settings of a sweep."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""tools.sweep.plan: what a delay sweep measures, in which order, with which overlap. Pure
-arithmetic.
+"""What a delay sweep measures, in which order, with which overlap. Pure arithmetic.
 
 A cell is one job: one delay, distribution, mode and seed. A place is a (delay, distribution); its
 cells of one seed run next to each other, so that a disturbance of the machine meets all modes.

@@ -1,4 +1,4 @@
-"""tools.sweep.plots: a sweep as two rows of plots, one column per distribution. Writes PNG and SVG.
+"""A sweep as two rows of plots, one column per distribution. Writes PNG and SVG.
 
 The same figures give the same SVG, byte for byte.
 """

@@ -1,4 +1,4 @@
-"""tools.sweep.read: what one run of a sweep did, from the files it left. Reads files only.
+"""What one run of a sweep did, from the files it left. Reads files only.
 
 Throughput is between two steps whose ends were noted (`progress`, and `recorded` where the script
 calls `runtime.record`), so start, warm-up and shutdown are outside.

@@ -1,4 +1,4 @@
-"""tools.sweep.run: `mend bench delay-sweep`. Launches the cells, keeps what they found, shows it."""
+"""`mend bench delay-sweep`. Launches the cells, keeps what they found, shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.sweep.state: what a sweep has done so far, on disk. Each finished cell is a line at once.
+"""What a sweep has done so far, on disk. Each finished cell is a line at once.
 
 `cells.jsonl`: the first line holds the settings and their hash, each further one a cell. Whatever
 stops a sweep (Ctrl-C, kill -9, a power cut) costs the cell that ran.

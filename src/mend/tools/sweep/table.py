@@ -1,4 +1,4 @@
-"""tools.sweep.table: a sweep as a table for the terminal, as Markdown and as JSON."""
+"""A sweep as a table for the terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.sweep.train: the training script of a delay sweep that was given none. One per rank.
+"""The training script of a delay sweep that was given none. One per rank.
 
 An ordinary loop with a small GPT; every setting of the exchange comes from MEND_*. A step is made
 as long as it is asked to be by sleeping before `optimizer.step()`: as with a GPU that computes, the

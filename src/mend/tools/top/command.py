@@ -1,4 +1,4 @@
-"""tools.top.command: the arguments of `mend top`, and what it says of itself."""
+"""The arguments of `mend top`, and what it says of itself."""
 
 from __future__ import annotations
 

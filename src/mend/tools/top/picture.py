@@ -1,4 +1,4 @@
-"""tools.top.picture: one picture of a job out of the Views of its processes. Pure.
+"""One picture of a job out of the Views of its processes. Pure.
 
 Every rack is described by itself where it answers, else by the coordinator, else by whoever has a
 word on it. Times are seconds, rates are per second.

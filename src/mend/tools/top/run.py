@@ -1,4 +1,4 @@
-"""tools.top.run: asks, draws, and asks again until the job or the user ends it."""
+"""Asks, draws, and asks again until the job or the user ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools.top.table: the picture of a job for a terminal of any size. Pure: numbers in, rich out."""
+"""The picture of a job for a terminal of any size. Pure: numbers in, rich out."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _put_ns(folder: Path) -> float:
     effects: list[Effect] = []
     begun_ns = time.perf_counter_ns()
     for number in range(1000):
-        tape.put("learner", number, event, effects)
+        tape.put("rank", number, event, effects)
     put_ns = (time.perf_counter_ns() - begun_ns) / 1000
     tape.close()
     return put_ns

@@ -22,7 +22,7 @@ from mend.coordination.rank import RankMachine
 from mend.coordination.replay_coordinator import ReplayCoordinator
 from mend.types import Member, Peer
 
-RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "learner", "leader", "coordinator", "booth"
+RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "rank", "leader", "coordinator", "follower"
 """What a tape calls the machines."""
 
 

@@ -362,7 +362,7 @@ class LiveRank:
     def _end(self) -> None:
         with self._ending:
             self.io_loop.close(self._farewell)
-            if (published := getattr(self, "board", None)) is not None:
+            if (published := getattr(self, "published", None)) is not None:
                 published.fail(GaveUp("this rack has left the job"))  # whoever waits for it still
             if not self._told and hasattr(self, "trainer") and self.settings.replay is None:
                 self._told = True

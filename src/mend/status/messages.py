@@ -4,8 +4,8 @@
 
 Frames of their own, with a magic and a version of their own: they are told apart before anything is
 decoded, so that they reach no machine and no tape. A `JobStatus` is a whole, current state, as
-every message is: of the asked process and, as far as it knows them, of the others. It has a limit that
-does not grow with the job; what does not fit is counted.
+every message is: of the asked process and, as far as it knows them, of the others. It has a limit
+that does not grow with the job; what does not fit is counted.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recit
         if isinstance(entry, Gap):
             found.whole = False
             break
-        if entry.machine != "learner":
+        if entry.machine != "rank":
             continue
         _listen(entry.event, found)
         if any(answer.name == "RecordCommitted" for answer in entry.answers):

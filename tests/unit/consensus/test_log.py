@@ -167,7 +167,7 @@ def test_a_replica_takes_what_is_new_and_nothing_twice() -> None:
         assert replica.put(prev, source.after(prev, stop))
     assert replica.last == 5
     assert replica.chain(5) == source.chain(5)
-    assert replica.written.versions == [4]
+    assert replica.appended.versions == [4]
 
 
 def test_what_is_behind_a_gap_or_another_history_does_not_match() -> None:
@@ -241,7 +241,7 @@ def test_a_reader_that_is_too_far_behind_goes_on_from_a_snapshot() -> None:
         other.decide(known)
         other.install(log.snapshot())
         assert (other.last, other.decided, other.lineage) == (8, 8, log.lineage)
-        assert other.told == other.written == log.committed
+        assert other.committed == other.appended == log.committed
         assert not other.reaches(7)
         assert other.put(8, log.after(8))
         assert other.chain(10) == log.chain(10)
@@ -300,7 +300,7 @@ def test_what_is_cut_leaves_no_trace() -> None:
     log.cut(3)
     same = log_of(*commits(2))
     assert (log.last, log.chain(3)) == (3, same.chain(3))
-    assert log.appended == same.written
+    assert log.appended == same.appended
     log.cut(2)
     log.append(commit(2, [offer(1)]))
     assert log.appended.versions == [2]
@@ -443,7 +443,7 @@ def test_rounds_count_by_what_was_in_them() -> None:
     assert log.rounds_of(0, 3) is None, "no such version"
     copied = log.copy()
     copied.append(missed(3, offer(0, 3)))
-    assert (log.appended.rounds[0], copied.written.rounds[0]) == (3 * WHOLE // 2, 2 * WHOLE)
+    assert (log.appended.rounds[0], copied.appended.rounds[0]) == (3 * WHOLE // 2, 2 * WHOLE)
 
 
 def test_a_new_lineage_counts_from_the_version_it_goes_on_from() -> None:

@@ -65,7 +65,7 @@ class Job:
         """Everything else of the rack's report stays as it was. `accepted`, `decided`: how far its
         log goes in the coordinator's epoch, and how far it is decided there."""
         before = self.reports[rack].acceptor_state
-        changes["ballot"] = acceptor_state(
+        changes["acceptor_state"] = acceptor_state(
             changes.pop("accepted", before.last),
             changes.pop("decided", before.decided),
             self.machine.proposer.epoch,

@@ -183,7 +183,7 @@ def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
     """A rack that has just begun: it holds version 0 and nothing else happened."""
     fields: dict[str, Any] = {
         "to": member(0).incarnation,
-        "ballot": acceptor_state(epoch=0), "fresh": True, "step": 0, "step_ns": 0,
+        "acceptor_state": acceptor_state(epoch=0), "fresh": True, "step": 0, "step_ns": 0,
         "versions": (0,) * fragments, "offers": (), "declined": (), "coming": (), "got": (),
         "held": (), "leaving": False, "hurry": False, "idle": False, "gone": False,
     }  # fmt: skip

@@ -26,7 +26,7 @@ def test_the_leaders_process_votes_once_whatever_it_does() -> None:
     assert type(made.coordinator) is Coordinator
     assert made.coordinator.acceptor is made.leader.acceptor is made.leader.follower.acceptor
     assert made.follower is None, "the leader answers for it"
-    assert list(made.named()) == ["learner", "leader", "coordinator"]
+    assert list(made.named()) == ["rank", "leader", "coordinator"]
 
 
 def test_a_witness_answers_with_a_booth_that_shares_its_coordinators_vote() -> None:
@@ -34,12 +34,12 @@ def test_a_witness_answers_with_a_booth_that_shares_its_coordinators_vote() -> N
     assert isinstance(made.follower, WitnessFollower)
     assert made.coordinator is not None
     assert made.follower.follower.acceptor is made.coordinator.acceptor
-    assert list(made.named()) == ["coordinator", "booth"]
+    assert list(made.named()) == ["coordinator", "follower"]
 
 
 def test_other_ranks_only_learn() -> None:
     made = machines_of(Parts(Peer(1, 1), member(1), RANK_MACHINE))
-    assert list(made.named()) == ["learner"]
+    assert list(made.named()) == ["rank"]
 
 
 def test_a_script_makes_the_coordinator_one_that_follows_it() -> None:

@@ -119,7 +119,11 @@ class Cabinet:
         """The rack's report: what it said before, what changes, and its vote's newest ballot."""
         before = self.reports[rack]
         heard = self.orders[rack].serial if rack in self.orders else 0
-        changes = {"ballot": self.booths[rack].acceptor.acceptor_state(), "heard": heard, **changes}
+        changes = {
+            "acceptor_state": self.booths[rack].acceptor.acceptor_state(),
+            "heard": heard,
+            **changes,
+        }
         self.reports[rack] = replace(before, **changes, serial=before.serial + 1)
         return self.hear(rack, self.reports[rack])
 

@@ -68,7 +68,7 @@ def test_chunks_are_one_stream_so_that_what_is_said_again_costs_little() -> None
 
 def test_an_event_of_a_mend_that_is_not_this_one_is_named() -> None:
     strange = RECORD.replace(b"\xa8Captured", b"\xa8Kaptured")
-    with pytest.raises(TapeError, match=r"event 4 of machine learner: 'Kaptured' is unknown"):
+    with pytest.raises(TapeError, match=r"event 4 of machine rank: 'Kaptured' is unknown"):
         form.read_record(strange, 4)
 
 

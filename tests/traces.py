@@ -1,0 +1,83 @@
+"""Pins what simulated jobs do, so that a change that should change nothing shows that it does not.
+
+    python -m tests.traces                        compare with tests/sim/traces.txt
+    python -m tests.traces --seeds 0:100          just these
+    python -m tests.traces --pin --seeds 0:2000   write the file anew; the commit says why
+
+A trace is everything that the processes of one seed noted, with its times: decisions, not bits,
+so that it is the same on every machine and with every torch. Exit status 1 when one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from mend.sim import World
+
+PINNED = Path(__file__).parent / "sim" / "traces.txt"
+BITS = frozenset({"digest", "digests", "checksum", "norm"})
+"""Fields that follow from the arithmetic of this machine."""
+
+
+def trace_of(seed: int) -> str:
+    """12 hex digits of all notes of all processes."""
+    torch.set_num_threads(1)
+    world = World(seed)
+    world.run()
+    hashed = hashlib.sha256()
+    for process in [*world.processes(), *world.past]:
+        for (kind, fields), at_ns in zip(process.notes, process.noted_ns, strict=True):
+            told = sorted((key, str(value)) for key, value in fields.items() if key not in BITS)
+            hashed.update(repr((process.me, kind, told, at_ns)).encode())
+    return hashed.hexdigest()[:12]
+
+
+def read_pinned(path: Path = PINNED) -> dict[int, str]:
+    """seed -> its trace."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {int(seed): trace for seed, trace in lines}
+
+
+def run_seeds(seeds: range, jobs: int) -> Iterator[tuple[int, str]]:
+    """Ascending by seed."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from zip(seeds, pool.imap(trace_of, seeds), strict=True)
+
+
+def differences(found: Mapping[int, str], pinned: Mapping[int, str]) -> list[int]:
+    """Seeds whose trace is not the pinned one, or has none."""
+    return [seed for seed, trace in found.items() if pinned.get(seed) != trace]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", metavar="A:B", help="default: all that are pinned")
+    parser.add_argument("--pin", action="store_true", help="write tests/sim/traces.txt anew")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    asked = parser.parse_args()
+    first, _, last = (asked.seeds or f"0:{len(read_pinned())}").partition(":")
+    seeds, found = range(int(first), int(last)), {}
+    for seed, trace in run_seeds(seeds, asked.jobs):
+        found[seed] = trace
+        if sys.stderr.isatty():
+            print(f"\r{len(found)} of {len(seeds)}", end="", file=sys.stderr)
+    if asked.pin:
+        PINNED.write_text("".join(f"{seed} {trace}\n" for seed, trace in found.items()))
+        print(f"{len(found)} traces pinned in {PINNED}")
+        return 0
+    other = differences(found, read_pinned())
+    print(f"{len(found)} seeds, {len(other)} with another trace", *other[:20])
+    return bool(other)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

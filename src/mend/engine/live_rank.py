@@ -21,7 +21,6 @@ from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
-from mend.engine.progress import PERIOD_S, TrainingProgress
 from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
 from mend.engine.rank_config import Introduction, Settings, parts_of
@@ -30,6 +29,7 @@ from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, Doing, FragmentState, OpenOffer, Share, Trainer, Wait
+from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.errors import GaveUp, UsageError
 from mend.fragment.device import Side, device_of
 from mend.fragment.plan import (

@@ -20,11 +20,11 @@ from mend.coordination.schedule import Schedule
 from mend.engine.io_loop import Counters
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
-from mend.engine.progress import PERIOD_S, TrainingProgress
 from mend.engine.published_state import PublishedState
 from mend.engine.rank_config import Settings
 from mend.engine.threads import from_outside
 from mend.engine.trainer import Doing, OpenOffer, Trainer
+from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.status.event_log import EventLog

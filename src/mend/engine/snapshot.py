@@ -18,7 +18,7 @@ from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
 from mend.coordination.messages import Orders, RankReport, Report
 from mend.coordination.round import Phase, Round
-from mend.engine.progress import TrainingProgress
+from mend.engine.training_progress import TrainingProgress
 from mend.engine.turnout import told
 from mend.status.messages import SHOWN_MAX, Doings, JobStatus, RackSeen, RankSeen, RoundSeen, short
 from mend.status.server import Note, Recent

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from mend.coordination.acceptor_host import ReplayTrainer, WitnessFollower
-from mend.engine.progress import TrainingProgress
 from mend.engine.published_state import PublishedState
 from mend.engine.snapshot import Training, note_of, view_of_rank, view_of_witness
+from mend.engine.training_progress import TrainingProgress
 from mend.errors import GaveUp
 from mend.status.messages import JobStatus, RackSeen, RoundSeen, decode_view, encode_view
 from mend.status.server import Note, Recent

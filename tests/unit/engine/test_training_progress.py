@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mend.engine.progress import VALUES_MAX, TrainingProgress
+from mend.engine.training_progress import VALUES_MAX, TrainingProgress
 from mend.errors import UsageError
 
 

@@ -140,7 +140,7 @@ def test_mend_itself_imports_no_subprocess() -> None:
     """torch does, so a fresh interpreter cannot tell; the sources can."""
     from tests.map import OWNERS
 
-    assert OWNERS["subprocess"] == {"cli"}
+    assert OWNERS["subprocess"] == {"tools"}
 
 
 def test_importing_changes_nothing(seen: dict[str, Any]) -> None:

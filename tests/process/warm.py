@@ -15,7 +15,7 @@ import socket
 import sys
 from types import FrameType
 
-COLD = "tied.py"
+COLD = "pdeathsig.py"
 """Binds itself to the process that starts it, so it must be its child."""
 
 PASSED_ON = (

@@ -1,7 +1,7 @@
 """Child processes of which none is left behind. Starts, reads, signals, kills.
 
 No threads: whoever starts a child polls it, and a child dies with the *thread* that started it
-(see tied.py).
+(see pdeathsig.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Child:
     ) -> None:
         self.name, self._sink = name, sink
         self.reported = False
-        tie = [sys.executable, str(Path(__file__).with_name("tied.py")), str(os.getpid())]
+        tie = [sys.executable, str(Path(__file__).with_name("pdeathsig.py")), str(os.getpid())]
         self._log: FileIO | None = (
             log.open("ab" if again else "wb", buffering=0) if log is not None else None
         )

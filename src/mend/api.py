@@ -306,6 +306,10 @@ class Runtime:
             rounds_recent=rounds_recent,
             outer_rounds=board.outer_last[0],
             outer_momentum=board.outer_last[1],
+            codec=self.config.codec,
+            payload_bytes=board.sent.bytes,
+            payload_bytes_fp32=board.sent.fp32_bytes,
+            residual_share=board.sent.residual,
             log_lines_lost=rank.recorder.lines_lost,
         )
 

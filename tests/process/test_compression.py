@@ -90,6 +90,20 @@ def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> No
     assert all(first[key] == second[key] for key in both)
 
 
+def test_racks_train_with_a_codec_that_their_script_has_registered(jobs: Jobs) -> None:
+    job = jobs()
+    config = {**CONFIG, "outer_step_compression_mode": "ternary"}
+    for rack in range(2):
+        job.start(rack, script="tests.process.registered", steps=24, config=config)
+    for rack in range(2):
+        job.ended(rack, code=0)
+    first, second = job.result(0), job.result(1)
+    assert first.digest == second.digest
+    assert first.status["codec"] == "ternary"
+    assert first.status["payload_bytes"] % 68 == 0
+    assert len(first.commits) >= 4
+
+
 def test_racks_with_different_codecs_are_refused_by_name(jobs: Jobs) -> None:
     job = jobs()
     job.start(0, steps=STEPS, config={**CONFIG, "outer_step_compression_mode": "int8"})

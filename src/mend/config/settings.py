@@ -10,7 +10,6 @@ from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from mend.codec import CODECS
 from mend.config import kinds as k
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
@@ -150,6 +149,12 @@ def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ..
     return peers
 
 
+def _is_codec(word: str) -> bool:
+    from mend.codec import CODECS  # loads torch, which a witness has no use for
+
+    return word in CODECS
+
+
 @_from_all_sources
 @dataclass(frozen=True, kw_only=True)
 class MendConfig:
@@ -252,7 +257,7 @@ class MendConfig:
         "none",
         k.text(
             f"one of {', '.join(COMPRESSIONS)}, or the name of a registered codec",
-            lambda word: word in COMPRESSIONS or word in CODECS or word in NOT_BUILT,
+            lambda word: word in COMPRESSIONS or word in NOT_BUILT or _is_codec(word),
         ),
         "compression of deltas on the wire; what it drops is sent with a later round "
         "(compression.md)",

@@ -18,6 +18,9 @@ ramp=0       c > 0: the ramp is min(k / (k + c), .9) / .9 of the way, k rounds m
 weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans
 divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks
 rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
+codec=none       bf16, int8, int4, e3m0, topk: how offers travel
+feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
+                 lost; feedback=weights: it stays in the rack's weights
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from benchmarks.quality_gpu_codecs import CODECS, sent
 
 KINDS = ("dp", "alone", "merge", "turns", "straggler")
 EVERY = 4
@@ -50,6 +55,8 @@ class Arm:
     weight: str = "tokens"
     divisor: str = "named"
     rise: float = 0.0
+    codec: str = "none"
+    feedback: str = "buffer"
 
     def __post_init__(self) -> None:
         wrong = {
@@ -61,6 +68,8 @@ class Arm:
             "weight": self.weight not in ("tokens", "period"),
             "divisor": self.divisor not in ("named", "live"),
             "rise": self.rise < 0,
+            "codec": self.codec not in CODECS,
+            "feedback": self.feedback not in ("buffer", "none", "weights"),
         }
         if bad := [key for key, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{', '.join(bad)} out of range in {self}")
@@ -107,19 +116,24 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "weight": ("weight", str),
     "divisor": ("divisor", str),
     "rise": ("rise", float),
+    "codec": ("codec", str),
+    "feedback": ("feedback", str),
 }
 
 
 @dataclass(slots=True)
 class Pending:
-    """Offers of one fragment that are captured and not merged yet. `own`: [S, racks in it, N] per
-    leaf of the fragment: how far each rack moved from its anchor."""
+    """Offers of one fragment that are captured and not merged yet, [S, racks in it, N] per leaf of
+    the fragment. `own`: what of it is a rack's again when it is merged; `sent`: what the others
+    decode; `owed`: the residual from then on, if there is one."""
 
     fragment: int
     apply_at: int
     racks: list[int]
     weights: list[Fraction]
     own: list[Tensor]
+    sent: list[Tensor]
+    owed: list[Tensor]
 
 
 class Outer:
@@ -134,6 +148,8 @@ class Outer:
         self._racks = thetas[0].shape[1]
         self.anchors = [theta[:, 0].clone() for theta in thetas]
         self.momenta = [torch.zeros_like(each) for each in self.anchors] if arm.momentum else []
+        owes = arm.codec != "none" and arm.feedback == "buffer"
+        self.residuals = [torch.zeros_like(theta) for theta in thetas] if owes else []
         self.rounds = [Fraction(0)] * len(fragments)
         self._pending: list[Pending] = []
         self._marks = [[0] * self._racks for _ in fragments]  # step of the last capture
@@ -174,9 +190,25 @@ class Outer:
         for rack in racks:
             self._marks[fragment][rack] = step
         overlap = round(self.arm.overlap * _risen(self.rounds[fragment], self.arm.rise))
-        pending = Pending(fragment, step + overlap, racks, weights, own)
+        pending = Pending(
+            fragment, step + overlap, racks, weights, *self._offered(fragment, racks, own)
+        )
         self._pending.append(pending)
         return pending
+
+    def _offered(
+        self, fragment: int, racks: list[int], own: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """(own, sent, owed) of a Pending: mend encodes a fragment of a rack as one vector."""
+        if self.arm.codec == "none":
+            return own, own, []
+        leaves, x = self._fragments[fragment], own
+        if self.residuals:
+            x = [o + self.residuals[leaf][:, racks] for leaf, o in zip(leaves, own, strict=True)]
+        whole = sent(torch.cat(x, -1), self.arm.codec)
+        y = list(whole.split([each.shape[-1] for each in x], -1))
+        owed = [a - b for a, b in zip(x, y, strict=True)] if self.residuals else []
+        return (y if self.arm.feedback == "weights" else own), y, owed
 
     @torch.no_grad()
     def _merge(self, pending: Pending) -> None:
@@ -189,9 +221,11 @@ class Outer:
         part = Fraction(len(pending.racks), self._racks) if live else Fraction(1)
         lr, mu = self.arm.outer(self.rounds[fragment])
         self.rounds[fragment] += part
-        for leaf, own in zip(self._fragments[fragment], pending.own, strict=True):
+        for leaf, own, offer in zip(
+            self._fragments[fragment], pending.own, pending.sent, strict=True
+        ):
             delta = sum(
-                own[:, place].double() * float(weight / total)
+                offer[:, place].double() * float(weight / total)
                 for place, weight in enumerate(pending.weights)
             )
             assert isinstance(delta, Tensor)
@@ -203,21 +237,33 @@ class Outer:
             self.anchors[leaf] = old - step * lr
             theta += (self.anchors[leaf] - old)[:, None]
             theta[:, pending.racks] += own
+        if pending.owed:
+            for leaf, owed in zip(self._fragments[fragment], pending.owed, strict=True):
+                self.residuals[leaf][:, pending.racks] = owed
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs beside the weights."""
         pending = [
-            (each.fragment, each.apply_at, each.racks, each.weights, each.own)
+            (
+                each.fragment,
+                each.apply_at,
+                each.racks,
+                each.weights,
+                each.own,
+                each.sent,
+                each.owed,
+            )
             for each in self._pending
         ]
         return {
             "anchors": self.anchors, "momenta": self.momenta, "rounds": self.rounds,
-            "marks": self._marks, "pending": pending,
+            "marks": self._marks, "pending": pending, "residuals": self.residuals,
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
         self.anchors, self.momenta = state["anchors"], state["momenta"]
         self.rounds, self._marks = state["rounds"], state["marks"]
+        self.residuals = state["residuals"]
         self._pending = [Pending(*each) for each in state["pending"]]
 
 

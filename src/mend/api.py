@@ -306,6 +306,10 @@ class Runtime:
             rounds_recent=rounds_recent,
             outer_rounds=published.outer_last[0],
             outer_momentum=published.outer_last[1],
+            codec=self.config.codec,
+            payload_bytes=published.sent.bytes,
+            payload_bytes_fp32=published.sent.fp32_bytes,
+            residual_share=published.sent.residual,
             log_lines_lost=rank.recorder.lines_lost,
         )
 

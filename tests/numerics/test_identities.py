@@ -127,6 +127,14 @@ CARRY = {
     "three racks, excluded, momentum": Case(racks=3, exclude_pct=30, lr=0.7, momentum=0.3),
     "bfloat16": Case(codec="bfloat16"),
     "bfloat16, excluded": Case(racks=3, codec="bfloat16", exclude_pct=30),
+    **{
+        f"{codec}, {overlap} late, {pct} % excluded": Case(
+            racks=3, codec=codec, overlap=overlap, exclude_pct=pct
+        )
+        for codec in ("int8", "int4", "e3m0", "topk")
+        for overlap in (0, 4)
+        for pct in (0, 30)
+    },
 }
 
 
@@ -158,6 +166,17 @@ def test_a_residual_released_at_the_wrong_moment_leaves_the_ledger_open(release:
     closed, opened = worst(BFLOAT16), worst(replace(BFLOAT16, residual=release))
     assert opened > 1e-4
     assert opened > 30 * closed
+
+
+@pytest.mark.parametrize(("codec", "gap"), [("int4", 0.01), ("topk", 0.1)])
+def test_one_phase_feedback_loses_what_an_excluded_offer_held(codec: str, gap: float) -> None:
+    """Open implementations release the residual when they send. Of an offer that no commit names
+    the part that was sent is carried, and the residual counts it once more or never."""
+    case = Case(racks=3, codec=codec, exclude_pct=30)
+    assert worst(case) < CLOSED
+    assert worst(replace(case, residual="at send")) > gap
+    never = worst(replace(case, residual="never"))
+    assert never > gap
 
 
 def test_more_overlap_is_more_lost_to_overwrite() -> None:

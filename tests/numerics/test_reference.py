@@ -44,17 +44,21 @@ VARIANTS = {
     "long overlap": replace(PLAIN, overlap=5),
     "overwrite": replace(PLAIN, alignment="overwrite"),
     "blend, momentum": replace(PLAIN, alignment="blend", alpha=0.3, outer_lr=0.7, momentum=0.9),
-    "bfloat16": replace(PLAIN, payload=torch.bfloat16),
+    "bfloat16": replace(PLAIN, payload="bfloat16"),
     "bfloat16, momentum, equal weights": replace(
-        PLAIN, payload=torch.bfloat16, outer_lr=0.7, momentum=0.3, token_weighted=False
+        PLAIN, payload="bfloat16", outer_lr=0.7, momentum=0.3, token_weighted=False
+    ),
+    **{name: replace(PLAIN, payload=name) for name in ("int8", "int4", "e3m0", "topk")},
+    "int4, radial, momentum": replace(
+        PLAIN, radial=(0, 2, 3), payload="int4", outer_lr=0.7, momentum=0.3
     ),
     "radial": replace(PLAIN, radial=(0, 1, 3)),
     "radial, bfloat16, momentum": replace(
-        PLAIN, radial=(0, 2, 3), payload=torch.bfloat16, outer_lr=0.7, momentum=0.3
+        PLAIN, radial=(0, 2, 3), payload="bfloat16", outer_lr=0.7, momentum=0.3
     ),
     "ramp": replace(PLAIN, momentum=0.6, ramp=3),
     "ramp, overwrite, bfloat16": replace(
-        PLAIN, alignment="overwrite", payload=torch.bfloat16, outer_lr=0.7, momentum=0.9, ramp=1
+        PLAIN, alignment="overwrite", payload="bfloat16", outer_lr=0.7, momentum=0.9, ramp=1
     ),
     "every step": replace(PLAIN, period=1, overlap=0),
     "more fragments than steps": replace(PLAIN, period=2, overlap=1),
@@ -98,7 +102,7 @@ class Live:
             ]
             for m in self.models
         ]
-        codec = CODECS["bfloat16" if settings.payload == torch.bfloat16 else "float32"]()
+        codec = CODECS[settings.payload]()
         rule = MERGES["rda" if settings.radial else "mean"]()
         outer = Nesterov(settings.outer_lr, settings.momentum, settings.ramp)
         self.numerics = Numerics(codec, rule, outer)
@@ -305,7 +309,7 @@ def test_late_and_dropped_offers_by_hand() -> None:
     """The same two racks once more as straight-line arithmetic, with every residual in its
     place."""
     facts, commits = late()
-    out = replay([rack(0), rack(1)], replace(ONE, payload=torch.bfloat16), facts, commits)
+    out = replay([rack(0), rack(1)], replace(ONE, payload="bfloat16"), facts, commits)
     a, b = rack(0), rack(1)
 
     def C(x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
     made = train.build(model, 0)
     index = {name: i for i, (name, _) in enumerate(made.named_parameters())}
     plan = build_plan(made, config.get("fragments", 4))
-    payload = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    compression = config.get("outer_step_compression_mode", "none")
     ramp = config.get("outer_ramp_rounds", RAMPS[config.get("outer_start", "scratch")])
     return Settings(
         fragments=[[index[slot.name] for slot in layout.slots] for layout in plan],
@@ -43,7 +43,7 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
         momentum=config.get("outer_optimizer_momentum", 0.9),
         ramp=ramp,
         overlap_ramp=ramp,
-        payload=payload[config.get("payload_dtype", "float32")],
+        payload=config.get("payload_dtype", "float32") if compression == "none" else compression,
         radial=[i for name, i in index.items() if name not in config.get("merge_mean_names", ())]
         if config.get("merge") == "rda"
         else (),

@@ -35,9 +35,10 @@ def accounts_close(result: Result) -> None:
 RAMPED = {"outer_optimizer_momentum": 0.5, "outer_ramp_rounds": 3}
 
 
-@pytest.mark.parametrize("payload", ["float32", "bfloat16"])
+@pytest.mark.parametrize("payload", ["float32", "bfloat16", "int4", "topk"])
 def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
-    config = {**CONFIG, "payload_dtype": payload, **(RAMPED if payload == "bfloat16" else {})}
+    name = "payload_dtype" if "float" in payload else "outer_step_compression_mode"
+    config = {**CONFIG, name: payload, **(RAMPED if payload == "bfloat16" else {})}
     slow = {"pace_ms": SLOW_MS, "steps": 70}
     results = jobs(witness=payload == "float32").run(
         steps=110, pace_ms=FAST_MS, keep_local=True, config=config, per={1: slow}
@@ -72,10 +73,11 @@ def test_the_anchor_that_is_left_behind_is_the_replayed_one(jobs: Jobs) -> None:
     assert model_bits(results[0], "plain", CONFIG) == anchor_bits(outcome)
 
 
-def test_every_update_is_in_exactly_one_place(jobs: Jobs) -> None:
+@pytest.mark.parametrize("payload", ["bf16", "int8", "int4", "e3m0", "topk"])
+def test_every_update_is_in_exactly_one_place(jobs: Jobs, payload: str) -> None:
     """U + sent + residual + (anchor - theta) = 0, up to the rounding of a few thousand fp32
     sums."""
-    config = {**CONFIG, "payload_dtype": "bfloat16"}
+    config = {**CONFIG, "outer_step_compression_mode": payload}
     job = jobs()
     for rack, pace_ms in enumerate((FAST_MS, SLOW_MS)):
         job.start(rack, script="tests.process.ledger", steps=60, pace_ms=pace_ms, config=config)

@@ -28,6 +28,6 @@ def test_what_is_printed_for_a_shell_configures_a_job(monkeypatch: pytest.Monkey
     assert 4 * config.tau <= config.sync_period_steps
     (row,) = (line for line in lines if line.startswith("->"))
     assert row.split()[1:5] == [
-        *(str(config.sync_period_steps), config.payload_dtype),
+        *(str(config.sync_period_steps), config.codec),
         *(str(config.fragments), str(config.tau)),
     ]

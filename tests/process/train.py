@@ -99,8 +99,13 @@ def even() -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))
 
 
+def broad() -> nn.Module:
+    """Long enough that headers are nothing beside payloads."""
+    return nn.Sequential(nn.Linear(INPUTS, 60_000), nn.Tanh(), nn.Linear(60_000, OUTPUTS))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "plain": plain, "unbiased": wider, "bfloat16": half, "tied": Tied, "even": even,
+    "plain": plain, "unbiased": wider, "bfloat16": half, "tied": Tied, "even": even, "broad": broad,
 }  # fmt: skip
 
 
@@ -199,6 +204,10 @@ class Acts:
     def touch(self, path: str) -> None:
         """Tell the test."""
         Path(path).touch()
+
+    def pulled(self, path: str) -> None:
+        """Tell the test what came in over data connections so far, headers too."""
+        Path(path).write_text(str(self.runtime._rank.io_loop._lane.bytes_received))
 
     def gate(self, path: str) -> None:
         """Wait for the test, which makes the file."""

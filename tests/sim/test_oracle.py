@@ -20,8 +20,6 @@ from mend.sim import Scenario, World, draw
 from mend.sim.world import plain_fragments
 from mend.types import Peer, owned_span
 
-PAYLOADS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 def fits(scenario: Scenario) -> bool:
     """No crash, as a dead rack leaves no facts, and no NaN, whose bits nobody promises."""
@@ -50,7 +48,8 @@ def settings_of(scenario: Scenario) -> reference.Settings:
         outer_lr=0.7 if scenario.momentum else 1.0,
         momentum=scenario.momentum,
         ramp=scenario.ramp,
-        payload=PAYLOADS[scenario.payload],
+        payload=scenario.payload,
+        ranks=scenario.ranks,
         radial=[p for p, (plain,) in enumerate(plain_fragments(scenario)) if not plain]
         if scenario.merge == "rda"
         else (),

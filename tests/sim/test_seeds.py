@@ -14,6 +14,7 @@ from typing import get_args
 import pytest
 import torch
 
+from mend.codec import CODECS
 from mend.coordination.messages import Message
 from mend.errors import Diverged, PayloadGone, StartTimeout
 from mend.sim import Fault, Scenario, SimulationReport, World, draw
@@ -75,7 +76,7 @@ def test_the_seeds_cover_what_they_are_for() -> None:
     assert {scenario.racks for scenario in drawn} == {2, 3, 4}
     assert {scenario.ranks for scenario in drawn} == {1, 2}
     assert {scenario.alignment for scenario in drawn} == {"carry", "overwrite", "blend"}
-    assert {scenario.payload for scenario in drawn} == {"float32", "bfloat16"}
+    assert {scenario.payload for scenario in drawn} == set(CODECS)
     assert {(s.merge, s.ranks) for s in drawn} == {(m, r) for m in ("mean", "rda") for r in (1, 2)}
     assert any(scenario.lockstep for scenario in drawn)
     assert any(scenario.loss for scenario in drawn)

@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import quality_gpu, quality_gpu_outer, quality_gpu_table
+from benchmarks import quality_gpu, quality_gpu_codecs, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
 from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of, orthogonal
 from benchmarks.quality_gpu_outer import Outer, Pending, parsed
+from mend.codec import CODECS
 from mend.reference import (
     Anchor,
     Applied,
@@ -107,6 +108,7 @@ def settings(arm: str) -> Settings:
     return Settings(
         fragments=PARTS, period=said.period, overlap=said.overlap, outer_lr=said.lr[0],
         momentum=said.momentum,
+        payload={"none": "float32", "bf16": "bfloat16"}.get(said.codec, said.codec),
     )  # fmt: skip
 
 
@@ -114,8 +116,12 @@ def settings(arm: str) -> Settings:
 
 
 @pytest.mark.parametrize(
-    "arm", ["merge:H=4", "merge:H=4:tau=3", "merge:H=3:tau=1:lr=.7:mu=.9", "merge:H=1"]
-)
+    "arm",
+    [
+        "merge:H=4", "merge:H=4:tau=3", "merge:H=3:tau=1:lr=.7:mu=.9", "merge:H=1",
+        "merge:H=4:tau=1:codec=int8",
+    ],
+)  # fmt: skip
 def test_a_batched_arm_is_the_reference(arm: str) -> None:
     made = done("alone", arm, "merge:H=2:lr=.5")
     for seed in range(2):
@@ -129,6 +135,34 @@ def test_a_batched_arm_is_the_reference(arm: str) -> None:
             ours = torch.cat([made.outers[1].anchors[leaf][seed] for leaf in PARTS[part]])
             applied = versions[int(made.outers[1].rounds[part])]
             torch.testing.assert_close(ours, applied.values, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "e3m0", "topk"])
+def test_batched_codecs_are_those_of_mend(codec: str) -> None:
+    chance = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 3, 9001, generator=chance) * torch.rand(2, 3, 9001, generator=chance) ** 8
+    found, made = quality_gpu_codecs.sent(x, codec), CODECS[codec]()
+    for row, ours in zip(x.flatten(0, 1), found.flatten(0, 1), strict=True):
+        theirs = made.decode(made.encode(row), 0, 9001, torch.empty(9001))
+        assert torch.equal(ours + 0.0, theirs + 0.0)
+
+
+@pytest.mark.parametrize("feedback", ["buffer", "none", "weights"])
+def test_what_a_codec_leaves_out_is_kept_as_the_arm_says(feedback: str) -> None:
+    """One rack alone, two captures of 4096 elements, of which topk sends 64: what was trained is
+    merged, or owed, or in the weights; without feedback the rest is gone."""
+    moved = torch.randn(1, 1, 4096, generator=torch.Generator().manual_seed(8))
+    theta_SRN = torch.zeros(1, 1, 4096)
+    outer = Outer(parsed(f"merge:H=1:codec=topk:feedback={feedback}"), [theta_SRN], [[0]])
+    for step in (1, 2):
+        theta_SRN -= moved
+        outer.after(step)
+    merged, left = -outer.anchors[0], outer.anchors[0] - theta_SRN[:, 0]
+    assert int(merged.count_nonzero()) in range(64, 129)
+    owed = outer.residuals[0][:, 0] if outer.residuals else torch.zeros(1, 4096)
+    missing = float((merged + left + owed - 2 * moved[:, 0]).norm() / moved.norm())
+    assert (missing > 1) if feedback == "none" else (missing < 1e-6)
+    assert (float(left.norm()) > 1) == (feedback == "weights")
 
 
 class Spied(Outer):
@@ -301,7 +335,12 @@ def test_a_warm_start_is_data_parallel_for_all() -> None:
 
 @pytest.mark.parametrize(("cut", "inner"), [(3, "muon"), (5, "adamw"), (8, "muon")])
 def test_a_run_in_pieces_is_the_run_in_one(cut: int, inner: str, tmp_path: Path) -> None:
-    arms = ("dp", "turns:H=4:tau=2:mu=.9:ramp=2:divisor=live", "merge:H=4:tau=2:rise=2")
+    arms = (
+        "dp",
+        "turns:H=4:tau=2:mu=.9:ramp=2:divisor=live",
+        "merge:H=4:tau=2:rise=2",
+        "merge:H=4:tau=2:codec=int4",
+    )
     whole = done(*arms, warm=5, look=4, steps=12, inner=inner)
     first, second = (bench(*arms, warm=5, look=4, steps=12, inner=inner) for _ in range(2))
     while first.step < cut:

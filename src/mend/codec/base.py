@@ -11,17 +11,28 @@ from torch import Tensor
 
 
 class Codec(Protocol):
-    """How an offer travels. `exact` codecs leave no residual."""
+    """How an offer travels. Several threads share one instance, so it holds no scratch memory.
+
+    Equal elements give equal bytes, and equal bytes give equal elements, on every machine and with
+    any number of threads: every rack merges what `decode` returns, the sender of the bytes too.
+    """
 
     name: str
     exact: bool
+    """Whether `decode` returns every bit of what was encoded; then nothing is left for the
+    residual."""
+    block: int
+    """Elements that are encoded together. A vector that is cut at multiples of `block` and encoded
+    part by part gives the same bytes, end to end. 0: only the whole vector can be encoded."""
 
     def payload_bytes(self, numel: int) -> int:
         """B for N = numel elements."""
 
     def encode(self, x_N: Tensor) -> Tensor:
-        """fp32 N -> uint8 B, contiguous on CPU. May alias x_N (raw fp32 does)."""
+        """fp32 N -> uint8 B, contiguous on CPU. May alias x_N only where `exact`. Every element is
+        a number below `NORM_MAX`."""
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
         """Elements [start, stop) as fp32; into `out` (fp32, stop - start) or, where free, a view of
-        the payload."""
+        the payload. Any range is allowed; one that is cut at multiples of `block` is fast. Raises
+        WireError when the payload has no such elements."""

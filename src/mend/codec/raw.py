@@ -36,6 +36,7 @@ class RawFloat32:
 
     name = "float32"
     exact = True
+    block = 0  # nothing is to be done, so nothing is to be shared
 
     def payload_bytes(self, numel: int) -> int:
         return 4 * numel
@@ -55,6 +56,7 @@ class RawBfloat16:
 
     name = "bfloat16"
     exact = False
+    block = 1
 
     def payload_bytes(self, numel: int) -> int:
         return 2 * numel

@@ -44,7 +44,7 @@ FACTS = (
     "ramp_rounds",
     "merge",
     "merge_mean_names",
-    "payload_dtype",
+    "codec",
     "lockstep",
     "max_age",
     "token_weighted_merge",
@@ -53,6 +53,14 @@ FACTS = (
     "quorum_min_learners",
 )
 """What must be equal on all racks."""
+
+COMPRESSIONS = ("none", "bf16", "int8", "int4", "quant4", "e3m0", "topk")
+"""Words of outer_step_compression_mode, beside the names of codecs."""
+
+_CODEC_OF = {"bf16": "bfloat16", "quant4": "int4"}
+
+NOT_BUILT = ("powersgd", "sparse")
+"""Compressions that descriptions of this system name, and that are refused."""
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -139,6 +147,12 @@ def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ..
     if plain and len(peers) == values["racks"] and (counted or not values["sideband_addr"]):
         return k.numbered(dict(enumerate(peers)))
     return peers
+
+
+def _is_codec(word: str) -> bool:
+    from mend.codec import CODECS  # loads torch, which a witness has no use for
+
+    return word in CODECS
 
 
 @_from_all_sources
@@ -235,7 +249,18 @@ class MendConfig:
         "patterns of the parameters that merge=rda averages plainly, besides all nn.Embedding",
     )
     payload_dtype: Literal["float32", "bfloat16"] = _knob(
-        "float32", k.one_of("float32", "bfloat16"), "numbers that deltas are sent as"
+        "float32",
+        k.one_of("float32", "bfloat16"),
+        "numbers that deltas are sent as, where outer_step_compression_mode is none",
+    )
+    outer_step_compression_mode: str = _knob(
+        "none",
+        k.text(
+            f"one of {', '.join(COMPRESSIONS)}, or the name of a registered codec",
+            lambda word: word in COMPRESSIONS or word in NOT_BUILT or _is_codec(word),
+        ),
+        "compression of deltas on the wire; what it drops is sent with a later round "
+        "(compression.md)",
     )
     lockstep: bool = _knob(False, k.YES_NO, "every rack waits for every round at its apply point")
     max_age: int = _knob(2, k.whole(0, 64), "rounds that an offer may be late and still be merged")
@@ -318,11 +343,6 @@ class MendConfig:
     )
     failslow_min_samples: int = _later(8, k.whole(2), "steps before a rack is judged at all")
     rack_aware: bool = _later(False, k.YES_NO, "find out which ranks share a rack")
-    outer_step_compression_mode: str = _later(
-        "none",
-        k.one_of("none", "int8", "int4", "quant4", "e3m0", "powersgd", "topk", "sparse"),
-        "compression of deltas on the wire",
-    )
     expected_learner_ids: tuple[str, ...] = _later(
         (), k.NAMES, "names of the racks that a round waits for"
     )
@@ -341,6 +361,11 @@ class MendConfig:
         if self.overlap_steps is not None:
             return self.overlap_steps
         return min(OVERLAP_STEPS_DEFAULT, self.sync_period_steps // 4)
+
+    @property
+    def codec(self) -> str:
+        """Of deltas on the wire: a name of mend.codec.CODECS."""
+        return codec_of(self.outer_step_compression_mode, self.payload_dtype)
 
     @property
     def ramp_rounds(self) -> int:
@@ -412,6 +437,11 @@ class MendConfig:
         return tuple((name, str(getattr(self, name))) for name in FACTS)
 
 
+def codec_of(compression: str, payload_dtype: str) -> str:
+    """The codec that the two settings choose."""
+    return payload_dtype if compression == "none" else _CODEC_OF.get(compression, compression)
+
+
 def describe() -> list[Setting]:
     """Every setting, in the order of the class."""
     later = "accepted, without effect so far: "
@@ -439,11 +469,22 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
+    _refuse_compression(c)
     _refuse_peers(c)
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"
         remedy = "Set advertise_host, or listen at one address."
         raise ConfigError("sideband_addr", c.sideband_addr, rule, remedy)
+
+
+def _refuse_compression(c: MendConfig) -> None:
+    mode = c.outer_step_compression_mode
+    if mode in NOT_BUILT:
+        remedy = "Use int4, e3m0 (4 bits) or topk (1/141 of fp32)."
+        raise ConfigError("outer_step_compression_mode", mode, "is not built yet", remedy)
+    if mode != "none" and c.payload_dtype not in ("float32", c.codec):
+        rule = f"contradicts outer_step_compression_mode={mode!r}"
+        raise ConfigError("payload_dtype", c.payload_dtype, rule, "Leave one of the two out.")
 
 
 def _refuse_peers(c: MendConfig) -> None:

@@ -19,7 +19,7 @@ from mend.types import MS, SECOND
 def rules_of(config: MendConfig) -> Rules:
     """What a rank computes with."""
     return Rules(
-        codec=config.payload_dtype,
+        codec=config.codec,
         merge=config.merge,
         outer_lr=config.outer_lr,
         momentum=config.outer_optimizer_momentum,

@@ -6,6 +6,7 @@ on the loop; jobs go to workers through the edge and come back as events.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -286,10 +287,20 @@ class ConcurrentOuterStep:
                 self.broken(result)
             else:
                 offer.pend_N = result.pend
+                self._encoded(offer, result)
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
                 self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm))
 
         self.host.work(job, done)
+
+    def _encoded(self, offer: OpenOffer, made: Encoded) -> None:
+        size, fp32_bytes = made.payload.numel(), 4 * offer.delta_N.numel()
+        residual = made.unsent / made.length if 0 < made.length < math.inf else 0.0
+        with self.published.changed:
+            self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
+        if not self.numerics.codec.exact:
+            about = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
+            self.host.note("encoded", {**about, "fp32_bytes": fp32_bytes, "residual": residual})
 
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer

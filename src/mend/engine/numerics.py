@@ -121,12 +121,15 @@ class Anchor:
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """What an offer sends (B bytes, their xxh3_128), what it still owes once it is named (`pend`,
-    fp32 N), and the greatest magnitude in it."""
+    fp32 N), the greatest magnitude in it; of a lossy codec the lengths of `pend` and of all that it
+    was to send."""
 
     payload: Tensor
     checksum: str
     pend: Tensor | None
     norm: float = 0.0
+    unsent: float = 0.0
+    length: float = 0.0
 
 
 class Numerics:
@@ -187,26 +190,37 @@ class Numerics:
         payload may share the memory of `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of
         NORM_MAX in x, or when x leaves the range of the codec; `delta_N` is of no use then.
         """
-        numel = delta_N.numel()
+        numel, block = delta_N.numel(), max(1, self.codec.block)
         x_N = delta_N if residual_N is None else self.buffers.empty(numel)
-        parts = list(_blocks(numel, PORTION_NUMEL))
-        norms = [0.0] * len(parts)
+        # x is ours to overwrite unless it is the delta itself.
+        own_x = x_N is not delta_N
+        pend_N = None if self.codec.exact else x_N if own_x else self.buffers.empty(numel)
+        parts = list(_blocks(numel, max(1, PORTION_NUMEL // block) * block))
+        norms, lengths = [0.0] * len(parts), [(0.0, 0.0)] * max(1, len(parts))
+        payload_B = None
+        if self.codec.block:  # every part can be encoded for itself, while it is in the cache
+            payload_B = self.buffers.empty(self.payload_bytes(numel), torch.uint8)
 
         def fill(position: int) -> None:
-            part = parts[position]
-            norms[position] = self._fill(delta_N, residual_N, anchor_N, x_N, *part)
+            begin, end = parts[position]
+            norms[position] = self._fill(delta_N, residual_N, anchor_N, x_N, begin, end)
+            if payload_B is not None:
+                first, count = self.payload_bytes(begin), self.payload_bytes(end - begin)
+                part_B = payload_B[first : first + count]
+                part_B.copy_(self.codec.encode(x_N[begin:end]))
+                lengths[position] = self._unsent(x_N, part_B, pend_N, begin, end)
 
         self.pool.each([partial(fill, position) for position in range(len(parts))])
-        payload_B = self.codec.encode(x_N)
-        pend_N = None
-        if not self.codec.exact:  # x is ours to overwrite unless it is the delta itself
-            pend_N = self.buffers.empty(numel) if x_N is delta_N else x_N
-            self._unsent(x_N, payload_B, pend_N)
+        if payload_B is None:
+            payload_B = self.codec.encode(x_N)
+            lengths = [self._unsent(x_N, payload_B, pend_N, 0, numel)]
         checksum = xxhash.xxh3_128()
         view = bytes_of(payload_B)
         for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
             checksum.update(view[start:stop])
-        return Encoded(payload_B, checksum.hexdigest(), pend_N, max(norms, default=0.0))
+        unsent, length = (math.sqrt(math.fsum(squares)) for squares in zip(*lengths, strict=True))
+        norm = max(norms, default=0.0)
+        return Encoded(payload_B, checksum.hexdigest(), pend_N, norm, unsent, length)
 
     def _fill(
         self,
@@ -402,18 +416,30 @@ class Numerics:
                     f"payload {position} has {payload.numel()} bytes, {self.codec.name}: {expected}"
                 )
 
-    def _unsent(self, x_N: Tensor, payload_B: Tensor, pend_N: Tensor) -> None:
-        """pend = x - decode(payload). `pend_N` may be `x_N`."""
+    def _unsent(
+        self, x_N: Tensor, payload_B: Tensor, pend_N: Tensor | None, begin: int, end: int
+    ) -> tuple[float, float]:
+        """pend = x - decode(payload), for the elements [begin, end) that the payload holds.
+        `pend_N` may be `x_N`; it is None where nothing is lost. Returns the squares of the lengths
+        of pend and x, for people: their bits depend on the machine."""
+        if pend_N is None:
+            return 0.0, 0.0
         assert payload_B.data_ptr() != x_N.data_ptr() or not x_N.numel(), (
             "only an exact payload may be x itself"
         )
-        size = block_numel()
-        scratch_n = torch.empty(min(size, x_N.numel()), dtype=torch.float32)
-        for start, stop in _blocks(x_N.numel(), size):
-            sent = self.codec.decode(payload_B, start, stop, scratch_n[: stop - start])
-            torch.sub(x_N[start:stop], sent, out=pend_N[start:stop])
-            if not _sound(pend_N[start:stop]):
-                self._refuse(pend_N[start:stop], start, f"the delta rounded to {self.codec.name}")
+        size, unsent, length = block_numel(), 0.0, 0.0
+        scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32)
+        for start, stop in _blocks(end - begin, size):
+            sent_n = self.codec.decode(payload_B, start, stop, scratch_n[: stop - start])
+            x_n = x_N[begin + start : begin + stop]
+            length += x_n.dot(x_n).item()
+            pend_n = torch.sub(x_n, sent_n, out=pend_N[begin + start : begin + stop])
+            square = pend_n.dot(pend_n).item()
+            if not math.isfinite(square) and not _magnitude(pend_n) < NORM_MAX:
+                what = f"the delta rounded to {self.codec.name}"
+                self._refuse(pend_n, begin + start, what)
+            unsent += square
+        return unsent, length
 
     @staticmethod
     def _refuse(block_n: Tensor, start: int, what: str) -> None:

@@ -49,6 +49,21 @@ class PublishedFragment:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """What this rank's offers come to so far."""
+
+    bytes: int = 0
+    """Of their payloads; each goes to every other rack."""
+    fp32_bytes: int = 0
+    """That they would have been without a codec."""
+    residual: float = 0.0
+    """Of the newest: the share (length over length) that the codec left for a later round."""
+
+    def plus(self, size: int, fp32_bytes: int, residual: float) -> Sent:
+        return Sent(self.bytes + size, self.fp32_bytes + fp32_bytes, residual)
+
+
+@dataclass(frozen=True, slots=True)
 class Looked:
     """What the loop has shown so far, all of one moment."""
 
@@ -56,6 +71,7 @@ class Looked:
     members_last: tuple[int, ...]
     reason_last: str
     outer_last: tuple[float, float]
+    sent: Sent
     live: tuple[int, ...]
     why: tuple[str, ...]
     error: str
@@ -74,6 +90,7 @@ class PublishedState:
         self.commits = 0
         self.members_last: tuple[int, ...] = ()
         self.reason_last = ""
+        self.sent = Sent()
         self.outer_last = (0.0, 0.0)
         """Of the newest round: how many its fragment had merged before, its momentum."""
         self.turnout = Turnout()
@@ -212,6 +229,7 @@ class PublishedState:
                 self.members_last,
                 self.reason_last,
                 self.outer_last,
+                self.sent,
                 self.live,
                 self.why,
                 str(self.failure or "") or self.last_error,

@@ -24,6 +24,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from mend.reference import payloads
 from mend.reference.radial import fp32, radial
 
 
@@ -40,7 +41,8 @@ class Settings:
     outer_lr: float = 1.0
     momentum: float = 0.0
     ramp: int = 0  # c > 0: after k rounds the momentum is k / (k + c), at most `momentum`
-    payload: torch.dtype = torch.float32  # or torch.bfloat16
+    payload: str = "float32"  # or what else `payloads.sent` knows
+    ranks: int = 1  # of a rack: each sends its own part of every parameter
     token_weighted: bool = True  # by tokens times tokens per step, per period spanned; else alike
     radial: Collection[int] = ()  # parameters merged by length and direction; the rest by the mean
 
@@ -291,14 +293,25 @@ class _Learner:
         assert min(tokens, steps) >= 1, f"rack {self.number} has {tokens=} {steps=} to offer"
         delta = part.anchor.values - self.theta(fragment)
         x = delta if part.residual is None else delta + part.residual
-        sent = x.to(self.settings.payload).float()
+        sent = self.sent(fragment, x)
         part.seq += 1
-        pend = None if self.settings.payload == torch.float32 else x - sent
+        pend = None if self.settings.payload == "float32" else x - sent
         member = Named(self.number, part.seq, part.anchor.version, tokens, steps)
         part.offer = _Offer(member, delta, sent, pend, self.totals)
         self.log.offers[self.number, fragment, part.seq] = part.offer
         self.events.append(Captured(step, fragment, part.seq))
         return part.offer
+
+    def sent(self, fragment: int, x: Tensor) -> Tensor:
+        """Every rank encodes its parts of all parameters of the fragment, end to end."""
+        ranks, sent, spans, start = self.settings.ranks, torch.empty_like(x), [], 0
+        for numel in (self.log.numels[i] for i in self.settings.fragments[fragment]):
+            spans.append([start + numel * r // ranks for r in range(ranks + 1)])
+            start += numel
+        for r in range(ranks):
+            own = torch.cat([torch.arange(cuts[r], cuts[r + 1]) for cuts in spans])
+            sent[own] = payloads.sent(x[own], self.settings.payload)
+        return sent
 
     def apply(self, fragment: int, version: int, step: int) -> None:
         """Go to anchor `version`; the commits on the way tell what became of the open offer."""

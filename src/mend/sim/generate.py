@@ -57,6 +57,8 @@ AT_RACKS = ("slow_rack", "slow_worker", "flip_bytes")
 LOCKSTEP_SURVIVES_NOT = ("crash", "restart")
 """In lockstep every rack waits for every other: a rack that is gone ends the job, as promised."""
 
+LOSSY = ("bfloat16", "int8", "int4", "e3m0", "topk")
+
 PATIENCE_NS = 20 * SECOND
 """What a patient job adds to the time that all racks need for their training."""
 
@@ -125,7 +127,7 @@ def _workload(seed: int, rng: random.Random) -> Scenario:
         lockstep=lockstep,
         overlapped=rng.random() < 0.8,
         alignment=rng.choice(ALIGNMENTS),
-        payload=rng.choice(("float32", "float32", "bfloat16")),
+        payload=rng.choice(("float32", "float32", LOSSY[seed // 2 % len(LOSSY)])),
         momentum=rng.choice((0.0, 0.0, 0.5)),
         ramp=(0, 1, 3)[seed % 3],
         max_age=rng.choice((0, 1, 2, 2)),

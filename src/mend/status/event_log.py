@@ -61,7 +61,7 @@ LOUD = frozenset(
 )
 """Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""
 
-USUAL = frozenset({"captured", "applied", "commit", "decided", "progress", "recorded"})
+USUAL = frozenset({"captured", "encoded", "applied", "commit", "decided", "progress", "recorded"})
 
 
 class EventLog:

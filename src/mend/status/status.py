@@ -70,5 +70,13 @@ class Status:
     goes by."""
     outer_momentum: float = 0.0
     """Of the newest commit's outer step."""
+    codec: str = "float32"
+    """Of offers: what outer_step_compression_mode or payload_dtype came to."""
+    payload_bytes: int = 0
+    """Of all offers that this rank has encoded; each is sent to every other rack."""
+    payload_bytes_fp32: int = 0
+    """That they would have had as fp32."""
+    residual_share: float = 0.0
+    """Of the newest offer: the part (length over length) that the codec left for a later one."""
     log_lines_lost: int = 0
     """Lines of the log that nobody took: its pipe was full, or closed."""

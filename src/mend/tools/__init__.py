@@ -122,6 +122,10 @@ def demo_command(
         Literal["ddp", "fsdp2"],
         typer.Option(help="How several processes of a rack share the model: copies, or shards."),
     ] = "ddp",
+    codec: Annotated[
+        str,
+        typer.Option(help="Compression of deltas: none, bf16, int8, int4, e3m0 or topk."),
+    ] = "none",
     out: Annotated[Path, typer.Option(help="Where results, events and summary.json go.")] = Path(
         "runs/demo"
     ),
@@ -144,6 +148,7 @@ def demo_command(
             nproc_per_rack=nproc_per_rack,
             parallel=parallel,
             out=out,
+            codec=codec,
         )
     )
 

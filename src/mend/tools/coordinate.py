@@ -29,6 +29,8 @@ def coordinate(
         sideband_addr="",
         sideband_peers=(),
         rack=None,
+        payload_dtype="float32",
+        outer_step_compression_mode="none",  # a registered codec is known to the racks only
     )
     folder = diagnostics_dir or config.diagnostics_dir
     # Its loop says these lines, and must not wait for who reads them.

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mend.config import MendConfig
 from mend.errors import ConfigError, MendError
 from mend.tools import demo_report as report
 from mend.tools.launch import Job, Outcome, launch
@@ -44,7 +45,12 @@ SAYS = {
 
 
 def recipes(
-    *, quick: bool, steps: int | None, out: Path, parallel: str = "ddp"
+    *,
+    quick: bool,
+    steps: int | None,
+    out: Path,
+    parallel: str = "ddp",
+    codec: str = "none",
 ) -> dict[str, Recipe]:
     """The four runs, equal but for the exchange; the delay comes when a step has been timed."""
     from mend.tools.demo_train import Recipe
@@ -61,6 +67,7 @@ def recipes(
         learning_rate=1e-2 if quick else 3e-3,
         eval_batches=20 if quick else 60,
         parallel=parallel,
+        codec=codec,
     )
     variants: dict[str, dict[str, Any]] = {
         report.BLOCKING: {"concurrent": False},
@@ -88,11 +95,13 @@ def demo(
     nproc_per_rack: int,
     parallel: Literal["ddp", "fsdp2"],
     out: Path,
+    codec: str = "none",
 ) -> int:
     """Run everything; returns the exit status. Raises MendError when a run fails."""
     console = Console()
     started = time.monotonic()
-    planned = recipes(quick=quick, steps=steps, out=out, parallel=parallel)
+    MendConfig(outer_step_compression_mode=codec)  # a wrong one is refused before anything runs
+    planned = recipes(quick=quick, steps=steps, out=out, parallel=parallel, codec=codec)
     given = delay_ms is not None
     for name, recipe in planned.items():
         _clear(Path(recipe.out))
@@ -110,6 +119,7 @@ def demo(
         "nproc_per_rack": nproc_per_rack,
         "parallel": parallel if nproc_per_rack > 1 else "none",
         "quick": quick,
+        "codec": codec,
         "delay_ms": delay_ms,
         "delay_origin": "--delay-ms" if given else f"{DELAY_SHARE} x overlap of the run alone",
         "wall_s": round(time.monotonic() - started, 1),
@@ -207,7 +217,8 @@ def run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
 def _title(settings: dict[str, Any]) -> str:
     ranks = settings["nproc_per_rack"]
     inside = f" x {ranks} ranks ({settings['parallel']})" if ranks > 1 else ""
-    return f"2 racks{inside}, {settings['delay_ms']} ms delay ({settings['delay_origin']})"
+    codec = f", {settings['codec']} payloads" if settings["codec"] != "none" else ""
+    return f"2 racks{inside}{codec}, {settings['delay_ms']} ms delay ({settings['delay_origin']})"
 
 
 def show(

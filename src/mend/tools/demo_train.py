@@ -51,6 +51,7 @@ class Recipe:
     lockstep: bool = True
     delay_ms: float = 0.0
     delay_distribution: str = "constant"
+    codec: str = "none"
 
 
 def mend_settings(recipe: Recipe) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def mend_settings(recipe: Recipe) -> dict[str, Any]:
         "overlap_steps": recipe.overlap_steps,
         "concurrent_outer_step": recipe.concurrent,
         "lockstep": recipe.lockstep,
+        "outer_step_compression_mode": recipe.codec,
         "quorum_min_learners": recipe.quorum,
         "simulated_merge_delay_ms": recipe.delay_ms,
         "simulated_merge_delay_distribution": recipe.delay_distribution,

@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mend.codec import CODECS
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
+from mend.errors import ConfigError
 from mend.tools.doctor.estimate import (
     FP32,
-    ITEM_BYTES,
     MARGIN,
     Exchange,
     Memory,
     exchange_of,
+    item_bytes,
     memory_of,
     tau_for,
 )
@@ -32,6 +34,7 @@ PERIOD_FIRST = 128
 """The default; shorter ones are in the table, and are recommended to nobody unasked."""
 FRAGMENTS = (4, 8, 16, 32)
 PAYLOADS = ("float32", "bfloat16")
+"""Codecs that are compared where nobody says which."""
 
 BUSY_MAX = 0.7
 """Of the time may payloads keep the link busy: the rest is for catching up after an outage."""
@@ -61,7 +64,7 @@ class Asked:
     """The job. `params`: trained elements of the whole model; `link`: of one rack, shared by its
     `ranks`; `merge_ns`: per element that a rank merges; `delay_ms`: added to each exchange;
     `device`: that trains, of COPY_NS; `largest`: elements of the largest tensor, which no cut
-    between fragments divides (0: not known)."""
+    between fragments divides (0: not known); `codecs`: to compare, the first that fits wins."""
 
     params: int
     step_ms: float
@@ -72,6 +75,7 @@ class Asked:
     delay_ms: float = 0.0
     device: str = "cuda"
     largest: int = 0
+    codecs: tuple[str, ...] = PAYLOADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,16 @@ class Choice:
         return self.period_bytes * 8 / (self.step_ms * self.config.sync_period_steps) * 1000 / MB
 
 
+def codecs_of(text: str) -> tuple[str, ...]:
+    """`float32,int4`. Raises ConfigError."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in found:
+        if name not in CODECS:
+            rule = f"{name!r} is none of {', '.join(CODECS)}"
+            raise ConfigError("--codecs", text, rule, "Name codecs, separated by commas.")
+    return found
+
+
 def base_config(racks: int) -> MendConfig:
     """Everything that is not searched: from the environment and the TOML file, as in a job."""
     return MendConfig(
@@ -151,13 +165,14 @@ def base_config(racks: int) -> MendConfig:
         sync_period_steps=PERIOD_FIRST,
         overlap_steps=None,
         payload_dtype="float32",
+        outer_step_compression_mode="none",
         simulated_merge_delay_ms=0.0,
     )
 
 
 def choices(asked: Asked, base: MendConfig) -> list[Choice]:
-    """The best P and tau for every H and payload, H ascending, float32 before bfloat16."""
-    return [_best(asked, base, period, name) for period in PERIODS for name in PAYLOADS]
+    """The best P and tau for every H and codec, H ascending, codecs in the order asked."""
+    return [_best(asked, base, period, name) for period in PERIODS for name in asked.codecs]
 
 
 def _best(asked: Asked, base: MendConfig, period: int, payload: str) -> Choice:
@@ -175,7 +190,7 @@ def choice_of(
     settings: dict[str, Any] = {  # of several types, which MendConfig checks
         "sync_period_steps": period,
         "fragments": fragments,
-        "payload_dtype": payload,
+        "payload_dtype" if payload in PAYLOADS else "outer_step_compression_mode": payload,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said in another form, and only of what is recommended
@@ -205,7 +220,7 @@ def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:
 
 
 def recommended(rows: list[Choice]) -> Choice:
-    """The first that fits from the default H on, float32 before bfloat16: merging more rarely is
+    """The first that fits from the default H on, codecs in the order asked: merging more rarely is
     what costs loss. Where none fits, the one that trains most of its time."""
     wanted = [row for row in rows if row.config.sync_period_steps >= PERIOD_FIRST]
     return next((row for row in wanted if row.fits), max(wanted, key=lambda row: row.utilisation))
@@ -242,18 +257,19 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
 
 def _what_would_fit(asked: Asked, chosen: Choice) -> Iterator[str]:
     """With the recommended H at its longest and the smallest payload, since that needs least."""
-    config, size = chosen.config, ITEM_BYTES[PAYLOADS[-1]] * asked.params * (asked.racks - 1)
+    config, least = chosen.config, min(asked.codecs, key=item_bytes)
+    size = item_bytes(least) * asked.params * (asked.racks - 1)
     carried_ms = size * 8 / (asked.link.rate_bits * LINK_SHARE) * 1000
     period = math.ceil(carried_ms / BUSY_MAX / asked.step_ms)
     yield (
-        f"No setting fits: with H={config.sync_period_steps} and {config.payload_dtype} payloads "
+        f"No setting fits: with H={config.sync_period_steps} and {config.codec} payloads "
         f"training waits {chosen.wait_ms:.0f} ms per round, and payloads keep the link busy for "
         f"{chosen.link_busy:.0%} of the time."
     )
     rate = carried_ms * asked.link.rate_bits / (BUSY_MAX * PERIODS[-1] * asked.step_ms)
     if period > PERIODS[-1]:
         yield (
-            f"H={PERIODS[-1]} with {PAYLOADS[-1]} needs a link of {rate / MB:.3g} Mbit/s; or "
+            f"H={PERIODS[-1]} with {least} needs a link of {rate / MB:.3g} Mbit/s; or "
             f"steps (more tokens in each) of {carried_ms / BUSY_MAX / PERIODS[-1]:.0f} ms; or "
             f"fewer racks or parameters; or H={period} and what that does to the loss."
         )

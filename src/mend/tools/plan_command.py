@@ -45,6 +45,14 @@ _MergeNs = Annotated[
 _Measure = Annotated[
     bool, typer.Option("--measure", help="Measure --merge-ns here, with one thread.")
 ]
+_Codecs = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help="To compare, the first that fits is recommended: float32, bfloat16, int8, int4, "
+        "e3m0, topk.",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -59,6 +67,7 @@ def plan_command(
     delay_ms: _DelayMs = 0.0,
     merge_ns: _MergeNs = None,
     measure: _Measure = False,
+    codecs: _Codecs = "float32,bfloat16",
     as_json: _Json = False,
 ) -> None:
     """Say which settings fit a model, its steps and a link, before any machine is rented.
@@ -67,7 +76,7 @@ def plan_command(
     exchange, load of the link, share of the time that is training, bytes, memory), and what else
     could be chosen, H by payload. The rule: an exchange takes at most 80 % of tau steps, payloads
     keep the link busy for at most 70 % of the time, tau is at most a quarter of H. From H=128 on
-    the first that fits is recommended, float32 before bfloat16.
+    the first that fits is recommended, codecs in the order of --codecs.
 
     It is arithmetic; what it assumes is printed. Exit status 1 when nothing fits, with what to
     change. [bold]mend doctor --meet[/bold] measures the same on the machines themselves, and
@@ -96,6 +105,7 @@ def plan_command(
         delay_ms,
         device,
         params_of(largest_tensor) if largest_tensor else 0,
+        plan.codecs_of(codecs),
     )
     rows = plan.choices(asked, plan.base_config(racks))
     chosen = plan.recommended(rows)
@@ -111,12 +121,14 @@ def plan_command(
 def settings(chosen: Choice) -> dict[str, str | int]:
     """What a job must be told, all racks alike."""
     config = chosen.config
+    compression = config.outer_step_compression_mode
+    payload = {"payload_dtype": config.payload_dtype}
     return {
         "racks": config.racks,
         "sync_period_steps": config.sync_period_steps,
         "fragments": config.fragments,
         "overlap_steps": config.tau,
-        "payload_dtype": config.payload_dtype,
+        **(payload if compression == "none" else {"outer_step_compression_mode": compression}),
     }
 
 
@@ -142,6 +154,7 @@ def row_data(row: Choice) -> dict[str, Any]:
     loss = loss_of(row.config)
     return {
         **settings(row),
+        "codec": row.config.codec,
         "fits": row.fits,
         "utilisation": row.utilisation,
         "link_busy": row.link_busy,
@@ -276,7 +289,7 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
         table.add_row(
             "->" if row is chosen else "",
             str(config.sync_period_steps),
-            config.payload_dtype,
+            config.codec,
             str(config.fragments),
             str(config.tau),
             duration(row.longest.total_ms),

@@ -108,7 +108,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "lockstep": settings.lockstep,
         "max_age": settings.max_age,
         "alignment": settings.alignment,
-        "payload": settings.payload_dtype,
+        "payload": settings.codec,
         "merge": settings.merge,
         "momentum": settings.outer_optimizer_momentum,
         "ramp": settings.ramp_rounds,

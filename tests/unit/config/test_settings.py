@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mend.codec import CODECS
 from mend.config import MendConfig, describe
-from mend.config.settings import FACTS
+from mend.config.settings import COMPRESSIONS, FACTS
 from mend.errors import ConfigError, MendError
 from mend.fragment import Alignment
 from mend.merge import MERGES
@@ -152,7 +152,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("failslow_zscore_threshold", value) for value in (0,)),
     *(("failslow_min_samples", value) for value in (1,)),
     *(("rack_aware", value) for value in (2,)),
-    *(("outer_step_compression_mode", value) for value in ("zip",)),
+    *(("outer_step_compression_mode", value) for value in ("zip", 8, "powersgd", "sparse")),
     *(("expected_learner_ids", value) for value in (("a", "a"), ("",), (1,), 5)),
     *(("sideband_peers", value) for value in (5, None, (5,), ["tcp://a:1", 5], ["b:1", "a:1"])),
     *(("sideband_peers", value) for value in ("0=tcp://a:1,tcp://b:1", "tcp://a:1,1=tcp://b:1")),
@@ -207,7 +207,9 @@ def test_a_right_value_is_stored_in_one_form(name: str, value: Any, stored: Any)
 
 def test_the_words_are_those_of_the_code_they_choose() -> None:
     hints = get_type_hints(MendConfig)
-    assert set(get_args(hints["payload_dtype"])) == set(CODECS)
+    assert set(get_args(hints["payload_dtype"])) < set(CODECS)
+    modes = {MendConfig(outer_step_compression_mode=word).codec for word in COMPRESSIONS}
+    assert modes == set(CODECS), "every codec can be chosen"
     assert set(get_args(hints["merge"])) == set(MERGES)
     assert set(get_args(hints["alignment"])) == set(get_args(Alignment))
     distribution = hints["simulated_merge_delay_distribution"]
@@ -218,6 +220,17 @@ def test_the_words_are_those_of_the_code_they_choose() -> None:
 
 
 # ------------------------------------------------------------------ values together
+
+
+def test_the_codec_is_the_compression_or_else_the_payloads_numbers() -> None:
+    assert MendConfig().codec == "float32"
+    assert MendConfig(payload_dtype="bfloat16").codec == "bfloat16"
+    assert MendConfig(outer_step_compression_mode="quant4").codec == "int4"
+    both = MendConfig(outer_step_compression_mode="bf16", payload_dtype="bfloat16")
+    assert both.codec == "bfloat16"
+    assert both.inactive_fields == ()
+    with pytest.raises(ConfigError, match="contradicts outer_step_compression_mode='int8'"):
+        MendConfig(outer_step_compression_mode="int8", payload_dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -396,6 +409,7 @@ def test_a_difference_that_would_split_the_job_shows_in_the_facts(name: str) -> 
     other = MendConfig(**changes).hyper_facts()
     differing = {key for key, value in other if one[key] != value}
     said = {"overlap_steps": "tau", "outer_ramp_rounds": "ramp_rounds"}
+    said |= dict.fromkeys(("payload_dtype", "outer_step_compression_mode"), "codec")
     assert said.get(name, name) in differing
 
 
@@ -407,8 +421,8 @@ def test_the_facts_are_text_in_a_fixed_order() -> None:
 
 
 def test_settings_without_effect_are_reported_when_changed() -> None:
-    config = MendConfig(rack_aware=True, outer_step_compression_mode="int8", fragments=9)
-    assert config.inactive_fields == ("rack_aware", "outer_step_compression_mode")
+    config = MendConfig(rack_aware=True, failslow_min_samples=9, fragments=9)
+    assert config.inactive_fields == ("failslow_min_samples", "rack_aware")
 
 
 def test_a_setting_without_effect_is_reported_when_it_is_named_with_its_default(

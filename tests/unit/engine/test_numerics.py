@@ -43,8 +43,11 @@ def naive(
     for payload, weight in zip(payloads, WEIGHTS, strict=False):
         if codec == "float32":
             delta = payload.numpy().view(np.float32)
-        else:
+        elif codec == "bfloat16":
             delta = (payload.numpy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:  # what it decodes to, all at once, is held to the reference elsewhere
+            numel = anchor.numel
+            delta = CODECS[codec]().decode(payload, 0, numel, torch.empty(numel)).numpy()
         term = delta.astype(np.float64) * weight
         total = term if total is None else total + term
     D, A, lr32, mu32 = (

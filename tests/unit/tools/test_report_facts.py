@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mend.tools.report import html
 from mend.tools.report.facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
 
 S = 1_000_000_000
@@ -46,6 +47,19 @@ class Run:
 
     def ends(self) -> RunFacts:
         return self.gathering.finish()
+
+
+def test_what_a_codec_saved_and_left_for_later_is_shown() -> None:
+    run = Run()
+    for residual in (0.3, 0.1, 0.2):
+        run.says(0, {"kind": "encoded", "bytes": 100, "fp32_bytes": 800, "residual": residual})
+    facts = run.says(0, {"kind": "encoded", "bytes": -1, "fp32_bytes": 8, "residual": 0}).ends()
+    assert facts.offered == (300, 2400)
+    assert run.gathering.refused == 1
+    tiles = {name: (figure, more) for name, figure, more in html.tiles(facts, {})}
+    assert tiles["Compression"] == ("8 x", "2.1 kB less per receiver than fp32")
+    assert tiles["Residual"][0] == "20.0%"
+    assert "Compression" not in {name for name, *_ in html.tiles(Run().ends(), {})}
 
 
 def test_rounds_are_counted_once_with_who_was_in() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from mend.codec import CODECS
 from mend.config.settings import MendConfig
 from mend.config.wiring import rounds_in_flight
 from mend.coordination.schedule import gap_steps
@@ -23,7 +24,8 @@ find the rate; docs/plan.md has what was measured over a shaped link."""
 
 ANCHOR_VERSIONS = 2
 FP32 = 4
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+NUMEL_LARGE = 1 << 24
+"""Enough that the blocks of a codec are as good as whole."""
 
 ENCODE_NS = 1.0
 """Per element: delta, encoding and checksum on a worker; docs/benchmarks.md measured 0.6 with a
@@ -158,7 +160,8 @@ def exchange_of(
     Every rack pulls the payload of every other one; its ranks share the network and not the work.
     """
     part = math.ceil(params / config.fragments)
-    size = part * ITEM_BYTES[config.payload_dtype] * (config.racks - 1)
+    payload = CODECS[config.codec]().payload_bytes(math.ceil(part / ranks)) * ranks
+    size = payload * (config.racks - 1)
     return Exchange(
         bytes=size,
         transfer_ms=size * 8 / mbit / 1000,
@@ -203,7 +206,7 @@ def _longer(config: MendConfig, exchange: Exchange, step_ms: float) -> str:
         advice = [f"MEND_OVERLAP_STEPS={tau} would"]
     else:
         advice = [f"MEND_OVERLAP_STEPS={tau} with MEND_SYNC_PERIOD_STEPS={4 * tau} or more would"]
-    if config.payload_dtype == "float32":
+    if config.codec == "float32":
         half = tau_for(exchange.total_ms - exchange.transfer_ms / 2, step_ms)
         advice.append(f"with MEND_PAYLOAD_DTYPE=bfloat16 MEND_OVERLAP_STEPS={half}")
     doubled = tau_for(exchange.total_ms - (exchange.transfer_ms + exchange.work_ms) / 2, step_ms)
@@ -222,7 +225,7 @@ def _of_load(config: MendConfig, exchange: Exchange, step_ms: float) -> list[Fin
         return [Finding("ok", "overlap", told)]
     period = math.ceil(exchange.transfer_ms * config.fragments / BUSY / step_ms)
     change = f"MEND_SYNC_PERIOD_STEPS={period} makes it {100 * BUSY:.0f} %"
-    if config.payload_dtype == "float32":
+    if config.codec == "float32":
         change += "; MEND_PAYLOAD_DTYPE=bfloat16 halves it"
     if share > 1:
         told = f"The link is too slow for these rounds: {told}; they would come late for ever"
@@ -269,6 +272,12 @@ def summary_of(exchange: Exchange, mbit: float) -> dict[str, object]:
     }
 
 
-def params_of_tapes(payload_bytes: Sequence[int], payload_dtype: str) -> int:
-    """Elements of what one rank owns, by the payloads on its tape."""
-    return sum(payload_bytes) // ITEM_BYTES.get(payload_dtype, FP32)
+def item_bytes(codec: str) -> float:
+    """Of a payload, per element of a long vector."""
+    return CODECS[codec]().payload_bytes(NUMEL_LARGE) / NUMEL_LARGE
+
+
+def params_of_tapes(payload_bytes: Sequence[int], codec: str) -> int:
+    """Elements of what one rank owns, by the payloads on its tape; a little more where the codec
+    fills up blocks. 0 for a codec that is not known here."""
+    return round(sum(payload_bytes) / item_bytes(codec)) if codec in CODECS else 0

@@ -3,10 +3,11 @@ nothing of what happened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mend.config.settings import codec_of
 from mend.errors import TapeError
 from mend.tools.doctor.estimate import params_of_tapes
 from mend.tools.doctor.terms import Finding
@@ -59,11 +60,16 @@ def planned_in(folder: Path) -> list[Planned]:
 def _planned(headers: Sequence[Header]) -> Planned:
     newest = {each.rank: each for each in sorted(headers, key=lambda each: each.wall_ns)}
     params = sum(
-        params_of_tapes(each.payload_bytes, str(each.config.get("payload_dtype", "")))
-        for each in newest.values()
+        params_of_tapes(each.payload_bytes, _codec_of(each.config)) for each in newest.values()
     )
     plan = newest[0].plan if 0 in newest else next(iter(newest.values())).plan
     return Planned(headers[0].rack, plan, params, len(newest))
+
+
+def _codec_of(config: Mapping[str, object]) -> str:
+    """By the settings on a tape."""
+    compression = str(config.get("outer_step_compression_mode", "none"))
+    return codec_of(compression, str(config.get("payload_dtype", "")))
 
 
 def of_planned(found: Sequence[Planned]) -> Iterator[Finding]:

@@ -75,6 +75,12 @@ class Captured(msgspec.Struct, gc=False):
     seq: Whole
 
 
+class Encoded(msgspec.Struct, gc=False):
+    bytes: Whole
+    fp32_bytes: Whole
+    residual: float
+
+
 class Applied(msgspec.Struct, gc=False):
     fragment: Whole
     version: Whole
@@ -155,6 +161,10 @@ class RunFacts:
     differences: list[str] = field(default_factory=list)
     newest: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     """(fragment, version, when it was decided) of the last rounds."""
+    offered: tuple[int, int] = (0, 0)
+    """Bytes of all payloads of a lossy codec, and what they would have been as fp32."""
+    residuals: Curve = field(default_factory=Curve)
+    """Share of each offer (length over length) that was left for a later one."""
     outer: tuple[float, float] = (0.0, 0.0)
     """Of the last round: how many its fragment had merged before, its outer momentum."""
     earlier_jobs: int = 0
@@ -199,6 +209,7 @@ class Gathering:
             "recorded": self._recorded,
             "commit": self._commit,
             "captured": self._capture,
+            "encoded": self._encoded,
             "applied": self._applied,
             "still-open": self._still_open,
             "lineage": self._lineage,
@@ -225,6 +236,7 @@ class Gathering:
         for key in list(self._pending):
             self._compared(key)
         self.facts.waits.finish()
+        self.facts.residuals.finish()
         for each in self.facts.ranks.values():
             for curve in each.curves.values():
                 curve.finish()
@@ -298,6 +310,11 @@ class Gathering:
         found = msgspec.convert(event, Captured)
         if mine.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
             self._captured[mine.rack, found.fragment, found.seq] = time_ns
+
+    def _encoded(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found, (size, fp32_bytes) = msgspec.convert(event, Encoded), self.facts.offered
+        self.facts.offered = (size + found.bytes, fp32_bytes + found.fp32_bytes)
+        self.facts.residuals.add(0, time_ns, found.residual)
 
     def _applied(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
         found = msgspec.convert(event, Applied)

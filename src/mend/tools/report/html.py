@@ -152,6 +152,13 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str
     ]
     if not facts.rounds:
         found = found[: 2 if facts.exchange else 1]
+    size, fp32_bytes = facts.offered
+    if size:
+        residuals = sorted(facts.residuals.values)
+        middle = residuals[len(residuals) // 2] if residuals else 0.0
+        saved = f"{short(fp32_bytes - size)}B less per receiver than fp32"
+        found.append(("Compression", f"{fp32_bytes / size:.3g} x", saved))
+        found.append(("Residual", f"{middle:.1%}", "of an offer's length, sent later; median"))
     rounds, momentum = facts.outer
     if momentum:
         found.append(

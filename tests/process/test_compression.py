@@ -1,0 +1,113 @@
+"""Lossy codecs between real processes: what is on the wire is what the formula says, every rack
+holds the same bits, and what a round leaves out is kept when a rack dies."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend.codec import CODECS
+from mend.fragment.plan import build_plan
+from tests.process import train
+from tests.process.conftest import Jobs
+from tests.process.racks import until
+from tests.process.replayed import model_bits, replayed
+from tests.process.train import bits
+
+CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+WIRE_PCT = 1.0
+STEPS = 1_000_000
+
+
+def payload_sizes(codec: str) -> list[int]:
+    """Of the broad model's fragments, in a rack of one rank."""
+    plan = build_plan(train.build("broad", 0), CONFIG["fragments"])
+    return [CODECS[codec]().payload_bytes(layout.numel) for layout in plan]
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8", "int4", "e3m0", "topk"])
+def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str) -> None:
+    """Rack 0 pulls nothing but the other's offers, as everybody starts at its weights. At step 39
+    fragment 0 has had five rounds, fragment 1 four, and none is in flight."""
+    mode = "bf16" if codec == "bfloat16" else codec
+    config = {**CONFIG, "outer_step_compression_mode": mode, "lockstep": True}
+    job = jobs()
+    told = job.gate("pulled")
+    common: dict[str, Any] = {"model": "broad", "config": config, "learning_rate": 1e-6}
+    first, second = job.run(steps=39, **common, per={0: {"at": {"end": [["pulled", told]]}}})
+    assert first.digest == second.digest
+    assert first.weights == second.weights
+    sizes = payload_sizes(codec)
+    wanted, status = 5 * sizes[0] + 4 * sizes[1], first.status
+    came = int(Path(told).read_text())
+    assert wanted <= came <= (1 + WIRE_PCT / 100) * wanted
+    assert status["codec"] == codec
+    assert status["payload_bytes"] == sum(sizes[e["fragment"]] for e in first.kinds("captured"))
+    share = status["payload_bytes"] / status["payload_bytes_fp32"]
+    assert share == pytest.approx(sum(sizes) / sum(payload_sizes("float32")), rel=0.01)
+    assert 0 < status["residual_share"] < 1
+    encoded = first.kinds("encoded")
+    assert len(encoded) == len(first.kinds("captured"))
+    assert all(0 < event["residual"] < 1 for event in encoded)
+
+
+@pytest.mark.parametrize("codec", ["int8", "e3m0"])
+def test_three_racks_of_different_speed_hold_the_bits_that_the_reference_finds(
+    jobs: Jobs, codec: str
+) -> None:
+    config = {**CONFIG, "outer_step_compression_mode": codec, "grace_window_ms": 0, "max_age": 8}
+    paces = {rack: {"pace_ms": 3.0 + 4 * rack} for rack in range(3)}
+    results = jobs(racks=3).run(steps=50, keep_local=True, config=config, per=paces)
+    assert len({result.digest for result in results}) == 1
+    assert len(results[0].commits) > 8
+    outcome = replayed(results, "plain", config)
+    thetas = [model_bits(result, "plain", config) for result in results]
+    assert thetas == [[bits(theta) for theta in rack] for rack in outcome.thetas]
+
+
+def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> None:
+    """Its last payload may be merged or not; those who live on agree, and go on."""
+    job = jobs(racks=3, witness=True)
+    config = {**CONFIG, "outer_step_compression_mode": "int4"}
+    for rack in range(3):
+        job.start(rack, steps=STEPS, config=config, pace_ms=10)
+    job.event(0, "commit", fragment=1)
+    job.processes[2].signal(signal.SIGKILL)
+    job.event(0, "rack-silent")
+
+    def digests(rack: int) -> dict[tuple[int, int], list[str]]:
+        commits = [event for event in job.events(rack) if event["kind"] == "commit"]
+        return {(c["fragment"], c["version"]): c["digests"] for c in commits}
+
+    known = len(digests(0))
+    until(lambda: min(len(digests(0)), len(digests(1))) > known + 6, f"they merge\n{job.logs()}")
+    first, second = digests(0), digests(1)
+    both = first.keys() & second.keys()
+    assert len(both) > known
+    assert all(first[key] == second[key] for key in both)
+
+
+def test_racks_train_with_a_codec_that_their_script_has_registered(jobs: Jobs) -> None:
+    job = jobs()
+    config = {**CONFIG, "outer_step_compression_mode": "ternary"}
+    for rack in range(2):
+        job.start(rack, script="tests.process.registered", steps=24, config=config)
+    for rack in range(2):
+        job.ended(rack, code=0)
+    first, second = job.result(0), job.result(1)
+    assert first.digest == second.digest
+    assert first.status["codec"] == "ternary"
+    assert first.status["payload_bytes"] % 68 == 0
+    assert len(first.commits) >= 4
+
+
+def test_racks_with_different_codecs_are_refused_by_name(jobs: Jobs) -> None:
+    job = jobs()
+    job.start(0, steps=STEPS, config={**CONFIG, "outer_step_compression_mode": "int8"})
+    job.start(1, steps=STEPS, config={**CONFIG, "outer_step_compression_mode": "int4"})
+    refused = job.event(0, "refused")
+    assert refused["rack"] == 1
+    assert "codec" in refused["detail"]

@@ -60,6 +60,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "msgspec": _DECIDING | {"runtime", "config", "sim", "cli"},
     "xxhash": _NUMERIC | {"determinism", "protocol", "transport", "runtime", "sim", "cli"},
     "zmq": frozenset({"transport"}),
+    "cryptography": frozenset({"transport"}),
     "triton": frozenset({"kernels"}),
     "matplotlib": frozenset({"cli"}),
     "rich": frozenset({"cli"}),

@@ -306,6 +306,7 @@ class Runtime:
             rounds_recent=rounds_recent,
             outer_rounds=board.outer_last[0],
             outer_momentum=board.outer_last[1],
+            protection=rank.settings.driver.protection,
             log_lines_lost=rank.recorder.lines_lost,
         )
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from mend.cli.bench_commands import bench_app
 from mend.cli.doctor.command import doctor_command
+from mend.cli.keys_command import keys_app
 from mend.cli.launch_command import PASS_ON, launch_command
 from mend.cli.plan_command import plan_command
 from mend.cli.report.command import report_command
@@ -225,6 +226,7 @@ app.command("explain")(explain_command)
 app.command("report")(report_command)
 app.command("top")(top_command)
 app.command("retire")(retire_command)
+app.add_typer(keys_app)
 app.add_typer(bench_app)
 
 

@@ -18,9 +18,9 @@ ASK_S = 0.25
 class Begun:
     """Answers of the processes of one job. Close it."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: tuple[bytes, ...] = ()) -> None:
         self._look = encode_look(Look(""))  # the ports are the launcher's own
-        self._onlooker = Onlooker(VIEW_BYTES_MAX)
+        self._onlooker = Onlooker(VIEW_BYTES_MAX, secrets)
         self._views: dict[str, View] = {}
         self._asked_s = 0.0
         self._has = False

@@ -17,6 +17,7 @@ def coordinate(
     """
     from mend.cli.show import STDOUT, Printer
     from mend.config import MendConfig  # late, so that `mend --help` needs no torch
+    from mend.config.keyfile import protection_of, secrets_of
     from mend.runtime import witness
 
     # The same rules as in the racks: a witness with a mistyped address would wait for ever. Where a
@@ -30,6 +31,7 @@ def coordinate(
         sideband_peers=(),
         rack=None,
     )
+    keys = secrets_of(config, bind, "bind")
     folder = diagnostics_dir or config.diagnostics_dir
     # Its loop says these lines, and must not wait for who reads them.
     with Printer(STDOUT, NAME) as printer:
@@ -42,4 +44,6 @@ def coordinate(
             diagnostics_dir=Path(folder) if folder else None,
             tape_mb_max=config.tape_mb_max,
             observe=config.observe,
+            keys=keys,
+            protection=protection_of(config, bind),
         )

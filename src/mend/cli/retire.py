@@ -13,6 +13,7 @@ from contextlib import closing
 
 from mend.cli.top.picture import Answer, name_of
 from mend.cli.top.run import Wanted, Watch, addresses_in_force, terminated
+from mend.config.keyfile import secrets_in_force
 from mend.protocol import wire
 from mend.protocol.messages import PERSON, Envelope, Retire
 from mend.protocol.observing import VIEW_BYTES_MAX, RackSeen, View
@@ -35,7 +36,7 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
     """Returns the exit status. Raises ConfigError for what is no address."""
     asked = list(dict.fromkeys(addresses)) or addresses_in_force()
     wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S, None)
-    with closing(Onlooker(VIEW_BYTES_MAX)) as onlooker, terminated():
+    with closing(Onlooker(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
         watch = Watch(onlooker, wanted, asked)
         try:
             return _retire(rack, watch, onlooker, wait_s)

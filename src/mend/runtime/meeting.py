@@ -23,6 +23,7 @@ from mend.runtime.meeting_words import FRAME_BYTES_MAX, About, Pull, Turn, clean
 from mend.terms import KEY_BYTES, MS, SECOND, Address, Peer
 from mend.transport.probe import Knock, host_and_port, knock
 from mend.transport.pull import PullLane
+from mend.transport.security import Secrets
 from mend.transport.zmq import ZmqSideband
 
 BEAT_S = 0.1
@@ -60,6 +61,7 @@ class Venue:
     advertise: str
     peers: Mapping[int, str]
     witness: str
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass
@@ -96,15 +98,18 @@ class _Meeting:
         with contextlib.ExitStack() as opened:
             venue, job = self._venue, self._rules.job
             token = hashlib.sha256(b"mend doctor " + job.encode()).digest()[:16]
+            me = Peer(self._rules.rack, 0)
+            keys = Secrets(venue.secrets, me) if venue.secrets else None
             lane = PullLane(
                 venue.lane_host,
                 venue.ports,
                 token=token,
                 advertise=venue.advertise,
                 stall_ns=STALL_NS,
+                secrets=keys,
             )
             opened.callback(lane.close)
-            sideband = ZmqSideband(venue.bind, frame_bytes_max=FRAME_BYTES_MAX)
+            sideband = ZmqSideband(venue.bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
             opened.callback(sideband.close)
             self._lane, self._sideband = lane, sideband
             serves = self._rules.pull_ns > 0

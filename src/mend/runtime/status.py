@@ -70,5 +70,8 @@ class Status:
     goes by."""
     outer_momentum: float = 0.0
     """Of the newest commit's outer step."""
+    protection: str = "loopback"
+    """What keeps others out: "keys", "loopback" (nobody else reaches this rack's port) or
+    "insecure"."""
     log_lines_lost: int = 0
     """Lines of the log that nobody took: its pipe was full, or closed."""

@@ -143,6 +143,8 @@ def run(
     diagnostics_dir: Path | None = None,
     tape_mb_max: int = 0,
     observe: bool = True,
+    keys: tuple[bytes, ...] = (),
+    protection: str = "loopback",
 ) -> None:
     """Serve one job until every rack has left, or SIGINT / SIGTERM.
 
@@ -151,7 +153,9 @@ def run(
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = Recorder({"rack": WITNESS, "rank": 0}, diagnostics_dir)
     host = bind.removeprefix("tcp://").rsplit(":", 1)[0]
-    listen = DriverOptions(bind, host, "", None, 10 * SECOND, observe=observe)
+    listen = DriverOptions(
+        bind, host, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection
+    )
     driver = Driver(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
     parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
@@ -165,7 +169,10 @@ def run(
         driver.observe(witness.view)
         driver.attach(witness)
         if on_progress:
-            on_progress(f"listening address={driver.address} job={job_id} racks={racks}")
+            on_progress(
+                f"listening address={driver.address} job={job_id} racks={racks} "
+                f"protection={protection}"
+            )
         while not stop.is_set() and not driver.done.wait(0.2):
             pass
     finally:

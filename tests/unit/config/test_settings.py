@@ -93,8 +93,8 @@ def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
 
 @pytest.mark.parametrize("name", ["sideband_psk", "sideband_tls", "sideband_peer_allowlist"])
 def test_a_protection_that_is_not_there_is_refused_not_ignored(name: str) -> None:
-    """Who sets a key and hears nothing believes that it protects."""
-    with pytest.raises(ConfigError, match=f"^{name}=.*is no setting of mend"):
+    """Who sets a key and hears nothing believes that it protects. What does protect is named."""
+    with pytest.raises(ConfigError, match=f"^{name}=.*is no setting of mend.*mend keys new FILE"):
         MendConfig(**{name: "secret"})
 
 

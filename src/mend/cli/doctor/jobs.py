@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 
 from mend.cli.doctor.local import System
 from mend.cli.doctor.terms import Finding
+from mend.config.keyfile import secrets_in_force
 from mend.config.settings import MendConfig
 from mend.errors import AddressInUse, ConfigError, WireError
 from mend.protocol.observing import VIEW_BYTES_MAX, Look, View, decode_view, encode_look
@@ -31,7 +32,7 @@ def jobs_at(addresses: Sequence[str], limit_s: float = LOOK_S) -> tuple[dict[str
     A job with observe=False answers nothing and only speaks.
     """
     views: dict[str, View] = {}
-    with closing(Onlooker(VIEW_BYTES_MAX)) as onlooker:
+    with closing(Onlooker(VIEW_BYTES_MAX, secrets_in_force())) as onlooker:
         known = [address for address in addresses if _watched(onlooker, address)]
         end, question = time.monotonic() + limit_s, encode_look(Look(""))
         while (left_s := end - time.monotonic()) > 0 and len(views) < len(set(known)):
@@ -41,7 +42,7 @@ def jobs_at(addresses: Sequence[str], limit_s: float = LOOK_S) -> tuple[dict[str
             for address, frame in onlooker.collect(min(ASKED_APART_S, left_s)):
                 with suppress(WireError):
                     views[address] = decode_view(frame)
-        speaking = {each for each in known if onlooker.way(each) is Way.SPEAKS}
+        speaking = {each for each in known if onlooker.way(each) in (Way.SPEAKS, Way.LOCKED)}
     return views, speaking | set(views)
 
 

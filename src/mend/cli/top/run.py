@@ -26,6 +26,7 @@ from mend.cli.top.picture import (
     picture_of,
 )
 from mend.cli.top.table import screen_of
+from mend.config.keyfile import secrets_in_force
 from mend.errors import ConfigError, WireError
 from mend.protocol.observing import VIEW_BYTES_MAX, Look, View, decode_view, encode_look
 from mend.transport.onlooker import Onlooker
@@ -152,7 +153,7 @@ def top(wanted: Wanted) -> int:
     addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
     if wanted.svg is not None and not wanted.once:
         raise ConfigError("svg", str(wanted.svg), "is one picture", "Add --once.")
-    with closing(Onlooker(VIEW_BYTES_MAX)) as onlooker, terminated():
+    with closing(Onlooker(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
         watch = Watch(onlooker, wanted, addresses)
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)

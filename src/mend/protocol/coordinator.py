@@ -40,7 +40,7 @@ from mend.protocol.round import Round
 from mend.protocol.scenes import scene_of, settled_versions, surroundings
 from mend.protocol.view import View
 from mend.protocol.voter import Voter
-from mend.terms import SECOND, WITNESS, Member, Peer
+from mend.terms import SECOND, WITNESS, Member, Peer, life_of
 
 FAREWELL_NS = 3 * SECOND
 """How long the end of the log is repeated to racks that did not confirm it."""
@@ -151,8 +151,8 @@ class Coordinator:
                 self._on_vote(member, vote, now_ns, effects)
             case Orders() as orders:
                 self._on_orders(event.peer, orders, now_ns, effects)
-            case Retire(member=gone):
-                self._retire(gone, now_ns, effects)
+            case Retire() as asked:
+                self._retire(asked, now_ns, effects)
             case Prepare(lineage=name) as prepare if self.voter.log.continues(name, prepare.after):
                 self.election.see(number_of(prepare.epoch))
 
@@ -164,8 +164,13 @@ class Coordinator:
         elif self.election.heard(orders, now_ns):
             self._step_down(effects)
 
-    def _retire(self, gone: Member, now_ns: int, effects: list[Effect]) -> None:
+    def _retire(self, asked: Retire, now_ns: int, effects: list[Effect]) -> None:
         """One that is heard is not dead, whoever says so."""
+        log, told = self.voter.log.written, self.voter.log.told
+        known = (m for m in log.members | told.members if m.rack == asked.rack)
+        gone = next((member for member in known if life_of(member) == asked.life), None)
+        if gone is None:
+            return
         view = self.views.get(gone.rack)
         live = (
             view is not None and view.member == gone and view.live(now_ns, self.options.detect_ns)

@@ -29,7 +29,7 @@ from mend.protocol.round import Phase, Round
 from mend.runtime.observed import Note, Recent
 from mend.runtime.pace import Pace
 from mend.runtime.turnout import told
-from mend.terms import MS, VERSION, Member, Peer
+from mend.terms import MS, VERSION, Member, Peer, life_of
 
 if TYPE_CHECKING:  # a witness has no board, and does without torch
     from mend.runtime.handoff import Board
@@ -142,7 +142,7 @@ def _view(
         job=job,
         mend=VERSION,
         rack=me.rack,
-        incarnation=me.incarnation,
+        life=life_of(me),
         state=state,
         detail=short(detail),
         over=log.over,
@@ -267,7 +267,7 @@ def _rack(known: Knowledge, rack: int, seat: Seat) -> RackSeen:
         step_ns=step_ns,
         behind=behind,
         silent_ms=silent_ms,
-        incarnation=seat.member.incarnation,
+        life=life_of(seat.member),
     )
 
 

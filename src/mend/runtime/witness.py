@@ -35,6 +35,9 @@ from mend.terms import MS, SECOND, WITNESS, Member, Peer
 DETECT_HEARTBEATS = 20
 DETECT_NS_MIN = 2 * SECOND
 
+NO_LANE = "127.0.0.1"
+"""A witness has nothing to serve: its lane is no door to other machines."""
+
 
 def detect_ns(heartbeat_ms: int) -> int:
     """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
@@ -152,9 +155,8 @@ def run(
     """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = Recorder({"rack": WITNESS, "rank": 0}, diagnostics_dir)
-    host = bind.removeprefix("tcp://").rsplit(":", 1)[0]
     listen = DriverOptions(
-        bind, host, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection
+        bind, NO_LANE, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection
     )
     driver = Driver(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))

@@ -67,7 +67,7 @@ class Watch:
         self._named: dict[str, tuple[str, ...]] = {}
         """Who answers -> where it says that other racks are."""
         self._at: dict[tuple[int, int], str] = {}
-        """(rack, incarnation) -> the address that it is asked at; it may have several."""
+        """(rack, life) -> the address that it is asked at; it may have several."""
         self._aliases: set[str] = set()
         for address in addresses:
             onlooker.watch(address)
@@ -100,7 +100,7 @@ class Watch:
         except WireError:
             return  # whoever it is, it does not answer what was asked
         own = next((rack.address for rack in view.racks if rack.rack == view.rack), address)
-        at = self._at.setdefault((view.rack, view.incarnation), address)
+        at = self._at.setdefault((view.rack, view.life), address)
         if at != address:
             self._aliases.add(address)
             return

@@ -56,7 +56,8 @@ def bound(host: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 class _Connection(HolderEnd):
-    """One accepted connection. `idle` while it waits for a request: such a one may be evicted.
+    """One accepted connection. `idle` while it waits for a request, or for the rest of one: such a
+    one may be evicted.
     `host`: where it comes from; `leaving`: its thread is on its way out."""
 
     def __init__(
@@ -193,8 +194,8 @@ class Holder:
                 continue
             if not begun:
                 return connection.greeted
-            connection.idle = False
             request = connection.request(begun)
+            connection.idle = False
             if request is None or not 0 < request[2] <= LENGTH_MAX:
                 return False
             if not self._answer(connection, *request):

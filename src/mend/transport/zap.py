@@ -20,19 +20,21 @@ from mend.transport.security import CurveKeys
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"mend"
 
+COUNTED_MAX = 1_000
+
+_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _VERSION = b"1.0"
 _POLLIN, _DONTWAIT = int(zmq.POLLIN), int(zmq.DONTWAIT)
 
 
 class Zap:
-    """Answers for one context, on the loop. `guests`: public key -> who has it. `refused` counts
-    handshakes of others. Make it before the socket that it protects; close it after that one."""
+    """Answers for one context, on the loop. `guests`: public key -> who has it. Make it before the
+    socket that it protects; close it after that one."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], guests: Mapping[bytes, Peer]
     ) -> None:
         self._guests = guests
-        self.refused = 0
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -49,7 +51,6 @@ class Zap:
             guest = None
             if (domain, mechanism, len(key)) == (DOMAIN, b"CURVE", 32):
                 guest = self._guests.get(z85.encode(key))
-            self.refused += guest is None
             code, text, name = (b"400", b"not a key of this job", b"")
             if guest is not None:
                 code, text, name = (b"200", b"OK", name_of(guest))
@@ -58,6 +59,33 @@ class Zap:
     def close(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close(linger=0)
+
+
+class Strangers:
+    """Counts handshakes that failed at a socket that is protected: of whoever has another key, or
+    none. Up to COUNTED_MAX: each costs the loop a little, and somebody may knock without end."""
+
+    def __init__(self, server: zmq.Socket[bytes]) -> None:
+        self.count = 0
+        self._server, self._loop = server, asyncio.get_running_loop()
+        self._monitor: zmq.Socket[bytes] | None = server.get_monitor_socket(_FAILED)
+        self._loop.add_reader(self._monitor.fileno(), self._take)
+        self._take()
+
+    def _take(self) -> None:
+        while (monitor := self._monitor) and cast(int, monitor.get(zmq.EVENTS)) & _POLLIN:
+            monitor.recv_multipart(_DONTWAIT)
+            self.count += 1
+            if self.count >= COUNTED_MAX:
+                self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._monitor is not None:
+            self._loop.remove_reader(self._monitor.fileno())
+            self._server.disable_monitor()
+            self._monitor.close(linger=0)
+            self._monitor = None
 
 
 def name_of(guest: Peer) -> bytes:

@@ -33,7 +33,7 @@ import zmq
 from mend.errors import AddressInUse, ConfigError, TransportError
 from mend.terms import Peer
 from mend.transport.security import CurveKeys, Secrets
-from mend.transport.zap import Zap, peer_of, pin, protect
+from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 
 INBOX_FRAMES_MAX = 4096
 OUTBOX_FRAMES_MAX = 1000
@@ -144,13 +144,14 @@ class ZmqSideband:
                 self._zap.close()
             self._context.destroy(linger=0)
             raise
+        self._strangers = Strangers(self._inbox) if secrets is not None else None
         self._descriptor = int(self._inbox.fileno())
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property
     def strangers(self) -> int:
-        """Handshakes of keys that are not of this job."""
-        return self._zap.refused if self._zap is not None else 0
+        """Handshakes of whoever has no key of this job."""
+        return self._strangers.count if self._strangers is not None else 0
 
     def _bound(self, bind: str, secrets: Secrets | None) -> zmq.Socket[bytes]:
         where = _numeric(bind)
@@ -404,6 +405,8 @@ class ZmqSideband:
             self._waiting.set_exception(_closed_while_receiving())
         for peer in tuple(self._outgoing):
             self._disconnect(peer)
+        if self._strangers is not None:
+            self._strangers.close()
         self._inbox.close(linger=FAREWELL_MS if self._replied else 0)
         if self._zap is not None:
             self._zap.close()

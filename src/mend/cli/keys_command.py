@@ -27,30 +27,21 @@ def _keys() -> None:
 @keys_app.command("new")
 def new_command(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Must not be there yet.")],
-    accept: Annotated[
-        Path | None,
-        typer.Option(metavar="OLD", help="Accept the keys of this file, too, behind the new one."),
-    ] = None,
 ) -> None:
     """Make a key, in a file that nobody else can read. Set MEND_KEY_FILE to it on every rack.
 
     Copy the file to every rack and to the witness by a way that you trust (scp, a secret of Slurm's
     or Kubernetes' kind), with mode 600. Whoever can read it can take part in the job.
 
-    [bold]To replace a key[/bold] while a job runs, start its racks again one after the other, three
-    times: with the new key behind the old one, with the new one in front ([bold]--accept[/bold]
-    writes that), and with the new one alone. SECURITY.md has the steps.
+    A file may have several keys, a line each: the first is used, all are accepted. [bold]To replace
+    a key[/bold] while a job runs, start its racks again one after the other, three times: with the
+    old key and the new one, with the new one and the old one, with the new one alone.
 
-    [bold]Examples[/bold]
+    [bold]Example[/bold]
 
       mend keys new run7.key
-
-      mend keys new run7-second.key --accept run7.key
     """
-    from mend.config.keyfile import read_secrets
-
-    kept = read_secrets(accept) if accept is not None else ()
-    create(path, (secrets.token_bytes(32), *kept))
+    create(path, (secrets.token_bytes(32),))
     typer.echo(f"{path} has a new key; on every rack and the witness: export MEND_KEY_FILE={path}")
 
 

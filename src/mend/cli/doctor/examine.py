@@ -16,6 +16,7 @@ import torch
 
 from mend.cli import versions
 from mend.cli.doctor.local import network_of, of_network
+from mend.cli.doctor.protection import of_keys
 from mend.cli.ports import LOOPBACK
 from mend.config.origins import in_force
 from mend.config.placing import place
@@ -56,6 +57,7 @@ def examine(topology: Path | None) -> Report:
     network = network_of(config) if config is not None else None
     gpu = torch.cuda.is_available()
     found = of_network(network, racks=config.racks, gpu=gpu) if network and config else []
+    found += of_keys(config) if config is not None else []
     problems += [str(each) for each in found if each.severity == "problem"]
     return {
         "versions": dict(each.split("=", 1) for each in versions().split(" ") if "=" in each),

@@ -1,6 +1,7 @@
 """benchmarks.sideband: what heartbeats cost. Prints one JSON object.
 
     python -m benchmarks.sideband --seconds 10 --peers 8
+    python -m benchmarks.sideband --keys
 
 One process sends a frame to each peer every interval and hears one from each as often; the peers
 live in another process, outside of what is measured. CPU time is of the whole process, libzmq's own
@@ -20,6 +21,7 @@ import statistics
 from multiprocessing.connection import Connection
 
 from benchmarks._common import arguments, report, spread
+from mend.transport.security import Secrets
 from mend.transport.zmq import ZmqSideband
 from mend.types import Peer
 
@@ -32,7 +34,7 @@ def main() -> None:
     options = _options()
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    args = (theirs, options.peers, options.interval_ms / 1000, options.frame_bytes)
+    args = (theirs, options.peers, options.interval_ms / 1000, options.frame_bytes, options.keys)
     others = spawn.Process(target=_others, args=args, daemon=True)
     others.start()
     try:
@@ -55,6 +57,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = arguments("sideband", __doc__)
+    parser.add_argument("--keys", action="store_true", help="encrypt and authenticate (CURVE)")
     parser.add_argument("--peers", type=int, default=8, help="peers to talk to (default 8)")
     parser.add_argument(
         "--interval-ms", type=int, default=100, help="time between two heartbeats (default 100)"
@@ -83,11 +86,15 @@ async def _listen(sideband: ZmqSideband, heard: list[int]) -> None:
         heard[0] += 1
 
 
-def _others(pipe: Connection, peers: int, every_s: float, size: int) -> None:
+def _sideband(me: Peer, keys: bool) -> ZmqSideband:
+    return ZmqSideband(ANY_PORT, secrets=Secrets([bytes(32)], me) if keys else None)
+
+
+def _others(pipe: Connection, peers: int, every_s: float, size: int, keys: bool) -> None:
     """The other process: all peers, each with a sideband of its own, phases spread evenly."""
 
     async def live() -> None:
-        sidebands = [ZmqSideband(ANY_PORT) for _ in range(peers)]
+        sidebands = [_sideband(Peer(number + 1, 0), keys) for number in range(peers)]
         pipe.send([sideband.address for sideband in sidebands])
         measured = await asyncio.to_thread(pipe.recv)
         tasks = []
@@ -121,7 +128,7 @@ async def _measure(
 ) -> tuple[list[float], list[float]]:
     """(percent of a core, frames heard per second), of every run."""
     addresses = pipe.recv()
-    sideband = ZmqSideband(ANY_PORT)
+    sideband = _sideband(MEASURED, options.keys)
     peers = [Peer(number + 1, 0) for number in range(len(addresses))]
     for peer, address in zip(peers, addresses, strict=True):
         sideband.connect(peer, address)

@@ -9,6 +9,8 @@
 #   examples/two_racks.sh --rack 1 HOST0 HOST1 [SCRIPT [ARGS...]]     on the second one
 #       HOSTs as the other machine reaches them; the same two on both
 #
+#       MEND_KEY_FILE on both: the same key, from `mend keys new FILE`, copied by a way you trust
+#
 # In the environment: NPROC processes per rack (2), PORT the first of the ports (21900), JOB_ID.
 # Ctrl-C ends every rack that this script has started. The exit status is that of the first rack
 # that failed. A rack that dies does not end the other: rack 0 coordinates here and trains on

@@ -67,6 +67,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "xxhash": _NUMERIC
     | {"determinism", "coordination", "trace", "transport", "engine", "sim", "tools"},
     "zmq": frozenset({"transport"}),
+    "cryptography": frozenset({"transport"}),
     "triton": frozenset({"kernels"}),
     "matplotlib": frozenset({"tools"}),
     "rich": frozenset({"tools"}),

@@ -151,13 +151,16 @@ exit "$status"
 
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 3, 1)], ids=str)
 def test_slurm_tells_every_node_its_rack(
-    stand: Stand, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    stand: Stand, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stand.program("srun", SRUN)
+    stand.program("mend", '[[ $1 $2 == "keys new" ]] && echo made > "$3"')
     stand.program("scontrol", 'tr " " "\\n" <<< "$3"')
     hosts = [[f"r{rack}n{node}" for node in range(size)] for rack, size in enumerate(sizes)]
     groups = {f"SLURM_JOB_NODELIST_HET_GROUP_{r}": " ".join(own) for r, own in enumerate(hosts)}
     slurm = {"SLURM_HET_SIZE": str(len(sizes)), "SLURM_JOB_ID": "4711", **groups}
+    key = tmp_path / "job.key"
+    slurm["MEND_KEY_FILE"] = str(key)
     assert stand.run(str(SCRIPTS[1]), "train.py", "a b", **slurm) == 0
 
     nodes = [(rack, node) for rack, size in enumerate(sizes) for node in range(size)]
@@ -168,6 +171,7 @@ def test_slurm_tells_every_node_its_rack(
         leaders = {r: f"tcp://{own[0]}:21900" for r, own in enumerate(hosts)}
         assert config.peer_addresses == leaders
         assert config.job_id == "slurm-4711-0"
+        assert config.key_file == key
         assert argv == [
             "--nnodes", str(sizes[rack]), "--node-rank", str(node), "--nproc-per-node", "8",
             "--master-addr", hosts[rack][0], "--master-port", "29500", "train.py", "a", "b",

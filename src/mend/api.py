@@ -310,6 +310,7 @@ class Runtime:
             payload_bytes=published.sent.bytes,
             payload_bytes_fp32=published.sent.fp32_bytes,
             residual_share=published.sent.residual,
+            protection=rank.settings.io_loop.protection,
             log_lines_lost=rank.recorder.lines_lost,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from itertools import accumulate
@@ -30,6 +31,13 @@ class Member(NamedTuple):
 
     rack: int
     incarnation: int
+
+
+def life_of(member: Member) -> int:
+    """Names one life of a rack to those who are not to know its incarnation, with which they could
+    speak for it: a one-way hash, of the same range."""
+    said = b"mend life" + member.rack.to_bytes(2) + member.incarnation.to_bytes(8)
+    return int.from_bytes(hashlib.sha256(said).digest()[:8]) >> 2
 
 
 class Address(NamedTuple):

@@ -13,6 +13,7 @@ from mend.transport.base import Lane
 from mend.transport.bulk_client import BulkLane, checksum_of
 from mend.transport.delayed import CountedLane, DelayedLane
 from mend.transport.memory import MemoryNetwork
+from mend.transport.security import Secrets
 from mend.types import Address, Member, offer_key, state_key
 
 KEY = offer_key(Member(0, 11), 0, 2, 5)
@@ -27,7 +28,7 @@ def payload(size: int, seed: int = 1) -> bytes:
     return b"".join((i * 2654435761 + seed).to_bytes(8, "big") for i in range(size // 8 + 1))[:size]
 
 
-@pytest.fixture(params=["memory", "pull", "delayed"])
+@pytest.fixture(params=["memory", "pull", "sealed", "delayed"])
 async def lane(request: pytest.FixtureRequest) -> AsyncIterator[MakeLane]:
     """Makes lanes of one network; all are closed at the end."""
     network, made = MemoryNetwork(), []
@@ -36,7 +37,9 @@ async def lane(request: pytest.FixtureRequest) -> AsyncIterator[MakeLane]:
         if request.param == "memory":
             new: CountedLane = network.lane(Address("memory", len(made) + 2))
         else:
-            new = BulkLane("127.0.0.1", None, token=b"conformance-job!", chunk_bytes=256 << 10)
+            keys = Secrets([b"conformance" * 2 + bytes(10)]) if request.param == "sealed" else None
+            token, chunk = b"conformance-job!", 320 << 10  # no multiple of what is sealed at once
+            new = BulkLane("127.0.0.1", None, token=token, chunk_bytes=chunk, secrets=keys)
         if request.param == "delayed":
             new = DelayedLane(new, 1000, "long_tail", 3)
         made.append(new)

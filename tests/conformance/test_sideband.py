@@ -9,6 +9,7 @@ import pytest
 
 from mend.errors import AddressInUse, TransportError
 from mend.transport.memory import MemoryNetwork, MemorySideband
+from mend.transport.security import Secrets
 from mend.transport.zmq import ZmqSideband
 from mend.types import Peer
 
@@ -19,7 +20,7 @@ AnySideband = MemorySideband | ZmqSideband
 MakeSideband = Callable[..., AnySideband]
 
 
-@pytest.fixture(params=["memory", "zmq"])
+@pytest.fixture(params=["memory", "zmq", "curve"])
 async def sideband(request: pytest.FixtureRequest) -> AsyncIterator[MakeSideband]:
     """Makes sidebands of one network, anywhere or at a given address; all are closed at the end."""
     network, made = MemoryNetwork(), []
@@ -30,7 +31,10 @@ async def sideband(request: pytest.FixtureRequest) -> AsyncIterator[MakeSideband
             name = address or f"tcp://memory:{len(made) + 1}"
             new = network.sideband(name, frame_bytes_max=FRAME_BYTES_MAX)
         else:
-            new = ZmqSideband(address or "tcp://127.0.0.1:0", frame_bytes_max=FRAME_BYTES_MAX)
+            bind, keys = address or "tcp://127.0.0.1:0", None
+            if request.param == "curve":
+                keys = Secrets([bytes(32)], Peer(0, 0))
+            new = ZmqSideband(bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
         made.append(new)
         return new
 

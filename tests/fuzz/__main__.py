@@ -25,7 +25,7 @@ from tests.fuzz.config import Config
 from tests.fuzz.harness import RSS_GROWTH_BYTES_MAX, Result, Target, fuzz, limit_memory
 from tests.fuzz.machines import Machines, Sieges
 from tests.fuzz.shots import Shots
-from tests.fuzz.sockets import Lane, Sideband
+from tests.fuzz.sockets import KeyedSideband, Lane, SealedLane, Sideband
 from tests.fuzz.state import State, Sums
 from tests.fuzz.tape import Tape
 from tests.fuzz.wire import Looks, Wire
@@ -33,7 +33,7 @@ from tests.fuzz.wire import Looks, Wire
 TARGETS: dict[str, Callable[[int], Target]] = {
     "wire": Wire, "looks": Looks, "machines": Machines, "sieges": Sieges, "shots": Shots,
     "config": Config, "tape": Tape, "state": State, "sums": Sums, "lane": Lane,
-    "sideband": Sideband,
+    "sideband": Sideband, "sealed-lane": SealedLane, "keyed-sideband": KeyedSideband,
 }  # fmt: skip
 
 KEEP = Path("runs/fuzz")

@@ -30,9 +30,13 @@ from mend.transport.bulk_wire import (
     REPLY_MAGIC,
     REQUEST,
     REQUEST_MAGIC,
+    WIRE_VERSION,
     checksum_of,
     hello_bytes,
 )
+from mend.transport.pull_link import SEALED_MAGIC
+from mend.transport.security import NAME_BYTES, RANDOM_BYTES, TAG_BYTES, Secret, Secrets
+from mend.transport.zap import pin
 from mend.types import KEY_BYTES, SECOND, WITNESS, Address, Member, Peer
 from tests.fuzz.jobs import snapshots
 from tests.fuzz.machines import lie, strange
@@ -55,16 +59,23 @@ HOSTS = (
 """Hosts that no name server is asked for."""
 
 
+SECRET = b"fuzz" * 8
+
+
 class Lane:
     """What a stranger asks of a holder, what a holder answers, and where it is said to be."""
 
     name, inputs = "lane", 10_000
+    secrets: Secrets | None = None
+    read_first = HELLO.size + REQUEST.size
 
     def __init__(self, seed: int) -> None:
-        self.lane = BulkLane("127.0.0.1", None, token=TOKEN, stall_ns=SECOND, chunk_bytes=1024)
+        self.lane = BulkLane(
+            "127.0.0.1", None, token=TOKEN, stall_ns=SECOND, chunk_bytes=1024, secrets=self.secrets
+        )
         self.lane.serve(KEY, memoryview(PAYLOAD))
         self.loop = asyncio.new_event_loop()
-        self.holder = FakeHolder()
+        self.holder = FakeHolder(self.read_first)
         self._taken = 0
 
     def example(self, rng: random.Random) -> bytes:
@@ -76,7 +87,7 @@ class Lane:
                 + struct.pack("!q", port % 2**62)
                 + rng.choice(HOSTS).encode(errors="surrogateescape")
             )
-        good = _asked(rng) if kind == ASK else _answered(rng)
+        good = self._asked(rng) if kind == ASK else self._answered(rng)
         whole = rng.random() < 0.5
         return kind + (damaged(rng, good) if whole else mutated(rng, good, good))
 
@@ -108,10 +119,17 @@ class Lane:
                 raise
             except OSError:
                 return "closed"  # in the middle of what was said
-        if not got:
-            return "closed"
+        return self._judged(bytes(got)) if got else "closed"
+
+    def _judged(self, got: bytes) -> str:
         assert got[:4] == REPLY_MAGIC, got[:40]
         return "accepted" if got[4] == OK else "gone, or outside of the payload"
+
+    def _asked(self, rng: random.Random) -> bytes:
+        return _asked(rng)
+
+    def _answered(self, rng: random.Random) -> bytes:
+        return _answered(rng)
 
     def _fetch(self, holder: Address) -> str:
         room = bytearray(len(PAYLOAD))
@@ -130,6 +148,27 @@ class Lane:
         self.lane.close()
         self.holder.close()
         self.loop.close()
+
+
+class SealedLane(Lane):
+    """The same with keys: a holder answers the greeting of whoever has none and nothing behind it,
+    and nothing that is not a holder of the job is believed."""
+
+    name = "sealed-lane"
+    secrets = Secrets([SECRET])
+    read_first = HELLO.size + NAME_BYTES + RANDOM_BYTES
+
+    def _asked(self, rng: random.Random) -> bytes:
+        greeting = HELLO.pack(SEALED_MAGIC, WIRE_VERSION, TOKEN) + Secret(SECRET).name
+        return greeting + rng.randbytes(RANDOM_BYTES) + _asked(rng)[HELLO.size :]
+
+    def _answered(self, rng: random.Random) -> bytes:
+        return SEALED_MAGIC + rng.randbytes(RANDOM_BYTES + TAG_BYTES) + _answered(rng)
+
+    def _judged(self, got: bytes) -> str:
+        assert got[:4] == SEALED_MAGIC, got[:40]
+        assert len(got) == 4 + RANDOM_BYTES + TAG_BYTES, "more than the answer to a greeting"
+        return "accepted"
 
 
 def _asked(rng: random.Random) -> bytes:
@@ -157,10 +196,10 @@ def _answered(rng: random.Random) -> bytes:
 
 
 class FakeHolder:
-    """Reads a greeting and a request, answers `answer` and closes."""
+    """Reads so many bytes (a greeting, a request), answers `answer` and closes."""
 
-    def __init__(self) -> None:
-        self.answer = b""
+    def __init__(self, read_first: int) -> None:
+        self.answer, self._read_first = b"", read_first
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address("127.0.0.1", self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._serve, name="fuzz-holder", daemon=True)
@@ -174,7 +213,7 @@ class FakeHolder:
                 return
             with sock, contextlib.suppress(OSError):
                 sock.settimeout(ANSWER_SECONDS_MAX)
-                sock.recv(HELLO.size + REQUEST.size, socket.MSG_WAITALL)
+                sock.recv(self._read_first, socket.MSG_WAITALL)
                 sock.sendall(self.answer)
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(1 << 16):
@@ -188,6 +227,7 @@ class FakeHolder:
 
 
 FRAMES, RAW = b"F", b"R"
+MEMBER = Peer(1, 0)
 
 MARKER = "marker"
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\0NULL" + b"\0" * 48
@@ -199,6 +239,7 @@ class Sideband:
     """Frames and raw bytes to a witness in the middle of a job: it goes on listening."""
 
     name, inputs = "sideband", 10_000
+    secrets: tuple[bytes, ...] = ()
 
     def __init__(self, seed: int) -> None:
         self.snapshots = [each for each in snapshots() if each.kind is Coordinator]
@@ -206,7 +247,9 @@ class Sideband:
 
     def _open(self) -> None:
         self.recorder = EventLog({"rack": WITNESS, "rank": 0}, None)
-        options = IoLoopOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
+        options = IoLoopOptions(
+            "tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND, secrets=self.secrets
+        )
         me = Peer(WITNESS, 0)
         self.io_loop = IoLoop(me, Member(WITNESS, 1), "sim", options, self.recorder)
         self.ear = Ear([self._witness(each.machine()) for each in self.snapshots])
@@ -214,6 +257,9 @@ class Sideband:
         self.context = zmq.Context()
         self.dealer = self.context.socket(zmq.DEALER)
         self.dealer.setsockopt(zmq.LINGER, 0)
+        if self.secrets:
+            member = Secret(self.secrets[0])
+            pin(self.dealer, member.client(MEMBER), member.server())
         self.dealer.connect(self.io_loop.address)
         host, _, port = self.io_loop.address.removeprefix("tcp://").rpartition(":")
         self.where = (host, int(port))
@@ -278,6 +324,13 @@ class Sideband:
         self.context.term()
         self.io_loop.close()
         self.recorder.close()
+
+
+class KeyedSideband(Sideband):
+    """The same with keys: frames of a member that says anything, and raw bytes of a stranger."""
+
+    name = "keyed-sideband"
+    secrets = (SECRET,)
 
 
 def _parts_in(data: bytes) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import mend
+from mend.tools.keys_command import create
 from tests.process.racks import Job, Nursery
 
 Jobs = Callable[..., Job]
@@ -27,14 +28,17 @@ def jobs(
 
     def make(
         racks: int = 2, *, ranks: int = 1, witness: bool = False, name: str = "",
-        torchrun: bool = False,
+        torchrun: bool = False, key: bool = False,
     ) -> Job:  # fmt: skip
         folder = tmp_path / f"job{len(made)}"
         folder.mkdir()
         ports = free_ports(2 * racks + 1)
+        if key:
+            create(folder / "key", (bytes(range(32)),))
         job = Job(
             nursery, folder, ports, racks=racks, ranks=ranks, witness=witness,
             name=name or f"test-{len(made)}", torchrun=torchrun, whole=whole,
+            key_file=folder / "key" if key else None,
         )  # fmt: skip
         made.append(job)
         return job

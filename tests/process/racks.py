@@ -263,8 +263,10 @@ class Job:
     def __init__(
         self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
         witness: bool, name: str, torchrun: bool, whole: bool = False,
+        key_file: Path | None = None,
     ) -> None:  # fmt: skip
-        """`whole`: all its ranks end as an interpreter does, not only the first of rack 0."""
+        """`key_file`: with a key. `whole`: all its ranks end as an interpreter does, not only the
+        first of rack 0."""
         self.whole = whole
         self.folder, self.racks, self.ranks, self.name = folder, racks, ranks, name
         self.addresses = [f"tcp://127.0.0.1:{port}" for port in ports[: racks + 1]]
@@ -274,6 +276,7 @@ class Job:
         self.processes: dict[int, Forked | Siblings | Torchrun] = {}
         self.witness: Forked | None = None
         self.nursery = nursery
+        self.key_file = key_file
         if witness:
             self.start_witness()
 
@@ -286,7 +289,10 @@ class Job:
         }  # fmt: skip
         if self.witness_address:
             told["MEND_WITNESS_ADDR"] = self.witness_address
-        return environment(**told)
+        return environment(**told, **self.keyed())
+
+    def keyed(self) -> dict[str, str]:
+        return {"MEND_KEY_FILE": str(self.key_file)} if self.key_file is not None else {}
 
     def start_witness(self) -> None:
         argv = [
@@ -294,7 +300,7 @@ class Job:
             "--racks", str(self.racks), "--diagnostics-dir", str(self.events_folder),
         ]  # fmt: skip
         log = self.folder / "witness.log"
-        self.witness = Forked(self.nursery, argv, environment(), log)
+        self.witness = Forked(self.nursery, argv, environment(**self.keyed()), log)
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from mend.tools.keys_command import create
 from mend.tools.launch import UNMERGED_EXIT, Job, launch
 from mend.tools.processes import TOKEN, orphans
 from tests.process.racks import Nursery
@@ -347,7 +348,7 @@ def test_a_job_that_cannot_begin_ends_at_once_with_the_reason(tmp_path: Path) ->
         assert outcome.culprit == 1
         assert re.fullmatch(
             r'\[launch\] not-begun rack=1 exit=1 reason="rack 1 was refused: rack 1 differs from '
-            r'rack 0: fragments is 2 there and 1 here"', said[-1]
+            r'rack 0: fragments is 2 there and not here"', said[-1]
         ), said  # fmt: skip
         told = "\n".join(said)
         assert re.search(r"\[rack 0\] .*waiting for=.*rack 1 was refused", told), told
@@ -407,3 +408,36 @@ def test_a_job_whose_work_is_not_merged_is_no_success(
         assert any(
             line.startswith(f"[rack 1] mend: rack 1 rank 0 ended {outcome}") for line in said
         )
+
+
+KEYED = """
+import os, stat, sys
+path = os.environ.get("MEND_KEY_FILE", "")
+mode = oct(stat.S_IMODE(os.stat(path).st_mode)) if path else ""
+print("key", path, mode, os.environ.get("MEND_INSECURE", ""))
+"""
+
+
+@pytest.mark.parametrize("way", ["its own", "the user's", "insecure"])
+def test_every_job_has_a_key_that_is_gone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    script, mine = tmp_path / "keyed.py", tmp_path / "mine.key"
+    script.write_text(KEYED)
+    create(mine, (bytes(32),))
+    named = {"the user's": {"MEND_KEY_FILE": str(mine)}, "insecure": {"MEND_INSECURE": "1"}}
+    monkeypatch.delenv("MEND_KEY_FILE", raising=False)
+    said: list[tuple[str, str]] = []
+    job = Job(command=(str(script),), witness=False, torchrun=False, env=named.get(way, {}))
+    assert launch(job, lambda who, line: said.append((who, line))).status == 0
+    (told,) = {line for who, line in said if who.startswith("rack") and line.startswith("key ")}
+    (watch,) = [line for who, line in said if line.startswith("watch=")]
+    if way == "insecure":
+        assert told == "key   1"
+        assert watch.startswith('watch="mend top ')
+        return
+    _, path, mode = told.split()
+    assert mode == "0o600"
+    assert watch.startswith(f'watch="MEND_KEY_FILE={path} mend top ')
+    assert (path == str(mine)) == (way == "the user's")
+    assert Path(path).exists() == (way == "the user's")

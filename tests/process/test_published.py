@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mend.tools.keys_command import create
 from tests.process.racks import LIMIT_S, ROOT, Forked, Nursery, Siblings, environment
 
 SCRIPT = ["tests.process.published"]
@@ -175,12 +176,17 @@ def end(processes: list[subprocess.Popen[str]]) -> None:
 
 
 @needs_namespaces
-def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["MEND_KEY_FILE", "MEND_INSECURE"])
+def test_the_quick_start_runs_as_it_is_published(
+    machines: list[list[str]], tmp_path: Path, way: str
+) -> None:
     """Nothing of the environment differs between the two; only the machines do."""
+    create(tmp_path / "key", (bytes(32),))
+    env = environment(**{way: {"MEND_KEY_FILE": str(tmp_path / "key")}.get(way, "1")})
     outs = [tmp_path / f"rack{number}.json" for number in range(2)]
     processes = [
         subprocess.Popen(
-            [*inside, sys.executable, "-m", *SCRIPT, str(out)], cwd=ROOT, env=environment(),
+            [*inside, sys.executable, "-m", *SCRIPT, str(out)], cwd=ROOT, env=env,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for inside, out in zip(machines, outs, strict=True)
@@ -189,9 +195,28 @@ def test_the_quick_start_runs_as_it_is_published(machines: list[list[str]], tmp_
         for process in processes:
             said, _ = process.communicate(timeout=LIMIT_S)
             assert process.returncode == 0, said
+            assert said.count("insecure: tcp://0.0.0.0:51900") == (way == "MEND_INSECURE"), said
     finally:
         end(processes)
     both_agree([json.loads(out.read_text(encoding="utf-8")) for out in outs])
+
+
+def test_the_quick_start_without_a_key_is_refused_with_both_remedies(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    log = tmp_path / "rack.log"
+    argv = [
+        *SCRIPT,
+        str(tmp_path / "rack.json"),
+        "tcp://0.0.0.0:51900",
+        "tcp://a:51900,tcp://b:51900",
+    ]
+    rack = Forked(nursery, argv, environment(MEND_RACK="0"), log)
+    assert rack.wait() == 1
+    (said,) = [line for line in log.read_text().splitlines() if "ConfigError" in line]
+    assert "is reached from outside, and there is no key" in said
+    assert "`mend keys new FILE` and set MEND_KEY_FILE=FILE" in said
+    assert "or set MEND_INSECURE=1 (insecure=True)" in said
 
 
 @needs_namespaces
@@ -203,7 +228,9 @@ def test_one_process_group_over_two_racks_is_refused(
     processes = [
         subprocess.Popen(
             [*inside, sys.executable, "-m", *SCRIPT, str(tmp_path / f"{rank}.json")], cwd=ROOT,
-            env=environment(**world, RANK=str(rank), GLOO_SOCKET_IFNAME="wire"),
+            env=environment(
+                **world, RANK=str(rank), GLOO_SOCKET_IFNAME="wire", MEND_INSECURE="1"
+            ),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank, inside in enumerate(machines)

@@ -429,9 +429,9 @@ BUGS = (
     _bug(
         "36c",
         "a hello of a life that never had a seat attests the death of the one that has it",
-        (ELECTION, "if hello and former.incarnation not in hello.after:",
+        (ELECTION, "if hello and life_of(former) not in hello.after:",
          "if hello and sender == former:"),
-        ("coordination/admission.py", "return former is None or former.incarnation in hello.after",
+        ("coordination/admission.py", "return former is None or life_of(former) in hello.after",
          "return former is None or former != hello.seat.member"),
     ),
     _bug(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mend.tools.keys_command import create
 from mend.tools.ports import free_ports
 from tests.process.racks import Forked, Job, Nursery, Siblings, Torchrun
 from tests.storm.judge import Life, judge, read_lines
@@ -95,13 +96,17 @@ class Storm:
         self._rng = random.Random(f"storm {seed}")
         self.kinds = kinds if kinds is not None else usual()
         self.shape = drawn_shape(self._rng)
-        self.shown = str(self.shape)
+        keyed = seed % 2 == 1
+        self.shown = f"{self.shape}{' with a key' if keyed else ''}"
         self.folder, self.stop = folder, folder / "stop"
         folder.mkdir(parents=True)
         shape = self.shape
+        if keyed:
+            create(folder / "key", (seed.to_bytes(32),))
         self.job = Job(
             nursery, folder, free_ports(2 * shape.racks + 1), racks=shape.racks,
             ranks=shape.ranks, witness=shape.witness, name=f"storm-{seed}", torchrun=False,
+            key_file=folder / "key" if keyed else None,
         )  # fmt: skip
         self.lives: dict[tuple[int, int], Process] = {}
         self.dead: dict[tuple[int, int], bool] = {}

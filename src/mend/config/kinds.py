@@ -180,4 +180,5 @@ PEERS = Kind(
 )
 PORTS = Kind("lowest-highest within 1-65535, or empty", _ports)
 NAMES = Kind("distinct names", _names, listed)
+FILE = Kind("a file, or none", _path, lambda written: None if written == "none" else written)
 FOLDER = Kind("a folder, or none", _path, lambda written: None if written == "none" else written)

@@ -14,7 +14,15 @@ from mend.config.sources import REPLAY, Named
 from mend.errors import ConfigError, TapeError
 from mend.trace.replay_script import decode_script
 
-OWN = ("rack", "sideband_addr", "sideband_peers", "advertise_host", "data_ports")
+OWN = (
+    "rack",
+    "sideband_addr",
+    "sideband_peers",
+    "advertise_host",
+    "data_ports",
+    "key_file",
+    "insecure",
+)
 """Settings of this run, not of the tape; from the environment rather than from the script."""
 
 PINNED: Mapping[str, object] = {

@@ -304,6 +304,15 @@ class MendConfig:
     observe: bool = _knob(
         True, k.YES_NO, "answer `mend top`: whoever reaches the sideband may look, and only look"
     )
+    key_file: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
+        None,
+        k.FILE,
+        "file with the job's key (`mend keys new FILE`): encrypts and authenticates all traffic; "
+        "needed wherever sideband_addr is not of the loopback interface",
+    )
+    insecure: bool = _knob(
+        False, k.YES_NO, "listen beyond the loopback interface without a key, all the same"
+    )
     advertise_host: str = _knob(
         "", k.HOST, "host that other racks reach this one at; empty: the one it listens at"
     )
@@ -470,6 +479,9 @@ def _refuse_pairs(c: MendConfig) -> None:
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
     _refuse_compression(c)
+    if c.insecure and c.key_file is not None:
+        rule = "has nothing to say beside a key_file"
+        raise ConfigError("insecure", True, rule, "Leave one of the two out.")
     _refuse_peers(c)
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"

@@ -10,11 +10,13 @@ A name that no setting has is an error in every source, never silently nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from mend.config.kinds import Kind
@@ -23,11 +25,16 @@ from mend.errors import ConfigError
 
 PREFIX = "MEND_"
 FILE = "MEND_CONFIG"
+KEY_FILE = "MEND_KEY_FILE"
+INSECURE = "MEND_INSECURE"
 REPLAY = "MEND_REPLAY"
 LAUNCH_PORTS = "MEND_LAUNCH_PORTS"
 OUTCOMES = "MEND_OUTCOMES"
 RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, LAUNCH_PORTS, OUTCOMES})
 """Names in the environment that are not settings and still right."""
+
+_OTHER_PROTECTION = ("sideband_psk", "sideband_tls", "sideband_peer_allowlist")
+"""How the settings for keys of another library begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +91,26 @@ def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:
     return {name: Named(value, f"{name} in {path}") for name, value in table.items()}
 
 
+def named_key_file() -> Path | None:
+    """The key_file that the environment or the TOML file names; all else of them is not looked at,
+    so that whoever only looks at a job needs nothing else of its settings to be right."""
+    text = os.environ.get(KEY_FILE, "").strip()
+    if not text and (path := os.environ.get(FILE, "")):
+        with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
+            table: dict[str, Any] = tomllib.load(file)
+            inner = table.get("mend")
+            text = str((inner if isinstance(inner, dict) else table).get("key_file", ""))
+    return Path(text) if text and text != "none" else None
+
+
 def misfit(name: str, kind: Kind, named: Named) -> ConfigError:
     """A value outside its rule, and which place to correct."""
     return ConfigError(name, named.value, f"needs {kind.rule}", f"Change {named.origin}.")
 
 
 def _unknown(name: str, what: str, names: list[str]) -> ConfigError:
+    if name.lower().removeprefix(PREFIX.lower()).startswith(_OTHER_PROTECTION):
+        remedy = f"Make a key with `mend keys new FILE` and set key_file ({KEY_FILE}) to it."
+        return ConfigError(name, what, "is no setting of mend, which has keys of its own", remedy)
     closest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
     return ConfigError(name, what, "is no setting of mend", f"The closest name is {closest}.")

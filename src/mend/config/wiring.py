@@ -6,6 +6,7 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
+from mend.config.keyfile import protection_of, secrets_of
 from mend.config.replaying import replay_path
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
@@ -60,6 +61,8 @@ def settings_of(
             delay_seed=config.simulated_merge_delay_seed,
             cores=cores,
             observe=config.observe,
+            secrets=secrets_of(config, bind) if config.exchange else (),
+            protection=protection_of(config, bind),
         ),
         peers=config.peer_addresses,
         witness=config.witness_addr,

@@ -10,8 +10,14 @@ from mend.consensus.records import TEXT_MAX
 from mend.coordination.events import Connect, Effect, Note, Send
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Refusal
-from mend.coordination.validation import first_difference, hello_misfit, plan_hash
-from mend.types import WITNESS, Member, Peer
+from mend.coordination.validation import (
+    Difference,
+    first_difference,
+    hello_misfit,
+    plan_hash,
+    policy_difference,
+)
+from mend.types import WITNESS, Member, Peer, life_of
 
 VISITOR = 0xFFFF
 """Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
@@ -51,9 +57,9 @@ class Admission:
             return False  # no rack speaks so
         misfit = hello_misfit(hello, self.racks)
         if member.rack != rack or rack >= self.racks:
-            misfit = f"rack {member.rack} of a job with {self.racks} racks"
+            misfit = f"rack {member.rack}, which this job does not have"
         if misfit:
-            self.refuse(hello, "racks", misfit, effects)
+            self.refuse(hello, "racks", misfit, misfit, effects)
             return False
         known = views.get(rack)
         if known is not None and known.member == member:
@@ -64,7 +70,7 @@ class Admission:
             # A rack that was just started again meets its own former life; wait until that is over.
             if now_ns - self._contended_since_ns(member, now_ns) > 2 * self.detect_ns:
                 detail = f"another live process says it is rack {rack} of job {self.job!r}"
-                self.refuse(hello, "taken", detail, effects)
+                self.refuse(hello, "taken", detail, detail, effects)
             return False
         if log.begun and not self._may_join(hello, views, log, now_ns, effects):
             return False
@@ -88,17 +94,17 @@ class Admission:
         if log.over:
             remedy = "To train again, start all racks once it has ended, or name another job"
             detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
-            self.refuse(hello, "over", detail, effects)
+            self.refuse(hello, "over", detail, detail, effects)
             return False
         others = (view for other, view in views.items() if other not in (rack, WITNESS))
         alone = not any(view.live(now_ns, self.detect_ns) for view in others)
         if log.policy is not None and log.policy.lockstep and alone:
             return False  # perhaps all racks are being started again: then they begin anew
         if difference := self._differs(hello, log):
-            self.refuse(hello, "plan", difference, effects)
+            self.refuse(hello, "plan", *difference, effects)
             return False
         former = log.member(rack)  # a hello may be older than that life; its rack was asked
-        return former is None or former.incarnation in hello.after
+        return former is None or life_of(former) in hello.after
 
     def _contended_since_ns(self, member: Member, now_ns: int) -> int:
         since_ns = self.contended_ns.setdefault((member.rack, member.incarnation), now_ns)
@@ -110,32 +116,38 @@ class Admission:
         """These wait no longer."""
         self.joining = {r: h for r, h in self.joining.items() if h.seat.member not in members}
 
-    def _differs(self, hello: Hello, log: LogState) -> str:
-        """What keeps a rack out of a job that has begun, or empty."""
+    def _differs(self, hello: Hello, log: LogState) -> tuple[str, str] | None:
+        """What keeps a rack out of a job that has begun: (what it is told, what is noted here)."""
         if log.policy is not None and log.policy.lockstep:
-            return "the job runs in lockstep, where racks begin together; restart all racks"
-        if hello.policy != log.policy:
-            return f"its settings are {hello.policy}, those of the job {log.policy}"
+            why = "the job runs in lockstep, where racks begin together; restart all racks"
+            return why, why
+        if log.policy is not None and (found := policy_difference(log.policy, hello.policy)):
+            return found.said(), found.noted()
         if plan_hash(hello) == log.plan:
-            return ""
+            return None
         for other in self.hellos.values():
-            if plan_hash(other) == log.plan:
-                return first_difference(other, hello)
-        return f"its plan is {plan_hash(hello)[:12]}, that of the job {log.plan[:12]}"
+            if plan_hash(other) == log.plan and (found := first_difference(other, hello)):
+                return found.said(), found.noted()
+        found = Difference("its plan", plan_hash(hello)[:12], log.plan[:12])
+        return found.said(), found.noted()
 
     def first_misfit(self, effects: list[Effect]) -> int | None:
         """Before the start: the rack whose plan differs from the lowest's is refused."""
         lowest = self.hellos[min(self.hellos)]
         for rack in sorted(self.hellos):
             difference = first_difference(lowest, self.hellos[rack])
-            if difference:
-                mine = lowest.seat.member.rack
-                detail = f"rack {rack} differs from rack {mine}: {difference}"
-                self.refuse(self.hellos.pop(rack), "plan", detail, effects)
+            if difference is not None:
+                head = f"rack {rack} differs from rack {lowest.seat.member.rack}: "
+                said, noted = head + difference.said(), head + difference.noted()
+                self.refuse(self.hellos.pop(rack), "plan", said, noted, effects)
                 return rack
         return None
 
-    def refuse(self, hello: Hello, kind: str, detail: str, effects: list[Effect]) -> None:
+    def refuse(
+        self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]
+    ) -> None:
+        """`detail` is what the rack hears, and whoever looks: it names what is wrong, never what
+        would be right, as nobody knows who says hello. `noted` is for the log of this side."""
         # All that are none of this job's racks are one visitor: numbers from the network must not
         # become connections and notes without end.
         rack = min(hello.seat.member.rack, self.racks)
@@ -145,4 +157,4 @@ class Admission:
         effects.append(Send(visitor, refusal))
         if self.refused.get(rack) != detail:
             self.refused[rack] = detail
-            effects.append(Note("refused", {"rack": rack, "cause": kind, "detail": detail}))
+            effects.append(Note("refused", {"rack": rack, "cause": kind, "detail": noted}))

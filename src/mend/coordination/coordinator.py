@@ -32,7 +32,7 @@ from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, V
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import inputs_of, settled_versions, surroundings
 from mend.coordination.validation import plan_hash, report_misfit
-from mend.types import SECOND, WITNESS, Member, Peer
+from mend.types import SECOND, WITNESS, Member, Peer, life_of
 
 FAREWELL_NS = 3 * SECOND
 """How long the end of the log is repeated to racks that did not confirm it."""
@@ -148,8 +148,8 @@ class Coordinator:
                 self._on_vote(member, vote, now_ns, effects)
             case Orders() as orders:
                 self._on_orders(event.peer, orders, now_ns, effects)
-            case Retire(member=gone):
-                self._retire(gone, now_ns, effects)
+            case Retire() as asked:
+                self._retire(asked, now_ns, effects)
             case Prepare(lineage=name) as prepare if self.acceptor.log.continues(
                 name, prepare.after
             ):
@@ -163,8 +163,13 @@ class Coordinator:
         elif self.election.heard(orders, now_ns):
             self._step_down(effects)
 
-    def _retire(self, gone: Member, now_ns: int, effects: list[Effect]) -> None:
+    def _retire(self, asked: Retire, now_ns: int, effects: list[Effect]) -> None:
         """One that is heard is not dead, whoever says so."""
+        log, told = self.acceptor.log.appended, self.acceptor.log.committed
+        known = (m for m in log.members | told.members if m.rack == asked.rack)
+        gone = next((member for member in known if life_of(member) == asked.life), None)
+        if gone is None:
+            return
         view = self.views.get(gone.rack)
         live = (
             view is not None and view.member == gone and view.live(now_ns, self.options.detect_ns)

@@ -14,7 +14,7 @@ from mend.coordination.acceptor_host import ways_to_leaders
 from mend.coordination.admission import VISITOR
 from mend.coordination.events import Connect, Effect, Note, Send
 from mend.coordination.messages import Challenge, Hello, Orders, Prepare
-from mend.types import WITNESS, Member, Peer
+from mend.types import WITNESS, Member, Peer, life_of
 
 STAGGER_HEARTBEATS = 4
 """Between the voters' attempts, so that one alone usually stands: a round trip and some."""
@@ -24,7 +24,7 @@ def challenge(hello: Hello, former: Member) -> list[Effect]:
     """Ask who says hello whether it lives now, after `former` got the seat. By a way of its own: it
     may be `former` that is heard at the address in the roster."""
     visitor = Peer(former.rack, VISITOR)
-    question = Challenge(hello.seat.member.incarnation, former.incarnation)
+    question = Challenge(hello.seat.member.incarnation, life_of(former))
     return [Connect(visitor, hello.seat.address), Send(visitor, question)]
 
 
@@ -88,7 +88,7 @@ class Election:
         for former in sorted(log.members | told.members):
             if former.rack != sender.rack or former in (sender, self.member):
                 continue
-            if hello and former.incarnation not in hello.after:
+            if hello and life_of(former) not in hello.after:
                 effects += challenge(hello, former)
             elif log.policy.restart_attests:
                 self.proposer.dead.add(former)

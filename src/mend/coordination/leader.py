@@ -35,7 +35,7 @@ from mend.coordination.messages import (
 )
 from mend.coordination.sums import Totals
 from mend.coordination.validation import format_misfit, orders_misfit, rank_report_misfit
-from mend.types import SECOND, WITNESS, Member, Peer
+from mend.types import SECOND, WITNESS, Member, Peer, life_of
 
 PROGRESS_NS = 5 * SECOND
 
@@ -150,7 +150,8 @@ class Leader:
             self._answer(event.peer, body.seated)
         elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
             mine = body.incarnation == self.member.incarnation
-            if mine and not self.failure[0]:
+            # Who has a seat is in: whatever says no to it is not the coordinator it follows.
+            if mine and not self._is_seated() and not self.failure[0]:
                 self._fail(_FAULTS.get(body.kind, "Refused"), body.detail, effects)
 
     def _on_rank(self, event: Heard, report: RankReport, now_ns: int) -> None:
@@ -220,7 +221,8 @@ class Leader:
         if self.orders is None:
             return (
                 f"no answer from the coordinator ({self._where()}); is it running, is the address "
-                "right (sideband_peers, witness_addr), is a firewall between; or is the job over "
+                "right (sideband_peers, witness_addr), is a firewall between, is the key the same "
+                "(key_file); or is the job over "
                 "(then nobody is left to answer: start all racks again, and the witness)"
             )
         if self.orders.missing:
@@ -257,7 +259,7 @@ class Leader:
         """That life of this rack is over: this one has heard of it. Said at once."""
         self.asker = peer.rack
         after = self.hello.after
-        if seated != self.member.incarnation and seated not in after:
+        if seated != life_of(self.member) and seated not in after:
             self.hello = replace(self.hello, after=(*after, seated)[-LIVES_MAX:])
             self.hello_ns = None
 

@@ -69,8 +69,8 @@ class Hello(Word, frozen=True, tag=10):
     facts: Facts
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     after: Annotated[tuple[Count, ...], Meta(max_length=LIVES_MAX)] = ()
-    """Incarnations of its rack that, as it has heard, have the seat: this was said later, and the
-    lives of a rack follow each other, so they are over."""
+    """Lives of its rack (`life_of`) that, as it has heard, have the seat: this was said later, and
+    the lives of a rack follow each other, so they are over."""
 
 
 class Challenge(Word, frozen=True, tag=18):
@@ -80,12 +80,14 @@ class Challenge(Word, frozen=True, tag=18):
     to: Count
     """Incarnation of the receiver."""
     seated: Count
+    """`life_of` who has the seat: whoever says hello hears it."""
 
 
 class Retire(Word, frozen=True, tag=19):
     """A person attests that this life of a rack is over, and that none comes after it soon."""
 
-    member: Member
+    rack: U16
+    life: Count
 
 
 class Refusal(Word, frozen=True, tag=11):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from mend.consensus.epochs import count_of
 from mend.consensus.records import (
@@ -27,11 +28,27 @@ from mend.coordination.messages import Gather, Hello, Orders, RankOrders, RankRe
 from mend.types import Member
 
 
+class Difference(NamedTuple):
+    """A fact of a hello that is not as it is in the job."""
+
+    name: str
+    there: str
+    here: str
+
+    def said(self) -> str:
+        """To whoever said hello, who may be nobody of the job: not what would be right."""
+        return f"{self.name} is {self.there} there and not here"
+
+    def noted(self) -> str:
+        """To the people of this side."""
+        return f"{self.name} is {self.there} there and {self.here} here"
+
+
 def hello_misfit(hello: Hello, racks: int) -> str:
     """For the coordinator: a rack that could not be seated."""
     ranks, fragments = hello.policy.ranks, hello.policy.fragments
     if hello.policy.racks != racks:
-        return f"it is configured for racks={hello.policy.racks}, the coordinator for {racks}"
+        return f"it is configured for racks={hello.policy.racks}, this job has another number"
     if len(hello.seat.lanes) != ranks or len(hello.digests) != fragments:
         return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
     if any(len(digests) != ranks for digests in hello.digests):
@@ -170,17 +187,22 @@ def plan_hash(hello: Hello) -> str:
     return hashlib.sha256(repr(hello.facts).encode()).hexdigest()
 
 
-def first_difference(lowest: Hello, other: Hello) -> str:
-    """The first fact that differs, by name, or empty."""
+def first_difference(lowest: Hello, other: Hello) -> Difference | None:
+    """The first fact that differs, or None."""
     theirs = dict(other.facts)
     for key, value in lowest.facts:
         if theirs.get(key) != value:
-            return f"{key} is {theirs.get(key, 'absent')} there and {value} here"
+            return Difference(key, theirs.get(key, "absent"), value)
     extra = [key for key, _ in other.facts if key not in dict(lowest.facts)]
     if extra:
-        return f"{extra[0]} is {theirs[extra[0]]} there and absent here"
-    for name in lowest.policy.__struct_fields__:
-        there, here = getattr(other.policy, name), getattr(lowest.policy, name)
+        return Difference(extra[0], theirs[extra[0]], "absent")
+    return policy_difference(lowest.policy, other.policy)
+
+
+def policy_difference(lowest: Policy, other: Policy) -> Difference | None:
+    """The same of what the coordinator must know."""
+    for name in lowest.__struct_fields__:
+        there, here = getattr(other, name), getattr(lowest, name)
         if there != here:
-            return f"{name} is {there} there and {here} here"
-    return ""
+            return Difference(name, str(there), str(here))
+    return None

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from mend.coordination import wire
-from mend.coordination.messages import Envelope, Message
+from mend.coordination.messages import PERSON, Envelope, Message, Retire, State
 from mend.engine.host import Host
+from mend.engine.speakers import Speakers
 from mend.engine.threads import Hands
 from mend.errors import ConfigError, GaveUp, MendError, OtherVersion, TransportError, WireError
 from mend.status import messages as status_messages
@@ -26,7 +27,8 @@ from mend.status.event_log import EventLog
 from mend.status.server import StatusServer
 from mend.transport.bulk_client import BulkLane
 from mend.transport.delayed import CountedLane, DelayedLane, Distribution
-from mend.transport.zmq import ZmqSideband
+from mend.transport.security import Secrets
+from mend.transport.zmq import Received, ZmqSideband
 from mend.types import SECOND, Address, Member, Peer
 
 T = TypeVar("T")
@@ -38,6 +40,10 @@ CLOSE_S = 10.0
 WORK_CLOSE_S = 10.0
 """How long the end waits for the job that a worker is at."""
 
+STRANGERS_S = 5.0
+"""How often strangers are told of, if there were any."""
+
+STRANGERS_PAGE = "docs/troubleshooting.md, The keys differ"
 REFUSED_NOTES_MAX = 20
 """Refused frames that are reported one by one; further ones are only counted."""
 
@@ -66,11 +72,19 @@ class IoLoopOptions:
     """Where the worker stays; None: anywhere."""
     observe: bool = True
     """Whether strangers that only look are answered, see `observe`."""
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    """Of the job; none: what is sent is plain, and whoever reaches this process is heard."""
+    protection: str = "loopback"
+    """keys, loopback or insecure, for people."""
+    ranks: int = 1
+    """Of this rack."""
 
 
 @dataclass
 class Counters:
     frames_refused: int = 0
+    strangers: int = 0
+    """Handshakes of keys that are not of this job, as far as they were told of."""
 
 
 class IoLoop:
@@ -157,6 +171,8 @@ class IoLoop:
             self._spawn(self._listen())
 
         self.call(job)
+        if self.options.secrets:
+            self.every(STRANGERS_S, self._tell_strangers)
 
     def close(self, farewell: Callable[[], None] | None = None) -> None:
         """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop, and
@@ -255,22 +271,30 @@ class IoLoop:
 
     def _open(self) -> None:
         options = self.options
+        secrets = Secrets(options.secrets, self.me) if options.secrets else None
         lane = BulkLane(
             options.lane_host,
             options.ports,
             token=_token(self.job),
             advertise=options.advertise_host,
             stall_ns=options.stall_ns,
+            secrets=secrets,
         )
 
         async def bind() -> ZmqSideband:
-            sideband = ZmqSideband(options.bind, frame_bytes_max=wire.FRAME_BYTES_MAX)
+            sideband = ZmqSideband(
+                options.bind,
+                frame_bytes_max=wire.FRAME_BYTES_MAX,
+                secrets=secrets,
+                ranks=options.ranks,
+            )
             if options.observe:
                 sideband.divert(status_messages.HEAD[:3], self._looked)
             return sideband
 
         try:
             self._sideband = self._loop.run_until_complete(bind())
+            self._speakers = Speakers(self._sideband.is_connected)
         except BaseException:
             lane.close()
             raise
@@ -282,17 +306,35 @@ class IoLoop:
 
     async def _listen(self) -> None:
         while True:
-            frame = await self._sideband.receive()
+            found = await self._sideband.receive_from()
             try:
-                envelope = wire.decode(frame)
-                if envelope.job != self.job:
-                    raise WireError(f"a frame of job {envelope.job!r}, this is job {self.job!r}")
+                envelope = self._opened(found)
             except WireError as error:
                 self._refuse(error)
                 if isinstance(error, OtherVersion) and error.job == self.job:
                     self._guarded(partial(self._foreign, error))
                 continue
             self._guarded(partial(self._hear, envelope))
+
+    def _opened(self, found: Received) -> Envelope:
+        """A frame of this job, said by whom it names. Raises WireError."""
+        try:
+            envelope = wire.decode(found.frame)
+        except OtherVersion as error:
+            _check_key(found.sender, error.rack, 0)
+            raise
+        rack, rank = envelope.rack, envelope.rank
+        if envelope.job != self.job:
+            raise WireError(f"a frame of job {envelope.job!r}, this is job {self.job!r}")
+        _check_key(found.sender, rack, rank)
+        if isinstance(envelope.body, Retire) != (rack == PERSON):
+            raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
+        # What is no state may come over a way of its own: a refusal, a challenge.
+        speaker, bare = Member(rack, envelope.incarnation), found.sender is None
+        counted = bare and isinstance(envelope.body, State)
+        if counted and not self._speakers.admits(speaker, rank, found.route, self.now_ns()):
+            raise WireError(f"rack {rack} rank {rank} speaks over two connections at once")
+        return envelope
 
     def _hear(self, envelope: Envelope) -> None:
         if self._host is not None:
@@ -307,6 +349,13 @@ class IoLoop:
         """Somebody who only looks. Not told to the host, so it is on no tape."""
         if self._observed is not None:
             self._observed.take(route, frame)
+
+    def _tell_strangers(self) -> None:
+        """Somebody knocks without the key: a rack with another one, or no member at all."""
+        count = self._sideband.strangers
+        if count > self.counters.strangers:
+            self.counters.strangers = count
+            self.note("strangers", {"handshakes": count, "remedy": STRANGERS_PAGE})
 
     def _refuse(self, error: MendError) -> None:
         self.counters.frames_refused += 1
@@ -368,6 +417,14 @@ class IoLoop:
         if farewell is not None:
             farewell()
         self._loop.stop()
+
+
+def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
+    """With keys a connection says who sends; a frame may not say it is somebody else. Raises
+    WireError."""
+    if sender is not None and sender != (rack, rank):
+        mine = f"rack {sender.rack} rank {sender.rank}"
+        raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {mine}")
 
 
 def _token(job: str) -> bytes:

@@ -107,7 +107,7 @@ class LiveRank:
 
     def _driver_options(self) -> IoLoopOptions:
         """Only the leader listens on the configured port; the rack's other ranks take any."""
-        options = self.settings.io_loop
+        options = replace(self.settings.io_loop, ranks=self.group.ranks)
         if self.me.rank == 0:
             return options
         return replace(options, bind=f"tcp://{options.lane_host}:0")
@@ -154,6 +154,8 @@ class LiveRank:
         )
         if again and parts.leader:
             again.check(parts.leader.hello.facts)
+        if self.me.rank == 0:
+            self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
         self._record(parts, tuple(numerics.payload_bytes(mine.numel) for mine in owned))
         self.rank = ConcurrentOuterStep(
             self.me,

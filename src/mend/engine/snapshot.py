@@ -22,7 +22,7 @@ from mend.engine.training_progress import TrainingProgress
 from mend.engine.turnout import told
 from mend.status.messages import SHOWN_MAX, Doings, JobStatus, RackSeen, RankSeen, RoundSeen, short
 from mend.status.server import Note, Recent
-from mend.types import MS, VERSION, Member, Peer
+from mend.types import MS, VERSION, Member, Peer, life_of
 
 if TYPE_CHECKING:  # a witness has no board, and does without torch
     from mend.engine.published_state import PublishedState
@@ -135,7 +135,7 @@ def _view(
         job=job,
         mend=VERSION,
         rack=me.rack,
-        incarnation=me.incarnation,
+        life=life_of(me),
         state=state,
         detail=short(detail),
         over=log.over,
@@ -260,7 +260,7 @@ def _rack(known: Knowledge, rack: int, seat: Seat) -> RackSeen:
         step_ns=step_ns,
         behind=behind,
         silent_ms=silent_ms,
-        incarnation=seat.member.incarnation,
+        life=life_of(seat.member),
     )
 
 

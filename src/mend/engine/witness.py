@@ -26,6 +26,9 @@ from mend.types import MS, SECOND, WITNESS, Member, Peer
 DETECT_HEARTBEATS = 20
 DETECT_NS_MIN = 2 * SECOND
 
+NO_LANE = "127.0.0.1"
+"""A witness has nothing to serve: its lane is no door to other machines."""
+
 
 def detect_ns(heartbeat_ms: int) -> int:
     """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
@@ -136,6 +139,8 @@ def run(
     diagnostics_dir: Path | None = None,
     tape_mb_max: int = 0,
     observe: bool = True,
+    keys: tuple[bytes, ...] = (),
+    protection: str = "loopback",
 ) -> None:
     """Serve one job until every rack has left, or SIGINT / SIGTERM.
 
@@ -143,8 +148,9 @@ def run(
     """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
-    host = bind.removeprefix("tcp://").rsplit(":", 1)[0]
-    listen = IoLoopOptions(bind, host, "", None, 10 * SECOND, observe=observe)
+    listen = IoLoopOptions(
+        bind, NO_LANE, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection
+    )
     io_loop = IoLoop(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
     parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
@@ -158,7 +164,10 @@ def run(
         io_loop.observe(witness.view)
         io_loop.attach(witness)
         if on_progress:
-            on_progress(f"listening address={io_loop.address} job={job_id} racks={racks}")
+            on_progress(
+                f"listening address={io_loop.address} job={job_id} racks={racks} "
+                f"protection={protection}"
+            )
         while not stop.is_set() and not io_loop.done.wait(0.2):
             pass
     finally:

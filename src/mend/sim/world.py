@@ -45,7 +45,7 @@ from mend.sim.process import Collective, Process, Training, WatchedBoard
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm
 from mend.sim.scenario_builder import Writer
 from mend.sim.tape import MemoryTape
-from mend.types import MS, SECOND, WITNESS, Member, Peer
+from mend.types import MS, SECOND, WITNESS, Member, Peer, life_of
 
 HEARTBEAT_MS = 250
 """Slower than live: quiet time costs events, and what is lost is repeated at this pace."""
@@ -424,7 +424,12 @@ class World(Writer):
     def _say_retired(self, gone: Member) -> None:
         for process in self.processes():
             if process.host is not None and process.me.rank == 0:
-                process.later(0, partial(process.host.heard, Peer(PERSON, 0), 0, Retire(gone)))
+                process.later(
+                    0,
+                    partial(
+                        process.host.heard, Peer(PERSON, 0), 0, Retire(gone.rack, life_of(gone))
+                    ),
+                )
 
     def processes(self) -> list[Process]:
         """Of every rack and the witness in their newest lives."""

@@ -44,6 +44,7 @@ LOUD = frozenset(
         "uncounted",
         "drain-gave-up",
         "frame-refused",
+        "strangers",
         "tape-gap",
         "tape-stopped",
         "placed",

@@ -20,7 +20,7 @@ from mend.consensus.records import U16, Count, Racks, Word
 from mend.coordination import wire
 from mend.errors import WireError
 
-VERSION = 1
+VERSION = 2
 HEAD = b"mno" + bytes([VERSION])
 """What the frames of observers, and those for them, begin with."""
 
@@ -71,7 +71,8 @@ class RackSeen(Word, frozen=True):
     behind: Known
     """Decided versions that it does not hold yet, over all fragments."""
     silent_ms: Known
-    incarnation: Count = 0
+    life: Count = 0
+    """`terms.life_of` it: tells lives apart, and lets nobody speak for one."""
 
 
 class RoundSeen(Word, frozen=True):
@@ -128,7 +129,7 @@ class JobStatus(Word, frozen=True, tag=2):
     job: JobName
     mend: Short
     rack: U16
-    incarnation: Count
+    life: Count
     state: Literal["starting", "running", "leaving", "ended"]
     """ended: this process stops now."""
     detail: Short

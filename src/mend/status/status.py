@@ -78,5 +78,8 @@ class Status:
     """That they would have had as fp32."""
     residual_share: float = 0.0
     """Of the newest offer: the part (length over length) that the codec left for a later one."""
+    protection: str = "loopback"
+    """What keeps others out: "keys", "loopback" (nobody else reaches this rack's port) or
+    "insecure"."""
     log_lines_lost: int = 0
     """Lines of the log that nobody took: its pipe was full, or closed."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from mend.errors import ConfigError, MendError
 from mend.tools.bench_commands import bench_app
 from mend.tools.doctor.command import doctor_command
+from mend.tools.keys_command import keys_app
 from mend.tools.launch_command import PASS_ON, launch_command
 from mend.tools.plan_command import plan_command
 from mend.tools.prefixed_output import let_go
@@ -230,6 +231,7 @@ app.command("explain")(explain_command)
 app.command("report")(report_command)
 app.command("top")(top_command)
 app.command("retire")(retire_command)
+app.add_typer(keys_app)
 app.add_typer(bench_app)
 
 

@@ -18,9 +18,9 @@ ASK_S = 0.25
 class Begun:
     """Answers of the processes of one job. Close it."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: tuple[bytes, ...] = ()) -> None:
         self._look = encode_look(Look(""))  # the ports are the launcher's own
-        self._onlooker = StatusClient(VIEW_BYTES_MAX)
+        self._onlooker = StatusClient(VIEW_BYTES_MAX, secrets)
         self._views: dict[str, JobStatus] = {}
         self._asked_s = 0.0
         self._has = False

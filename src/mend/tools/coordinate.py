@@ -16,6 +16,7 @@ def coordinate(
     `diagnostics_dir` None: as MEND_DIAGNOSTICS_DIR says. Raises AddressInUse, ConfigError.
     """
     from mend.config import MendConfig  # late, so that `mend --help` needs no torch
+    from mend.config.keyfile import protection_of, secrets_of
     from mend.engine import witness
     from mend.tools.prefixed_output import STDOUT, Printer
 
@@ -32,6 +33,7 @@ def coordinate(
         payload_dtype="float32",
         outer_step_compression_mode="none",  # a registered codec is known to the racks only
     )
+    keys = secrets_of(config, bind, "bind")
     folder = diagnostics_dir or config.diagnostics_dir
     # Its loop says these lines, and must not wait for who reads them.
     with Printer(STDOUT, NAME) as printer:
@@ -44,4 +46,6 @@ def coordinate(
             diagnostics_dir=Path(folder) if folder else None,
             tape_mb_max=config.tape_mb_max,
             observe=config.observe,
+            keys=keys,
+            protection=protection_of(config, bind),
         )

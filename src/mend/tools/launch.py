@@ -6,6 +6,7 @@ Each rack is a torchrun of its own, so a rack that dies takes nobody with it; th
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mend.config.sources import OUTCOMES
+from mend.config.keyfile import read_secrets
+from mend.config.sources import INSECURE, KEY_FILE, OUTCOMES
 from mend.engine.outcome import KEPT, Ended, read_ended
 from mend.errors import ConfigError
 from mend.tools.begun import Begun
+from mend.tools.keys_command import create
 from mend.tools.links import Link, Net, links
 from mend.tools.ports import LOOPBACK, free_ports
 from mend.tools.processes import RESTART, TOKEN, Child, Interrupts, Sink, kill_orphans, orphans
@@ -256,11 +259,19 @@ class Launch:
         self._net: Net | None = None
         self._outcomes = Path()
         """Where ranks tell how they ended."""
+        self._keys = Path()
+        """Where a key is made for this job alone."""
+        self._key_file: Path | None = None
 
     def run(self) -> Outcome:
         """Start everything, pass lines and signals on, return when nothing of it is left."""
-        with self._interrupts.caught(), self._linked(), tempfile.TemporaryDirectory() as outcomes:
-            self._outcomes = Path(outcomes)
+        with (
+            self._interrupts.caught(),
+            self._linked(),
+            tempfile.TemporaryDirectory() as outcomes,
+            tempfile.TemporaryDirectory(prefix="mend-key-") as keys,
+        ):
+            self._outcomes, self._keys = Path(outcomes), Path(keys)
             try:
                 self._start()
                 self._watch_racks()
@@ -302,6 +313,7 @@ class Launch:
     def _start(self) -> None:
         job = self.job
         environ = {**os.environ, TOKEN: self._token}
+        environ |= self._keyed({**environ, **job.env})
         gpus = visible_gpus({**environ, **job.env})
         ports = free_ports(job.racks + int(job.witness), job.base_port)
         hosts, net = [LOOPBACK] * len(ports), self._net
@@ -317,7 +329,8 @@ class Launch:
             f"witness={'yes' if job.witness else 'no'} ports={','.join(map(str, ports))}"
         )
         inside = net.sites[-1].prefix if net is not None else ()
-        watch = " ".join((*inside, "mend", "top", f"tcp://{hosts[-1]}:{ports[-1]}"))
+        key = (f"{KEY_FILE}={self._key_file}",) if self._key_file is not None else ()
+        watch = " ".join((*key, *inside, "mend", "top", f"tcp://{hosts[-1]}:{ports[-1]}"))
         self._say(f'watch="{watch}"')
         if job.witness:
             command = witness_command(job, ports[-1], hosts[-1])
@@ -325,6 +338,17 @@ class Launch:
             self.witness = self._child(WITNESS_NAME, command, unbuffered, len(hosts) - 1)
         for rack in range(job.racks):
             self.racks.append(self._life(rack))
+
+    def _keyed(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What tells the racks of the key: that of the user, or one for this job alone."""
+        insecure = environ.get(INSECURE, "").strip().lower()
+        if insecure not in ("", "0", "false", "no", "off"):
+            return {}
+        named = environ.get(KEY_FILE, "").strip()
+        self._key_file = Path(named) if named else self._keys / "key"
+        if not named:
+            create(self._key_file, (secrets.token_bytes(32),))
+        return {KEY_FILE: str(self._key_file)}
 
     def _life(self, rack: int) -> Child:
         job, restart = self.job, self._restarts[rack]
@@ -351,7 +375,8 @@ class Launch:
 
     def _watch_racks(self) -> None:
         seen = 0
-        with closing(Begun()) as begun:
+        keys = read_secrets(self._key_file) if self._key_file is not None else ()
+        with closing(Begun(keys)) as begun:
             while not all(child.reported for child in self.racks):
                 time.sleep(POLL_S)
                 # Read once: a signal that comes while the first is passed on counts as the second.

@@ -11,13 +11,14 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
+from mend.config.keyfile import secrets_in_force
 from mend.coordination import wire
 from mend.coordination.messages import PERSON, Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
 from mend.tools.top.picture import Answer, name_of
 from mend.tools.top.run import Wanted, Watch, addresses_in_force, terminated
 from mend.transport.status_client import StatusClient
-from mend.types import WITNESS, Member
+from mend.types import WITNESS
 
 ASK_S = 0.25
 """Between two rounds of questions."""
@@ -35,7 +36,7 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
     """Returns the exit status. Raises ConfigError for what is no address."""
     asked = list(dict.fromkeys(addresses)) or addresses_in_force()
     wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S, None)
-    with closing(StatusClient(VIEW_BYTES_MAX)) as onlooker, terminated():
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
         watch = Watch(onlooker, wanted, asked)
         try:
             return _retire(rack, watch, onlooker, wait_s)
@@ -57,7 +58,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     assert seat is not None, "who has no seat is refused"
     about = ", ".join(sorted(name_of(answer.view.rack) for answer in answers if answer.view))
     print(f"job {first.job!r}: telling {about} that rack {rack} ({seat.address}) is dead for good")
-    gone = Retire(Member(rack, seat.incarnation))
+    gone = Retire(rack, seat.life)
     frame = wire.encode(Envelope(first.job, PERSON, 0, secrets.randbits(62), gone))
     end, told = time.monotonic() + wait_s, ""
     while time.monotonic() < end:
@@ -67,7 +68,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
         watch.ask()
         watch.listen(ASK_S)
         answers = answering(watch.answers()) or answers
-        told, final = outcome(answers, rack, seat.incarnation)
+        told, final = outcome(answers, rack, seat.life)
         if final:
             break
     print(told)
@@ -126,7 +127,7 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
         return f"rack {rack} has no seat in job {first.job!r}, which has racks {seats}"
     for answer in answers:
         view = answer.view
-        if view and view.rack == rack and view.incarnation == seat.incarnation:
+        if view and view.rack == rack and view.life == seat.life:
             return f"rack {rack} is alive: it answers at {answer.address}. Stop it first"
     if first.coordinates and seat.live:
         who = name_of(first.rack)
@@ -137,10 +138,10 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
     return ""
 
 
-def outcome(answers: Sequence[Answer], rack: int, incarnation: int) -> tuple[str, bool]:
+def outcome(answers: Sequence[Answer], rack: int, life: int) -> tuple[str, bool]:
     """What has come of it, and whether that is final."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
-    if first.coordinates and (seat is None or seat.incarnation != incarnation):
+    if first.coordinates and (seat is None or seat.life != life):
         racks = ", ".join(str(seen.rack) for seen in first.racks) or "none"
         return f"rack {rack} is out; the job goes on with racks {racks}", True
     noted = sorted(name_of(view.rack) for view in views if rack in view.retired)

@@ -25,7 +25,9 @@ from mend.errors import (
 )
 from mend.transport.bulk_server import Holder, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
-from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, hello_bytes, tune
+from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
+from mend.transport.pull_link import ReaderEnd
+from mend.transport.security import Secrets
 from mend.types import KEY_BYTES, SECOND, Address
 
 __all__ = ["BulkLane", "checksum_of"]
@@ -51,7 +53,8 @@ class BulkLane:
 
     host, ports: where to listen; an inclusive range of ports to try, None for any. advertise: the
     host that others are told (`address`). token: 16 bytes that say which job this is; a connection
-    with another token is closed, which guards against mistakes, not against attackers.
+    with another token is closed, which guards against mistakes, not against attackers. secrets:
+    against those all connections are encrypted and authenticated, both ways.
     stall_ns: a holder that gives no verified byte for so long is left for the next one.
     Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
     """
@@ -65,6 +68,7 @@ class BulkLane:
         advertise: str = "",
         stall_ns: int = 10 * SECOND,
         chunk_bytes: int = 4 << 20,
+        secrets: Secrets | None = None,
     ) -> None:
         if not 0 < chunk_bytes <= LENGTH_MAX:
             rule = f"must be 1..{LENGTH_MAX}"
@@ -73,14 +77,14 @@ class BulkLane:
             raise ConfigError(
                 "stall_ns", stall_ns, "must be positive", "Ten seconds suit most links."
             )
-        self._hello = hello_bytes(token)
+        self._token, self._secret = token, secrets.own if secrets else None
         self._chunk_bytes, self._stall_ns = chunk_bytes, stall_ns
         advertised(host, advertise, 0)  # before anything is open
-        self._holder = Holder(host, ports, token, stall_ns)
+        self._holder = Holder(host, ports, token, stall_ns, secrets)
         self.address: Address = advertised(host, advertise, self._holder.port)
         self.bytes_received = 0
         self._lock = threading.Lock()
-        self._idle: dict[Address, list[socket.socket]] = {}
+        self._idle: dict[Address, list[ReaderEnd]] = {}
         self._attempts: set[Attempt] = set()
         self._turns = asyncio.Semaphore(FETCHES_MAX)
         self._threads = concurrent.futures.ThreadPoolExecutor(
@@ -235,17 +239,16 @@ class BulkLane:
         An idle connection may have died unnoticed, so its failure only means that a new one is
         tried.
         """
-        for pooled in (True, False):
-            sock = self._borrow(attempt.holder) if pooled else socket.socket(*where[:3])
-            if sock is None:
-                continue
-            keep = False
+        borrowed = self._borrow(attempt.holder)
+        for link in (borrowed, None) if borrowed else (None,):
+            sock = link.sock if link is not None else socket.socket(*where[:3])
+            keep, pooled = False, link is not None
             try:
                 if not attempt.adopt(sock):
                     return
-                if not pooled:
-                    self._connect(sock, where)
-                attempt.pull(sock)
+                if link is None:
+                    link = self._connect(sock, where)
+                attempt.pull(link)
                 keep = True
                 return
             except (PayloadGone, ChecksumMismatch) as error:
@@ -257,12 +260,12 @@ class BulkLane:
                 if not pooled:
                     attempt.broken = error
             finally:
-                if attempt.release(sock) and keep:
-                    self._give(attempt.holder, sock)
+                if attempt.release(sock) and keep and link is not None:
+                    self._give(attempt.holder, link)
                 else:
                     sock.close()
 
-    def _connect(self, sock: socket.socket, where: _AddrInfo) -> None:
+    def _connect(self, sock: socket.socket, where: _AddrInfo) -> ReaderEnd:
         sock.settimeout(min(self._stall_ns // 2, CONNECT_NS_MAX) / SECOND)
         sock.connect(where[4])
         sock.settimeout(None)
@@ -270,38 +273,38 @@ class BulkLane:
         tune(
             sock, receive_ns=2 * self._stall_ns, send_ns=self._stall_ns, dead_ns=self._stall_ns // 2
         )
-        sock.sendall(self._hello)
+        return ReaderEnd(sock, self._token, self._secret)
 
-    def _borrow(self, holder: Address) -> socket.socket | None:
+    def _borrow(self, holder: Address) -> ReaderEnd | None:
         """An idle connection that is not known to be dead."""
         while True:
             with self._lock:
                 idle = self._idle.get(holder)
                 if not idle:
                     return None
-                sock = idle.pop()
+                link = idle.pop()
             try:
-                sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                link.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return sock  # quiet, as it should be
+                return link  # quiet, as it should be
             except OSError:
                 pass
-            sock.close()  # closed by the other side, or bytes that nobody asked for
+            link.sock.close()  # closed by the other side, or bytes that nobody asked for
 
-    def _give(self, holder: Address, sock: socket.socket) -> None:
+    def _give(self, holder: Address, link: ReaderEnd) -> None:
         with self._lock:
             idle = self._idle.setdefault(holder, [])
             if not self._closed and len(idle) < STREAMS:
-                idle.append(sock)
+                idle.append(link)
                 return
-        sock.close()
+        link.sock.close()
 
     def _forget(self, holder: Address) -> None:
         """Close the idle connections to a holder."""
         with self._lock:
             idle = self._idle.pop(holder, [])
-        for sock in idle:
-            sock.close()
+        for link in idle:
+            link.sock.close()
 
     def _count(self, received: int) -> None:
         with self._lock:

@@ -5,29 +5,19 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-
-import xxhash
+import time
+from collections import Counter
 
 from mend.errors import AddressInUse, ConfigError, TransportError
-from mend.transport.bulk_wire import (
-    BAD,
-    GONE,
-    HELLO,
-    LENGTH_MAX,
-    OK,
-    REPLY,
-    REPLY_MAGIC,
-    REQUEST,
-    REQUEST_MAGIC,
-    hello_bytes,
-    read_exactly,
-    shut,
-    tune,
-)
+from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
+from mend.transport.pull_link import REQUEST_NS_MAX, HolderEnd
+from mend.transport.security import Secrets
 from mend.types import KEY_BYTES, SECOND, Address
 
 CONNECTIONS_MAX = 64
-HELLO_NS_MAX = 5 * SECOND
+LOOK_NS = SECOND
+"""How often a connection that waits for a request looks whether it has taken too long."""
+
 JOIN_SECONDS_MAX = 0.5
 
 
@@ -65,25 +55,38 @@ def bound(host: str, ports: tuple[int, int] | None) -> socket.socket:
     )
 
 
-class _Connection:
-    """One accepted connection. `idle` while it waits for a request: such a one may be evicted."""
+class _Connection(HolderEnd):
+    """One accepted connection. `idle` while it waits for a request, or for the rest of one: such a
+    one may be evicted.
+    `host`: where it comes from; `leaving`: its thread is on its way out."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+    def __init__(
+        self, sock: socket.socket, host: str, token: bytes, secrets: Secrets | None
+    ) -> None:
+        super().__init__(sock, token, secrets)
+        self.host = host
         self.idle = False
+        self.leaving = False
 
 
 class Holder:
-    """Serves byte ranges of its payloads to connections that open with the job's token.
+    """Serves byte ranges of its payloads to connections of the job.
 
     A connection that says anything else is closed and counted in `rejected`; nothing is allocated
-    for it.
+    for it. With all places taken the oldest that has not shown that it is of this job makes room,
+    else one that is idle; of the host that has most of them, so that nobody takes others' places.
     """
 
     def __init__(
-        self, host: str, ports: tuple[int, int] | None, token: bytes, stall_ns: int
+        self,
+        host: str,
+        ports: tuple[int, int] | None,
+        token: bytes,
+        stall_ns: int,
+        secrets: Secrets | None = None,
     ) -> None:
-        self._hello = hello_bytes(token)
+        hello_bytes(token)  # checked before anything is open
+        self._token, self._secrets = token, secrets
         self._stall_ns = stall_ns
         self._listener = bound(host, ports)
         self.port: int = self._listener.getsockname()[1]
@@ -129,7 +132,7 @@ class Holder:
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                sock, _ = self._listener.accept()
+                sock, where = self._listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._closed.wait(0.1)  # out of descriptors: others may give some back
@@ -137,41 +140,41 @@ class Holder:
                 if error.errno == errno.ECONNABORTED:
                     continue
                 return
-            self._admit(sock)
+            self._admit(sock, str(where[0]))
 
-    def _admit(self, sock: socket.socket) -> None:
-        """Start a thread for it, at the cost of an idle connection when all places are taken."""
-        connection = _Connection(sock)
+    def _admit(self, sock: socket.socket, host: str) -> None:
+        """Start a thread for it, at the cost of another one when all places are taken."""
+        connection = _Connection(sock, host, self._token, self._secrets)
         name = f"mend-lane-serve-{self.port}"
         thread = threading.Thread(target=self._converse, args=(connection,), name=name, daemon=True)
         with self._lock:
-            full = len(self._connections) >= CONNECTIONS_MAX
-            idle = next((c for c in self._connections if c.idle), None) if full else None
-            if self._closed.is_set() or (full and idle is None):
+            staying = [each for each in self._connections if not each.leaving]
+            full = len(staying) >= CONNECTIONS_MAX
+            victim = _least_wanted(staying) if full else None
+            if self._closed.is_set() or (full and victim is None):
                 self.rejected += 1
                 sock.close()
                 return
-            if idle is not None:
-                idle.idle = False  # its thread is on its way out; do not pick it twice
-                shut(idle.sock)
+            if victim is not None:
+                victim.leaving = True  # do not pick it twice
+                shut(victim.sock)
             self._connections[connection] = thread
             thread.start()
 
     def _converse(self, connection: _Connection) -> None:
         """Serve one connection until it ends, breaks or misbehaves."""
-        sock, sane, greeted = connection.sock, False, False
+        sock, sane = connection.sock, False
         try:
-            tune(sock, receive_ns=HELLO_NS_MAX, send_ns=2 * self._stall_ns, dead_ns=self._stall_ns)
-            greeting = bytearray(HELLO.size)
-            read_exactly(sock, memoryview(greeting))
-            if greeting == self._hello:
-                tune(sock, receive_ns=0, send_ns=2 * self._stall_ns, dead_ns=self._stall_ns)
-                greeted = True
+            tune(sock, receive_ns=LOOK_NS, send_ns=2 * self._stall_ns, dead_ns=self._stall_ns)
+            if connection.greet():
                 sane = self._answer_all(connection)
         except EOFError:
             sane = False  # half a greeting, half a request
+        except TimeoutError:
+            sane = False  # the same, for too long
         except OSError:
-            sane = greeted  # the link broke or the reader gave up, which is nobody's misbehaviour
+            # The link broke or the reader gave up, which is nobody's misbehaviour.
+            sane = connection.greeted
         finally:
             with self._lock:
                 self.rejected += not sane
@@ -180,42 +183,54 @@ class Holder:
 
     def _answer_all(self, connection: _Connection) -> bool:
         """Answer requests. True at a clean end, False at the first that is not one of ours."""
-        request = memoryview(bytearray(REQUEST.size))
+        limit_ns = time.monotonic_ns() + REQUEST_NS_MAX
         while True:
             connection.idle = True
-            if connection.sock.recv_into(request[:1]) == 0:
-                return True
+            try:
+                begun = connection.sock.recv(1)
+            except BlockingIOError:
+                if not connection.greeted and time.monotonic_ns() >= limit_ns:
+                    return False
+                continue
+            if not begun:
+                return connection.greeted
+            request = connection.request(begun)
             connection.idle = False
-            read_exactly(connection.sock, request[1:])
-            magic, key, offset, length = REQUEST.unpack(request)
-            if magic != REQUEST_MAGIC or not 0 < length <= LENGTH_MAX:
+            if request is None or not 0 < request[2] <= LENGTH_MAX:
                 return False
-            if not self._answer(connection.sock, key, offset, length):
+            if not self._answer(connection, *request):
                 return False
 
-    def _answer(self, sock: socket.socket, key: bytes, offset: int, length: int) -> bool:
+    def _answer(self, connection: _Connection, key: bytes, offset: int, length: int) -> bool:
         """One reply. False when the range does not lie inside the payload (said, then closed)."""
         view = self._served.get(key)
         if view is None:
-            sock.sendall(REPLY.pack(REPLY_MAGIC, GONE, 0, 0, b""))
+            connection.refuse(GONE, 0, key, offset)
             return True
         if offset + length > len(view):
-            sock.sendall(REPLY.pack(REPLY_MAGIC, BAD, len(view), 0, b""))
+            connection.refuse(BAD, len(view), key, offset)
             return False
         part = view[
             offset : offset + length
         ]  # holds the payload until the last byte is handed over
-        digest = xxhash.xxh3_128_digest(part)
-        header = REPLY.pack(REPLY_MAGIC, OK, len(view), length, digest)
         with (
             self._lock
         ):  # before the bytes leave, so that whoever has received them finds them counted
-            self.bytes_sent += len(header) + length
-        sent = sock.sendmsg([header, part])
-        if sent < len(header):
-            sock.sendall(header[sent:])
-        sock.sendall(part[max(0, sent - len(header)) :])
+            self.bytes_sent += REPLY.size + length
+        connection.give(len(view), key, offset, part)
         return True
+
+
+def _least_wanted(connections: list[_Connection]) -> _Connection | None:
+    """Who makes room: the oldest stranger, else the oldest that is idle, of the host that has most
+    of these."""
+    strangers = [each for each in connections if not each.greeted]
+    found = strangers or [each for each in connections if each.idle]
+    if not found:
+        return None
+    hosts = Counter(each.host for each in found)
+    host, _ = hosts.most_common(1)[0]
+    return next(each for each in found if each.host == host)
 
 
 def advertised(host: str, advertise: str, port: int) -> Address:

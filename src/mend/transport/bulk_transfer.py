@@ -11,17 +11,8 @@ from collections.abc import Callable
 import xxhash
 
 from mend.errors import ChecksumMismatch, PayloadGone, TransportError
-from mend.transport.bulk_wire import (
-    BAD,
-    GONE,
-    OK,
-    REPLY,
-    REPLY_MAGIC,
-    REQUEST,
-    REQUEST_MAGIC,
-    read_exactly,
-    shut,
-)
+from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
+from mend.transport.pull_link import ReaderEnd
 from mend.types import Address
 
 LENGTH_MIN = 64 << 10
@@ -163,7 +154,7 @@ class Attempt:
             for sock in self._sockets:
                 shut(sock)
 
-    def pull(self, sock: socket.socket) -> None:
+    def pull(self, link: ReaderEnd) -> None:
         """Ask for missing ranges and verify them until none is left. Runs in a thread of its own.
 
         Raises PayloadGone or ChecksumMismatch as the holder answers, OSError or EOFError as the
@@ -176,11 +167,11 @@ class Attempt:
                 while len(owed) < AHEAD and (part := self.incoming.take(length)):
                     start, stop = part
                     owed.append((start, stop, self._clock_s()))
-                    sock.sendall(REQUEST.pack(REQUEST_MAGIC, self.key, start, stop - start))
+                    link.ask(self.key, start, stop - start)
                 if not owed:
                     return
                 start, stop, asked_s = owed[0]
-                self._receive(sock, start, stop)
+                self._receive(link, start, stop)
                 owed.popleft()
                 self.incoming.accept(start, stop, self.holder)
                 length = self._next_length(stop - start, length, self._clock_s() - asked_s)
@@ -188,13 +179,11 @@ class Attempt:
             for start, stop, _ in owed:
                 self.incoming.give_back(start, stop)
 
-    def _receive(self, sock: socket.socket, start: int, stop: int) -> None:
+    def _receive(self, link: ReaderEnd, start: int, stop: int) -> None:
         """One reply, straight into its place; returns when its bytes are verified."""
-        header = bytearray(REPLY.size)
-        read_exactly(sock, memoryview(header))
-        magic, status, total, length, digest = REPLY.unpack(header)
+        status, total, length, digest = link.header(self.key, start)
         where = f"{self.holder.host}:{self.holder.port}"
-        if magic != REPLY_MAGIC or status not in (OK, GONE, BAD):
+        if status not in (OK, GONE, BAD):
             raise EOFError("answered with something that is no reply")
         if status == GONE:
             raise PayloadGone(
@@ -207,9 +196,7 @@ class Attempt:
             )
         if status != OK or length != stop - start:
             raise EOFError(f"answered with {length} bytes to a request for {stop - start}")
-        part = self.incoming.into[start:stop]
-        read_exactly(sock, part)
-        if xxhash.xxh3_128_digest(part) != digest:
+        if not link.body(self.key, start, digest, self.incoming.into[start:stop]):
             raise ChecksumMismatch(
                 f"holder {where}: bytes [{start}, {stop}) did not arrive as they were sent. "
                 "Asked for again; if it stays, check the network card, the cable and the memory."

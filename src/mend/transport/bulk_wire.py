@@ -1,6 +1,7 @@
 """The wire format of the bulk lane: structs, limits, socket options. No threads.
 
-A connection opens with HELLO and then carries requests one way and replies the other, in order:
+A connection opens with HELLO and then carries requests one way and replies the other, in order
+(what seals change of it is in pull_link):
 
     HELLO    magic, wire version, token (16 bytes: which job) REQUEST  magic, key, offset, length
     REPLY    magic, status, total bytes of the payload, length, xxh3_128 of what follows; then
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 
 import xxhash
 
@@ -80,6 +82,22 @@ def read_exactly(sock: socket.socket, into: memoryview) -> None:
     filled = 0
     while filled < len(into):
         got = sock.recv_into(into[filled:], flags=socket.MSG_WAITALL)
+        if got == 0:
+            raise EOFError(f"closed after {filled} of {len(into)} bytes")
+        filled += got
+
+
+def read_within(sock: socket.socket, into: memoryview, until_ns: int) -> None:
+    """The same, of a socket whose receive time-out is short, until a monotonic time: whoever sends
+    a byte now and then gets no more of it. Raises TimeoutError behind it."""
+    filled = 0
+    while filled < len(into):
+        if time.monotonic_ns() >= until_ns:
+            raise TimeoutError(f"{filled} of {len(into)} bytes within the time")
+        try:
+            got = sock.recv_into(into[filled:])
+        except BlockingIOError:
+            continue
         if got == 0:
             raise EOFError(f"closed after {filled} of {len(into)} bytes")
         filled += got

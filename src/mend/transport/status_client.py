@@ -1,11 +1,13 @@
 """Asks the sidebands of a job for their status, from outside. No thread.
 
-One DEALER per address. Nothing is queued up: a question that the one before it still waits for is
-not asked again, and of answers that were not read in time the newest few stay.
+One DEALER per address, and per key that is accepted. Nothing is queued up: a question that the one
+before it still waits for is not asked again, and of answers that were not read in time the newest
+few stay.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +16,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mend.errors import ConfigError
+from mend.transport.security import CurveKeys, Secrets
+from mend.transport.zap import pin
 from mend.transport.zmq import (
     CONNECT_MS_MAX,
     RECONNECT_MS_MAX,
@@ -27,17 +31,19 @@ ANSWERS_KEPT = 8
 _CONNECTED = int(zmq.EVENT_CONNECTED)
 _SPEAKS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _GONE = int(zmq.EVENT_DISCONNECTED)
+_LOCKED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
 class Way(Enum):
     """How far the way to an address goes.
 
-    CLOSED: no connection. OPEN: something listens there. SPEAKS: it is a sideband, or another
-    ZeroMQ socket.
+    CLOSED: no connection. OPEN: something listens there. LOCKED: a sideband that takes another
+    key, or that has one where we have none. SPEAKS: it is a sideband, or another ZeroMQ socket.
     """
 
     CLOSED = "closed"
     OPEN = "open"
+    LOCKED = "locked"
     SPEAKS = "speaks"
 
 
@@ -54,19 +60,38 @@ class _Watched:
 
 
 class StatusClient:
-    """Questions to, and answers from, any number of addresses. Close it."""
+    """Questions to, and answers from, any number of addresses. Close it. `secrets`: of the job."""
 
-    def __init__(self, answer_bytes_max: int) -> None:
+    def __init__(self, answer_bytes_max: int, secrets: tuple[bytes, ...] = ()) -> None:
+        self._keys: list[tuple[CurveKeys, CurveKeys] | None] = [None]
+        if secrets:
+            known = Secrets(secrets)
+            self._keys = [(each.client(known.me), each.server()) for each in known.all]
         self._answer_bytes_max = answer_bytes_max
         self._context = zmq.Context()
         self._poller = zmq.Poller()
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, list[_Watched]] = {}
 
     def watch(self, address: str) -> None:
         """Open the way to `tcp://host:port`; once. Raises ConfigError for what is no address."""
         if address in self._watched:
             return
+        watched: list[_Watched] = []
+        try:
+            watched.extend(self._opened(address, keys) for keys in self._keys)
+        except ConfigError:
+            for each in watched:
+                each.close()
+            raise
+        for each in watched:
+            self._poller.register(each.socket, zmq.POLLIN)
+            self._poller.register(each.monitor, zmq.POLLIN)
+        self._watched[address] = watched
+
+    def _opened(self, address: str, keys: tuple[CurveKeys, CurveKeys] | None) -> _Watched:
         socket = self._context.socket(zmq.DEALER)
+        if keys is not None:
+            pin(socket, *keys)
         options = {
             zmq.LINGER: 0,
             zmq.SNDHWM: 1,
@@ -80,27 +105,25 @@ class StatusClient:
         }
         for name, value in options.items():
             socket.setsockopt(name, value)
-        monitor = socket.get_monitor_socket(_CONNECTED | _SPEAKS | _GONE)
+        monitor = socket.get_monitor_socket(_CONNECTED | _SPEAKS | _GONE | _LOCKED)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
             _Watched(socket, monitor).close()
             rule, remedy = f"is no address ({error})", "Give tcp://host:port."
             raise ConfigError("address", address, rule, remedy) from error
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
-        self._watched[address] = _Watched(socket, monitor)
+        return _Watched(socket, monitor)
 
     def way(self, address: str) -> Way:
         """As it was at the end of the last `collect`."""
-        return self._watched[address].way
+        order = list(Way)
+        return max((each.way for each in self._watched[address]), key=order.index)
 
     def ask(self, address: str, frame: bytes) -> None:
         """Never blocks; dropped while the last question has not left."""
-        try:
-            self._watched[address].socket.send(frame, zmq.DONTWAIT)
-        except zmq.Again:
-            return
+        for each in self._watched[address]:
+            with contextlib.suppress(zmq.Again):
+                each.socket.send(frame, zmq.DONTWAIT)
 
     def collect(self, limit_s: float) -> list[tuple[str, bytes]]:
         """(address, frame) of what has come, in order per address; waits up to the limit for the
@@ -111,7 +134,7 @@ class StatusClient:
             left_ms = max(0, int(1000 * (end - time.monotonic())))
             if not self._poller.poll(left_ms):
                 return found
-            for address, watched in self._watched.items():
+            for address, watched in self._each():
                 self._follow(watched)
                 while readable(watched.socket):
                     frames = watched.socket.recv_multipart(zmq.DONTWAIT)
@@ -119,16 +142,21 @@ class StatusClient:
                         found.append((address, frames[0]))
         return found
 
+    def _each(self) -> list[tuple[str, _Watched]]:
+        return [(address, each) for address, ways in self._watched.items() for each in ways]
+
     @staticmethod
     def _follow(watched: _Watched) -> None:
         while readable(watched.monitor):
             event = int(recv_monitor_message(watched.monitor, zmq.DONTWAIT)["event"])
+            if event in (_GONE, _CONNECTED) and watched.way is Way.LOCKED:
+                continue  # it hangs up behind its no, and is asked again
             ways = {_CONNECTED: Way.OPEN, _SPEAKS: Way.SPEAKS}
-            watched.way = ways.get(event, Way.CLOSED)
+            watched.way = Way.LOCKED if event & _LOCKED else ways.get(event, Way.CLOSED)
 
     def close(self) -> None:
         """Idempotent."""
-        for watched in self._watched.values():
+        for _, watched in self._each():
             watched.close()
         self._watched = {}
         self._context.destroy(linger=0)

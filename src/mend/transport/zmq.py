@@ -11,6 +11,10 @@ Why no ZeroMQ heartbeats. They are answered by an I/O thread whatever the proces
 a healthy connection when one large frame takes longer than their time-out. Death is told by the
 protocol's own heartbeats; here TCP_MAXRT and CONNECT_TIMEOUT only make sure that a healed link is
 used within about two seconds, not after the kernel's backed-off retransmissions.
+
+With secrets every connection is CURVE: the server's key is pinned, and the client's says which
+process it is, so that a frame comes with the `Peer` that sent it. While a secret is being replaced
+a process connects once per secret, as a server has one key pair; the way that opens is used.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import zmq
 
 from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.transport.security import CurveKeys, Secrets
+from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 from mend.types import Peer
 
 INBOX_FRAMES_MAX = 4096
@@ -38,6 +44,9 @@ HANDSHAKE_MS = 5_000
 RECONNECT_MS_MIN, RECONNECT_MS_MAX = 100, 2_000
 CONNECT_MS_MAX = 2_000
 UNACKED_MS_MAX = 5_000
+CURVE_BYTES = 33
+"""What CURVE adds to a frame: its command's name, a nonce, flags and a seal."""
+
 REPLIES_MAX = 2
 """Answers that wait for one stranger's connection; who does not read gets no more."""
 
@@ -48,25 +57,47 @@ _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLO
 """As plain numbers: arithmetic on pyzmq's enums runs through Python code, for every frame."""
 
 
-@dataclass(slots=True)
-class _Outgoing:
-    """The way to one peer. `early`: frames from before the first connection; None from then on."""
+class Received(NamedTuple):
+    """A frame, the connection that it came over, and whose key that connection has shown; None:
+    the sideband has no keys."""
 
-    socket: zmq.Socket[bytes]
-    address: str
-    early: deque[bytes] | None = field(default_factory=deque)
-    early_bytes: int = 0
+    frame: bytes
+    route: bytes
+    sender: Peer | None
+
+
+@dataclass(slots=True)
+class _Early:
+    """Frames to one peer from before the first connection, for whichever way opens first."""
+
+    frames: deque[bytes] = field(default_factory=deque)
+    bytes_held: int = 0
 
     def hold(self, frame: bytes) -> bool:
         """Keep a frame for the first connection, the oldest make room."""
-        assert self.early is not None, "connected already"
         if len(frame) > EARLY_BYTES_MAX:
             return False
-        self.early.append(frame)
-        self.early_bytes += len(frame)
-        while len(self.early) > EARLY_FRAMES_MAX or self.early_bytes > EARLY_BYTES_MAX:
-            self.early_bytes -= len(self.early.popleft())
+        self.frames.append(frame)
+        self.bytes_held += len(frame)
+        while len(self.frames) > EARLY_FRAMES_MAX or self.bytes_held > EARLY_BYTES_MAX:
+            self.bytes_held -= len(self.frames.popleft())
         return True
+
+    def taken(self) -> list[bytes]:
+        found = list(self.frames)
+        self.frames.clear()
+        self.bytes_held = 0
+        return found
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A way to one peer. `opened`: it has been connected once, and is watched no more."""
+
+    socket: zmq.Socket[bytes]
+    address: str
+    early: _Early
+    opened: bool = False
 
 
 class ZmqSideband:
@@ -74,17 +105,25 @@ class ZmqSideband:
 
     bind: `tcp://host:port`; port 0 or `*` takes a free one, `address` says which. frame_bytes_max:
     longer frames are not sent, and a peer that sends one is cut off. `dropped` counts frames that
-    were no single message. Raises AddressInUse when the port is taken, ConfigError when `bind` is
-    not an address of this machine.
+    were no single message. `secrets`: only members of the job can connect, and only members are
+    connected to; `ranks`: of this rack, which its leader hears. Raises AddressInUse when the port
+    is taken, ConfigError when `bind` is not an address of this machine.
     """
 
-    def __init__(self, bind: str, *, frame_bytes_max: int = 8 << 20) -> None:
+    def __init__(
+        self,
+        bind: str,
+        *,
+        frame_bytes_max: int = 8 << 20,
+        secrets: Secrets | None = None,
+        ranks: int = 1,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._frame_bytes_max = frame_bytes_max
         self._context = zmq.Context()  # of its own, so that close can wait for its thread and port
-        self._outgoing: dict[Peer, _Outgoing] = {}
-        self._waiting: asyncio.Future[bytes] | None = None
-        self._ready: deque[bytes] = deque()
+        self._outgoing: dict[Peer, tuple[_Outgoing, ...]] = {}
+        self._waiting: asyncio.Future[Received] | None = None
+        self._ready: deque[Received] = deque()
         self._armed = False
         self._watched = False
         self._closed = False
@@ -93,20 +132,36 @@ class ZmqSideband:
         self.dropped = 0
         self.bytes_sent = 0
         self.bytes_received = 0
+        self._zap: Zap | None = None
+        self._ways: list[tuple[CurveKeys, CurveKeys] | None] = [None]
+        if secrets is not None:
+            self._zap = Zap(self._context, secrets.guests(ranks))
+            self._ways = [(each.client(secrets.me), each.server()) for each in secrets.all]
         try:
-            self._inbox = self._bound(bind)
+            self._inbox = self._bound(bind, secrets)
         except BaseException:
+            if self._zap is not None:
+                self._zap.close()
             self._context.destroy(linger=0)
             raise
+        self._strangers = Strangers(self._inbox) if secrets is not None else None
         self._descriptor = int(self._inbox.fileno())
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def _bound(self, bind: str) -> zmq.Socket[bytes]:
+    @property
+    def strangers(self) -> int:
+        """Handshakes of whoever has no key of this job."""
+        return self._strangers.count if self._strangers is not None else 0
+
+    def _bound(self, bind: str, secrets: Secrets | None) -> zmq.Socket[bytes]:
         where = _numeric(bind)
         inbox = self._socket(zmq.ROUTER, ipv6="[" in where)
+        most = self._frame_bytes_max
+        if secrets is not None:
+            protect(inbox, secrets.own.server())
+            most += CURVE_BYTES
         inbox.setsockopt(zmq.RCVHWM, INBOX_FRAMES_MAX)
-        inbox.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes_max)
-        inbox.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        inbox.setsockopt(zmq.MAXMSGSIZE, most)
         inbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # `reply` says what became of it
         inbox.setsockopt(zmq.SNDHWM, REPLIES_MAX)
         inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -142,9 +197,26 @@ class ZmqSideband:
         can open no more sockets.
         """
         known = self._outgoing.get(peer)
-        if known is not None and known.address == address:
+        if known is not None and known[0].address == address:
             return
         assert not self._closed, "connect after close"
+        made: list[_Outgoing] = []
+        early = _Early()
+        try:
+            made.extend(_Outgoing(self._way(peer, address, k), address, early) for k in self._ways)
+        except BaseException:
+            for out in made:
+                out.socket.close(linger=0)
+            raise
+        self._disconnect(peer)
+        self._outgoing[peer] = tuple(made)
+        for out in made:
+            self._loop.add_reader(out.socket.fileno(), functools.partial(self._flush_early, out))
+            self._flush_early(out)  # also arms the descriptor, which signals edges only
+
+    def _way(
+        self, peer: Peer, address: str, keys: tuple[CurveKeys, CurveKeys] | None
+    ) -> zmq.Socket[bytes]:
         try:
             outbox = self._socket(zmq.DEALER, ipv6="[" in address)
         except zmq.ZMQError as error:
@@ -153,11 +225,14 @@ class ZmqSideband:
                 f"others ({error}). Raise the limit of open files (ulimit -n), or find out who "
                 "they are."
             ) from error
+        if keys is not None:
+            pin(outbox, *keys)
         outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
         outbox.setsockopt(zmq.IMMEDIATE, 1)
         outbox.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS_MIN)
         outbox.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
         outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS_MAX)
+        outbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         try:
             outbox.connect(address)
         except zmq.ZMQError as error:
@@ -166,38 +241,35 @@ class ZmqSideband:
             raise ConfigError(
                 f"address of {peer}", address, f"refused ({error})", remedy
             ) from error
-        self._disconnect(peer)
-        self._outgoing[peer] = _Outgoing(outbox, address)
-        self._loop.add_reader(outbox.fileno(), functools.partial(self._flush_early, peer))
-        self._flush_early(peer)  # also arms the descriptor, which signals edges only
+        return outbox
 
     def _disconnect(self, peer: Peer) -> None:
-        gone = self._outgoing.pop(peer, None)
-        if gone is not None:
-            if gone.early is not None:
+        for gone in self._outgoing.pop(peer, ()):
+            if not gone.opened:
                 self._loop.remove_reader(gone.socket.fileno())
             gone.socket.close()
 
-    def _flush_early(self, peer: Peer) -> None:
+    def _flush_early(self, out: _Outgoing) -> None:
         """Once there is a connection, send what waited for it and stop watching."""
-        out = self._outgoing[peer]
-        if out.early is None or not _events(out.socket) & _POLLOUT:
+        if out.opened or not _events(out.socket) & _POLLOUT:
             return
         self._loop.remove_reader(out.socket.fileno())
-        early, out.early = out.early, None
-        for frame in early:
+        out.opened = True
+        for frame in out.early.taken():
             self._send_now(out, frame)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
         """Queue one frame. False: unknown peer, too large, or no connection or no room now."""
-        out = self._outgoing.get(peer)
-        if out is None or len(frame) > self._frame_bytes_max:
+        ways = self._outgoing.get(peer)
+        if ways is None or len(frame) > self._frame_bytes_max:
             return False
-        if out.early is not None:
-            self._flush_early(peer)
-        if out.early is not None:
-            return out.hold(frame)
-        return self._send_now(out, frame)
+        opened = False
+        for out in ways:
+            self._flush_early(out)
+            if out.opened and self._send_now(out, frame):
+                return True
+            opened = opened or out.opened
+        return not opened and ways[0].early.hold(frame)
 
     def _send_now(self, out: _Outgoing, frame: bytes) -> bool:
         try:
@@ -215,18 +287,33 @@ class ZmqSideband:
     def reply(self, route: bytes, frame: bytes) -> bool:
         """Queue one frame for the connection that a diverted one came over; never blocks. False: it
         is gone, or does not read what it has been sent."""
-        try:
-            self._inbox.send_multipart([route, frame], _DONTWAIT)
-        except zmq.ZMQError:
+        if self._push(route, frame):
             return False
         self._replied = True
         self.bytes_sent += len(frame)
+        return True
+
+    def is_connected(self, route: bytes) -> bool:
+        """Whether the connection that a frame came over still stands, as far as is known here. It
+        is asked by an empty frame, which no sideband reads."""
+        return self._push(route, b"") in (0, errno.EAGAIN)
+
+    def _push(self, route: bytes, frame: bytes) -> int:
+        """Returns what went wrong, 0: nothing."""
+        try:
+            self._inbox.send_multipart([route, frame], _DONTWAIT)
+        except zmq.ZMQError as error:
+            return error.errno or errno.EIO
         if self._armed and _events(self._inbox) & _POLLIN:
             self._loop.call_soon(self._arrived)  # sending has used up the edge of what came
-        return True
+        return 0
 
     async def receive(self) -> bytes:
         """The next frame, from anybody. One caller at a time. Raises TransportError once closed."""
+        return (await self.receive_from()).frame
+
+    async def receive_from(self) -> Received:
+        """The same, with where it came from."""
         assert self._waiting is None, "two tasks receive on one sideband"
         while not self._ready and not self._armed and not self._closed:
             await asyncio.sleep(0)  # once per `_drain`: a flood must not starve others
@@ -250,7 +337,7 @@ class ZmqSideband:
             except zmq.Again:
                 self._armed = True
                 return
-            frame = inbox.recv(_DONTWAIT)
+            frame, sender = self._signed()
             if inbox.get(zmq.RCVMORE):
                 self.dropped += 1
                 while inbox.get(zmq.RCVMORE):
@@ -260,18 +347,25 @@ class ZmqSideband:
                 if take is not None and frame.startswith(prefix):
                     take(route, frame)
                 else:
-                    self._ready.append(frame)
+                    self._ready.append(Received(frame, route, sender))
             if not _events(inbox) & _POLLIN:
                 self._armed = True
                 return
 
-    async def _wait(self) -> bytes:
+    def _signed(self) -> tuple[bytes, Peer | None]:
+        """A frame, and whose key its connection has shown."""
+        if self._zap is None:
+            return self._inbox.recv(_DONTWAIT), None
+        found = self._inbox.recv(_DONTWAIT, copy=False)
+        return found.bytes, peer_of(cast(str, found.get("User-Id")))
+
+    async def _wait(self) -> Received:
         """Wait for a frame; only when armed.
 
         The descriptor stays registered from wait to wait, and its callback reads the frame: a
         heartbeat costs what a wake-up of the process costs, so let there be one, little in it.
         """
-        waiting: asyncio.Future[bytes] = self._loop.create_future()
+        waiting: asyncio.Future[Received] = self._loop.create_future()
         self._waiting = waiting
         if not self._watched:
             self._loop.add_reader(self._descriptor, self._arrived)
@@ -311,7 +405,11 @@ class ZmqSideband:
             self._waiting.set_exception(_closed_while_receiving())
         for peer in tuple(self._outgoing):
             self._disconnect(peer)
+        if self._strangers is not None:
+            self._strangers.close()
         self._inbox.close(linger=FAREWELL_MS if self._replied else 0)
+        if self._zap is not None:
+            self._zap.close()
         self._context.term()
 
 

@@ -93,8 +93,8 @@ def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
 
 @pytest.mark.parametrize("name", ["sideband_psk", "sideband_tls", "sideband_peer_allowlist"])
 def test_a_protection_that_is_not_there_is_refused_not_ignored(name: str) -> None:
-    """Who sets a key and hears nothing believes that it protects."""
-    with pytest.raises(ConfigError, match=f"^{name}=.*is no setting of mend"):
+    """Who sets a key and hears nothing believes that it protects. What does protect is named."""
+    with pytest.raises(ConfigError, match=f"^{name}=.*is no setting of mend.*mend keys new FILE"):
         MendConfig(**{name: "secret"})
 
 
@@ -141,6 +141,8 @@ WRONG: list[tuple[str, Any]] = [
     *(("sideband_heartbeat_ms", value) for value in (9, 10_001, 100.0)),
     *(("observe", value) for value in (1, 0, "no", None)),
     *(("advertise_host", value) for value in ("tcp://a", "a:5", "a b", "::1", None)),
+    *(("key_file", value) for value in (7, 1.5)),
+    *(("insecure", value) for value in (1, "yes", None)),
     *(("data_ports", value) for value in ("5", "9-5", "0-5", "5-65536", "a-b", "1-2-3", 5, "-5")),
     *(("diagnostics_dir", value) for value in (5, b"x")),
     *(("simulated_merge_delay_ms", value) for value in (-1, 600_001)),

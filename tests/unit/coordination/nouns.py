@@ -32,7 +32,7 @@ from mend.coordination.messages import (
     Report,
 )
 from mend.coordination.validation import plan_hash
-from mend.types import SECOND, WITNESS, Address, Member, Peer
+from mend.types import SECOND, WITNESS, Address, Member, Peer, life_of
 
 HEARTBEAT_NS = SECOND // 10
 DETECT_NS = SECOND
@@ -80,7 +80,7 @@ def hello(
         for p in range(fragments)
     )
     plan = policy(racks, ranks, fragments, **changes)
-    after = tuple(member(rack, life - 1).incarnation for _ in range(life > 0))
+    after = tuple(life_of(member(rack, life - 1)) for _ in range(life > 0))
     return Hello(seat(rack, ranks, life), plan, facts, digests, after)
 
 

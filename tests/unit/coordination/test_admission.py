@@ -124,15 +124,15 @@ def test_a_rack_of_another_size_or_number_cannot_be_seated() -> None:
     door = Door()
     stranger = replace(of(1), seat=replace(seat(1), member=Member(7, 5)))
     for body, said in (
-        (of(1, racks=2), "it is configured for racks=2, the coordinator for 3"),
-        (stranger, "rack 7 of a job with 3 racks"),
+        (of(1, racks=2), "it is configured for racks=2, this job has another number"),
+        (stranger, "rack 7, which this job does not have"),
     ):
         fits, effects = door.knock(body)
         assert not fits
         assert refused(effects) == [("racks", said)]
     fits, effects = door.knock(of(1), sender=Member(0, member(1).incarnation))
     assert not fits
-    assert refused(effects) == [("racks", "rack 1 of a job with 3 racks")], "says rack 0"
+    assert refused(effects) == [("racks", "rack 1, which this job does not have")], "says rack 0"
 
 
 def test_a_lockstep_job_is_begun_together_or_not_at_all() -> None:
@@ -160,7 +160,8 @@ def test_a_newcomer_with_another_plan_is_told_the_first_difference() -> None:
     door = Door(log_of(genesis(3), roster(1, [0, 1])).appended, founders=True)
     fits, effects = door.knock(other)
     assert not fits
-    assert refused(effects) == [("plan", "steps is 9 there and 8 here")]
+    assert refused(effects) == [("plan", "steps is 9 there and not here")]
+    assert notes(effects, "refused")[0]["detail"] == "steps is 9 there and 8 here"
     assert door.admission.joining == {}
 
 
@@ -171,7 +172,9 @@ def test_who_took_over_knows_the_plan_by_its_hash_only() -> None:
     _, effects = door.knock(other)
     ((kind, detail),) = refused(effects)
     assert kind == "plan"
-    assert door.log.plan[:12] in detail
+    assert detail.startswith("its plan is ")
+    assert door.log.plan[:12] not in detail
+    assert door.log.plan[:12] in str(notes(effects, "refused")[0]["detail"])
     door.admission.hellos = {0: of(0, facts=(("model", "big"),))}
     _, effects = door.knock(other)
     assert refused(effects) == [("plan", detail)], "a hello of another plan is no measure"
@@ -232,7 +235,7 @@ def test_the_lowest_rack_is_the_measure() -> None:
     effects: list[Effect] = []
     assert door.admission.first_misfit(effects) == 1
     assert refused(effects) == [
-        ("plan", "rack 1 differs from rack 0: model is big there and tiny here")
+        ("plan", "rack 1 differs from rack 0: model is big there and not here")
     ]
     assert sorted(door.admission.hellos) == [0, 2]
     assert door.admission.first_misfit([]) is None

@@ -82,10 +82,11 @@ def test_the_first_difference_is_named_to_the_rack_that_differs() -> None:
     job = Job()
     job.hello(0)
     effects = job.hello(1, facts=(("model", "tiny"), ("steps", "9")))
-    said = [("plan", "rack 1 differs from rack 0: steps is 9 there and 8 here")]
+    said = [("plan", "rack 1 differs from rack 0: steps is 9 there and not here")]
     assert job.refusals(effects, 1) == said
     assert Connect(Peer(1, VISITOR), "tcp://rack1:1") in effects
     assert notes(effects, "refused")[0]["rack"] == 1
+    assert str(notes(effects, "refused")[0]["detail"]).endswith("steps is 9 there and 8 here")
     assert job.records == []
     assert job.orders[0].missing == (1,)
     assert job.orders[0].why == (f"rack 1 was refused: {said[0][1]}",)
@@ -127,9 +128,9 @@ def test_a_long_reason_is_cut_to_what_a_receiver_reads() -> None:
 def test_hellos_that_cannot_be_seated() -> None:
     job = Job(racks=2)
     ((kind, detail),) = job.refusals(job.hello(1, racks=3), 1)
-    assert (kind, detail) == ("racks", "it is configured for racks=3, the coordinator for 2")
+    assert (kind, detail) == ("racks", "it is configured for racks=3, this job has another number")
     ((kind, detail),) = job.refusals(job.hello(5), 2)
-    assert (kind, detail) == ("racks", "rack 5 of a job with 2 racks")
+    assert (kind, detail) == ("racks", "rack 5, which this job does not have")
     assert job.hear(0, hello(1)) == [], "in the name of another: no rack speaks so"
     assert job.machine.views == {}
 

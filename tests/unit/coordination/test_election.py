@@ -15,7 +15,7 @@ from mend.coordination.admission import VISITOR
 from mend.coordination.election import STAGGER_HEARTBEATS, Election
 from mend.coordination.events import Connect, Effect, Send
 from mend.coordination.messages import Challenge, Hello, Orders, Prepare
-from mend.types import SECOND, WITNESS, Member, Peer
+from mend.types import SECOND, WITNESS, Member, Peer, life_of
 from tests.unit.coordination.nouns import (
     DETECT_NS,
     FIRST,
@@ -362,15 +362,15 @@ def test_a_hello_that_may_be_older_than_the_seated_life_is_asked_about_it() -> N
     the seat, alive. It never had a seat, so no list of former members knows it."""
     candidate = attesting()
     stale = of(0, 2)
-    for late in (replace(stale, after=()), replace(stale, after=(member(0, 7).incarnation,))):
+    for late in (replace(stale, after=()), replace(stale, after=(life_of(member(0, 7)),))):
         effects = candidate.election.attest(member(0, life=2), late)
         assert candidate.proposer.dead == set()
         way, question = effects
         assert way == Connect(Peer(0, VISITOR), late.seat.address), "not the seated life's way"
         assert isinstance(question, Send)
-        seated = Challenge(late.seat.member.incarnation, member(0).incarnation)
+        seated = Challenge(late.seat.member.incarnation, life_of(member(0)))
         assert question == Send(Peer(0, VISITOR), seated)
-    answer = replace(stale, after=(member(0, 1).incarnation, member(0).incarnation))
+    answer = replace(stale, after=(life_of(member(0, 1)), life_of(member(0))))
     assert candidate.election.attest(member(0, life=2), answer) == []
     assert candidate.proposer.dead == {member(0)}
 

@@ -34,7 +34,7 @@ from mend.coordination.messages import (
     Total,
     Vote,
 )
-from mend.types import SECOND, WITNESS, Peer
+from mend.types import SECOND, WITNESS, Peer, life_of
 from tests.unit.coordination.nouns import (
     DETECT_NS,
     HEARTBEAT_NS,
@@ -160,13 +160,13 @@ def test_hello_is_repeated_until_the_seat_is_decided() -> None:
 
 def test_a_rack_answers_at_once_that_it_lives_after_who_has_its_seat() -> None:
     rack = Rack()
-    former, mine = member(RACK, 7).incarnation, member(RACK).incarnation
+    former, mine = life_of(member(RACK, 7)), member(RACK).incarnation
     rack.tick()
     assert hellos(rack.hear(Peer(2, 0), 5, Challenge(mine + 1, former))) == 0, "of another life"
     effects = rack.hear(Peer(2, 0), 5, Challenge(mine, former))
     assert [body.after for body in sent(effects) if isinstance(body, Hello)] == [(former,)]
     assert hellos(rack.hear(Peer(2, 0), 5, Challenge(mine, former))) == 0, "it has said so"
-    rack.hear(Peer(2, 0), 5, Challenge(mine, mine))
+    rack.hear(Peer(2, 0), 5, Challenge(mine, life_of(member(RACK))))
     for life in range(10, 10 + LIVES_MAX):
         rack.hear(Peer(2, 0), 5, Challenge(mine, life))
     assert rack.machine.hello.after == tuple(range(10, 10 + LIVES_MAX)), "the newest"
@@ -688,3 +688,16 @@ def test_orders_must_be_orders() -> None:
     assert isinstance(rack.machine.orders, Orders)
     assert all(isinstance(each, RankReport) for each in rack.machine.ranks.values())
     assert rack.report.acceptor_state == before
+
+
+def test_a_rack_with_a_seat_hears_no_refusal() -> None:
+    """Whoever has its incarnation, which travels in every frame, stopped it in mid-training."""
+    rack = Rack()
+    no = Refusal(member(RACK).incarnation, "taken", "forged")
+    rack.told(genesis(), decided=0)
+    rack.told()
+    assert rack.hear(COORDINATOR, COORDINATOR_LIFE, no) == []
+    assert rack.machine.failure == ("", "")
+    unseated = Rack()
+    unseated.hear(COORDINATOR, COORDINATOR_LIFE, no)
+    assert unseated.machine.failure == ("Refused", "forged")

@@ -25,7 +25,7 @@ from mend.coordination.messages import (
     Retire,
     Vote,
 )
-from mend.types import SECOND, WITNESS, Member, Peer
+from mend.types import SECOND, WITNESS, Member, Peer, life_of
 from tests.unit.coordination.job import held_of
 from tests.unit.coordination.nouns import (
     DETECT_NS,
@@ -656,7 +656,7 @@ def test_the_coordinator_for_whose_silence_it_stood_is_silent_from_the_start() -
 
 
 def retire(cabinet: Cabinet, rack: int, life: int = 0) -> list[Effect]:
-    return cabinet.give(Heard(Peer(PERSON, 0), 0, Retire(member(rack, life))))
+    return cabinet.give(Heard(Peer(PERSON, 0), 0, Retire(rack, life_of(member(rack, life)))))
 
 
 def test_who_is_left_goes_on_without_racks_that_a_person_has_retired() -> None:
@@ -691,7 +691,7 @@ def test_a_rack_that_speaks_is_not_dead_whatever_a_person_says() -> None:
     cabinet.tick()
     cabinet.tick(DETECT_NS)
     for nobody in (member(1), member(2, 7), member(WITNESS), Member(9, 9)):
-        cabinet.give(Heard(Peer(PERSON, 0), 0, Retire(nobody)))
+        cabinet.give(Heard(Peer(PERSON, 0), 0, Retire(nobody.rack, life_of(nobody))))
     assert cabinet.machine.proposer.dead == set(), "myself, another life, no rack of this job"
     retire(cabinet, 2)
     assert cabinet.machine.retired() == (2,)

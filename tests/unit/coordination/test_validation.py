@@ -46,7 +46,7 @@ def test_a_hello_of_the_right_size_fits() -> None:
 
 
 def test_a_hello_that_cannot_be_seated() -> None:
-    assert "racks=2, the coordinator for 3" in hello_misfit(MINE, racks=3)
+    assert "racks=2, this job has another number" in hello_misfit(MINE, racks=3)
     assert "1 lanes for 2 ranks" in hello_misfit(replace(MINE, seat=hello(1).seat), 2)
     assert "2 lanes for 2 ranks" in hello_misfit(replace(MINE, digests=MINE.digests[:2]), 2)
     short = (*MINE.digests[:2], MINE.digests[2][:1])
@@ -170,11 +170,16 @@ def test_the_first_difference_is_named() -> None:
         ((("model", "big"), ("lr", "9"), ("seed", "1")), "model is big there and tiny here"),
         ((("model", "tiny"), ("seed", "2")), "lr is absent there and 0.1 here"),
         ((*lowest.facts, ("more", "x")), "more is x there and absent here"),
-        (lowest.facts, ""),
     ):
-        assert first_difference(lowest, hello(1, facts=facts)) == said
+        found = first_difference(lowest, hello(1, facts=facts))
+        assert found is not None
+        assert found.noted() == said
+        assert found.said() == f"{said.partition(' and ')[0]} and not here", "not the right value"
+    assert first_difference(lowest, hello(1, facts=lowest.facts)) is None
     older = hello(1, facts=lowest.facts, max_age=7)
-    assert "max_age is 7 there and" in first_difference(lowest, older)
+    found = first_difference(lowest, older)
+    assert found is not None
+    assert found.said() == "max_age is 7 there and not here"
 
 
 def test_equal_facts_equal_plan() -> None:

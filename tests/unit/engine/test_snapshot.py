@@ -16,7 +16,7 @@ from mend.engine.training_progress import TrainingProgress
 from mend.errors import GaveUp
 from mend.status.messages import JobStatus, RackSeen, RoundSeen, decode_view, encode_view
 from mend.status.server import Note, Recent
-from mend.types import SECOND, WITNESS
+from mend.types import SECOND, WITNESS, life_of
 from tests.unit.coordination.job import Job
 from tests.unit.coordination.nouns import DETECT_NS, commit, genesis, member, offer, roster
 from tests.unit.coordination.test_leader import Rack
@@ -180,7 +180,7 @@ def test_a_rack_knows_itself_and_what_it_was_told_of_the_others() -> None:
     found = Shown(rack).view()
     assert (found.rack, found.coordinator, found.coordinates) == (1, WITNESS, False)
     assert (found.commits, found.versions, found.decided) == (1, (1, 0), 2)
-    lives = [member(each).incarnation for each in range(2)]
+    lives = [life_of(member(each)) for each in range(2)]
     assert found.racks == (
         RackSeen(0, "tcp://rack0:1", True, False, False, 24, 0, -1, -1, lives[0]),
         RackSeen(1, "tcp://rack1:1", True, False, False, 20, SECOND // 8, 1, 0, lives[1]),

@@ -32,7 +32,7 @@ def doings(**changes: Any) -> Doings:
 def view(rack: int = 0, **changes: Any) -> JobStatus:
     """Of a rack of two; rack 0 coordinates."""
     fields: dict[str, Any] = {
-        "job": "run7", "mend": "0.1.0", "rack": rack, "incarnation": 1000 + rack,
+        "job": "run7", "mend": "0.1.0", "rack": rack, "life": 1000 + rack,
         "state": "running", "detail": "", "over": False, "coordinator": 0,
         "coordinates": rack == 0, "epoch": 1, "decided": 9, "commits": 8, "configured": 2,
         "fragments": 2, "period_steps": 16, "overlap_steps": 4, "quorum_min_learners": 1,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from mend.tools import app, main
 from mend.tools import launch as launch_module
+from mend.tools.keys_command import create
 from mend.tools.launch import Job, Outcome
 
 
@@ -89,7 +91,7 @@ def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(
 
 
 def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where a rack listens everywhere it needs an advertised host; a witness that was started from
     the same shell was refused for want of one."""
@@ -97,6 +99,8 @@ def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
 
     monkeypatch.setenv("MEND_SIDEBAND_ADDR", "tcp://0.0.0.0:21900")
     monkeypatch.setenv("MEND_RACK", "1")
+    create(tmp_path / "key", (bytes(32),))
+    monkeypatch.setenv("MEND_KEY_FILE", str(tmp_path / "key"))
     served: list[str] = []
     monkeypatch.setattr(witness, "run", lambda bind, *_, **__: served.append(bind))
     monkeypatch.setattr(sys, "argv", ["mend", "coordinate", "--bind", "tcp://0.0.0.0:21899"])

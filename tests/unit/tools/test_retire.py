@@ -15,7 +15,7 @@ DEAD = 77
 
 def of(rack: int, **changes: Any) -> Answer:
     """Rack 0 coordinates a job of two; rack 1 is silent there."""
-    racks = (rack_seen(0, incarnation=1000), rack_seen(1, live=False, incarnation=DEAD))
+    racks = (rack_seen(0, life=1000), rack_seen(1, live=False, life=DEAD))
     return Answer(f"tcp://rack{rack}:1", view(rack, **{"racks": racks, **changes}), 0.1, "speaks")
 
 
@@ -25,9 +25,9 @@ def test_a_silent_rack_may_be_retired() -> None:
 
 def test_a_rack_that_answers_is_alive() -> None:
     """Though nobody hears it: it is behind a cut, and hears the person."""
-    said = refusal([of(0), of(1, incarnation=DEAD)], 1)
+    said = refusal([of(0), of(1, life=DEAD)], 1)
     assert said == "rack 1 is alive: it answers at tcp://rack1:1. Stop it first"
-    assert refusal([of(0), of(1, incarnation=DEAD + 1)], 1) == "", "its next life"
+    assert refusal([of(0), of(1, life=DEAD + 1)], 1) == "", "its next life"
 
 
 def test_a_rack_that_the_coordinator_hears_is_alive() -> None:
@@ -46,14 +46,14 @@ def test_what_is_no_rack_of_the_one_job_is_refused() -> None:
 def test_a_rack_without_its_seat_is_out() -> None:
     alone = of(0, racks=(rack_seen(0),))
     assert outcome([alone], 1, DEAD) == ("rack 1 is out; the job goes on with racks 0", True)
-    again = of(0, racks=(rack_seen(0), rack_seen(1, incarnation=DEAD + 1)))
+    again = of(0, racks=(rack_seen(0), rack_seen(1, life=DEAD + 1)))
     assert outcome([again], 1, DEAD)[1], "its next life has the seat"
     lagging = of(0, racks=(rack_seen(0),), coordinates=False)
     assert not outcome([lagging], 1, DEAD)[1]
 
 
 def test_it_names_who_else_is_missing_for_a_quorum() -> None:
-    racks = tuple(rack_seen(rack, incarnation=DEAD) for rack in range(3))
+    racks = tuple(rack_seen(rack, life=DEAD) for rack in range(3))
     left = of(2, racks=racks, coordinates=False, retired=(1,))
     told, final = outcome([left], 1, DEAD)
     assert final

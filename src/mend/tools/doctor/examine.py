@@ -22,6 +22,7 @@ from mend.hardware.cpu_affinity import Machine, bus_id_of, host, near_cores
 from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
+from mend.tools.doctor.protection import of_keys
 from mend.tools.ports import LOOPBACK
 from mend.transport.bulk_client import BulkLane
 from mend.transport.whereabouts import Whereabouts
@@ -55,6 +56,7 @@ def examine(topology: Path | None) -> Report:
     network = network_of(config) if config is not None else None
     gpu = torch.cuda.is_available()
     found = of_network(network, racks=config.racks, gpu=gpu) if network and config else []
+    found += of_keys(config) if config is not None else []
     problems += [str(each) for each in found if each.severity == "problem"]
     return {
         "versions": dict(each.split("=", 1) for each in versions().split(" ") if "=" in each),

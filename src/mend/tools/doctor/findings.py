@@ -124,7 +124,8 @@ def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
             "was heard.",
             f"Either rack {rack}'s doctor cannot reach {meeting.address}: check entry {mine} of "
             "MEND_SIDEBAND_PEERS there, and whether a firewall here lets that port in. Or it is a "
-            "job that runs: stop it first. Or its doctor has another MEND_RACK.",
+            "job that runs: stop it first. Or its doctor has another MEND_RACK, or another key "
+            "(compare `sha256sum $MEND_KEY_FILE`; one of the two may have none).",
         )
     if seen.answer == "open":
         return (

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 
+from mend.config.keyfile import secrets_in_force
 from mend.config.settings import MendConfig
 from mend.errors import AddressInUse, ConfigError, WireError
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
@@ -33,7 +34,7 @@ def jobs_at(
     A job with observe=False answers nothing and only speaks.
     """
     views: dict[str, JobStatus] = {}
-    with closing(StatusClient(VIEW_BYTES_MAX)) as onlooker:
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker:
         known = [address for address in addresses if _watched(onlooker, address)]
         end, question = time.monotonic() + limit_s, encode_look(Look(""))
         while (left_s := end - time.monotonic()) > 0 and len(views) < len(set(known)):
@@ -43,7 +44,7 @@ def jobs_at(
             for address, frame in onlooker.collect(min(ASKED_APART_S, left_s)):
                 with suppress(WireError):
                     views[address] = decode_view(frame)
-        speaking = {each for each in known if onlooker.way(each) is Way.SPEAKS}
+        speaking = {each for each in known if onlooker.way(each) in (Way.SPEAKS, Way.LOCKED)}
     return views, speaking | set(views)
 
 

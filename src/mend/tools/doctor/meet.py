@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from mend.config.keyfile import protection_of, secrets_of
 from mend.config.settings import MendConfig
 from mend.coordination import wire
 from mend.engine.witness import detect_ns
@@ -50,6 +51,7 @@ def venue_of(config: MendConfig) -> Venue:
         advertise=config.advertise_host,
         peers=config.peer_addresses,
         witness=config.witness_addr,
+        secrets=secrets_of(config, config.bind_address),
     )
 
 
@@ -61,6 +63,7 @@ def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None, pl
         **dict(config.hyper_facts()),
         **{name: getattr(config, name) for name in AGREE},
         "witness": "yes" if config.witness_addr else "none",
+        "protection": protection_of(config, config.bind_address),
         "ranks per rack": ranks or "",
     }
     wishes = {name: getattr(config, name) for name in BETTER}

@@ -19,6 +19,7 @@ from mend.tools.doctor.meeting_circle import FAREWELL_NS, LATE_NS, TURN_SPARE_NS
 from mend.tools.doctor.meeting_messages import FRAME_BYTES_MAX, About, Pull, Turn, clean
 from mend.transport.bulk_client import BulkLane
 from mend.transport.probe import Knock, host_and_port, knock
+from mend.transport.security import Secrets
 from mend.transport.zmq import ZmqSideband
 from mend.types import KEY_BYTES, MS, SECOND, Address, Peer
 
@@ -57,6 +58,7 @@ class Venue:
     advertise: str
     peers: Mapping[int, str]
     witness: str
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass
@@ -93,15 +95,18 @@ class _Meeting:
         with contextlib.ExitStack() as opened:
             venue, job = self._venue, self._rules.job
             token = hashlib.sha256(b"mend doctor " + job.encode()).digest()[:16]
+            me = Peer(self._rules.rack, 0)
+            keys = Secrets(venue.secrets, me) if venue.secrets else None
             lane = BulkLane(
                 venue.lane_host,
                 venue.ports,
                 token=token,
                 advertise=venue.advertise,
                 stall_ns=STALL_NS,
+                secrets=keys,
             )
             opened.callback(lane.close)
-            sideband = ZmqSideband(venue.bind, frame_bytes_max=FRAME_BYTES_MAX)
+            sideband = ZmqSideband(venue.bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
             opened.callback(sideband.close)
             self._lane, self._sideband = lane, sideband
             serves = self._rules.pull_ns > 0

@@ -92,6 +92,10 @@ class Start(msgspec.Struct, gc=False):
     exchange: bool = True
 
 
+class Protection(msgspec.Struct, gc=False):
+    protection: str
+
+
 def clean(text: str) -> str:
     """Short, and without what is not printable: it goes into figures."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:TEXT_MAX])
@@ -133,6 +137,8 @@ class RunFacts:
 
     job: str = ""
     exchange: bool = True
+    protection: dict[int, str] = field(default_factory=dict)
+    """What keeps others out, by rack: keys, loopback, insecure."""
     """False: every rack trains for itself, and there are no rounds."""
     ranks: dict[tuple[int, int], RankFacts] = field(default_factory=dict)
     begin_ns: int = 0
@@ -204,6 +210,7 @@ class Gathering:
         self._captured: dict[tuple[int, int, int], int] = {}
         self._of_kind: dict[str, Callable[[RankFacts, int, Any], None]] = {
             "start": self._start,
+            "protection": self._protection,
             "genesis": self._genesis,
             "progress": self._progress,
             "recorded": self._recorded,
@@ -253,6 +260,9 @@ class Gathering:
         if self.facts.job and self.facts.job != job:
             self._anew()
         self.facts.job, self.facts.exchange = job, found.exchange
+
+    def _protection(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        self.facts.protection[mine.rack] = clean(msgspec.convert(event, Protection).protection)
 
     def _genesis(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
         """A job is founded once: a second one under the same name is another run."""

@@ -179,6 +179,14 @@ def _short_answer(verdict: words.Verdict) -> str:
     return "yes" if verdict.fine else "<b>NO</b>"
 
 
+def _protected(facts: RunFacts) -> str:
+    """Which words, and of which racks."""
+    found = sorted(set(facts.protection.values()))
+    names = {"keys": "encrypted, with a key", "loopback": "on loopback, without a key"}
+    said = [names.get(each, f"<b>{words.text(each)}</b>: open to the network") for each in found]
+    return f"; {', '.join(said)}" if said else ""
+
+
 def _section(run: Run, number: int, *, several: bool) -> str:
     facts, totals = run.facts, run.totals()
     job = f" job <b>{words.text(facts.job)}</b>," if facts.job else ""
@@ -196,7 +204,7 @@ def _section(run: Run, number: int, *, several: bool) -> str:
         ("Settings", words.settings_table(run.rounds)),
     ]
     return (
-        f"<section>{heading}<p>{job} {size}</p>"
+        f"<section>{heading}<p>{job} {size}{_protected(facts)}</p>"
         f'<div class="verdicts">{"".join(map(_verdict, words.verdicts(facts, totals)))}</div>'
         f"{''.join(_note(each) for each in _notes(run))}"
         f'<div class="tiles">{"".join(_tile(*each) for each in words.tiles(facts, totals))}</div>'

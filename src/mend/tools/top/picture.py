@@ -310,6 +310,10 @@ def _silence(answer: Answer, late_s: float, job: str) -> str:
         reason = "no connection: nothing listens there (any more, or yet), or a firewall is between"
     elif answer.way == "open":
         reason = "something listens there that is no sideband of mend"
+    elif answer.way == "locked":
+        reason = (
+            "it is a sideband of a job with another key, or with one where MEND_KEY_FILE is not set"
+        )
     else:
         reason = (
             f"it is a sideband, but not of job {job!r}, or it runs with observe=false"

@@ -17,6 +17,7 @@ from types import FrameType
 from rich.console import Console
 from rich.live import Live
 
+from mend.config.keyfile import secrets_in_force
 from mend.errors import ConfigError, WireError
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
 from mend.tools.top.picture import LATE_S, Answer, Picture, addresses_of, is_over, picture_of
@@ -59,7 +60,7 @@ class Watch:
         self._named: dict[str, tuple[str, ...]] = {}
         """Who answers -> where it says that other racks are."""
         self._at: dict[tuple[int, int], str] = {}
-        """(rack, incarnation) -> the address that it is asked at; it may have several."""
+        """(rack, life) -> the address that it is asked at; it may have several."""
         self._aliases: set[str] = set()
         for address in addresses:
             onlooker.watch(address)
@@ -92,7 +93,7 @@ class Watch:
         except WireError:
             return  # whoever it is, it does not answer what was asked
         own = next((rack.address for rack in view.racks if rack.rack == view.rack), address)
-        at = self._at.setdefault((view.rack, view.incarnation), address)
+        at = self._at.setdefault((view.rack, view.life), address)
         if at != address:
             self._aliases.add(address)
             return
@@ -145,7 +146,7 @@ def top(wanted: Wanted) -> int:
     addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
     if wanted.svg is not None and not wanted.once:
         raise ConfigError("svg", str(wanted.svg), "is one picture", "Add --once.")
-    with closing(StatusClient(VIEW_BYTES_MAX)) as onlooker, terminated():
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
         watch = Watch(onlooker, wanted, addresses)
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)

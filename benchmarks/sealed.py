@@ -1,0 +1,168 @@
+"""benchmarks.sealed: what keys cost a pull over loopback, and a start. Prints one JSON object.
+
+    python -m benchmarks.sealed --megabytes 256 --repeats 15
+
+The holder is a process of its own. Both variants take turns in every repeat, so that a disturbance
+of the machine meets both:
+
+plain   BulkLane.fetch with the checksum of the whole payload (what offers use)
+sealed  the same with keys: AES-256-GCM in place of a checksum per chunk
+
+`measured` is the median over repeats of plain time / sealed time. `seal` and `open` are what one
+core does of each alone, by CPU time of the thread, in pieces as the lane makes them; the goal of
+1.5 GB/s is held against the slower of the two. `start_ms` is what a leader does once: reading the
+key file, deriving its keys and those of 64 racks that may connect, with the packages loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks._common import arguments, report, spread
+from mend.config.keyfile import read_secrets
+from mend.tools.keys_command import create
+from mend.transport.bulk_client import BulkLane, checksum_of
+from mend.transport.pull_link import PIECE_BYTES
+from mend.transport.security import RANDOM_BYTES, TAG_BYTES, Secret, Secrets
+from mend.types import Address, Member, Peer, offer_key
+
+GOAL_GB = 1.5
+KEY = offer_key(Member(0, 1), 0, 0, 1)
+TOKEN = b"benchmarks.lane!"
+SECRET = bytes(range(32))
+
+
+def main() -> None:
+    options = _options()
+    size = options.megabytes * 1_000_000
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    holder = spawn.Process(target=_hold, args=(theirs, size), daemon=True)
+    holder.start()
+    try:
+        seconds = asyncio.run(_measure(ours, size, options.repeats))
+        ours.send("end")
+    finally:
+        holder.join(5)
+    seals, opens = _alone(options.repeats)
+    slower = min(statistics.median(seals), statistics.median(opens))
+    pairs = zip(seconds["plain"], seconds["sealed"], strict=True)
+    report(
+        "sealed",
+        goal=f"a core seals and opens >= {GOAL_GB:g} GB/s",
+        values=[plain / sealed for plain, sealed in pairs],
+        passed=slower >= GOAL_GB,
+        options=options,
+        unit="x the plain lane",
+        better="higher",
+        beside=None,
+        more={
+            "gigabytes_per_second": {
+                name: spread([size / each / 1e9 for each in values])
+                for name, values in seconds.items()
+            },
+            "one_core_gigabytes_per_second": {"seal": spread(seals), "open": spread(opens)},
+            "start_ms": spread(_starts(options.repeats)),
+        },
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("sealed", __doc__)
+    parser.add_argument(
+        "--megabytes", type=int, default=256, help="payload in 10^6 bytes (default 256)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="turns that every variant takes (default 15)"
+    )
+    return parser.parse_args()
+
+
+def _lanes() -> dict[str, BulkLane]:
+    secrets = Secrets([SECRET])
+    return {
+        "plain": BulkLane("127.0.0.1", None, token=TOKEN),
+        "sealed": BulkLane("127.0.0.1", None, token=TOKEN, secrets=secrets),
+    }
+
+
+def _hold(pipe: Connection, size: int) -> None:
+    """The other process: serves one buffer by both lanes until told to end."""
+    block = random.Random(0).randbytes(1_000_000)
+    data = memoryview(block * (size // len(block)))
+
+    async def serve() -> None:
+        lanes = _lanes()
+        for lane in lanes.values():
+            lane.serve(KEY, data)
+        pipe.send(({name: lane.address for name, lane in lanes.items()}, checksum_of(data)))
+        await asyncio.to_thread(pipe.recv)
+        for lane in lanes.values():
+            lane.close()
+
+    asyncio.run(serve())
+
+
+async def _measure(pipe: Connection, size: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of every repeat, by variant. The first round warms up and is not counted."""
+    addresses, checksum = pipe.recv()
+    into = memoryview(bytearray(b"x") * size)
+    lanes = _lanes()
+    seconds: dict[str, list[float]] = {name: [] for name in lanes}
+    for _ in range(repeats + 1):
+        for name, lane in lanes.items():
+            started = time.perf_counter()
+            await lane.fetch([Address(*addresses[name])], KEY, checksum, into)
+            seconds[name].append(time.perf_counter() - started)
+    for lane in lanes.values():
+        lane.close()
+    return {name: each[1:] for name, each in seconds.items()}
+
+
+def _alone(repeats: int) -> tuple[list[float], list[float]]:
+    """GB/s of sealing and of opening, one thread."""
+    reader, holder = bytes(RANDOM_BYTES), bytes(RANDOM_BYTES)
+    seal, _ = Secret(SECRET).lane(TOKEN, reader, holder)
+    unseal, _ = Secret(SECRET).lane(TOKEN, reader, holder)
+    plain = memoryview(bytearray(random.Random(0).randbytes(PIECE_BYTES)))
+    sealed = [memoryview(bytearray(PIECE_BYTES + TAG_BYTES)) for _ in range(64)]
+    back = memoryview(bytearray(PIECE_BYTES))
+
+    def rate(job: Callable[[memoryview], None]) -> float:
+        started = time.thread_time()
+        for piece in sealed:
+            job(piece)
+        return len(sealed) * PIECE_BYTES / (time.thread_time() - started) / 1e9
+
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        found[0].append(rate(lambda piece: seal.seal(plain, b"", piece)))
+        found[1].append(rate(lambda piece: unseal.open(piece, b"", back)))
+    return found
+
+
+def _starts(repeats: int) -> list[float]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "key"
+        create(path, (SECRET,))
+        for _ in range(repeats):
+            started = time.perf_counter()
+            secrets = Secrets(read_secrets(path), Peer(0, 0))
+            secrets.own.server()
+            secrets.guests(ranks=8)
+            found.append(1000 * (time.perf_counter() - started))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""config.keyfile: the file with a job's key, and whether this process may do without one.
+
+    # comments and empty lines are skipped
+    mend-key-1 4S1tVbdyx4FTMrcKPN0zUWZgNKPs2bGlE3dPFEbkPfg
+    mend-key-1 ...                                          accepted, too, while keys are replaced
+
+The first key is the one that this process uses; it accepts all of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import os
+import stat
+import warnings
+from pathlib import Path
+
+from mend.config.settings import MendConfig
+from mend.config.sources import KEY_FILE, named_key_file
+from mend.errors import ConfigError
+from mend.transport.probe import host_and_port, numbers_of
+from mend.transport.security import SECRET_BYTES, SECRETS_MAX
+
+WORD = "mend-key-1"
+FILE_BYTES_MAX = 16 << 10
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+HEAD = (
+    "# A key of mend jobs. Whoever reads this file can take part in the job, and read and forge\n"
+    "# all of its traffic. Copy it to every rack and the witness by a way that you trust.\n"
+)
+MAKE_ONE = "Make one with `mend keys new FILE`."
+
+
+def line_of(secret: bytes) -> str:
+    """As it stands in a file."""
+    return f"{WORD} {base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
+
+
+def read_secrets(path: Path) -> tuple[bytes, ...]:
+    """All keys of a file, the one to use first. Raises ConfigError, which never has a key in it:
+    the file is not there, is empty or damaged, or others may read it."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror})"
+        raise ConfigError("key_file", str(path), rule, MAKE_ONE) from None
+    if mode & OTHERS:
+        rule = f"may be read by others (mode {stat.S_IMODE(mode):04o})"
+        remedy = f"Run `chmod 600 {path}`; if others may have read it, make a new one."
+        raise ConfigError("key_file", str(path), rule, remedy)
+    if len(text) > FILE_BYTES_MAX:
+        raise ConfigError("key_file", str(path), f"is over {FILE_BYTES_MAX} bytes", MAKE_ONE)
+    lines = [line.split() for line in text.splitlines()]
+    words = [line for line in lines if line and not line[0].startswith(b"#")]
+    secrets = [_secret(path, number, line) for number, line in enumerate(words, start=1)]
+    if len(set(secrets)) != len(secrets) or not 0 < len(secrets) <= SECRETS_MAX:
+        rule = f"needs 1 to {SECRETS_MAX} different keys, has {len(secrets)}"
+        raise ConfigError("key_file", str(path), rule, MAKE_ONE)
+    return tuple(secrets)
+
+
+def _secret(path: Path, number: int, line: list[bytes]) -> bytes:
+    try:
+        word, text = line
+        secret = base64.b64decode(text + b"=", altchars=b"-_", validate=True)
+        if word == WORD.encode() and len(secret) == SECRET_BYTES:
+            return secret
+    except (ValueError, binascii.Error):
+        pass
+    rule = f"its key {number} is not `{WORD}` and 43 letters"
+    raise ConfigError("key_file", str(path), rule, MAKE_ONE)
+
+
+def secrets_of(config: MendConfig, bind: str, field: str = "sideband_addr") -> tuple[bytes, ...]:
+    """What a process that listens at `bind` uses; none on loopback or where the user insists.
+
+    Raises ConfigError for any other address without a key. Warns of what is insecure.
+    """
+    if config.key_file is not None:
+        return read_secrets(Path(config.key_file))
+    if is_loopback(bind):
+        return ()
+    remedy = (
+        f"Make a key with `mend keys new FILE` and set {KEY_FILE}=FILE on every rack and the "
+        "witness, or set MEND_INSECURE=1 (insecure=True) where everybody who reaches this network "
+        "may read and forge the job's traffic."
+    )
+    if not config.insecure:
+        raise ConfigError(field, bind, "is reached from outside, and there is no key", remedy)
+    warnings.warn(
+        f"insecure: {bind} is reached from outside without a key: whoever reaches it can read and "
+        f"forge the job's traffic. Two commands end that: `mend keys new FILE`, and `export "
+        f"{KEY_FILE}=FILE` on every rack and the witness",
+        stacklevel=3,
+    )
+    return ()
+
+
+def protection_of(config: MendConfig, bind: str) -> str:
+    """In one word: keys, loopback, insecure; or none, which is refused at the start."""
+    if config.key_file is not None:
+        return "keys"
+    if is_loopback(bind):
+        return "loopback"
+    return "insecure" if config.insecure else "none"
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only processes of this machine reach it. Names are looked up."""
+    host, _ = host_and_port(bind)
+    try:
+        numbers: tuple[str, ...] = (str(ipaddress.ip_address(host)),)
+    except ValueError:
+        numbers = numbers_of(host)
+    return bool(numbers) and all(ipaddress.ip_address(each).is_loopback for each in numbers)
+
+
+def secrets_in_force() -> tuple[bytes, ...]:
+    """Of the tools that look at a job: what MEND_KEY_FILE, or the file of MEND_CONFIG, names."""
+    path = named_key_file()
+    return read_secrets(path) if path is not None else ()

@@ -1,0 +1,38 @@
+"""engine.speakers: which connection speaks for which process, where no keys say it. Pure.
+
+A process sends over one connection at a time. Whoever else says the same name over another one,
+while the first stands and is heard, is not listened to: a second process with a copied name, or
+somebody who has read it off the network, cannot go between a process and its peers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from mend.types import SECOND, Member
+
+SPEAKERS_MAX = 2_048
+SILENT_NS = SECOND
+"""A connection that has been silent for so long may be half dead: the next one takes its place."""
+
+
+class Speakers:
+    """`stands(route)`: whether a connection is still there."""
+
+    def __init__(self, stands: Callable[[bytes], bool]) -> None:
+        self._stands = stands
+        self._routes: OrderedDict[tuple[Member, int], tuple[bytes, int]] = OrderedDict()
+        """(member, rank) -> its connection, and when it was heard; the longest silent first."""
+
+    def admits(self, member: Member, rank: int, route: bytes, now_ns: int) -> bool:
+        """Whether what came over `route` in this name is to be heard."""
+        who = member, rank
+        known, heard_ns = self._routes.get(who, (route, now_ns))
+        if route != known and now_ns - heard_ns < SILENT_NS and self._stands(known):
+            return False
+        self._routes[who] = route, now_ns
+        self._routes.move_to_end(who)
+        if len(self._routes) > SPEAKERS_MAX:
+            self._routes.popitem(last=False)
+        return True

@@ -1,0 +1,219 @@
+"""transport: the two ends of one lane connection, plain or sealed with the keys of the job.
+
+Sealed, a connection opens with
+
+    reader -> holder   HELLO (with a magic of its own), name of the secret, 32 random bytes
+    holder -> reader   ANSWER: magic, 32 random bytes, a seal
+
+from which both derive two keys for this connection alone. Then every request is sealed whole; a
+reply has its header sealed in the place of the checksum, and its bytes in pieces. A seal covers the
+payload's key, the place in the payload and, by its count, the place in the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from typing import NamedTuple
+
+import xxhash
+
+from mend.transport.bulk_wire import (
+    HELLO,
+    HELLO_MAGIC,
+    OK,
+    REPLY,
+    REPLY_MAGIC,
+    REQUEST,
+    REQUEST_MAGIC,
+    WIRE_VERSION,
+    read_exactly,
+    read_within,
+)
+from mend.transport.security import (
+    NAME_BYTES,
+    RANDOM_BYTES,
+    TAG_BYTES,
+    BadSeal,
+    Channel,
+    Secret,
+    Secrets,
+)
+from mend.types import SECOND
+
+SEALED_MAGIC = b"mndK"
+PIECE_BYTES = 256 << 10
+"""Sealed at once: stays in a core's cache between the seal and the socket."""
+
+REQUEST_NS_MAX = 5 * SECOND
+"""Within this a greeting, and what was begun of a request, has to be there whole."""
+
+_ANSWER = struct.Struct(f"!4s{RANDOM_BYTES}s{TAG_BYTES}s")
+_PLACE = struct.Struct("!Q")
+_TAGGED = REPLY.size - TAG_BYTES
+
+
+class Reply(NamedTuple):
+    """The header of a reply. `digest`: xxh3_128 of the bytes, where they are not sealed."""
+
+    status: int
+    total: int
+    length: int
+    digest: bytes
+
+
+class ReaderEnd:
+    """The end that asks. Raises EOFError when the other side ends or is no holder of this job,
+    OSError as the link does."""
+
+    def __init__(self, sock: socket.socket, token: bytes, secret: Secret | None) -> None:
+        self.sock = sock
+        self._channels: tuple[Channel, Channel] | None = None
+        if secret is None:
+            sock.sendall(HELLO.pack(HELLO_MAGIC, WIRE_VERSION, token))
+            return
+        self._piece = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+        random = os.urandom(RANDOM_BYTES)
+        sock.sendall(HELLO.pack(SEALED_MAGIC, WIRE_VERSION, token) + secret.name + random)
+        answer = bytearray(_ANSWER.size)
+        read_exactly(sock, memoryview(answer))
+        magic, theirs, tag = _ANSWER.unpack(answer)
+        self._channels = secret.lane(token, random, theirs)
+        if magic != SEALED_MAGIC or not _opens(self._channels[1], tag, SEALED_MAGIC):
+            raise EOFError("does not have the key of this job")
+
+    def ask(self, key: bytes, offset: int, length: int) -> None:
+        request = REQUEST.pack(REQUEST_MAGIC, key, offset, length)
+        if self._channels is not None:
+            sealed = bytearray(len(request) + TAG_BYTES)
+            self._channels[0].seal(request, b"", memoryview(sealed))
+            self.sock.sendall(sealed)
+        else:
+            self.sock.sendall(request)
+
+    def header(self, key: bytes, offset: int) -> Reply:
+        """Of the reply to the request for these bytes."""
+        header = bytearray(REPLY.size)
+        read_exactly(self.sock, memoryview(header))
+        magic, *rest = REPLY.unpack(header)
+        reply = Reply(*rest)
+        if magic != REPLY_MAGIC:
+            raise EOFError("answered with something that is no reply")
+        if self._channels is not None:
+            about = bytes(header[:_TAGGED]) + key + _PLACE.pack(offset)
+            if not _opens(self._channels[1], reply.digest, about):
+                raise EOFError("answered with something that no member of this job has sealed")
+        return reply
+
+    def body(self, key: bytes, offset: int, digest: bytes, into: memoryview) -> bool:
+        """Fill `into`. False: the bytes are not those that were sent, and go on as they are not
+        wanted; close the connection."""
+        if self._channels is None:
+            read_exactly(self.sock, into)
+            return bool(xxhash.xxh3_128_digest(into) == digest)
+        for start in range(0, len(into), PIECE_BYTES):
+            part = into[start : start + PIECE_BYTES]
+            sealed = self._piece[: len(part) + TAG_BYTES]
+            read_exactly(self.sock, sealed)
+            try:
+                self._channels[1].open(sealed, key + _PLACE.pack(offset + start), part)
+            except BadSeal:
+                return False
+        return True
+
+
+class HolderEnd:
+    """The end that answers. `greeted`: the other side has shown that it is of this job."""
+
+    def __init__(self, sock: socket.socket, token: bytes, secrets: Secrets | None) -> None:
+        self.sock = sock
+        self.greeted = False
+        self._token, self._secrets = token, secrets
+        self._channels: tuple[Channel, Channel] | None = None
+        self._request = bytearray(REQUEST.size + (TAG_BYTES if secrets else 0))
+        self._piece = memoryview(bytearray())
+
+    def greet(self) -> bool:
+        """Read how the connection opens. False: it is none of this job's."""
+        until_ns = time.monotonic_ns() + REQUEST_NS_MAX
+        hello = bytearray(HELLO.size)
+        read_within(self.sock, memoryview(hello), until_ns)
+        if self._secrets is None:
+            self.greeted = hello == HELLO.pack(HELLO_MAGIC, WIRE_VERSION, self._token)
+            return self.greeted
+        if hello != HELLO.pack(SEALED_MAGIC, WIRE_VERSION, self._token):
+            return False
+        rest = bytearray(NAME_BYTES + RANDOM_BYTES)
+        read_within(self.sock, memoryview(rest), until_ns)
+        secret = self._secrets.named(bytes(rest[:NAME_BYTES]))
+        if secret is None:
+            return False
+        random = os.urandom(RANDOM_BYTES)
+        self._channels = secret.lane(self._token, bytes(rest[NAME_BYTES:]), random)
+        tag = _seal(self._channels[1], SEALED_MAGIC)
+        self.sock.sendall(_ANSWER.pack(SEALED_MAGIC, random, tag))
+        return True
+
+    def request(self, begun: bytes) -> tuple[bytes, int, int] | None:
+        """(key, offset, length) of the request that begins with `begun`. None: it is none."""
+        into = memoryview(self._request)
+        into[: len(begun)] = begun
+        read_within(self.sock, into[len(begun) :], time.monotonic_ns() + REQUEST_NS_MAX)
+        plain = bytearray(self._request)
+        if self._channels is not None:
+            plain = bytearray(REQUEST.size)
+            try:
+                self._channels[0].open(into, b"", memoryview(plain))
+            except BadSeal:
+                return None
+            self.greeted = True  # nothing but this says that it has the key; it may have room now
+            self._piece = self._piece or memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+        magic, key, offset, length = REQUEST.unpack(plain)
+        return (key, offset, length) if magic == REQUEST_MAGIC else None
+
+    def refuse(self, status: int, total: int, key: bytes, offset: int) -> None:
+        """A reply without bytes."""
+        self.sock.sendall(self._header(status, total, key, offset, 0, b""))
+
+    def give(self, total: int, key: bytes, offset: int, part: memoryview) -> None:
+        """A reply with bytes."""
+        if self._channels is None:
+            digest = xxhash.xxh3_128_digest(part)
+            header = self._header(OK, total, key, offset, len(part), digest)
+            sent = self.sock.sendmsg([header, part])
+            if sent < len(header):
+                self.sock.sendall(header[sent:])
+            self.sock.sendall(part[max(0, sent - len(header)) :])
+            return
+        self.sock.sendall(self._header(OK, total, key, offset, len(part), b""))
+        for start in range(0, len(part), PIECE_BYTES):
+            plain = part[start : start + PIECE_BYTES]
+            sealed = self._piece[: len(plain) + TAG_BYTES]
+            self._channels[1].seal(plain, key + _PLACE.pack(offset + start), sealed)
+            self.sock.sendall(sealed)
+
+    def _header(
+        self, status: int, total: int, key: bytes, offset: int, length: int, digest: bytes
+    ) -> bytes:
+        header = REPLY.pack(REPLY_MAGIC, status, total, length, digest)
+        if self._channels is None:
+            return header
+        about = header[:_TAGGED] + key + _PLACE.pack(offset)
+        return header[:_TAGGED] + _seal(self._channels[1], about)
+
+
+def _seal(channel: Channel, about: bytes) -> bytes:
+    """A seal over `about` alone."""
+    tag = bytearray(TAG_BYTES)
+    channel.seal(b"", about, memoryview(tag))
+    return bytes(tag)
+
+
+def _opens(channel: Channel, tag: bytes, about: bytes) -> bool:
+    try:
+        channel.open(memoryview(tag), about, memoryview(bytearray()))
+    except BadSeal:
+        return False
+    return True

@@ -1,0 +1,153 @@
+"""transport: the keys of a job, derived from its secret, and what they seal. Opens no socket.
+
+Everything that a process needs follows from one secret that all members of a job share:
+
+    secret --HKDF--> server key pair of every sideband           one for all, pinned by clients
+                     client key pair of each process             (rack, rank), or a person's tools
+                     lane secret --HKDF--> two keys per connection, with fresh random of both sides
+
+A secret proves membership, not which member: whoever holds it can derive the keys of all others.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import zmq
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from zmq.utils import z85
+
+from mend.errors import ConfigError, TransportError
+from mend.types import WITNESS, Peer
+
+SECRET_BYTES = 32
+SECRETS_MAX = 4
+"""Secrets that a process accepts at once: the newest, and those that are being replaced."""
+
+PERSON = Peer(0xFFFD, 0)
+"""Whoever looks or retires a rack: `mend top`, `mend doctor`, `mend retire`, a launcher."""
+
+RACKS_MAX = 64
+RANDOM_BYTES = 32
+TAG_BYTES = 16
+NAME_BYTES = 8
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+
+class BadSeal(TransportError):
+    """Bytes that were not sealed for this place of this connection by a member of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """A CurveZMQ key pair, as libzmq takes it."""
+
+    public: bytes
+    secret: bytes
+
+
+class Secret:
+    """One secret of a job and the keys that follow from it."""
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != SECRET_BYTES:
+            rule, remedy = f"must be {SECRET_BYTES} bytes", "Make one with `mend keys new FILE`."
+            raise ConfigError("secret", f"<{len(secret)} bytes>", rule, remedy)
+        self._secret = secret
+        self.name = self._derive(b"name", NAME_BYTES)
+        """Says which secret a lane connection uses; gives nothing of it away."""
+        self._lane = self._derive(b"lane")
+
+    def _derive(self, purpose: bytes, length: int = _KEY_BYTES) -> bytes:
+        info = b"mend 1 " + purpose
+        return HKDF(algorithm=SHA256(), length=length, salt=None, info=info).derive(self._secret)
+
+    def _pair(self, purpose: bytes) -> CurveKeys:
+        secret = z85.encode(self._derive(purpose))
+        return CurveKeys(zmq.curve_public(secret), secret)
+
+    def server(self) -> CurveKeys:
+        """Of every sideband of the job."""
+        return self._pair(b"sideband server")
+
+    def client(self, peer: Peer) -> CurveKeys:
+        """Of one process, towards whomever it connects to."""
+        return self._pair(b"sideband client " + peer.rack.to_bytes(2) + peer.rank.to_bytes(2))
+
+    def lane(self, job: bytes, reader: bytes, holder: bytes) -> tuple[Channel, Channel]:
+        """(requests, replies) of one connection. `job`: the lane's token; `reader`, `holder`: what
+        each side has drawn for this connection alone."""
+        assert len(reader) == len(holder) == RANDOM_BYTES, "not the random of two sides"
+        length, info = 2 * _KEY_BYTES, b"mend 1 lane connection " + job
+        made = HKDF(algorithm=SHA256(), length=length, salt=reader + holder, info=info)
+        keys = made.derive(self._lane)
+        return Channel(keys[:_KEY_BYTES]), Channel(keys[_KEY_BYTES:])
+
+
+class Secrets:
+    """What a process accepts: the first secret is its own, the others are being replaced or about
+    to replace it. `me`: the process that has them."""
+
+    def __init__(self, secrets: Iterable[bytes], me: Peer = PERSON) -> None:
+        self.all = tuple(Secret(secret) for secret in secrets)
+        if not 0 < len(self.all) <= SECRETS_MAX:
+            rule = f"needs 1 to {SECRETS_MAX} secrets"
+            raise ConfigError("secrets", len(self.all), rule, "Keep the newest two.")
+        self.me = me
+
+    @property
+    def own(self) -> Secret:
+        return self.all[0]
+
+    def named(self, name: bytes) -> Secret | None:
+        """The one that a connection names."""
+        found = None
+        for secret in self.all:
+            if hmac.compare_digest(secret.name, name):
+                found = secret
+        return found
+
+    def guests(self, ranks: int) -> dict[bytes, Peer]:
+        """Public key -> whose it is: all who may connect to this process's sideband. A leader and
+        the witness hear the leaders of all racks, the witness and people; a leader its ranks, too;
+        any other rank its leader alone."""
+        rack, rank = self.me
+        if rank != 0:
+            peers = [Peer(rack, 0)]
+        else:
+            peers = [Peer(other, 0) for other in range(RACKS_MAX)] + [Peer(WITNESS, 0), PERSON]
+            peers += [Peer(rack, own) for own in range(1, ranks)]
+        return {secret.client(peer).public: peer for secret in self.all for peer in peers}
+
+
+class Channel:
+    """One direction of one lane connection. Both sides count what they seal and open, so that a
+    piece that is repeated, left out, moved or of another connection does not open.
+
+    AES-256-GCM; the nonce is the count, and no key is used for two connections or directions.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._aead = AESGCM(key)
+        self._count = 0
+
+    def _nonce(self) -> bytes:
+        self._count += 1
+        return self._count.to_bytes(_NONCE_BYTES)
+
+    def seal(self, plain: bytes | memoryview, about: bytes, into: memoryview) -> None:
+        """`into`: TAG_BYTES longer than `plain`. `about` is authenticated and not sent."""
+        self._aead.encrypt_into(self._nonce(), plain, about, into)
+
+    def open(self, sealed: memoryview, about: bytes, into: memoryview) -> None:
+        """Raises BadSeal; what is in `into` is to be thrown away then, and so is the connection."""
+        try:
+            self._aead.decrypt_into(self._nonce(), sealed, about, into)
+        except InvalidTag:
+            raise BadSeal("a piece that no member has sealed for this place") from None

@@ -1,0 +1,115 @@
+"""transport: who may connect to a sideband with keys. Answers libzmq's question at each handshake.
+
+CURVE alone proves that a client has some key pair, whichever. libzmq asks over an inproc socket
+(ZAP, RFC 27) whether this one may come in, and asks nobody where nothing listens there: therefore
+the sockets of a sideband enforce their domain, and without this answer nobody gets in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import cast
+
+import zmq
+from zmq.utils import z85
+
+from mend.transport.security import CurveKeys
+from mend.types import Peer
+
+ENDPOINT = "inproc://zeromq.zap.01"
+DOMAIN = b"mend"
+
+COUNTED_MAX = 1_000
+
+_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+_VERSION = b"1.0"
+_POLLIN, _DONTWAIT = int(zmq.POLLIN), int(zmq.DONTWAIT)
+
+
+class Zap:
+    """Answers for one context, on the loop. `guests`: public key -> who has it. Make it before the
+    socket that it protects; close it after that one."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], guests: Mapping[bytes, Peer]
+    ) -> None:
+        self._guests = guests
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(ENDPOINT)
+        self._loop.add_reader(self._socket.fileno(), self._answer)
+        self._answer()  # the descriptor signals edges
+
+    def _answer(self) -> None:
+        while cast(int, self._socket.get(zmq.EVENTS)) & _POLLIN:
+            said = self._socket.recv_multipart(_DONTWAIT)
+            if len(said) != 7:  # of another mechanism, which has no key
+                said = [_VERSION, said[1] if len(said) > 1 else b"", b"", b"", b"", b"", b""]
+            _, request, domain, _, _, mechanism, key = said
+            guest = None
+            if (domain, mechanism, len(key)) == (DOMAIN, b"CURVE", 32):
+                guest = self._guests.get(z85.encode(key))
+            code, text, name = (b"400", b"not a key of this job", b"")
+            if guest is not None:
+                code, text, name = (b"200", b"OK", name_of(guest))
+            self._socket.send_multipart([_VERSION, request, code, text, name, b""], _DONTWAIT)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close(linger=0)
+
+
+class Strangers:
+    """Counts handshakes that failed at a socket that is protected: of whoever has another key, or
+    none. Up to COUNTED_MAX: each costs the loop a little, and somebody may knock without end."""
+
+    def __init__(self, server: zmq.Socket[bytes]) -> None:
+        self.count = 0
+        self._server, self._loop = server, asyncio.get_running_loop()
+        self._monitor: zmq.Socket[bytes] | None = server.get_monitor_socket(_FAILED)
+        self._loop.add_reader(self._monitor.fileno(), self._take)
+        self._take()
+
+    def _take(self) -> None:
+        while (monitor := self._monitor) and cast(int, monitor.get(zmq.EVENTS)) & _POLLIN:
+            monitor.recv_multipart(_DONTWAIT)
+            self.count += 1
+            if self.count >= COUNTED_MAX:
+                self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._monitor is not None:
+            self._loop.remove_reader(self._monitor.fileno())
+            self._server.disable_monitor()
+            self._monitor.close(linger=0)
+            self._monitor = None
+
+
+def name_of(guest: Peer) -> bytes:
+    """As libzmq hands it on with each frame, as `User-Id`."""
+    return b"%d.%d" % guest
+
+
+def peer_of(name: str) -> Peer:
+    """The other way round."""
+    rack, _, rank = name.partition(".")
+    return Peer(int(rack), int(rank))
+
+
+def protect(server: zmq.Socket[bytes], keys: CurveKeys) -> None:
+    """Let a socket that binds take connections only of those whom `Zap` lets in."""
+    server.setsockopt(zmq.CURVE_SERVER, 1)
+    server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    server.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    server.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    server.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def pin(client: zmq.Socket[bytes], own: CurveKeys, server: CurveKeys) -> None:
+    """Let a socket that connects talk to whoever has the server's key, and prove its own."""
+    client.setsockopt(zmq.CURVE_SERVERKEY, server.public)
+    client.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+    client.setsockopt(zmq.CURVE_SECRETKEY, own.secret)

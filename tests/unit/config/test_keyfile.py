@@ -1,0 +1,155 @@
+"""The file with a job's key: what is refused, and where a process may do without one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mend import MendConfig
+from mend.config.keyfile import (
+    FILE_BYTES_MAX,
+    is_loopback,
+    line_of,
+    protection_of,
+    read_secrets,
+    secrets_in_force,
+    secrets_of,
+)
+from mend.config.wiring import settings_of
+from mend.errors import ConfigError
+from mend.tools.keys_command import create
+
+ONE, OTHER = bytes(range(32)), bytes(range(1, 33))
+OUTSIDE = "tcp://0.0.0.0:21900"
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    create(tmp_path / "key", (ONE, OTHER))
+    return tmp_path / "key"
+
+
+def test_what_is_made_is_read_the_first_key_first_and_others_may_not(key: Path) -> None:
+    assert read_secrets(key) == (ONE, OTHER)
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_is_never_written_over_another_file(key: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be made"):
+        create(key, (OTHER,))
+    assert read_secrets(key) == (ONE, OTHER)
+
+
+def test_the_umask_makes_it_no_more_readable(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        create(tmp_path / "open", (ONE,))
+    finally:
+        os.umask(before)
+    assert read_secrets(tmp_path / "open") == (ONE,)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666, 0o601])
+def test_a_file_that_others_may_read_or_write_is_refused(key: Path, mode: int) -> None:
+    key.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"may be read by others \(mode {mode:04o}\)") as caught:
+        read_secrets(key)
+    assert f"chmod 600 {key}" in str(caught.value)
+
+
+def test_a_secret_mounted_read_only_through_a_link_is_taken(key: Path) -> None:
+    """As Kubernetes mounts it."""
+    key.chmod(0o400)
+    key.with_name("link").symlink_to(key)
+    assert read_secrets(key.with_name("link")) == (ONE, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "needs 1 to 4 different keys, has 0"),
+        ("# nothing else\n\n", "has 0"),
+        (f"{line_of(ONE)}\n{line_of(ONE)}\n", "has 2"),
+        ("".join(f"{line_of(bytes([n]) * 32)}\n" for n in range(5)), "has 5"),
+        (line_of(ONE)[:-4], "its key 1 is not `mend-key-1` and 43 letters"),
+        (f"{line_of(ONE)}\nsecret hush\n", "its key 2 is not"),
+        (line_of(ONE).replace("key-1", "key-2"), "its key 1 is not"),
+        (line_of(ONE) + " hush", "its key 1 is not"),
+        ("\0" * 10, "its key 1 is not"),
+        ("#" * (FILE_BYTES_MAX + 1), "is over"),
+    ],
+)
+def test_a_damaged_file_is_refused_without_a_word_of_what_is_in_it(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "key"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_secrets(path)
+    assert "hush" not in str(caught.value)
+    assert line_of(ONE)[12:20] not in str(caught.value)
+
+
+def test_no_file_is_said_with_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file.*mend keys new FILE"):
+        read_secrets(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("bind", "loops"),
+    [
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://127.8.9.1:1", True),
+        ("tcp://[::1]:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://[::]:1", False),
+        ("tcp://10.0.0.1:1", False),
+        ("tcp://no.such.host.invalid:1", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(bind: str, loops: bool) -> None:
+    assert is_loopback(bind) == loops
+
+
+def test_beyond_loopback_there_is_a_key_or_a_word(key: Path) -> None:
+    assert secrets_of(MendConfig(), "tcp://127.0.0.1:1") == ()
+    assert protection_of(MendConfig(), "tcp://127.0.0.1:1") == "loopback"
+    with pytest.raises(ConfigError) as caught:
+        secrets_of(MendConfig(), OUTSIDE)
+    for remedy in ("`mend keys new FILE`", "MEND_KEY_FILE=FILE", "MEND_INSECURE=1"):
+        assert remedy in str(caught.value)
+    assert protection_of(MendConfig(), OUTSIDE) == "none"
+    insecure = MendConfig(insecure=True)
+    with pytest.warns(UserWarning, match="`mend keys new FILE`, and `export MEND_KEY_FILE=FILE`"):
+        assert secrets_of(insecure, OUTSIDE) == ()
+    assert protection_of(insecure, OUTSIDE) == "insecure"
+    keyed = MendConfig(key_file=key)
+    for bind in (OUTSIDE, "tcp://127.0.0.1:1"):
+        assert secrets_of(keyed, bind) == (ONE, OTHER)
+        assert protection_of(keyed, bind) == "keys"
+    with pytest.raises(ConfigError, match="insecure=True: has nothing to say beside a key_file"):
+        MendConfig(key_file=key, insecure=True)
+
+
+def test_no_repr_of_what_a_rank_is_made_of_has_the_key(key: Path) -> None:
+    settings = settings_of(MendConfig(rack=0, key_file=key), None)
+    assert settings.io_loop.secrets == (ONE, OTHER)
+    assert str(ONE) not in repr(settings)
+    assert line_of(ONE)[11:] not in repr(settings)
+
+
+def test_who_only_looks_needs_the_key_and_no_other_setting(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEND_NONSENSE", "1")
+    assert secrets_in_force() == ()
+    (tmp_path / "mend.toml").write_text(f'[mend]\nracks = "many"\nkey_file = "{key}"\n')
+    monkeypatch.setenv("MEND_CONFIG", str(tmp_path / "mend.toml"))
+    assert secrets_in_force() == (ONE, OTHER)
+    create(tmp_path / "second", (OTHER,))
+    monkeypatch.setenv("MEND_KEY_FILE", str(tmp_path / "second"))
+    assert secrets_in_force() == (OTHER,)

@@ -14,7 +14,7 @@ import xxhash
 import zmq
 
 from mend.coordination import wire
-from mend.coordination.acceptor_host import ReplayTrainer, WitnessFollower
+from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.coordination.coordinator import Coordinator
 from mend.coordination.messages import Envelope, Message, Refusal
 from mend.engine.io_loop import IoLoop, IoLoopOptions
@@ -266,9 +266,7 @@ class Sideband:
         self._sync()
 
     def _witness(self, machine: Coordinator) -> Witness:
-        follower = WitnessFollower(
-            ReplayTrainer(machine.member, machine.acceptor, machine.me, SECOND)
-        )
+        follower = WitnessFollower(Follower(machine.member, machine.acceptor, machine.me, SECOND))
         return Witness(machine, follower, self.io_loop, lambda line: None)
 
     def example(self, rng: random.Random) -> bytes:

@@ -14,7 +14,7 @@ from mend.types import WITNESS, Member, Peer
 
 
 @dataclass
-class ReplayTrainer:
+class Follower:
     """The vote of one member. `coordinator`: whom it follows; at first the job's fixed one."""
 
     member: Member
@@ -132,7 +132,7 @@ def ways_to_leaders(log: LogState, rack: int) -> list[Effect]:
 class WitnessFollower:
     """Machine of a voter that leads no rack."""
 
-    follower: ReplayTrainer
+    follower: Follower
     ways: tuple[Seat, ...] = ()
     """Racks whose leaders it can send to."""
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
 from mend.consensus.records import BAD_MAX, Offer, Record
-from mend.coordination.acceptor_host import ReplayTrainer, ways_to_leaders
+from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.coordination.flow import Again, Flow, Portion
 from mend.coordination.messages import (
@@ -84,9 +84,7 @@ class Leader:
     serial: int = 0
 
     def __post_init__(self, coordinator: Peer) -> None:
-        self.follower = ReplayTrainer(
-            self.member, self.acceptor, coordinator, self.options.detect_ns
-        )
+        self.follower = Follower(self.member, self.acceptor, coordinator, self.options.detect_ns)
         self.founder = coordinator
 
     @property

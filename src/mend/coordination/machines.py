@@ -12,7 +12,7 @@ from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import RECORDS_KEPT, Log
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import Record
-from mend.coordination.acceptor_host import ReplayTrainer, WitnessFollower
+from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Machine
 from mend.coordination.fragment_replica import RankOptions
@@ -101,5 +101,5 @@ def machines_of(parts: Parts) -> Machines:
             )
         )
         if leader is None:
-            follower = WitnessFollower(ReplayTrainer(member, acceptor, me, it.options.detect_ns))
+            follower = WitnessFollower(Follower(member, acceptor, me, it.options.detect_ns))
     return Machines(rank_machine, leader, coordinator, follower)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import NUMBER_MAX, epoch_of
 from mend.consensus.records import AcceptorState, Epoch
-from mend.coordination.acceptor_host import ReplayTrainer, WitnessFollower
+from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.coordination.events import Connect, Effect, Heard, Send, Tick
 from mend.coordination.messages import Message, Orders, Prepare, Vote
 from mend.types import SECOND, WITNESS, Member, Peer
@@ -41,7 +41,7 @@ class Ears:
     """The booth of rack 1, which follows rack 0 from the start."""
 
     def __init__(self, *, begun: bool = True) -> None:
-        self.follower = ReplayTrainer(ME, Acceptor(), FOUNDER, DETECT_NS)
+        self.follower = Follower(ME, Acceptor(), FOUNDER, DETECT_NS)
         self.now_ns = 100 * SECOND
         if begun:
             self.told(orders(1, [BEGIN]))
@@ -258,7 +258,7 @@ class Witness:
     def __init__(self) -> None:
         self.member = member(WITNESS)
         self.machine = WitnessFollower(
-            ReplayTrainer(self.member, Acceptor(), Peer(WITNESS, 0), DETECT_NS)
+            Follower(self.member, Acceptor(), Peer(WITNESS, 0), DETECT_NS)
         )
         self.now_ns = 100 * SECOND
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import count_of, epoch_of, number_of
 from mend.consensus.records import Commit, Epoch, Lineage, Offer, Record, Roster
-from mend.coordination.acceptor_host import ReplayTrainer
+from mend.coordination.acceptor_host import Follower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Effect, Finished, Heard, Send, Tick
 from mend.coordination.messages import (
@@ -67,9 +67,7 @@ class Cabinet:
         self.me, self.now_ns = Peer(rack, 0), 100 * SECOND
         self.reach, self.accepting = set(reach), True
         racks = [seat.member.rack for seat in BEGIN.roster] + [WITNESS]
-        self.booths = {
-            r: ReplayTrainer(member(r), Acceptor(), Peer(0, 0), DETECT_NS) for r in racks
-        }
+        self.booths = {r: Follower(member(r), Acceptor(), Peer(0, 0), DETECT_NS) for r in racks}
         for follower in self.booths.values():
             count = len(records)
             follower.acceptor.append(
@@ -624,7 +622,7 @@ def witnessed() -> Cabinet:
 
 def test_a_witness_that_was_started_again_gets_its_seat_and_then_its_vote() -> None:
     cabinet = witnessed()
-    again = ReplayTrainer(member(WITNESS, life=1), Acceptor(), Peer(WITNESS, 0), DETECT_NS)
+    again = Follower(member(WITNESS, life=1), Acceptor(), Peer(WITNESS, 0), DETECT_NS)
     told = sent(cabinet.tick(HEARTBEAT_NS), Peer(WITNESS, 0))
     assert isinstance(told[-1], Orders)
     assert told[-1].snapshot is not None, "whoever lives there now learns all it needs to answer"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mend.coordination.acceptor_host import ReplayTrainer, WitnessFollower
+from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.engine.published_state import PublishedState
 from mend.engine.snapshot import Training, note_of, view_of_rank, view_of_witness
 from mend.engine.training_progress import TrainingProgress
@@ -24,7 +24,7 @@ from tests.unit.coordination.test_leader import Rack
 
 def of_witness(job: Job, *, ended: bool = False) -> JobStatus:
     machine = job.machine
-    follower = WitnessFollower(ReplayTrainer(machine.member, job.acceptor, machine.me, DETECT_NS))
+    follower = WitnessFollower(Follower(machine.member, job.acceptor, machine.me, DETECT_NS))
     before = pickle.dumps(machine)
     found = view_of_witness("job", machine, follower, job.now_ns, ended=ended)
     assert pickle.dumps(machine) == before, "looking changes nothing"

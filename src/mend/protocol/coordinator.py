@@ -237,7 +237,8 @@ class Coordinator:
         """Also of a witness that has just got a seat, and has read nothing yet."""
         ballot = vote.ballot
         new = self.proposer.leading and ballot.last == 0
-        return new or self.log.continues(vote.lineage, ballot.decided) or self._may_undo(ballot)
+        log = self.log if self.proposer.epoch else self.voter.log
+        return new or log.continues(vote.lineage, ballot.decided) or self._may_undo(ballot)
 
     def _on_ballot(
         self, member: Member, ballot: Ballot, now_ns: int, effects: list[Effect]

@@ -52,7 +52,9 @@ class Proposer:
         self.ballots, self.held = {}, {}
 
     def step_down(self) -> None:
-        self.epoch, self.leading, self.opening, self.ballots = 0, False, 0, {}
+        """Its log goes with the epoch: a candidate's copy may be of a job that is given up since,
+        and the next candidacy begins from the voter's."""
+        self.log, self.epoch, self.leading, self.opening, self.ballots = Log(), 0, False, 0, {}
 
     def hear(self, member: Member, ballot: Ballot) -> bool:
         """A voter's newest ballot; False when it shows that this epoch is over."""

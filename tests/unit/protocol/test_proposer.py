@@ -142,6 +142,15 @@ def test_a_higher_promise_anywhere_ends_the_epoch() -> None:
     assert proposer.ballots == {}
 
 
+def test_who_steps_down_keeps_no_log_of_the_job_that_it_stood_for() -> None:
+    """A rack stood for a job that a witness then gave up; it kept that copy beside its new log."""
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand()
+    assert proposer.log.told.begun
+    proposer.step_down()
+    assert (proposer.log.last, proposer.log.decided) == (0, 0)
+
+
 def test_ones_own_promise_is_given_last() -> None:
     """A candidate that nobody hears must not bar itself from the coordinator that others follow."""
     cast = cast_of(0, 1, 2)

@@ -26,7 +26,7 @@ SEEDS, BLOCK = 300, 25
 RADIAL_SEEDS = 30
 """Of them, done again with racks of two ranks that merge by rda."""
 
-KNOWN = {13: "StartTimeout"}
+KNOWN: dict[int, str] = {}
 """Faults that are not mended yet (docs/LOG.md, Known faults): seed -> what the checkers say."""
 
 

@@ -25,6 +25,10 @@ class Booth:
     """When orders of a job came in which something is decided."""
     life: int | None = None
     """Incarnation of the coordinator; before the first record it may be started again."""
+    founds: bool = False
+    """Whether its newest orders were a founder's, of a job in which nothing is decided."""
+    pledged: int = 0
+    """Epoch promised to a candidate of a job that had begun, while this log was empty."""
     heard: tuple[int, int] = (0, 0)
     """(epoch, serial) of the newest orders."""
 
@@ -35,16 +39,30 @@ class Booth:
         job = not log.written.begun or log.continues(orders.lineage, orders.prev)
         return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
 
-    def _joins(self, orders: Orders, now_ns: int) -> bool:
+    def _joins(self, sender: Member, orders: Orders, now_ns: int) -> bool:
         """Whoever hears of a job that lives joins it, whatever it has promised to a founder, and
-        does not hear the founder any more. False: these are a founder's."""
+        does not hear the founder any more. False: these are a founder's, or of the dead."""
         if orders.decided > 0:
+            if self._outlived(sender, orders):
+                return False
             self.lives_ns = now_ns
             if not self.voter.log.told.begun and orders.epoch < self.voter.promised:
                 self.voter.start_over()
-                self.voter.promised = 0
+                self.voter.promised = self.pledged
             return True
         return self.lives_ns is None or now_ns - self.lives_ns >= self.detect_ns
+
+    def _outlived(self, sender: Member, orders: Orders) -> bool:
+        """Whether they waited on their way until every rack had answered another founder: this
+        voter has accepted a first record in which the sender's rack has another life, and its vote
+        for that may be counted at any time. Orders that go on from that very record are no such."""
+        log = self.voter.log
+        if log.told.begun or not log.written.begun or sender in log.written.members:
+            return False
+        if orders.prev == 0:
+            return orders.records[:1] != (log.record(1),)
+        names = {name for _, name in orders.snapshot.lineages} if orders.snapshot else set[str]()
+        return log.lineage not in names | {orders.lineage}
 
     def homeless(self) -> bool:
         """Whether no decided roster that it has read ever had a seat for this member."""
@@ -65,7 +83,7 @@ class Booth:
     ) -> bool:
         """Take the log as far as it is new; whether these are the newest orders. A coordinator
         whose epoch is over is told so."""
-        if not self._joins(orders, now_ns):
+        if not self._joins(Member(peer.rack, incarnation), orders, now_ns):
             return False
         if orders.epoch < self.voter.promised:
             effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
@@ -77,6 +95,7 @@ class Booth:
         if orders.epoch > self.heard[0]:
             self.heard = (orders.epoch, 0)
         self.life, self.orders_ns, self.coordinator = incarnation, now_ns, peer
+        self.founds = orders.decided == 0
         if orders.serial <= self.heard[1]:
             return False
         self.heard = (orders.epoch, orders.serial)
@@ -99,18 +118,25 @@ class Booth:
         Who hears its coordinator promises nothing to others: a rack that is cut off must not
         depose, when it comes back, the one that all others follow. To stand again is that one's
         own right.
+
+        Candidates know the first record to be decided. A voter whose log is empty may have accepted
+        it, and forgotten it for the next founder; there is nothing else that it can have forgotten,
+        as whatever comes behind the first record says that it is decided. So it promises, and
+        hears no founder for a while.
         """
         number = number_of(prepare.epoch)
         log = self.voter.log
-        if not log.written.begun or not log.continues(prepare.lineage, prepare.after):
+        empty = log.last == 0 and prepare.after > 0
+        if not empty and not (log.written.begun and log.continues(prepare.lineage, prepare.after)):
             return None
-        if not 0 < number < NUMBER_MAX:
-            return None
-        if peer != Peer(owner_of(prepare.epoch), 0):
+        if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.epoch), 0):
             return None
         hears = self.orders_ns is not None and now_ns - self.orders_ns < self.detect_ns
-        if not hears or peer == self.coordinator:
-            self.voter.prepare(prepare.epoch)
+        if empty:
+            self.lives_ns = now_ns
+        if not hears or self.founds or peer == self.coordinator:
+            if self.voter.prepare(prepare.epoch) and empty:
+                self.pledged = prepare.epoch
         return self.vote(prepare.serial, prepare.after)
 
     def vote(self, serial: int, after: int | None = None) -> Vote:

@@ -234,9 +234,10 @@ class Coordinator:
         self._on_ballot(member, vote.ballot, now_ns, effects)
 
     def _is_of_this_job(self, vote: Vote) -> bool:
-        """Also of a witness that has just got a seat, and has read nothing yet."""
+        """Also of a witness that has just got a seat, and has read nothing yet; and of a voter
+        that has forgotten a first record which it did not know to be decided."""
         ballot = vote.ballot
-        new = self.proposer.leading and ballot.last == 0
+        new = self.proposer.epoch > 0 and ballot.last == 0
         log = self.log if self.proposer.epoch else self.voter.log
         return new or log.continues(vote.lineage, ballot.decided) or self._may_undo(ballot)
 
@@ -450,10 +451,11 @@ class Coordinator:
 
     def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
         """Once all racks have answered. If one of them dies before it has voted, nothing is decided
-        and its next life is asked with the others, anew."""
+        and its next life is asked with the others, anew. So are all if one falls silent: it may
+        have heard of a job that lives, whose candidate needs those that have voted here."""
         hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
         seats, log = {rack: hello.seat for rack, hello in hellos.items()}, self.log.written
-        if log.begun and seats != log.seats:
+        if log.begun and (seats != log.seats or not self._live(now_ns) >= hellos.keys()):
             self._found(now_ns)
         missing = len(hellos) < self.options.racks
         if self.log.written.begun or missing or not all(self._answered(r, now_ns) for r in hellos):

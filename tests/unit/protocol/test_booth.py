@@ -26,6 +26,7 @@ from tests.unit.protocol.nouns import (
     offer,
     orders,
     rank_report,
+    seat,
     sent,
 )
 
@@ -248,6 +249,73 @@ def test_candidates_of_another_job_or_talking_nonsense_get_no_answer(
     ears.now_ns += 10 * DETECT_NS
     assert ears.asked(epoch, **changes) is None
     assert ears.ballot.promised == FIRST
+
+
+# -------------------------------------------------------------- a beginning that was forgotten
+
+
+ANEW = epoch_of(2, 0)
+"""Of the founder's next life, which asks from an empty log."""
+
+
+def forgetful() -> Ears:
+    """It has accepted the first record, and its founder's next life asks it to begin anew."""
+    ears = Ears(begun=False)
+    ears.told(orders(1, [BEGIN], decided=0))
+    asks = orders(1, [], epoch=ANEW, decided=0, lineage="")
+    assert ears.told(asks, FOUNDER, member(0, life=1).incarnation) == []
+    assert (ears.ballot.last, ears.ballot.promised) == (0, ANEW)
+    return ears
+
+
+def test_who_has_forgotten_the_first_record_promises_to_who_knows_it_to_be_decided() -> None:
+    """A founder died right behind its first decision and was started again (seed 13): the one
+    rack that knew of it and those that had forgotten it waited for each other for ever."""
+    ears = forgetful()
+    vote = ears.asked(epoch_of(3, 2))
+    assert vote is not None
+    assert (vote.ballot.promised, vote.ballot.last, vote.ballot.records) == (epoch_of(3, 2), 0, ())
+    founder = orders(2, [], epoch=epoch_of(4, 0), decided=0, lineage="")
+    assert ears.told(founder, FOUNDER, member(0, life=1).incarnation) is None
+    assert ears.ballot.promised == epoch_of(3, 2), "it has heard that the job lives"
+    won = orders(1, [BEGIN, Epoch(epoch_of(3, 2))], epoch=epoch_of(3, 2), decided=1)
+    assert ears.told(won, RIVAL, 77) == []
+    assert ears.booth.voter.log.told.begun
+    assert ears.ballot.accepted == epoch_of(3, 2)
+
+
+def test_nothing_is_promised_to_who_knows_of_no_decision() -> None:
+    ears = forgetful()
+    assert ears.asked(epoch_of(3, 2), lineage="", after=0) is None
+    assert ears.ballot.promised == ANEW
+
+
+def test_a_promise_to_a_candidate_holds_where_one_to_a_founder_would_not() -> None:
+    """Orders of a job that lives undo what was promised to a founder; but here a candidate of that
+    very job counts on it, and the orders may be of the coordinator that it wants to follow."""
+    ears = forgetful()
+    ears.asked(epoch_of(3, 2))
+    late = orders(9, [BEGIN, commit(1, [offer(0)])], epoch=FIRST, decided=2)
+    assert ears.told(late) is not None, "an answer"
+    assert ears.ballot.promised == epoch_of(3, 2)
+    assert ears.ballot.last == 0
+
+
+def test_a_vote_for_a_new_beginning_is_not_taken_back_by_late_words_of_the_dead() -> None:
+    """Every rack has answered the founder in the life that the record names, so rack 2's former
+    life is over; this voter's acceptance may be under way, and be the last that is needed."""
+    ears = forgetful()
+    anew = replace(BEGIN, roster=(*BEGIN.roster[:2], seat(2, life=1)))
+    asks = orders(2, [anew], epoch=ANEW, decided=0, lineage="")
+    assert ears.told(asks, FOUNDER, member(0, life=1).incarnation) == []
+    assert ears.ballot.accepted == ANEW
+    dead = orders(9, [BEGIN], epoch=epoch_of(1, 2))
+    assert ears.told(dead, RIVAL, member(2).incarnation) is None
+    assert ears.asked(epoch_of(3, 2)) is None
+    assert ears.booth.voter.log.record(1) == anew
+    same = orders(9, [anew], epoch=epoch_of(3, 2), lineage="")
+    assert ears.told(same, RIVAL, member(2, life=2).incarnation) == [], "a later life, that job"
+    assert ears.booth.voter.log.told.begun
 
 
 # -------------------------------------------------------------- a voter that leads no rack

@@ -28,7 +28,7 @@ class Booth:
     founds: bool = False
     """Whether its newest orders were a founder's, of a job in which nothing is decided."""
     pledged: int = 0
-    """Epoch promised to a candidate of a job that had begun, while this log was empty."""
+    """Epoch promised to a candidate, before this voter knew of any decision."""
     heard: tuple[int, int] = (0, 0)
     """(epoch, serial) of the newest orders."""
 
@@ -134,9 +134,9 @@ class Booth:
         hears = self.orders_ns is not None and now_ns - self.orders_ns < self.detect_ns
         if empty:
             self.lives_ns = now_ns
-        if not hears or self.founds or peer == self.coordinator:
-            if self.voter.prepare(prepare.epoch) and empty:
-                self.pledged = prepare.epoch
+        may = not hears or self.founds or peer == self.coordinator
+        if may and self.voter.prepare(prepare.epoch) and not log.told.begun:
+            self.pledged = prepare.epoch
         return self.vote(prepare.serial, prepare.after)
 
     def vote(self, serial: int, after: int | None = None) -> Vote:

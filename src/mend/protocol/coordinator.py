@@ -247,7 +247,7 @@ class Coordinator:
         self.election.see(number_of(ballot.promised))
         if self.proposer.hear(member, ballot):
             return
-        if self.proposer.leading and self._homeless():
+        if self.proposer.leading and self._homeless() and not self.log.told.begun:
             self._found(now_ns)  # its former life has asked for promises, too
         else:
             self.election.lost(now_ns, at_once=self.proposer.leading)

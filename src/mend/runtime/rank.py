@@ -52,7 +52,7 @@ from mend.runtime.steps import OpenOffer
 from mend.runtime.sums import tensors_of
 from mend.runtime.tape import Tape
 from mend.runtime.turnout import REMEDY
-from mend.terms import Member, Owned, Peer, offer_key, state_key
+from mend.terms import WITNESS, Member, Owned, Peer, offer_key, state_key
 
 Payload = tuple[Member, int, int]
 
@@ -126,6 +126,8 @@ class Rank:
         self._give = Inbox(roles.name, edge.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
         self._twin = ""
+        self._met: set[int] = set()
+        """Other racks, and the witness, of whose processes anything was heard."""
         self._foreigners = Foreigners(edge)
         for fragment, anchor in enumerate(genesis):
             edge.serve(self._state_key(fragment, anchor), anchor.view())
@@ -134,6 +136,7 @@ class Rank:
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         """A message for this process, from whoever."""
+        self._met.add(peer.rack)
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
             self.board.heard(body.live, body.why, body.settled, _opened_in(body))
@@ -237,19 +240,31 @@ class Rank:
             case ev.Discard(fragment, seq, bad):
                 self.board.discard(fragment, seq, bad)
             case ev.Note(kind, fields):
-                if kind == "waiting" and self._twin:
-                    fields = {**fields, "for": f"{fields['for']}{self._twin}"}
+                if kind == "waiting" and (more := self._unheard() + self._twin):
+                    fields = {**fields, "for": f"{fields['for']}{more}"}
                 self.edge.note(kind, fields)
                 if kind in ("differs", "fault"):
                     self.board.last_error = f"{kind}: {fields}"
             case ev.Fail(kind, detail):
-                told = self._twin if kind == StartTimeout.__name__ else ""
+                told = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
                 self.board.fail(_error(kind, detail + told))
             case ev.Finished():
                 if machine is self.roles.learner:
                     self.board.finish()
                 else:
                     self.edge.finished()
+
+    def _unheard(self) -> str:
+        """Where nobody answers a start: who of those that could was heard at all, and who not."""
+        leader = self.roles.leader
+        if leader is None or leader.orders is not None:
+            return ""
+        asked = dict.fromkeys((leader.founder.rack, *(p.rack for p in leader.options.peers)))
+        others = [rack for rack in asked if rack != self.me.rack]
+        silent = [_name(rack) for rack in others if rack not in self._met]
+        heard = [_name(rack) for rack in others if rack in self._met]
+        told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
+        return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
     def _note_commit(self, commit: Commit, part: int) -> None:
         _, live = self.board.turnout.recent[-1]
@@ -370,6 +385,10 @@ class Rank:
 
     def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
         return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
+
+
+def _name(rack: int) -> str:
+    return "the witness" if rack == WITNESS else f"rack {rack}"
 
 
 def _opened_in(orders: RankOrders) -> dict[int, int]:

@@ -18,6 +18,7 @@ from mend.protocol.messages import (
     Commit,
     Drop,
     Genesis,
+    Lineage,
     Offer,
     Orders,
     RankOrders,
@@ -171,7 +172,7 @@ def _records(story: Story, prev: int, records: tuple[Record, ...], at_ns: int) -
             story.drops[index] = record
         elif isinstance(record, Genesis):
             story.rosters.append((index, tuple(seat.member.rack for seat in record.roster)))
-        elif isinstance(record, Roster):
+        elif isinstance(record, Roster | Lineage):
             story.rosters.append((index, tuple(seat.member.rack for seat in record.members)))
 
 

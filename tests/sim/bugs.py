@@ -391,7 +391,7 @@ BUGS = (
         "35",
         "where no voter is left, one of those without a vote begins a lineage",
         (PROPOSER,
-         "lefts = [each.members - self.dead - (self.blank - each.voters) for each in rosters]",
+         "lefts = [each.members - self.dead for each in rosters]",
          "lefts = [each.voters - self.dead or each.members & promised for each in rosters]"),
     ),
     _bug(

@@ -122,14 +122,18 @@ class Booth:
         Candidates know the first record to be decided. A voter whose log is empty may have accepted
         it, and forgotten it for the next founder; there is nothing else that it can have forgotten,
         as whatever comes behind the first record says that it is decided. So it promises, and
-        hears no founder for a while.
+        hears no founder for a while. Who never had a seat in what it has read forgets that for a
+        candidate of another lineage, which has a seat for it and cannot begin anew without it.
         """
         number = number_of(prepare.epoch)
+        if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.epoch), 0):
+            return None
+        strange = not self.voter.log.continues(prepare.lineage, prepare.after)
+        if strange and prepare.after > 0 and self.voter.log.told.begun and self.homeless():
+            self.voter.start_over()
         log = self.voter.log
         empty = log.last == 0 and prepare.after > 0
-        if not empty and not (log.written.begun and log.continues(prepare.lineage, prepare.after)):
-            return None
-        if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.epoch), 0):
+        if not empty and (strange or not log.written.begun):
             return None
         hears = self.orders_ns is not None and now_ns - self.orders_ns < self.detect_ns
         if empty:

@@ -284,6 +284,17 @@ def test_who_has_forgotten_the_first_record_promises_to_who_knows_it_to_be_decid
     assert ears.ballot.accepted == epoch_of(3, 2)
 
 
+def test_who_never_had_a_seat_forgets_what_it_read_for_a_candidate_of_another_lineage() -> None:
+    """Who begins anew needs the promise of every seat that a record gives, heard of or not."""
+    ears = Ears(begun=False)
+    others = replace(BEGIN, roster=(BEGIN.roster[0], BEGIN.roster[2]))
+    assert ears.told(orders(1, [others])) == []
+    ears.now_ns += DETECT_NS
+    vote = ears.asked(epoch_of(3, 2), lineage=digest(5), after=4)
+    assert vote is not None
+    assert (vote.ballot.promised, vote.ballot.last) == (epoch_of(3, 2), 0)
+
+
 def test_nothing_is_promised_to_who_knows_of_no_decision() -> None:
     ears = forgetful()
     assert ears.asked(epoch_of(3, 2), lineage="", after=0) is None

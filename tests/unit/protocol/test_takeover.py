@@ -84,6 +84,13 @@ class Cabinet:
         self.orders: dict[int, Orders] = {}
         self.held: tuple[int, ...] = ()
         """Versions that racks say they hold when they promise."""
+        self.lives: dict[int, int] = {}
+
+    def born(self, rack: int) -> None:
+        """It is started again, and can be reached: it holds nothing and has read nothing."""
+        self.lives[rack] = 1
+        self.booths[rack] = Booth(member(rack, 1), Voter(), Peer(0, 0), DETECT_NS)
+        self.reach.add(rack)
 
     def hear(self, rack: int, body: Message, life: int = 0) -> list[Effect]:
         return self.give(Heard(Peer(rack, 0), member(rack, life).incarnation, body))
@@ -103,8 +110,9 @@ class Cabinet:
     def _arrives(self, rack: int, body: Message) -> list[Effect]:
         booth = self.booths[rack]
         if isinstance(body, Prepare):
-            vote = booth.asked(self.me, body, self.now_ns)
-            return self.hear(rack, replace(vote, held=self.held)) if vote else []
+            vote, life = booth.asked(self.me, body, self.now_ns), self.lives.get(rack, 0)
+            held = (-1,) * len(self.held) if life else self.held
+            return self.hear(rack, replace(vote, held=held), life) if vote else []
         assert isinstance(body, Orders)
         self.orders[rack] = body
         if not self.accepting or not booth.addressed(self.me, body):
@@ -122,7 +130,7 @@ class Cabinet:
         heard = self.orders[rack].serial if rack in self.orders else 0
         changes = {"ballot": self.booths[rack].voter.ballot(), "heard": heard, **changes}
         self.reports[rack] = replace(before, **changes, serial=before.serial + 1)
-        return self.hear(rack, self.reports[rack])
+        return self.hear(rack, self.reports[rack], self.lives.get(rack, 0))
 
     def takes_over(self) -> list[Effect]:
         effects = self.tick()
@@ -578,13 +586,17 @@ def test_a_lost_quorum_comes_back_with_the_racks_that_are_started_again() -> Non
     cabinet.takes_over()
     cabinet.reach, cabinet.held = {1}, (0,)
     effects = heard_from(cabinet, [1], DETECT_NS)
+    for rack in (0, 2):
+        cabinet.born(rack)
     for _ in range(6):
         for rack in (0, 2):
             again = replace(hello(rack, racks=3, life=1), policy=settings)
             effects += cabinet.hear(rack, again, life=1)
         effects += heard_from(cabinet, [1], DETECT_NS // 2)
     assert notes(effects, "lineage") == [{"without": [0, 2], "versions": (0,)}]
-    assert cabinet.machine.log.told.voters == {member(1)}
+    (anew,) = [record for record in cabinet.records if isinstance(record, Lineage)]
+    votes = {seat.member for seat in anew.members} - {member(r, 1) for r in anew.learners}
+    assert votes == {member(1)}, "the others hold nothing yet"
 
 
 def test_who_has_a_seat_by_an_undecided_record_attests_with_its_reports() -> None:

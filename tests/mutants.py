@@ -347,8 +347,8 @@ MUTANTS = (
     Mutant(
         "any-candidate: who hears its coordinator promises to others",
         "coordination/acceptor_host.py",
-        "if not hears or peer == self.coordinator:",
-        "if True:",
+        "may = not hears or self.founds or peer == self.coordinator",
+        "may = True",
         ("tests/unit/coordination/test_acceptor_host.py",),
     ),
     Mutant(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+from mend.consensus.records import Commit
+from mend.tools.replay_training import read_script
+from mend.trace.reader import read_tape
+from mend.trace.replay_script import recite
 from tests.process.conftest import Jobs
-from tests.process.racks import Forked, Job, environment
+from tests.process.racks import Forked, Job, environment, until
 from tests.process.test_takeover import CONFIG, first_commits
 
 
@@ -56,6 +62,49 @@ def said(job: Job, *arguments: str) -> str:
     return log.read_text("utf-8")
 
 
+def mend(*arguments: object) -> tuple[int, str]:
+    """Status and all that was said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mend.tools", *map(str, arguments)],
+        env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def reads(job: Job) -> None:
+    """What a person finds afterwards of a rack that was retired."""
+    folder, rounds = job.events_folder, len(job.result(1).commits)
+    status, told = mend("replay", folder)
+    assert status == 0, told
+    assert told.count(": equal: ") == 2
+    status, told = mend("explain", folder, "--all")
+    assert status == 0, told
+    assert f"{rounds} decided rounds on these tapes" in told
+    assert "retired rack=0" in told
+    assert "lineage versions=" in told
+    alone = told[told.index("closed by: all-in, 1 of 1 racks") :]
+    assert "left out: rack 0" not in alone, "explained as silent, though it had no seat any more"
+    status, told = mend("report", folder)
+    assert status == 0, told
+    page = (folder / "report.html").read_text("utf-8")
+    assert "<td>retired</td>" in page
+    assert "<td>lineage</td>" in page
+    script = read_script([folder])
+    assert any("a Lineage record came then" in each for each in script.omitted), script.omitted
+    assert len(script.commits) > 1
+
+
+def is_on_its_tape(job: Job, rack: int) -> bool:
+    """Whether all rounds that the other rack has heard of are on the disk, and so is its part."""
+    path = job.events_folder / f"tape-rack{rack}-rank0.mend"
+    if not path.exists() or not path.stat().st_size:
+        return False
+    tape = read_tape(path)
+    records = recite(tape.header, False, tape.entries()).records
+    heard = [event for event in job.events(1 - rack) if event["kind"] == "commit"]
+    return sum(isinstance(record, Commit) for record in records) >= len(heard) > 1
+
+
 def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> None:
     """Two racks without a witness: rack 0 is lost for good, and rack 1 alone is no quorum."""
     job = jobs()
@@ -64,6 +113,7 @@ def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> Non
     job.start(0, **options, at={"12": [["gate", job.gate("never")]]})
     job.start(1, **options, at={"12": [["gate", gate]]})
     first_commits(job, 2)
+    until(lambda: is_on_its_tape(job, 0), f"rack 0 has on its tape all that it did\n{job.logs()}")
     where = job.addresses[1]
     refused = Forked(
         job.nursery, ["mend.tools", "retire", "0", where], environment(), job.folder / "alive.log"
@@ -81,3 +131,4 @@ def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> Non
     result = job.result(1)
     assert result.status["ledger"]["open"] == 0
     assert not result.kinds("left-alone", "kept-local", "differs", "fault")
+    reads(job)

@@ -161,7 +161,22 @@ def test_a_witness_that_is_not_there_is_named(job: Job) -> None:
     env = {"MEND_WITNESS_ADDR": address}
     job.start(0, config={**CONFIG, "start_timeout_s": 1}, env=env)
     assert job.ended(0) == 1
-    refused(job, 0, "StartTimeout", f"the witness at {address}", "is it running")
+    silent = "nothing was heard from the witness, rack 1"
+    refused(job, 0, "StartTimeout", f"the witness at {address}", "is it running", silent)
+
+
+def test_racks_that_wait_for_the_same_silent_one_name_each_other(job: Job) -> None:
+    """As racks do that are started again when their job is over and its coordinator is gone."""
+    address = "tcp://127.0.0.1:9"
+    for rack in range(2):
+        env = {"MEND_WITNESS_ADDR": address}
+        job.start(rack, config={**CONFIG, "start_timeout_s": 12}, env=env)
+    heard = "nothing was heard from the witness; heard, and waiting as well: rack"
+    for rack in range(2):
+        said = job.event(rack, "waiting")
+        assert "nothing was heard from the witness" in str(said["for"])
+        assert job.ended(rack) == 1
+        refused(job, rack, "StartTimeout", "is the job over", f"{heard} {1 - rack}")
 
 
 def test_a_taken_port_is_named_with_the_remedy(job: Job, free_port: int) -> None:

@@ -278,7 +278,7 @@ BUGS = (
          "if acceptor_state.promised > self.epoch and not self.leading:"),
         (ELECTION, "return self.proposer.epoch not in (0, orders.epoch)",
          "return self.proposer.standing and self.proposer.epoch != orders.epoch"),
-        (FOLLOWER, "if not hears or peer == self.coordinator:", "if hears or not hears:"),
+        (FOLLOWER, "may = not hears or self.founds or peer == self.coordinator", "may = True"),
     ),
     _bug(
         "26",
@@ -357,18 +357,22 @@ BUGS = (
     _bug(
         "23d",
         "a founder waits for ever for the vote of a rack that has died",
-        (COORDINATOR, "if log.begun and seats != log.seats:", "if log.begun and not seats:"),
+        (COORDINATOR,
+         "if log.begun and (seats != log.seats or not self._live(now_ns) >= hellos.keys()):",
+         "if log.begun and not seats:"),
     ),
     _bug(
         "23e",
         "a founder does not outbid the promises to its former life",
-        (COORDINATOR, "if self.proposer.leading and self._homeless():",
+        (COORDINATOR,
+         "if self.proposer.leading and self._homeless() and not self.log.committed.begun:",
          "if self.proposer.leading and now_ns < 0:"),
     ),
     _bug(
         "23f",
         "a rack that has promised to a founder does not join a job that lives",
-        (FOLLOWER, "if not self._joins(orders, now_ns):", "if now_ns < 0:"),
+        (FOLLOWER, "if not self._joins(Member(peer.rack, incarnation), orders, now_ns):",
+         "if now_ns < 0:"),
     ),
     _bug(
         "33",
@@ -403,7 +407,7 @@ BUGS = (
         "35",
         "where no acceptor is left, one of those without a vote begins a lineage",
         (PROPOSER,
-         "lefts = [each.members - self.dead - (self.blank - each.voters) for each in rosters]",
+         "lefts = [each.members - self.dead for each in rosters]",
          "lefts = [each.voters - self.dead or each.members & promised for each in rosters]"),
     ),
     _bug(

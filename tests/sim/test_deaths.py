@@ -123,3 +123,32 @@ def test_a_lineage_by_one_of_them_is_found(two_without_a_vote: World) -> None:
         problems = two_without_a_vote.run().problems
     assert problems
     assert "begins anew without Peer(rack=" in problems[0]
+
+
+@pytest.mark.parametrize("racks", [2, 3])
+@pytest.mark.parametrize("back_s", [0.05, 3.0])
+def test_all_racks_die_and_the_witness_begins_one_other_job_and_says_so(
+    racks: int, back_s: float
+) -> None:
+    """Nobody could start under that name any more. `World` asks for the rest: that every rack has
+    a seat, in a job that merges all it trains."""
+    world = World(seed=3, racks=racks, fragments=1, steps=60, shutdown_ns=60 * SECOND)
+    for rack in range(racks):
+        dies_s = 1 + rack / 5
+        world.restart(rack, at=dies_s, until=dies_s + back_s)
+    report = world.heal(at=8).run()
+    assert report.problems == []
+    assert world.witness is not None
+    said = [kind for kind, _ in world.witness.notes if kind in ("genesis", "gives-up")]
+    assert said == ["genesis", "gives-up", "genesis"]
+    assert all(training.trainer.open_tokens() == 0 for training in world.trainings.values())
+
+
+@pytest.mark.parametrize("name", ["36", "36b"])
+def test_a_bug_in_giving_up_is_seen_where_all_racks_die(name: str) -> None:
+    (bug,) = [bug for bug in BUGS if bug.name == name]
+    world = World(seed=3, fragments=1, steps=60, shutdown_ns=60 * SECOND)
+    for rack in range(2):
+        world.restart(rack, at=1 + rack / 5, until=4 + rack / 5)
+    with planted(bug):
+        assert world.heal(at=8).run().problems

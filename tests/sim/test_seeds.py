@@ -27,9 +27,6 @@ SEEDS, BLOCK = 300, 25
 RADIAL_SEEDS = 30
 """Of them, done again with racks of two ranks that merge by rda."""
 
-KNOWN = {13: "StartTimeout", 187: "has another decided record 1"}
-"""Faults that are not mended yet (docs/LOG.md, Known faults): seed -> what the checkers say."""
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -42,17 +39,10 @@ def told(report: SimulationReport) -> str:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_no_invariant_breaks(first: int) -> None:
-    seeds = [seed for seed in range(first, first + BLOCK) if seed not in KNOWN]
-    reports = [World(seed).run() for seed in seeds]
+    reports = [World(seed).run() for seed in range(first, first + BLOCK)]
     broken = [told(report) for report in reports if report.problems]
     assert not broken, "\n" + "\n".join(broken)
     assert sum(report.commits for report in reports) > BLOCK, "hardly anything was committed"
-
-
-@pytest.mark.parametrize("seed", KNOWN)
-def test_a_known_fault_is_still_there(seed: int) -> None:
-    """Or it is mended, and goes from the list."""
-    assert KNOWN[seed] in World(seed).run().problems[0]
 
 
 @pytest.mark.parametrize("seed", [0, 7, 11, 27])
@@ -319,7 +309,7 @@ def test_a_rank_whose_mate_had_to_copy_does_not_wait_for_its_sums() -> None:
 
 @pytest.mark.parametrize("first", range(0, RADIAL_SEEDS, BLOCK))
 def test_no_invariant_breaks_under_rda_with_two_ranks(first: int) -> None:
-    for seed in set(range(first, min(first + BLOCK, RADIAL_SEEDS))) - KNOWN.keys():
+    for seed in range(first, min(first + BLOCK, RADIAL_SEEDS)):
         report = World(dataclasses.replace(draw(seed), merge="rda", ranks=2)).run()
         assert not report.problems, told(report)
 

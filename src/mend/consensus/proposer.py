@@ -29,8 +29,6 @@ class Proposer:
     """Voters whose process is over: attested, never guessed."""
     retired: set[Member] = field(default_factory=set)
     """Those of the dead of whom a person says so."""
-    blank: set[Member] = field(default_factory=set)
-    """Learners that do not know of their seat yet: they hold nothing that could be lost."""
 
     @property
     def standing(self) -> bool:
@@ -52,13 +50,20 @@ class Proposer:
         self.acceptor_states, self.held = {}, {}
 
     def step_down(self) -> None:
-        self.epoch, self.leading, self.opening, self.acceptor_states = 0, False, 0, {}
+        """Its log goes with the epoch: a candidate's copy may be of a job that is given up since,
+        and the next candidacy begins from the voter's."""
+        self.log, self.epoch, self.leading, self.opening, self.acceptor_states = (
+            Log(),
+            0,
+            False,
+            0,
+            {},
+        )
 
     def hear(self, member: Member, acceptor_state: AcceptorState) -> bool:
         """A voter's newest ballot; False when it shows that this epoch is over."""
         if acceptor_state.promised > self.epoch:
             return False
-        self.blank.discard(member)
         self.acceptor_states[member] = acceptor_state
         return True
 
@@ -122,7 +127,7 @@ class Proposer:
     def _enough(self, promised: Set[Member], rosters: Sequence[LogState]) -> bool:
         """A quorum of each, or everybody who is left in any: who has a seat without a vote may
         hold what no voter that lives does."""
-        lefts = [each.members - self.dead - (self.blank - each.voters) for each in rosters]
+        lefts = [each.members - self.dead for each in rosters]
         return all(quorum(promised, each.voters) for each in rosters) or all(
             left and left <= promised for left in lefts
         )
@@ -131,10 +136,8 @@ class Proposer:
         """How the job goes on with these alone; None while it is not known what they hold, or
         where there is no rack among them."""
         log = self.log.appended
-        stay = left | self.blank  # a seat that is taken away is not given to the same life again
-        seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in stay)
-        nothing = dict.fromkeys(self.blank, (-1,) * len(log.versions))
-        held = [(nothing | self.held).get(seat.member, ()) for seat in seats]
+        seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in left)
+        held = [self.held.get(seat.member, ()) for seat in seats]
         if not seats or any(len(versions) != len(log.versions) for versions in held):
             return None
         best = [max(of) for of in zip(*held, strict=True)]

@@ -26,6 +26,10 @@ class Follower:
     """When orders of a job came in which something is decided."""
     life: int | None = None
     """Incarnation of the coordinator; before the first record it may be started again."""
+    founds: bool = False
+    """Whether its newest orders were a founder's, of a job in which nothing is decided."""
+    pledged: int = 0
+    """Epoch promised to a candidate, before this voter knew of any decision."""
     heard: tuple[int, int] = (0, 0)
     """(epoch, serial) of the newest orders."""
 
@@ -36,16 +40,30 @@ class Follower:
         job = not log.appended.begun or log.continues(orders.lineage, orders.prev)
         return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
 
-    def _joins(self, orders: Orders, now_ns: int) -> bool:
+    def _joins(self, sender: Member, orders: Orders, now_ns: int) -> bool:
         """Whoever hears of a job that lives joins it, whatever it has promised to a founder, and
-        does not hear the founder any more. False: these are a founder's."""
+        does not hear the founder any more. False: these are a founder's, or of the dead."""
         if orders.decided > 0:
+            if self._outlived(sender, orders):
+                return False
             self.lives_ns = now_ns
             if not self.acceptor.log.committed.begun and orders.epoch < self.acceptor.promised:
                 self.acceptor.start_over()
-                self.acceptor.promised = 0
+                self.acceptor.promised = self.pledged
             return True
         return self.lives_ns is None or now_ns - self.lives_ns >= self.detect_ns
+
+    def _outlived(self, sender: Member, orders: Orders) -> bool:
+        """Whether they waited on their way until every rack had answered another founder: this
+        voter has accepted a first record in which the sender's rack has another life, and its vote
+        for that may be counted at any time. Orders that go on from that very record are no such."""
+        log = self.acceptor.log
+        if log.committed.begun or not log.appended.begun or sender in log.appended.members:
+            return False
+        if orders.prev == 0:
+            return orders.records[:1] != (log.record(1),)
+        names = {name for _, name in orders.snapshot.lineages} if orders.snapshot else set[str]()
+        return log.lineage not in names | {orders.lineage}
 
     def homeless(self) -> bool:
         """Whether no decided roster that it has read ever had a seat for this member."""
@@ -66,7 +84,7 @@ class Follower:
     ) -> bool:
         """Take the log as far as it is new; whether these are the newest orders. A coordinator
         whose epoch is over is told so."""
-        if not self._joins(orders, now_ns):
+        if not self._joins(Member(peer.rack, incarnation), orders, now_ns):
             return False
         if orders.epoch < self.acceptor.promised:
             effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
@@ -78,6 +96,7 @@ class Follower:
         if orders.epoch > self.heard[0]:
             self.heard = (orders.epoch, 0)
         self.life, self.orders_ns, self.coordinator = incarnation, now_ns, peer
+        self.founds = orders.decided == 0
         if orders.serial <= self.heard[1]:
             return False
         self.heard = (orders.epoch, orders.serial)
@@ -100,18 +119,29 @@ class Follower:
         Who hears its coordinator promises nothing to others: a rack that is cut off must not
         depose, when it comes back, the one that all others follow. To stand again is that one's
         own right.
+
+        Candidates know the first record to be decided. A voter whose log is empty may have accepted
+        it, and forgotten it for the next founder; there is nothing else that it can have forgotten,
+        as whatever comes behind the first record says that it is decided. So it promises, and
+        hears no founder for a while. Who never had a seat in what it has read forgets that for a
+        candidate of another lineage, which has a seat for it and cannot begin anew without it.
         """
         number = number_of(prepare.epoch)
+        if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.epoch), 0):
+            return None
+        strange = not self.acceptor.log.continues(prepare.lineage, prepare.after)
+        if strange and prepare.after > 0 and self.acceptor.log.committed.begun and self.homeless():
+            self.acceptor.start_over()
         log = self.acceptor.log
-        if not log.appended.begun or not log.continues(prepare.lineage, prepare.after):
-            return None
-        if not 0 < number < NUMBER_MAX:
-            return None
-        if peer != Peer(owner_of(prepare.epoch), 0):
+        empty = log.last == 0 and prepare.after > 0
+        if not empty and (strange or not log.appended.begun):
             return None
         hears = self.orders_ns is not None and now_ns - self.orders_ns < self.detect_ns
-        if not hears or peer == self.coordinator:
-            self.acceptor.prepare(prepare.epoch)
+        if empty:
+            self.lives_ns = now_ns
+        may = not hears or self.founds or peer == self.coordinator
+        if may and self.acceptor.prepare(prepare.epoch) and not log.committed.begun:
+            self.pledged = prepare.epoch
         return self.vote(prepare.serial, prepare.after)
 
     def vote(self, serial: int, after: int | None = None) -> Vote:

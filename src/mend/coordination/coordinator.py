@@ -240,12 +240,14 @@ class Coordinator:
         self._on_ballot(member, vote.acceptor_state, now_ns, effects)
 
     def _is_of_this_job(self, vote: Vote) -> bool:
-        """Also of a witness that has just got a seat, and has read nothing yet."""
+        """Also of a witness that has just got a seat, and has read nothing yet; and of a voter
+        that has forgotten a first record which it did not know to be decided."""
         acceptor_state = vote.acceptor_state
-        new = self.proposer.leading and acceptor_state.last == 0
+        new = self.proposer.epoch > 0 and acceptor_state.last == 0
+        log = self.log if self.proposer.epoch else self.acceptor.log
         return (
             new
-            or self.log.continues(vote.lineage, acceptor_state.decided)
+            or log.continues(vote.lineage, acceptor_state.decided)
             or self._may_undo(acceptor_state)
         )
 
@@ -255,7 +257,7 @@ class Coordinator:
         self.election.see(number_of(acceptor_state.promised))
         if self.proposer.hear(member, acceptor_state):
             return
-        if self.proposer.leading and self._homeless():
+        if self.proposer.leading and self._homeless() and not self.log.committed.begun:
             self._found(now_ns)  # its former life has asked for promises, too
         else:
             self.election.lost(now_ns, at_once=self.proposer.leading)
@@ -459,10 +461,11 @@ class Coordinator:
 
     def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
         """Once all racks have answered. If one of them dies before it has voted, nothing is decided
-        and its next life is asked with the others, anew."""
+        and its next life is asked with the others, anew. So are all if one falls silent: it may
+        have heard of a job that lives, whose candidate needs those that have voted here."""
         hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
         seats, log = {rack: hello.seat for rack, hello in hellos.items()}, self.log.appended
-        if log.begun and seats != log.seats:
+        if log.begun and (seats != log.seats or not self._live(now_ns) >= hellos.keys()):
             self._found(now_ns)
         missing = len(hellos) < self.options.racks
         if self.log.appended.begun or missing or not all(self._answered(r, now_ns) for r in hellos):

@@ -74,8 +74,6 @@ class Election:
         decided yet; it got it by such a hello, and who follows a log says none.
         """
         log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        if hello and sender in log.members - log.voters and sender.rack not in log.demoted:
-            self.proposer.blank.add(sender)
         if hello and told.begun and sender in log.members - told.members:
             self.unaware.add(sender)
         if log.policy is None or sender in log.former:
@@ -122,7 +120,6 @@ class Election:
         self.unaware.clear()
         self.proposer.dead.clear()
         self.proposer.retired.clear()
-        self.proposer.blank.clear()
 
     def see(self, number: int) -> None:
         if number < NUMBER_MAX:

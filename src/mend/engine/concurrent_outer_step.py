@@ -53,7 +53,7 @@ from mend.errors import (
     WorkerFailed,
 )
 from mend.trace.writer import Tape
-from mend.types import Member, Owned, Peer, offer_key, state_key
+from mend.types import WITNESS, Member, Owned, Peer, offer_key, state_key
 
 Payload = tuple[Member, int, int]
 
@@ -127,6 +127,8 @@ class ConcurrentOuterStep:
         self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
         self._twin = ""
+        self._met: set[int] = set()
+        """Other racks, and the witness, of whose processes anything was heard."""
         self._foreigners = Foreigners(host)
         for fragment, anchor in enumerate(genesis):
             host.serve(self._state_key(fragment, anchor), anchor.view())
@@ -135,6 +137,7 @@ class ConcurrentOuterStep:
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         """A message for this process, from whoever."""
+        self._met.add(peer.rack)
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
             self.published.heard(body.live, body.why, body.settled, _opened_in(body))
@@ -240,19 +243,31 @@ class ConcurrentOuterStep:
             case ev.DropOffer(fragment, seq, bad):
                 self.published.discard(fragment, seq, bad)
             case ev.Note(kind, fields):
-                if kind == "waiting" and self._twin:
-                    fields = {**fields, "for": f"{fields['for']}{self._twin}"}
+                if kind == "waiting" and (more := self._unheard() + self._twin):
+                    fields = {**fields, "for": f"{fields['for']}{more}"}
                 self.host.note(kind, fields)
                 if kind in ("differs", "fault"):
                     self.published.last_error = f"{kind}: {fields}"
             case ev.Fail(kind, detail):
-                told = self._twin if kind == StartTimeout.__name__ else ""
+                told = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
                 self.published.fail(_error(kind, detail + told))
             case ev.Finished():
                 if machine is self.roles.rank_machine:
                     self.published.finish()
                 else:
                     self.host.finished()
+
+    def _unheard(self) -> str:
+        """Where nobody answers a start: who of those that could was heard at all, and who not."""
+        leader = self.roles.leader
+        if leader is None or leader.orders is not None:
+            return ""
+        asked = dict.fromkeys((leader.founder.rack, *(p.rack for p in leader.options.peers)))
+        others = [rack for rack in asked if rack != self.me.rack]
+        silent = [_name(rack) for rack in others if rack not in self._met]
+        heard = [_name(rack) for rack in others if rack in self._met]
+        told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
+        return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
     def _note_commit(self, commit: Commit, part: int) -> None:
         _, live = self.published.turnout.recent[-1]
@@ -383,6 +398,10 @@ class ConcurrentOuterStep:
 
     def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
         return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
+
+
+def _name(rack: int) -> str:
+    return "the witness" if rack == WITNESS else f"rack {rack}"
 
 
 def _opened_in(orders: RankOrders) -> dict[int, int]:

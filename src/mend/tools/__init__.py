@@ -251,6 +251,8 @@ def explore_command(
     votes: Annotated[
         int, typer.Option(help="Members whose seat or vote one roster may change.")
     ] = 1,
+    founding: Annotated[bool, typer.Option(help="How a job begins, not how it goes on.")] = False,
+    questions: Annotated[int, typer.Option(help="How often a founder that lives asks anew.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="States after which to stop.")] = None,
 ) -> None:
     """Try every order in which votes, messages and deaths of a small job can meet.
@@ -260,6 +262,10 @@ def explore_command(
     at an index than anybody else did, and what is decided is held by somebody alive whenever a
     quorum lives. The shortest way to a state that breaks this is told step by step.
 
+    With --founding the job has not begun: --crashes are processes that die and are started again,
+    --epochs candidacies of who knows the first record to be decided, --rounds further records; at
+    every state those that live know of one first record, and of one list of decisions.
+
     Exit status 0: all states within the bounds were visited; 1: something is broken; 2: stopped.
 
     [bold]Examples[/bold]
@@ -267,9 +273,14 @@ def explore_command(
       mend explore --members 0,1 --rounds 2 --epochs 2
 
       mend explore --members 0,1,witness --epochs 1 --rosters 2 --rounds 0
-    """
-    from mend.tools.explore import bounds_of, explore
 
+      mend explore --founding --members 0,1 --crashes 2 --rounds 0
+    """
+    from mend.tools.explore import bounds_of, explore, founding_of
+
+    if founding:
+        numbers = {"crashes": crashes, "questions": questions, "epochs": epochs, "rounds": rounds}
+        raise typer.Exit(explore(founding_of(members, **numbers), limit, Console()))
     bounds = bounds_of(
         members,
         rounds=rounds,

@@ -8,7 +8,9 @@ from dataclasses import fields
 from rich.console import Console
 
 from mend.errors import ConfigError
+from mend.sim.model_check import founding
 from mend.sim.model_check.explore import Explorer, Progress
+from mend.sim.model_check.founding import Bounds as Founding
 from mend.sim.model_check.state import Bounds
 
 WITNESS_NAME = "witness"
@@ -16,19 +18,44 @@ WITNESS_NAME = "witness"
 
 def bounds_of(members: str, **numbers: int) -> Bounds:
     """`members` as typed: racks ascending from 0, and the witness. Raises ConfigError."""
+    racks, witness = _members_of(members)
+    _refuse_negative(**{field.name: numbers.get(field.name, 0) for field in fields(Bounds)})
+    return Bounds(racks=racks, witness=witness, **numbers)
+
+
+def founding_of(
+    members: str, *, crashes: int, questions: int, epochs: int, rounds: int
+) -> Founding:
+    """The same for the beginning of a job."""
+    racks, witness = _members_of(members)
+    _refuse_negative(crashes=crashes, questions=questions, epochs=epochs, rounds=rounds)
+    return Founding(
+        racks=racks,
+        witness=witness,
+        restarts=crashes,
+        founds=questions,
+        stands=epochs,
+        commits=rounds,
+    )
+
+
+def _members_of(members: str) -> tuple[int, bool]:
     names = [name.strip() for name in members.split(",")]
     witness = names[-1] == WITNESS_NAME
     racks = names[:-1] if witness else names
     if racks != [str(rack) for rack in range(len(racks))] or not 2 <= len(racks) <= 4:
         remedy = "Give 0,1 or 0,1,witness or 0,1,2, up to four racks."
         raise ConfigError("members", members, "are no racks from 0 on", remedy)
-    for name in (field.name for field in fields(Bounds)):
-        if numbers.get(name, 0) < 0:
-            raise ConfigError(name, numbers[name], "is negative", "Give 0 or more.")
-    return Bounds(racks=len(racks), witness=witness, **numbers)
+    return len(racks), witness
 
 
-def explore(bounds: Bounds, limit: int | None, console: Console) -> int:
+def _refuse_negative(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 0:
+            raise ConfigError(name, number, "is negative", "Give 0 or more.")
+
+
+def explore(bounds: Bounds | Founding, limit: int | None, console: Console) -> int:
     """Visit all states; the exit status: 0 all hold, 1 an invariant breaks, 2 not all were seen."""
     started = time.monotonic()
     seen = Progress(0, 0, 0, 0)
@@ -39,7 +66,10 @@ def explore(bounds: Bounds, limit: int | None, console: Console) -> int:
         _say(console, _line(progress, time.monotonic() - started))
 
     try:
-        found = Explorer(bounds).run(tell, limit)
+        if isinstance(bounds, Founding):
+            found = founding.explore(bounds, tell, limit)
+        else:
+            found = Explorer(bounds).run(tell, limit)
     except KeyboardInterrupt:
         _say(console, f"stopped behind {seen.states:,} states, none of which breaks an invariant")
         return 2

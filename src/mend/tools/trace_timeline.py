@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mend.consensus.records import Commit, Drop, Genesis, Offer, Record, Roster
+from mend.consensus.records import Commit, Drop, Genesis, Lineage, Offer, Record, Roster
 from mend.coordination import events as ev
 from mend.coordination.machines import COORDINATOR, RANK_MACHINE
 from mend.coordination.messages import Orders, RankOrders, Report
@@ -162,7 +162,7 @@ def _records(story: Story, prev: int, records: tuple[Record, ...], at_ns: int) -
             story.drops[index] = record
         elif isinstance(record, Genesis):
             story.rosters.append((index, tuple(seat.member.rack for seat in record.roster)))
-        elif isinstance(record, Roster):
+        elif isinstance(record, Roster | Lineage):
             story.rosters.append((index, tuple(seat.member.rack for seat in record.members)))
 
 

@@ -144,6 +144,15 @@ def test_a_higher_promise_anywhere_ends_the_epoch() -> None:
     assert proposer.acceptor_states == {}
 
 
+def test_who_steps_down_keeps_no_log_of_the_job_that_it_stood_for() -> None:
+    """A rack stood for a job that a witness then gave up; it kept that copy beside its new log."""
+    cast = cast_of(0, 1, 2)
+    proposer = cast.stand()
+    assert proposer.log.committed.begun
+    proposer.step_down()
+    assert (proposer.log.last, proposer.log.decided) == (0, 0)
+
+
 def test_ones_own_promise_is_given_last() -> None:
     """A candidate that nobody hears must not bar itself from the coordinator that others follow."""
     cast = cast_of(0, 1, 2)
@@ -679,13 +688,18 @@ def test_a_lineage_needs_the_promise_of_who_has_a_seat_without_a_vote() -> None:
     assert [seat.member.rack for seat in record.members] == [1, 2]
 
 
-def test_a_learner_that_does_not_know_of_its_seat_is_not_needed() -> None:
+def test_a_learner_that_does_not_know_of_its_seat_promises_with_an_empty_log() -> None:
+    """Its hello was enough once. But one that crossed the seat on its way said so of a rack that
+    held, and trained on, what the dead had decided; and that was undone."""
     records = [BEGIN, roster(1, [0, 1, 2], non_voters=[2])]
     cast = cast_of(0, 1, 2, records=records)
     proposer = cast.stand()
-    proposer.dead, proposer.blank = {member(0)}, {member(2)}
+    proposer.dead = {member(0)}
     proposer.held[member(1)] = (0,)
-    assert cast.promise(1)
+    assert not cast.promise(1)
+    proposer.held[member(2)] = (-1,)
+    proposer.hear(member(2), replace(acceptor_state(0, 0, proposer.epoch), accepted=0))
+    assert proposer.try_lead()
     record = proposer.log.record(proposer.log.last)
     assert isinstance(record, Lineage)
     assert [seat.member.rack for seat in record.members] == [1, 2], "and keeps its seat"
@@ -715,10 +729,10 @@ def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> 
     cast.accepts(FIRST, [BEGIN, back], 1, 0)
     proposer = cast.stand()
     proposer.dead = {member(1), member(2)}
-    proposer.held[member(0)] = (0,)
+    proposer.held = {member(0): (0,), again.member: (-1,)}
     assert not cast.promise(0)
-    proposer.blank = {again.member}
-    assert cast.promise(0)
+    proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.epoch), accepted=0))
+    assert proposer.try_lead()
     record = proposer.log.record(proposer.log.last)
     assert isinstance(record, Lineage)
     assert [seat.member for seat in record.members] == [member(0), again.member]

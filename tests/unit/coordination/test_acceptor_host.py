@@ -27,6 +27,7 @@ from tests.unit.coordination.nouns import (
     offer,
     orders,
     rank_report,
+    seat,
     sent,
 )
 
@@ -249,6 +250,88 @@ def test_candidates_of_another_job_or_talking_nonsense_get_no_answer(
     ears.now_ns += 10 * DETECT_NS
     assert ears.asked(epoch, **changes) is None
     assert ears.acceptor_state.promised == FIRST
+
+
+# -------------------------------------------------------------- a beginning that was forgotten
+
+
+ANEW = epoch_of(2, 0)
+"""Of the founder's next life, which asks from an empty log."""
+
+
+def forgetful() -> Ears:
+    """It has accepted the first record, and its founder's next life asks it to begin anew."""
+    ears = Ears(begun=False)
+    ears.told(orders(1, [BEGIN], decided=0))
+    asks = orders(1, [], epoch=ANEW, decided=0, lineage="")
+    assert ears.told(asks, FOUNDER, member(0, life=1).incarnation) == []
+    assert (ears.acceptor_state.last, ears.acceptor_state.promised) == (0, ANEW)
+    return ears
+
+
+def test_who_has_forgotten_the_first_record_promises_to_who_knows_it_to_be_decided() -> None:
+    """A founder died right behind its first decision and was started again (seed 13): the one
+    rack that knew of it and those that had forgotten it waited for each other for ever."""
+    ears = forgetful()
+    vote = ears.asked(epoch_of(3, 2))
+    assert vote is not None
+    assert (
+        vote.acceptor_state.promised,
+        vote.acceptor_state.last,
+        vote.acceptor_state.records,
+    ) == (epoch_of(3, 2), 0, ())
+    founder = orders(2, [], epoch=epoch_of(4, 0), decided=0, lineage="")
+    assert ears.told(founder, FOUNDER, member(0, life=1).incarnation) is None
+    assert ears.acceptor_state.promised == epoch_of(3, 2), "it has heard that the job lives"
+    won = orders(1, [BEGIN, Epoch(epoch_of(3, 2))], epoch=epoch_of(3, 2), decided=1)
+    assert ears.told(won, RIVAL, 77) == []
+    assert ears.follower.acceptor.log.committed.begun
+    assert ears.acceptor_state.accepted == epoch_of(3, 2)
+
+
+def test_who_never_had_a_seat_forgets_what_it_read_for_a_candidate_of_another_lineage() -> None:
+    """Who begins anew needs the promise of every seat that a record gives, heard of or not."""
+    ears = Ears(begun=False)
+    others = replace(BEGIN, roster=(BEGIN.roster[0], BEGIN.roster[2]))
+    assert ears.told(orders(1, [others])) == []
+    ears.now_ns += DETECT_NS
+    vote = ears.asked(epoch_of(3, 2), lineage=digest(5), after=4)
+    assert vote is not None
+    assert (vote.acceptor_state.promised, vote.acceptor_state.last) == (epoch_of(3, 2), 0)
+
+
+def test_nothing_is_promised_to_who_knows_of_no_decision() -> None:
+    ears = forgetful()
+    assert ears.asked(epoch_of(3, 2), lineage="", after=0) is None
+    assert ears.acceptor_state.promised == ANEW
+
+
+def test_a_promise_to_a_candidate_holds_where_one_to_a_founder_would_not() -> None:
+    """Orders of a job that lives undo what was promised to a founder; but here a candidate of that
+    very job counts on it, and the orders may be of the coordinator that it wants to follow."""
+    ears = forgetful()
+    ears.asked(epoch_of(3, 2))
+    late = orders(9, [BEGIN, commit(1, [offer(0)])], epoch=FIRST, decided=2)
+    assert ears.told(late) is not None, "an answer"
+    assert ears.acceptor_state.promised == epoch_of(3, 2)
+    assert ears.acceptor_state.last == 0
+
+
+def test_a_vote_for_a_new_beginning_is_not_taken_back_by_late_words_of_the_dead() -> None:
+    """Every rack has answered the founder in the life that the record names, so rack 2's former
+    life is over; this voter's acceptance may be under way, and be the last that is needed."""
+    ears = forgetful()
+    anew = replace(BEGIN, roster=(*BEGIN.roster[:2], seat(2, life=1)))
+    asks = orders(2, [anew], epoch=ANEW, decided=0, lineage="")
+    assert ears.told(asks, FOUNDER, member(0, life=1).incarnation) == []
+    assert ears.acceptor_state.accepted == ANEW
+    dead = orders(9, [BEGIN], epoch=epoch_of(1, 2))
+    assert ears.told(dead, RIVAL, member(2).incarnation) is None
+    assert ears.asked(epoch_of(3, 2)) is None
+    assert ears.follower.acceptor.log.record(1) == anew
+    same = orders(9, [anew], epoch=epoch_of(3, 2), lineage="")
+    assert ears.told(same, RIVAL, member(2, life=2).incarnation) == [], "a later life, that job"
+    assert ears.follower.acceptor.log.committed.begun
 
 
 # -------------------------------------------------------------- a voter that leads no rack

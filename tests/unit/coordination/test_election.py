@@ -411,19 +411,6 @@ def test_who_has_no_vote_stands_when_all_that_had_one_are_dead() -> None:
         assert set(asked(effects)) == {0, 1, WITNESS} - {rack}
 
 
-def test_an_old_hello_of_who_has_lost_its_vote_says_nothing_of_its_bytes() -> None:
-    """It had a vote, and may hold what no voter does. Without its promise no lineage begins."""
-    candidate = alone(WITNESS)
-    candidate.election.attest(member(1), hello(1, restart_attests=True))
-    assert candidate.proposer.blank == set()
-    begin = replace(genesis(racks=2), policy=candidate.records[0].policy)  # type: ignore[union-attr]
-    seats = [*begin.roster, replace(begin.roster[1], member=member(2))]
-    joins = replace(roster(1, [0, 1], non_voters=[2]), members=tuple(seats))
-    candidate = Candidate(1, [begin, joins])
-    candidate.election.attest(member(2), of(2, 0))
-    assert candidate.proposer.blank == {member(2)}, "a newcomer holds nothing"
-
-
 def test_whose_orders_were_followed_last_is_known() -> None:
     candidate = Candidate(1)
     assert candidate.election.followed_rack() is None

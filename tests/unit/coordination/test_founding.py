@@ -110,6 +110,23 @@ def test_a_founder_begins_again_when_a_rack_dies_before_its_vote() -> None:
     assert record.roster[2].member == member(2, life=1)
 
 
+def test_a_founder_asks_anew_when_a_rack_that_has_answered_falls_silent() -> None:
+    """It may have heard of a job that lives, and need the promises of those that wait here with a
+    first record that can never be decided."""
+    job = Job()
+    for rack in range(2):
+        job.hello(rack)
+    job.say(0)
+    job.say(1)
+    assert len(job.records) == 1
+    first = job.machine.proposer.epoch
+    for _ in range(4):
+        job.tick(DETECT_NS // 4)
+        job.say(0, accepted=1)
+    assert job.machine.proposer.epoch > first
+    assert job.records == []
+
+
 def test_a_rack_that_joined_nothing_founds_when_nobody_leads_it_any_more() -> None:
     """Rack 0 was started again and read the log of a job whose last members then died."""
     job = Job()

@@ -12,7 +12,7 @@ from mend.errors import ConfigError
 from mend.sim.model_check import explore as explore_module
 from mend.sim.model_check.state import Bounds
 from mend.tools import app
-from mend.tools.explore import bounds_of, explore
+from mend.tools.explore import bounds_of, explore, founding_of
 from tests.sim.planted import PLANTS
 
 SMALL = Bounds(witness=False, epochs=1, crashes=0)
@@ -45,6 +45,15 @@ def test_a_job_that_holds_is_exit_status_0(monkeypatch: pytest.MonkeyPatch) -> N
     assert status == 0
     assert text.startswith("100 states, ")
     assert text.endswith("every state within these bounds was visited; no invariant is broken\n")
+
+
+def test_how_a_job_begins_is_a_search_of_its_own() -> None:
+    arguments = ["explore", "--founding", "--members", "0,1", "--crashes", "0", "--epochs", "0"]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0
+    assert "every state within these bounds was visited" in found.output
+    with pytest.raises(ConfigError, match="questions=-1"):
+        founding_of("0,1", crashes=0, questions=-1, epochs=0, rounds=0)
 
 
 def test_a_limit_is_not_the_end() -> None:

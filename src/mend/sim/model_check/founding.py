@@ -1,0 +1,635 @@
+"""Every way in which a job can begin, one step at a time, with no clock at all.
+
+`Follower`, `Acceptor`, `Proposer` and `Log` are the real objects. Around them is what a founder may
+do (`Coordinator._try_genesis`, `_found`) and what candidates of a job that has begun may do, in any
+order. Every message that was ever sent may arrive at any time, at once and again, or never: also
+after its sender has died. docs/model_check.md says what is left out.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from typing import NamedTuple
+
+from mend.consensus.acceptor import Acceptor
+from mend.consensus.epochs import epoch_of, number_of, owner_of
+from mend.consensus.log import Log, witness_votes
+from mend.consensus.proposer import Proposer
+from mend.consensus.records import AcceptorState, Commit, Genesis, Record, Seat
+from mend.coordination.acceptor_host import Follower
+from mend.coordination.messages import Orders, Prepare
+from mend.sim.model_check.explore import Found, Progress
+from mend.sim.model_check.membership import policy, seat
+from mend.sim.model_check.parts import LogShot, Table
+from mend.sim.model_check.state import Broken, word
+from mend.types import WITNESS, Member, Peer
+
+LATER_NS = 1 << 40
+"""Longer than any detection time: what was heard before counts as silence."""
+
+REPORT_STATES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """`restarts`: of all processes together. `founds`: founder's questions behind the first one.
+    `stands`: candidacies. `commits`: records that leaders append behind their first one.
+    `lineages`: whether those that are left may begin anew, all dead lives being attested."""
+
+    racks: int = 2
+    witness: bool = False
+    restarts: int = 1
+    founds: int = 1
+    stands: int = 1
+    commits: int = 1
+    lineages: bool = False
+
+
+class Vote(NamedTuple):
+    log: int
+    promised: int
+    accepted: int
+
+
+class Ear(NamedTuple):
+    """A booth without its times: whether orders, and signs of a job that lives, were ever heard."""
+
+    vote: Vote
+    coordinator: Peer
+    orders: bool = False
+    lives: bool = False
+    life: int | None = None
+    founds: bool = False
+    pledged: int = 0
+    heard: tuple[int, int] = (0, 0)
+
+
+class Right(NamedTuple):
+    """A proposer; `acceptor_states` are what it has heard."""
+
+    log: int
+    epoch: int
+    leading: bool
+    opening: int
+    acceptor_states: tuple[tuple[Member, int], ...] = ()
+
+
+IDLE = Right(0, 0, False, 0)
+
+
+class Node(NamedTuple):
+    life: int
+    ear: Ear
+    right: Right
+
+
+class Said(NamedTuple):
+    """Orders as they were sent: a question to all lives of that time, a log to who has a seat."""
+
+    epoch: int
+    serial: int
+    owner: Member
+    log: int
+    to: tuple[Member, ...]
+
+
+class Asked(NamedTuple):
+    """A candidate's question."""
+
+    epoch: int
+    owner: Member
+    lineage: str
+    after: int
+
+
+class Committed(NamedTuple):
+    """A ballot that somebody has sent, to whoever owns its epoch."""
+
+    epoch: int
+    sender: Member
+    acceptor_state: int
+
+
+class Used(NamedTuple):
+    restarts: int = 0
+    founds: int = 0
+    stands: int = 0
+    commits: int = 0
+
+
+class State(NamedTuple):
+    """`decided`: per first record the longest list of decisions that anybody ever knew."""
+
+    nodes: tuple[Node, ...]
+    said: frozenset[Said]
+    asked: frozenset[Asked]
+    told: frozenset[Committed]
+    decided: frozenset[tuple[int, ...]]
+    used: Used
+
+
+Act = tuple[str, Callable[[], "State | None"]]
+"""A sentence, and what makes it happen; None: it cannot."""
+
+Step = tuple[str, State | str]
+"""A sentence, and what came of it: the state, or which invariant it breaks."""
+
+
+class ModelWorld:
+    """All steps, and what must hold behind each."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.racks = [*range(bounds.racks), *([WITNESS] if bounds.witness else [])]
+        self.founder = Peer(WITNESS if bounds.witness else 0, 0)
+        self.records: Table[Record] = Table()
+        self.logs: Table[LogShot] = Table()
+        self.acceptor_states: Table[AcceptorState] = Table()
+        self.logs.number(LogShot((), 0))
+        self.log: Callable[[int], Log] = cache(self._log)
+        self.hears: Callable[[Member, Ear, Said, bool, bool], Ear | None] = cache(self._hears)
+        self.promises: Callable[[Member, Ear, Asked, bool], tuple[Ear, int] | None]
+        self.promises = cache(self._promises)
+        self.counts: Callable[[Right, Member, int], Right] = cache(self._counts)
+
+    def start(self) -> State:
+        nodes = tuple(self._born(rack, 1) for rack in self.racks)
+        empty = State(nodes, frozenset(), frozenset(), frozenset(), frozenset(), Used())
+        begun = self._found(empty, self.racks.index(self.founder.rack))
+        assert begun is not None, "nobody has a seat yet"
+        return begun
+
+    # -------------------------------------------------------------- snapshots
+
+    def _log(self, number: int) -> Log:
+        shot, log = self.logs[number], Log()
+        log.put(0, (self.records[record] for record in shot.records))
+        log.decide(shot.decided)
+        return log
+
+    def _keep(self, log: Log) -> int:
+        records = tuple(self.records.number(record) for record in log.after(0))
+        return self.logs.number(LogShot(records, log.decided))
+
+    def _booth(self, member: Member, ear: Ear) -> Follower:
+        acceptor = Acceptor(self.log(ear.vote.log).copy(), ear.vote.promised, ear.vote.accepted)
+        follower = Follower(member, acceptor, ear.coordinator, LATER_NS)
+        follower.orders_ns = 0 if ear.orders else None
+        follower.lives_ns = 0 if ear.lives else None
+        follower.life, follower.founds, follower.pledged = ear.life, ear.founds, ear.pledged
+        follower.heard = ear.heard
+        return follower
+
+    def _ear(self, follower: Follower) -> Ear:
+        acceptor = follower.acceptor
+        vote = Vote(self._keep(acceptor.log), acceptor.promised, acceptor.accepted)
+        heard = follower.orders_ns is not None, follower.lives_ns is not None
+        return Ear(
+            vote,
+            follower.coordinator,
+            *heard,
+            follower.life,
+            follower.founds,
+            follower.pledged,
+            follower.heard,
+        )
+
+    def _proposer(self, right: Right) -> Proposer:
+        log = self.log(right.log).copy()
+        proposer = Proposer(log, right.epoch, right.leading, right.opening)
+        proposer.acceptor_states = {
+            member: self.acceptor_states[acceptor_state]
+            for member, acceptor_state in right.acceptor_states
+        }
+        return proposer
+
+    def _right(self, proposer: Proposer) -> Right:
+        acceptor_states = tuple(
+            (member, self.acceptor_states.number(proposer.acceptor_states[member]))
+            for member in sorted(proposer.acceptor_states)
+        )
+        log = self._keep(proposer.log)
+        return Right(log, proposer.epoch, proposer.leading, proposer.opening, acceptor_states)
+
+    def _born(self, rack: int, life: int) -> Node:
+        return Node(life, Ear(Vote(0, 0, 0), self.founder), IDLE)
+
+    def member(self, state: State, node: int) -> Member:
+        return Member(self.racks[node], state.nodes[node].life)
+
+    # -------------------------------------------------------------- single steps of real objects
+
+    def _hears(self, me: Member, ear: Ear, said: Said, late: bool, whole: bool) -> Ear | None:
+        """These orders arrive; `late`: behind a silence. None: nothing comes of it."""
+        log = self.log(said.log)
+        prev = 0 if whole else log.decided
+        orders = Orders(
+            serial=said.serial, to=me.incarnation, epoch=said.epoch, lineage=log.lineage_at(prev),
+            prev=prev, chain=log.chain(prev), records=log.after(prev), last=log.last,
+            decided=log.decided, offers=(), gathers=(), settled=(), live=(), missing=(), why=(),
+        )  # fmt: skip
+        follower, peer = self._booth(me, ear), Peer(said.owner.rack, 0)
+        if not follower.addressed(peer, orders):
+            return None
+        follower.follow(peer, said.owner.incarnation, orders, LATER_NS if late else 1, [])
+        return self._ear(follower)
+
+    def _promises(self, me: Member, ear: Ear, asked: Asked, late: bool) -> tuple[Ear, int] | None:
+        follower = self._booth(me, ear)
+        prepare = Prepare(0, asked.epoch, asked.lineage, asked.after)
+        vote = follower.asked(Peer(asked.owner.rack, 0), prepare, LATER_NS if late else 1)
+        return (
+            None
+            if vote is None
+            else (self._ear(follower), self.acceptor_states.number(vote.acceptor_state))
+        )
+
+    def _counts(self, right: Right, member: Member, acceptor_state: int) -> Right:
+        """Who leads or stands hears a ballot; one that would depose it is left to steps that do
+        nothing."""
+        proposer = self._proposer(right)
+        if not proposer.hear(member, self.acceptor_states[acceptor_state]):
+            return right
+        if not proposer.leading:
+            proposer.held = {
+                m: (0 if b.decided or b.last else -1,) for m, b in proposer.acceptor_states.items()
+            }
+            proposer.dead = set(self.dead)
+            proposer.try_lead()
+        if proposer.leading:
+            proposer.decide()
+        return self._right(proposer)
+
+    dead: frozenset[Member] = frozenset()
+
+    # -------------------------------------------------------------- what can happen
+
+    def steps(self, state: State) -> Iterator[Step]:
+        for sentence, act in self._possible(state):
+            try:
+                after = act()
+                if after is None:
+                    continue
+                after = self._tidy(after)
+                self._holds(after)
+            except (Broken, AssertionError) as broken:
+                yield sentence, str(broken) or repr(broken)
+            else:
+                if after != state:
+                    yield sentence, after
+
+    def _possible(self, state: State) -> Iterator[Act]:
+        orders = self._orders(state)
+        for node, its in enumerate(state.nodes):
+            who = self.member(state, node)
+            for said in orders:
+                own = said.owner == who and said in state.said  # those it hears at once
+                for late, whole in product((False, True), repeat=2):
+                    if who in said.to and not own and (whole or self.logs[said.log].decided):
+                        yield self._hear(state, node, said, late, whole)
+            for asked in sorted(state.asked):
+                for late in (False, True):
+                    yield self._ask(state, node, asked, late)
+            yield from self._alone(state, node)
+            if its.right.epoch:
+                yield from self._of_right(state, node)
+
+    def _alone(self, state: State, node: int) -> Iterator[Act]:
+        """What it does by itself, as often as the bounds allow."""
+        used, bounds, who = state.used, self.bounds, name(self.member(state, node))
+        if used.restarts < bounds.restarts:
+            yield f"{who} dies and comes back", partial(self._dies, state, node)
+        if used.founds < bounds.founds and self.racks[node] == self.founder.rack:
+            yield f"{who} asks anew", partial(self._anew, state, node)
+        if used.stands < bounds.stands:
+            yield f"{who} stands", partial(self._stand, state, node)
+
+    def _of_right(self, state: State, node: int) -> Iterator[Act]:
+        right, who = state.nodes[node].right, name(self.member(state, node))
+        for told in sorted(state.told):
+            if told.epoch == right.epoch:
+                said = f"{who} hears what {name(told.sender)} has accepted or promised"
+                yield said, partial(self._count, state, node, told)
+        if not right.leading:
+            return
+        log = self.logs[right.log]
+        if not log.records:
+            for lives in self._answers(state, right):
+                yield f"{who} appends Genesis", partial(self._genesis, state, node, lives)
+        elif log.decided == len(log.records) and state.used.commits < self.bounds.commits:
+            yield f"{who} appends a commit", partial(self._commit, state, node)
+
+    def _answers(self, state: State, right: Right) -> list[tuple[int, ...]]:
+        """Lives of all racks that have answered in this epoch."""
+        lives = [
+            sorted({
+                told.sender.incarnation
+                for told in state.told
+                if told.epoch == right.epoch
+                and told.sender.rack == rack
+                and self.acceptor_states[told.acceptor_state].promised == right.epoch
+            })
+            for rack in range(self.bounds.racks)
+        ]  # fmt: skip
+        return list(product(*lives))
+
+    def _hear(self, state: State, node: int, said: Said, late: bool, whole: bool) -> Act:
+        who = self.member(state, node)
+        about = f"orders {said.serial} of {epoch(said.epoch)} by {name(said.owner)}"
+
+        def act() -> State | None:
+            its = state.nodes[node]
+            ear = self.hears(who, its.ear, said, late, whole)
+            if ear is None or ear == its.ear:
+                return None
+            after = self._put(state, node, its._replace(ear=ear))
+            return self._tell(after, node)
+
+        return f"{name(who)} gets {about}{' behind a silence' if late else ''}", act
+
+    def _ask(self, state: State, node: int, asked: Asked, late: bool) -> Act:
+        who = self.member(state, node)
+
+        def act() -> State | None:
+            its = state.nodes[node]
+            found = self.promises(who, its.ear, asked, late)
+            if found is None:
+                return None
+            after = self._put(state, node, its._replace(ear=found[0]))
+            if self.acceptor_states[found[1]].promised > asked.epoch:
+                return after
+            return after._replace(told=after.told | {Committed(asked.epoch, who, found[1])})
+
+        about = f"{epoch(asked.epoch)} by {name(asked.owner)}"
+        return f"{name(who)} is asked for {about}{' behind a silence' if late else ''}", act
+
+    def _tell(self, state: State, node: int) -> State:
+        """It reports its ballot to whom it follows."""
+        vote = state.nodes[node].ear.vote
+        acceptor = Acceptor(self.log(vote.log), vote.promised, vote.accepted)
+        told = Committed(
+            vote.promised,
+            self.member(state, node),
+            self.acceptor_states.number(acceptor.acceptor_state()),
+        )
+        return state._replace(told=state.told | {told})
+
+    def _put(self, state: State, node: int, its: Node) -> State:
+        nodes = (*state.nodes[:node], its, *state.nodes[node + 1 :])
+        return self._known(state._replace(nodes=nodes), its.ear.vote.log)
+
+    def _orders(self, state: State) -> list[Said]:
+        """The newest of all that lead, and the last ones of those that are gone."""
+        own = (self._said(state, node) for node in range(len(self.racks)))
+        return [*(said for said in own if said), *sorted(state.said)]
+
+    def _said(self, state: State, node: int) -> Said | None:
+        right = state.nodes[node].right
+        if not right.leading:
+            return None
+        shot = self.logs[right.log]
+        serial = 1 + len(shot.records) + shot.decided
+        to = tuple(self.member(state, other) for other in range(len(self.racks)))
+        if shot.records:
+            to = tuple(sorted(self.log(right.log).appended.members))
+        return Said(right.epoch, serial, self.member(state, node), right.log, to)
+
+    def _says(self, state: State, node: int, right: Right) -> State:
+        """Its right has changed. What it said in another epoch stays under way."""
+        before = state.nodes[node].right
+        if before.epoch != right.epoch:
+            state = self._left(state, node)
+        if right.leading:
+            acceptor_states = tuple(
+                each
+                for each in right.acceptor_states
+                if self.acceptor_states[each[1]].accepted == right.epoch
+            )
+            right = right._replace(acceptor_states=acceptor_states)
+        state = self._put(state, node, state.nodes[node]._replace(right=right))
+        return self._known(state, right.log) if right.leading else state
+
+    def _left(self, state: State, node: int) -> State:
+        """Its epoch is over: its last orders, or its question, may still arrive."""
+        right, said = state.nodes[node].right, self._said(state, node)
+        if said:
+            state = state._replace(said=state.said | {said})
+        told = frozenset(told for told in state.told if told.epoch != right.epoch)
+        state = state._replace(told=told)
+        return self._put(state, node, state.nodes[node]._replace(right=IDLE))
+
+    def _tidy(self, state: State) -> State:
+        """Who has promised more steps down. Questions of who leads say no more than its orders."""
+        for node, its in enumerate(state.nodes):
+            if its.right.epoch and its.right.epoch < its.ear.vote.promised:
+                state = self._left(state, node)
+        leads = {its.right.epoch for its in state.nodes if its.right.leading}
+        rights = {its.right.epoch for its in state.nodes}
+        newest: dict[tuple[int, Member], Committed] = {}
+        for told in sorted(state.told, key=self._place):
+            if told.epoch in rights:
+                newest[(told.epoch, told.sender)] = told
+        asked = frozenset(each for each in state.asked if each.epoch not in leads)
+        return state._replace(asked=asked, told=frozenset(newest.values()))
+
+    def _place(self, told: Committed) -> tuple[int, int, int]:
+        acceptor_state = self.acceptor_states[told.acceptor_state]
+        return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided
+
+    def _number(self, state: State, node: int) -> int:
+        epochs = [said.epoch for said in state.said] + [asked.epoch for asked in state.asked]
+        epochs += [its.right.epoch for its in state.nodes]
+        own = state.nodes[node].ear.vote.promised
+        return max(map(number_of, [own, *epochs]), default=0) + 1
+
+    def _anew(self, state: State, node: int) -> State | None:
+        used = state.used._replace(founds=state.used.founds + 1)
+        return self._found(state._replace(used=used), node)
+
+    def _found(self, state: State, node: int) -> State | None:
+        """`Coordinator._found`: allowed to who has no decided seat. One that followed somebody
+        before forgets what it has read."""
+        its, who = state.nodes[node], self.member(state, node)
+        told = self.log(its.ear.vote.log).committed
+        if who in told.members or who in told.former or self.log(its.right.log).committed.begun:
+            return None
+        if told.begun:
+            ear = its.ear._replace(vote=its.ear.vote._replace(log=0, accepted=0))
+            state = self._put(state, node, its._replace(ear=ear))
+        proposer = Proposer()
+        proposer.found(epoch_of(self._number(state, node), *who))
+        return self._says(state, node, self._right(proposer))
+
+    def _genesis(self, state: State, node: int, lives: tuple[int, ...]) -> State | None:
+        right = state.nodes[node].right
+        witness = self.member(state, node) if self.bounds.witness else None
+        votes = witness is None or witness_votes(witness, self.bounds.racks)
+        seats: tuple[Seat, ...] = tuple(seat(Member(r, life)) for r, life in enumerate(lives))
+        non_voters = () if votes else (WITNESS,)
+        genesis = Genesis(seats, witness, policy(self.bounds.racks), "", (("",),), 3, non_voters)
+        return self._append(state, node, right, genesis)
+
+    def _commit(self, state: State, node: int) -> State | None:
+        right, used = state.nodes[node].right, state.used
+        log = self.log(right.log)
+        if not self._proposer(right).open:
+            return None
+        name_ = f"{right.epoch:032x}"
+        commit = Commit(0, log.appended.versions[0] + 1, (), (), (name_,), "")
+        state = state._replace(used=used._replace(commits=used.commits + 1))
+        return self._append(state, node, right, commit)
+
+    def _append(self, state: State, node: int, right: Right, record: Record) -> State:
+        proposer = self._proposer(right)
+        proposer.append(record)
+        return self._says(state, node, self._right(proposer))
+
+    def _stand(self, state: State, node: int) -> State | None:
+        """`Election.may_stand`: a voter of a job that it knows to have begun."""
+        its, who = state.nodes[node], self.member(state, node)
+        log = self.log(its.ear.vote.log)
+        if not log.committed.begun or who not in log.appended.voters or its.right.leading:
+            return None
+        proposer = Proposer()
+        proposer.stand(epoch_of(self._number(state, node), *who), log)
+        asked = Asked(proposer.epoch, who, log.lineage_at(log.decided), log.decided)
+        used = state.used._replace(stands=state.used.stands + 1)
+        state = state._replace(asked=state.asked | {asked}, used=used)
+        return self._says(state, node, self._right(proposer))
+
+    def _count(self, state: State, node: int, told: Committed) -> State | None:
+        right = state.nodes[node].right
+        self.dead = self._gone(state) if self.bounds.lineages else frozenset()
+        counts = self._counts if self.bounds.lineages else self.counts
+        after = counts(right, told.sender, told.acceptor_state)
+        return None if after == right else self._says(state, node, after)
+
+    def _gone(self, state: State) -> frozenset[Member]:
+        """Lives that are over."""
+        return frozenset(
+            Member(rack, life)
+            for rack, its in zip(self.racks, state.nodes, strict=True)
+            for life in range(1, its.life)
+        )
+
+    def _dies(self, state: State, node: int) -> State:
+        """And is started again; a founder asks at once. Who stays dead does nothing any more."""
+        state = self._left(state, node)
+        born = self._born(self.racks[node], state.nodes[node].life + 1)
+        used = state.used._replace(restarts=state.used.restarts + 1)
+        after = state._replace(
+            nodes=(*state.nodes[:node], born, *state.nodes[node + 1 :]), used=used
+        )
+        founds = self.racks[node] == self.founder.rack
+        return (self._found(after, node) or after) if founds else after
+
+    # -------------------------------------------------------------- what must hold
+
+    def _known(self, state: State, log: int) -> State:
+        """One list of decisions per job, for ever; where no lineage may undo what only the dead
+        knew."""
+        mine = self.logs[log].records[: self.logs[log].decided]
+        if not mine or self.bounds.lineages:
+            return state
+        for known in state.decided:
+            if known[0] == mine[0]:
+                shared = min(len(known), len(mine))
+                if known[:shared] != mine[:shared]:
+                    both = [word(self.records[each[shared - 1]]) for each in (known, mine)]
+                    raise Broken(
+                        f"agreement: record {shared} is decided as {both[0]} and {both[1]}"
+                    )
+                if len(mine) <= len(known):
+                    return state
+                return state._replace(decided=state.decided - {known} | {mine})
+        return state._replace(decided=state.decided | {mine})
+
+    def _holds(self, state: State) -> None:
+        """One name, one job: those that live know of one decided first record, and of one list."""
+        lists = [self.logs[its.ear.vote.log] for its in state.nodes]
+        lists += [self.logs[its.right.log] for its in state.nodes if its.right.leading]
+        known = [shot.records[: shot.decided] for shot in lists if shot.decided]
+        longest = max(known, key=len, default=())
+        for mine in known:
+            if mine[0] != longest[0]:
+                raise Broken("two jobs: two first records are decided, and known to who lives")
+            if mine != longest[: len(mine)]:
+                raise Broken("agreement: those that live know of two lists of decisions")
+
+
+def name(member: Member) -> str:
+    who = "the witness" if member.rack == WITNESS else f"rack {member.rack}"
+    return who + (f" in life {member.incarnation}" if member.incarnation > 1 else "")
+
+
+def epoch(number: int) -> str:
+    rack = owner_of(number)
+    return f"epoch {number_of(number)}.{'w' if rack == WITNESS else rack}"
+
+
+def play(world: ModelWorld, sentences: Sequence[str]) -> State:
+    """The state behind these steps, each the first one whose sentence begins so."""
+    state = world.start()
+    for sentence in sentences:
+        found = (after for said, after in world.steps(state) if said.startswith(sentence))
+        after = next(found, "it cannot happen")
+        if isinstance(after, str):
+            raise ValueError(f"{sentence!r}: {after}")
+        state = after
+    return state
+
+
+def explore(
+    bounds: Bounds,
+    tell: Callable[[Progress], None] = lambda _: None,
+    limit: int | None = None,
+    behind: Sequence[str] = (),
+) -> Found:
+    """Breadth first from the founder's first question, or behind a part that is played. Stops
+    behind `limit` states, if there is one."""
+    gc.disable()  # millions of tuples without a cycle
+    try:
+        world = ModelWorld(bounds)
+        return _explore(world, tell, limit, play(world, behind))
+    finally:
+        gc.enable()
+
+
+def _explore(
+    world: ModelWorld, tell: Callable[[Progress], None], limit: int | None, start: State
+) -> Found:
+    parents: dict[State, tuple[State, str] | None] = {start: None}
+    here, depth, steps = [start], 0, 0
+    while here:
+        behind: list[State] = []
+        for place, state in enumerate(here):
+            for sentence, after in world.steps(state):
+                steps += 1
+                if isinstance(after, str):
+                    trace = [*_trace(parents, state), f"{sentence}: {after}"]
+                    lines = tuple(f"{n:3} {line}" for n, line in enumerate(trace, start=1))
+                    return Found(Progress(len(parents), steps, depth + 1, 0), False, after, lines)
+                if after in parents:
+                    continue
+                parents[after] = state, sentence
+                behind.append(after)
+                if len(parents) % REPORT_STATES == 0:
+                    left = len(here) - place + len(behind)
+                    tell(Progress(len(parents), steps, depth, left))
+            if limit is not None and len(parents) >= limit:
+                left = len(here) - place - 1 + len(behind)
+                return Found(Progress(len(parents), steps, depth, left), False, "", ())
+        here, depth = behind, depth + 1
+    return Found(Progress(len(parents), steps, depth - 1, 0), True, "", ())
+
+
+def _trace(parents: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+    lines = []
+    while (found := parents[state]) is not None:
+        state, sentence = found
+        lines.append(sentence)
+    return lines[::-1]

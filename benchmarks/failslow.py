@@ -90,6 +90,12 @@ def _sync(chance: random.Random) -> list[float]:
     return [1.3 * x if k % period == phase else x for k, x in enumerate(jitter(chance))]
 
 
+def _bursts(chance: random.Random) -> list[float]:
+    """A checkpoint, an evaluation, a collection of garbage: three steps in a row, every 100."""
+    phase = chance.randrange(100)
+    return [1.5 * x if (k + phase) % 100 < 3 else x for k, x in enumerate(jitter(chance))]
+
+
 def heavy(chance: random.Random, steps: int = STEPS) -> list[float]:
     """Student t with 2 degrees of freedom in log time, and 1 step of 100 three times as long."""
     found = []
@@ -117,6 +123,7 @@ KINDS = (
     Kind("2x slow from the start", _from_start, 0),
     Kind("5 % jitter", _healthy(jitter)),
     Kind("+30 % on every outer-sync step", _healthy(_sync)),
+    Kind("+50 % on three steps of 100", _healthy(_bursts)),
     Kind("heavy tails", _healthy(heavy)),
     Kind("drifting sequence lengths", _healthy(_drifting)),
 )
@@ -175,9 +182,12 @@ def _z(series: Series, own: bool) -> Named:
                 window.append(sample)
 
 
+UNVERIFIED = "mend, not verified"
+"""Scored on a quarter of the series: it is there to show what the verification is for."""
+
 DETECTORS: dict[str, Callable[[Series], Named]] = {
     "mend": mend,
-    "mend, not verified": unverified,
+    UNVERIFIED: unverified,
     "z-score, 64 before": window_z,
     "tsugi-mend, as described": tsugi,
 }
@@ -225,6 +235,7 @@ def score(kind: Kind, detector: Callable[[Series], Named], seeds: range) -> Scor
 def _one(job: tuple[int, str, int]) -> tuple[int, str, Score]:
     number, name, series = job
     kind = KINDS[number]
+    series = max(series // 4, 1) if name == UNVERIFIED else series
     count = series if kind.onset is not None else -(-series // GROUP)
     return number, name, score(kind, DETECTORS[name], range(count))
 
@@ -253,11 +264,12 @@ def table(scores: dict[tuple[int, str], Score], series: int, cost_us: float) -> 
     lines = [
         "# Fail-slow detection on generated step times",
         "",
-        f"`python -m benchmarks.failslow --series {series}`. {series:,} series of each kind; healthy "
-        f"ones of {STEPS:,} steps. Rows with a slow rack: the share named within {WITHIN} steps of "
-        "the onset (a ramp: of passing 10 %), the median number of steps until then (of all that "
-        "were named), and false alarms per rank and 1,000 healthy steps. Other rows: false alarms "
-        f"per rank and 1,000 steps. Goals: {100 * FOUND_GOAL:g} %, {FALSE_GOAL:g}.",
+        f"`python -m benchmarks.failslow --series {series}`. {series:,} series of each kind, the "
+        f"healthy ones of {STEPS:,} steps. Rows with a slow rack: the share named within {WITHIN} "
+        "steps of the onset (a ramp: of passing 10 %), the median number of steps until then (of "
+        "all that were named), and false alarms per rank and 1,000 healthy steps. Other rows: "
+        f"false alarms per rank and 1,000 steps. Goals: {100 * FOUND_GOAL:g} %, {FALSE_GOAL:g}. "
+        f"'{UNVERIFIED}' is scored on a quarter of the series.",
         "",
         "| series | " + " | ".join(DETECTORS) + " |",
         "|---|" + "---|" * len(DETECTORS),

@@ -21,7 +21,7 @@ _BELOW_CLI = _BELOW_API | {"api", "mesh", "sim", "reference", "kernels", DOOR}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "terms": frozenset({"errors"}),
-    "protocol": _PLAIN,
+    "protocol": _PLAIN | {"detector"},
     "detector": _PLAIN,
     "kernels": frozenset({"errors"}),
     "fragment": _PLAIN | {"kernels"},

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mend.config import MendConfig
     from mend.errors import MendError
     from mend.mesh import rack_mesh
-    from mend.runtime.status import Status, TokenLedger
+    from mend.runtime.status import SlowRack, Status, TokenLedger
 
 __version__ = VERSION
 
@@ -21,6 +21,7 @@ __all__ = [
     "MendConfig",
     "MendError",
     "Runtime",
+    "SlowRack",
     "Status",
     "TokenLedger",
     "__version__",
@@ -36,6 +37,7 @@ _HOME = {
     "MendError": "mend.errors",
     "Runtime": "mend.api",
     "Status": "mend.runtime.status",
+    "SlowRack": "mend.runtime.status",
     "TokenLedger": "mend.runtime.status",
     "get_runtime": "mend.api",
     "mend_init": "mend.api",

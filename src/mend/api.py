@@ -27,7 +27,7 @@ from mend.runtime.counted_steps import CountedSteps
 from mend.runtime.making import live_rank
 from mend.runtime.outcome import Ended, Outcome
 from mend.runtime.start import BUFFERS_PAGE, LiveRank
-from mend.runtime.status import Status, TokenLedger
+from mend.runtime.status import Status, TokenLedger, slow_rack
 from mend.runtime.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.runtime.track import Marks
 from mend.terms import MS, SECOND
@@ -307,6 +307,7 @@ class Runtime:
             outer_rounds=board.outer_last[0],
             outer_momentum=board.outer_last[1],
             log_lines_lost=rank.recorder.lines_lost,
+            slow=tuple(map(slow_rack, board.slow)),
         )
 
     # -------------------------------------------------------------- the older, explicit surface

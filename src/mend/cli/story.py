@@ -25,6 +25,7 @@ from mend.protocol.messages import (
     Report,
     Roster,
 )
+from mend.protocol.slow import ONSET, RELIEF
 from mend.protocol.tape import Entry, Gap, Header
 
 Made = tuple[int, int]
@@ -285,6 +286,8 @@ class _OfLearner:
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
             match effect:
+                case ev.Note(kind, fields) if kind in (ONSET, RELIEF):
+                    self._story.notes.append((at_ns, kind, fields))
                 case ev.Fetch(offer):
                     name = (offer.member.rack, offer.fragment, offer.seq)
                     self._pulling.setdefault(name, at_ns)

@@ -312,11 +312,23 @@ class MendConfig:
         k.either(k.whole(1), "none", None),
         "steps between two exchanges of the inner optimizer's moments",
     )
-    failslow_window_steps: int = _later(64, k.whole(2), "steps that a rack's speed is judged by")
-    failslow_zscore_threshold: float = _later(
-        3.0, k.POSITIVE, "standard deviations that make a rack a slow one"
+    failslow_window_steps: int = _knob(
+        64,
+        k.whole(2, 4096),
+        "fail-slow: the prior expects a change of speed every 4 windows; the past that a rank is "
+        "compared with are 3",
     )
-    failslow_min_samples: int = _later(8, k.whole(2), "steps before a rack is judged at all")
+    failslow_zscore_threshold: float = _knob(
+        3.0,
+        k.POSITIVE,
+        "fail-slow: samples beyond so many standard deviations are cut; a change must be as "
+        "unlikely by chance (3.0: 0.3 %)",
+    )
+    failslow_min_samples: int = _knob(
+        8,
+        k.whole(2, 4096),
+        "fail-slow: samples before a rank is judged, and behind a change to verify it",
+    )
     rack_aware: bool = _later(False, k.YES_NO, "find out which ranks share a rack")
     outer_step_compression_mode: str = _later(
         "none",
@@ -439,6 +451,10 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
+    if c.failslow_min_samples > c.failslow_window_steps:
+        rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
+        remedy = "Lower it, or raise the window."
+        raise ConfigError("failslow_min_samples", c.failslow_min_samples, rule, remedy)
     _refuse_peers(c)
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"

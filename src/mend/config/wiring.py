@@ -9,6 +9,7 @@ from pathlib import Path
 from mend.config.replaying import replay_path
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
+from mend.detector import DetectorOptions
 from mend.runtime.driver import DriverOptions
 from mend.runtime.making import Rules
 from mend.runtime.parts import Settings
@@ -88,11 +89,21 @@ def settings_of(
             give_up_ns=int(config.give_up_s * SECOND),
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
         ),
+        detector=detector_options(config),
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),
         frozen=config.exchange_frozen,
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
+    )
+
+
+def detector_options(config: MendConfig) -> DetectorOptions:
+    """What a slow rank is found by."""
+    return DetectorOptions(
+        window=config.failslow_window_steps,
+        zscore=config.failslow_zscore_threshold,
+        samples_min=config.failslow_min_samples,
     )
 
 

@@ -21,7 +21,7 @@ PRIOR_ALPHA = 2.0
 PRIOR_SIGMA = 0.05
 """Prior standard deviation inside a run, of log step time."""
 
-RUNS_MAX = 24
+RUNS_MAX = 16
 """Most probable run lengths that are kept; they bound the work per sample."""
 
 
@@ -91,7 +91,7 @@ class ChangePoints:
         q = 2 * beta * (kappa + 1) / kappa
         d = x - mean
         power = -(PRIOR_ALPHA + n / 2 + 0.5)
-        return self._norms[n] / math.sqrt(q) * (1.0 + d * d / q) ** power
+        return self._norms[n] / math.sqrt(q) * math.pow(1.0 + d * d / q, power)
 
     def _keep(
         self, lengths: list[int], weights: list[float], means: list[float], betas: list[float]

@@ -1,7 +1,7 @@
 """detector: one rank against its own past.
 
-A change of step time per token is proposed by Bayesian change-point detection and verified by a
-shift of the median of at least 10 %; without the verification every slow step would be a change
+A change of step time per token is proposed by Bayesian change-point detection, and verified: more
+than half of the newest samples, and of the newest run, are more than 10 % off. Without the verification every slow step would be a change
 (FALCON, arXiv 2410.12588). The same rule finds the relief.
 """
 
@@ -49,6 +49,11 @@ class DetectorOptions:
     samples_min: int = 8
 
     @property
+    def lately(self) -> int:
+        """Samples within which a change that is proposed may be verified."""
+        return HORIZON * self.samples_min
+
+    @property
     def probability_min(self) -> float:
         return math.erf(self.zscore / math.sqrt(2))
 
@@ -65,10 +70,11 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`time` per token, of one step; 0: unknown. `error`: its standard error, as a share."""
+    """`time` per token, of one step; 0: unknown. `margin`: how uncertain that is, as a share:
+    `zscore` standard errors."""
 
     time: float
-    error: float
+    margin: float
 
 
 @dataclass(slots=True)
@@ -112,12 +118,12 @@ class OwnPast:
         else:
             self._points.observe(x, level)
             return False
-        return self._judge(median(self._recent) - level)
+        return self._judge()
 
     @property
     def proposed(self) -> float:
         """Probability that the level changed lately, before any verification."""
-        return self._points.changed_within(HORIZON * self.options.samples_min)
+        return self._points.changed_within(self.options.lately)
 
     @property
     def pace(self) -> Pace:
@@ -126,28 +132,39 @@ class OwnPast:
         if len(recent) < samples:
             return Pace(0.0, 0.0)
         sigma = self._sigma if self._past else _level_and_sigma(recent)[1]
-        return Pace(math.exp(median(recent)), _MEDIAN_TO_MEAN * sigma / math.sqrt(samples))
+        error = _MEDIAN_TO_MEAN * sigma / math.sqrt(samples)
+        return Pace(math.exp(median(recent)), self.options.zscore * error)
 
-    def _judge(self, shift: float) -> bool:
-        """`shift`: of the newest samples from the past, in log time."""
+    def _judge(self) -> bool:
+        shift = _shift(self._recent, self._level)
         change = 1.0 - math.exp(-abs(shift))
+        ratio = math.exp(median(self._recent) - self._level)
         if self.slowdown is not None:
             before = self.slowdown
             if shift <= 0.0 or change <= SHIFT_MIN / 2:
                 self.slowdown = None
                 return True
-            self.slowdown = Slowdown(before.since, math.exp(shift), before.probability)
+            self.slowdown = Slowdown(before.since, ratio, before.probability)
             return False
         probability = self.proposed
         if probability <= self.options.probability_min or change <= SHIFT_MIN:
             return False
+        length = max(self._points.likeliest_length(self.options.lately), 1)
+        newest = _shift(list(self._recent)[-length:], self._level)
+        if newest * shift < 0.0 or 1.0 - math.exp(-abs(newest)) <= SHIFT_MIN:
+            return False  # the newest run is back where it was: some slow steps, no slowdown
         if shift < 0.0:  # faster: that is what it is compared with from here on
             self._past.clear()
             return False
-        lately = HORIZON * self.options.samples_min
-        since = self.count - max(self._points.likeliest_length(lately), 1)
-        self.slowdown = Slowdown(since, math.exp(shift), probability)
+        self.slowdown = Slowdown(self.count - length, ratio, probability)
         return True
+
+
+def _shift(recent: Sequence[float] | deque[float], level: float) -> float:
+    """How far more than half of the samples are from the level, on one side of it; else 0."""
+    ordered = sorted(recent)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return max(low - level, 0.0) or min(high - level, 0.0)
 
 
 def median(values: Sequence[float] | deque[float]) -> float:

@@ -19,10 +19,9 @@ RACKS_MIN = 3
 @dataclass(slots=True)
 class PeerComparison:
     """`slow`: the racks that are slower than their peers now, and by which ratio. A rack is found
-    slow when its shift from the median of the others exceeds 10 % by `zscore` standard errors, and
-    is slow until it is less than half of that."""
+    slow when its shift from the median of the others exceeds 10 % by more than the margins of both,
+    and is slow until the shift is below half of that."""
 
-    zscore: float = 3.0
     slow: dict[int, float] = field(default_factory=dict)
 
     def compare(self, paces: Mapping[int, Pace]) -> tuple[frozenset[int], frozenset[int]]:
@@ -33,8 +32,8 @@ class PeerComparison:
         for rack, pace in known.items() if len(known) >= RACKS_MIN else ():
             others = [other for peer, other in known.items() if peer != rack]
             shift = math.log(pace.time) - median([math.log(other.time) for other in others])
-            error = math.hypot(pace.error, median([other.error for other in others]))
-            limit = -math.log1p(-SHIFT_MIN) + self.zscore * error
+            margin = math.hypot(pace.margin, median([other.margin for other in others]))
+            limit = -math.log1p(-SHIFT_MIN) + margin
             if rack in before:
                 limit = -math.log1p(-SHIFT_MIN / 2)
             if shift > limit:

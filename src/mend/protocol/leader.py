@@ -26,6 +26,7 @@ from mend.protocol.messages import (
     Offer,
     OfferId,
     Orders,
+    Pace,
     Part,
     Prepare,
     RankOrders,
@@ -35,6 +36,7 @@ from mend.protocol.messages import (
     Report,
     Total,
 )
+from mend.protocol.slow import pace_of_rack
 from mend.protocol.sums import Totals
 from mend.protocol.voter import Voter
 from mend.terms import SECOND, WITNESS, Member, Peer
@@ -275,7 +277,8 @@ class Leader:
         if report != self.sent.get(to) or self._is_due(to, now_ns):
             self.sent[to], self.sent_ns[to] = report, now_ns
             self.serial += 1
-            effects.append(Send(to, replace(report, serial=self.serial, heard=self.booth.heard[1])))
+            heard, pace = self.booth.heard[1], self._pace()
+            effects.append(Send(to, replace(report, serial=self.serial, heard=heard, pace=pace)))
 
     def _tell(
         self, rank: int, totals: tuple[Total, ...], now_ns: int, effects: list[Effect]
@@ -339,7 +342,11 @@ class Leader:
             idle=complete and all(rank.idle for rank in ranks),
             gone=gone,
             bad=_bad(ranks),
+            pace=replace(self._pace(), time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0),
         )
+
+    def _pace(self) -> Pace:
+        return pace_of_rack([report.pace for report in self.ranks.values()])
 
     def _versions(self) -> tuple[int, ...]:
         """Per fragment what all ranks of the rack hold; -1 = nothing yet."""
@@ -417,6 +424,7 @@ class Leader:
             totals=totals,
             settled=orders.settled if orders else (),
             live=orders.live if orders and not self.silent else (),
+            slow=orders.slow if orders and not self.silent else (),
             discarded=tuple(
                 (parts[0].fragment, parts[0].seq)
                 for parts in self._assembled(ranks)

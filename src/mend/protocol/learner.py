@@ -34,6 +34,7 @@ from mend.protocol.messages import (
 )
 from mend.protocol.pulls import RETRY_NS_MIN, Key, Pulls
 from mend.protocol.shelf import HELD_BEHIND, LINGER_NS, LearnerOptions, Shelf
+from mend.protocol.slow import RankPace
 from mend.protocol.sums import Phase
 from mend.protocol.weights import merge_weights
 from mend.terms import Member, Peer
@@ -68,6 +69,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.shelves = [Shelf() for _ in self.own_digests]
+        self.pace = RankPace(self.me.rack, self.me.rank, self.options.detector)
 
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
@@ -131,6 +133,8 @@ class Learner:
                 effects.append(ev.Free(self.member, p, seq))
             case ev.Progress(step, step_ns):
                 self.step, self.step_ns = step, step_ns
+            case ev.Timed():
+                effects += self.pace.observe(event)
             case ev.Leaving(now):
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
@@ -407,7 +411,7 @@ class Learner:
         if report == self.sent and now_ns < self.sent_ns + self.options.heartbeat_ns:
             return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
-        told = replace(report, serial=self.serial, heard=self.orders_serial)
+        told = replace(report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace)
         effects.append(ev.Send(Peer(self.me.rack, 0), told))
 
     def _report(self) -> RankReport:
@@ -431,4 +435,5 @@ class Learner:
             hurry=self.hurry,
             idle=idle,
             bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
+            pace=self.pace.verdict,
         )

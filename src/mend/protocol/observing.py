@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from mend.errors import WireError
 from mend.protocol import wire
-from mend.protocol.messages import U16, Count, Racks, Word
+from mend.protocol.messages import U16, Count, FailSlow, Racks, Word
 
 VERSION = 1
 HEAD = b"mno" + bytes([VERSION])
@@ -162,6 +162,8 @@ class View(Word, frozen=True, tag=2):
     """None: the witness."""
     retired: Racks = ()
     """Racks of which a person has said, to the asked process, that they will not come back."""
+    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
+    """Verdicts in force, as the coordinator has said."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mend.detector import DetectorOptions
 from mend.protocol.events import Effect, Forget, Measured, Merged, Note
 from mend.protocol.log import offers_of
 from mend.protocol.messages import Commit, Gather, Held
@@ -25,6 +26,7 @@ class LearnerOptions:
     ranks: int = 1
     sums: bool = False
     """Whether a merge of several offers needs sums over the rack's ranks first."""
+    detector: DetectorOptions = field(default_factory=DetectorOptions)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from mend.errors import MendError
 from mend.protocol.messages import (
     Commit,
+    FailSlow,
     Genesis,
     Last,
     Lineage,
@@ -66,6 +67,7 @@ class Looked:
     outer_last: tuple[float, float]
     live: tuple[int, ...]
     why: tuple[str, ...]
+    slow: tuple[FailSlow, ...]
     error: str
 
 
@@ -88,6 +90,7 @@ class Board:
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()
+        self.slow: tuple[FailSlow, ...] = ()
         self.settled: tuple[int, ...] = ()
         self.opened: Mapping[int, int] = {}
         """fragment -> version of which a round is open: offers arrive, members are not fixed."""
@@ -171,11 +174,12 @@ class Board:
         why: tuple[str, ...],
         settled: tuple[int, ...],
         opened: Mapping[int, int] | None = None,
+        slow: tuple[FailSlow, ...] = (),
     ) -> None:
         """What the coordinator said last: who is live, why rounds wait, what all of them hold,
-        which rounds are open."""
+        which rounds are open, who is slow."""
         with self.changed:
-            self.live, self.why, self.opened = live, why, opened or {}
+            self.live, self.why, self.opened, self.slow = live, why, opened or {}, slow
             if settled != self.settled:
                 self.settled = settled
                 self.changed.notify_all()
@@ -222,6 +226,7 @@ class Board:
                 self.outer_last,
                 self.live,
                 self.why,
+                self.slow,
                 str(self.failure or "") or self.last_error,
             )
 

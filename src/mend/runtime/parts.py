@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from mend.detector import DetectorOptions
 from mend.protocol.coordinator import CoordinatorOptions
 from mend.protocol.leader import LeaderOptions
 from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
@@ -56,6 +57,7 @@ class Settings:
     """The script of a replay, if this run is one."""
     frozen: bool = False
     """Whether parameters that need no gradient are exchanged, too."""
+    detector: DetectorOptions = field(default_factory=DetectorOptions)
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
 
@@ -84,7 +86,8 @@ def parts_of(
     over the ranks first. `script`: rack 0 decides what it says, and nobody takes over."""
     ranks = len(found)
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-    learner = LearnerParts(LearnerOptions(heartbeat_ns, ranks, sums), found[me.rank].digests)
+    options_l = LearnerOptions(heartbeat_ns, ranks, sums, settings.detector)
+    learner = LearnerParts(options_l, found[me.rank].digests)
     if me.rank != 0:
         return Parts(me, member, learner)
     fragments = len(found[0].digests)

@@ -136,7 +136,8 @@ class Rank:
         """A message for this process, from whoever."""
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
-            self.board.heard(body.live, body.why, body.settled, _opened_in(body))
+            opened = _opened_in(body)
+            self.board.heard(body.live, body.why, body.settled, opened, body.slow)
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It looks here for the coordinator, so its addresses number the racks otherwise.
             at = body.seat.address

@@ -165,6 +165,7 @@ def _view(
         why=tuple(map(short, general[:WHY_MAX])),
         doings=doings,
         retired=retired,
+        slow=orders.slow if orders is not None else (),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mend.protocol.observing import Doings, RackSeen, View
+from mend.protocol.slow import sentence_of
 from mend.terms import SECOND, WITNESS
 
 SLOW_RATIO = 1.5
@@ -176,7 +177,7 @@ def _state(first: View, racks: Sequence[RackLine]) -> str:
 
 
 def _told(first: View, others: Sequence[View], known: Sequence[View]) -> list[str]:
-    found = list(first.why)
+    found = [*first.why, *map(sentence_of, first.slow)]
     if first.missing:
         found.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
     found += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mend.detector import DetectorOptions, OwnPast, PeerComparison
@@ -64,6 +65,10 @@ def _slowed(
 
 def _lasting(chance: random.Random) -> Series:
     return _slowed(chance, [1.0] * 200 + [2.0] * 200, jitter)
+
+
+def _lasting_quiet(chance: random.Random) -> Series:
+    return _slowed(chance, [1.0] * 200 + [1.2] * 200, partial(jitter, sigma=0.01))
 
 
 def _lasting_in_tails(chance: random.Random) -> Series:
@@ -118,7 +123,8 @@ def _drifting(chance: random.Random) -> list[float]:
 
 KINDS = (
     Kind("lasting slowdown to 2x", _lasting, 200),
-    Kind("the same, heavy tails", _lasting_in_tails, 200),
+    Kind("lasting slowdown to 1.2x, 1 % jitter", _lasting_quiet, 200),
+    Kind("lasting slowdown to 2x, heavy tails", _lasting_in_tails, 200),
     Kind("ramp to 4x over 200 steps", _ramp, 200 + RAMP_PASSES),
     Kind("2x slow from the start", _from_start, 0),
     Kind("5 % jitter", _healthy(jitter)),

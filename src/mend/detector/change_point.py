@@ -78,7 +78,7 @@ class ChangePoints:
     def changed_within(self, samples: int) -> float:
         """Probability that the level changed, and the current run has at most so many samples."""
         pairs = zip(self.lengths, self.probabilities, strict=True)
-        return sum(p for n, p in pairs if n <= samples and n < self.count)
+        return min(sum(p for n, p in pairs if n <= samples and n < self.count), 1.0)
 
     def likeliest_length(self, samples: int) -> int:
         """Of the runs of at most so many samples; 0: none is left."""

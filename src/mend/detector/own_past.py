@@ -1,8 +1,9 @@
 """detector: one rank against its own past.
 
 A change of step time per token is proposed by Bayesian change-point detection, and verified: more
-than half of the newest samples, and of the newest run, are more than 10 % off. Without the verification every slow step would be a change
-(FALCON, arXiv 2410.12588). The same rule finds the relief.
+than half of the newest samples, and of the newest run, are more than 10 % off. Without the
+verification some slow steps in a row would be a slowdown (FALCON, arXiv 2410.12588). The relief is
+what more than half of the newest samples say.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mend.detector.change_point import ChangePoints
+from mend.detector.change_point import PRIOR_SIGMA, ChangePoints
 
 SHIFT_MIN = 0.10
 """A slowdown: |before - after| / max is above it. Half of it counts as relief."""
@@ -113,7 +114,7 @@ class OwnPast:
         known = len(self._past) >= options.samples_min
         level = self._level if known else median(self._recent)
         if known:
-            reach = options.zscore * self._sigma
+            reach = options.zscore * max(self._sigma, PRIOR_SIGMA)
             self._points.observe(min(max(x, level - reach), level + reach), level)
         else:
             self._points.observe(x, level)

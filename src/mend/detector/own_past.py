@@ -139,9 +139,8 @@ class OwnPast:
     def _judge(self) -> bool:
         shift = _shift(self._recent, self._level)
         change = 1.0 - math.exp(-abs(shift))
-        ratio = math.exp(median(self._recent) - self._level)
         if self.slowdown is not None:
-            before = self.slowdown
+            before, ratio = self.slowdown, math.exp(median(self._recent) - self._level)
             if shift <= 0.0 or change <= SHIFT_MIN / 2:
                 self.slowdown = None
                 return True
@@ -151,12 +150,14 @@ class OwnPast:
         if probability <= self.options.probability_min or change <= SHIFT_MIN:
             return False
         length = max(self._points.likeliest_length(self.options.lately), 1)
-        newest = _shift(list(self._recent)[-length:], self._level)
+        run = list(self._recent)[-length:]
+        newest = _shift(run, self._level)
         if newest * shift < 0.0 or 1.0 - math.exp(-abs(newest)) <= SHIFT_MIN:
             return False  # the newest run is back where it was: some slow steps, no slowdown
         if shift < 0.0:  # faster: that is what it is compared with from here on
             self._past.clear()
             return False
+        ratio = math.exp(median(run) - self._level)
         self.slowdown = Slowdown(self.count - length, ratio, probability)
         return True
 

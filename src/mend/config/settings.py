@@ -51,6 +51,7 @@ FACTS = (
     "racks",
     "job_id",
     "quorum_min_learners",
+    "expected_learner_ids",
 )
 """What must be equal on all racks."""
 
@@ -335,8 +336,11 @@ class MendConfig:
         k.one_of("none", "int8", "int4", "quant4", "e3m0", "powersgd", "topk", "sparse"),
         "compression of deltas on the wire",
     )
-    expected_learner_ids: tuple[str, ...] = _later(
-        (), k.NAMES, "names of the racks that a round waits for"
+    expected_learner_ids: tuple[str, ...] = _knob(
+        (),
+        k.RACK_NAMES,
+        "racks that a round waits for, such as rack-0, rack-2: it closes as soon as they are in; "
+        "empty: all that are live",
     )
 
     named: InitVar[frozenset[str] | None] = None
@@ -410,6 +414,11 @@ class MendConfig:
         return low, high
 
     @property
+    def expected_racks(self) -> tuple[int, ...]:
+        """The racks that expected_learner_ids names, ascending."""
+        return tuple(sorted(map(k.rack_of, self.expected_learner_ids)))
+
+    @property
     def inactive_fields(self) -> tuple[str, ...]:
         """Settings that a source named, or that were changed, and that mend does not act on yet."""
         return tuple(
@@ -451,6 +460,7 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
+    _refuse_expected(c)
     if c.failslow_min_samples > c.failslow_window_steps:
         rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
         remedy = "Lower it, or raise the window."
@@ -460,6 +470,17 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = "listens everywhere, so it does not say where others reach this rack"
         remedy = "Set advertise_host, or listen at one address."
         raise ConfigError("sideband_addr", c.sideband_addr, rule, remedy)
+
+
+def _refuse_expected(c: MendConfig) -> None:
+    if c.expected_racks and c.expected_racks[-1] >= c.racks:
+        rule = f"the racks are numbered 0 to {c.racks - 1}, as racks={c.racks}"
+        remedy = "Name racks of the job, as rack-0."
+        raise ConfigError("expected_learner_ids", c.expected_learner_ids, rule, remedy)
+    if c.expected_racks and c.lockstep:
+        rule = "must be empty with lockstep=True, in which a round waits for every rack"
+        remedy = "Leave it out, or lockstep."
+        raise ConfigError("expected_learner_ids", c.expected_learner_ids, rule, remedy)
 
 
 def _refuse_peers(c: MendConfig) -> None:

@@ -74,6 +74,7 @@ def settings_of(
         overlap_ramp=config.ramp_rounds,
         quorum_min_learners=config.quorum_min_learners,
         grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
+        expected=config.expected_racks,
         max_age=config.max_age,
         token_weighted=config.token_weighted_merge,
         merge_mean_names=config.merge_mean_names,

@@ -214,7 +214,7 @@ class Round:
             arrived = tuple(offer for offer in arrived if offer.base == scene.version)
         inside = {offer.member.rack for offer in arrived}
         expected = scene.contributors if scene.policy.lockstep else scene.contributors & scene.live
-        waiting = expected - inside - scene.declined
+        waiting = _named(scene, expected) - inside - scene.declined
         k = min(scene.policy.quorum_min_learners, max(1, len(scene.contributors)))
         if scene.policy.lockstep:
             enough = bool(arrived)
@@ -236,7 +236,8 @@ class Round:
             self.enough_ns = now_ns
             self.quorum_time.observe(now_ns - self.opened_ns)
         if not waiting:
-            self.closed_by = "lockstep" if scene.policy.lockstep else _nobody_awaited(scene, inside)
+            left = expected - inside - scene.declined
+            self.closed_by = _nobody_awaited(scene, inside, left)
         elif not scene.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(scene):
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
@@ -331,9 +332,19 @@ def _absent(scene: Scene, members: tuple[Offer, ...]) -> tuple[Absent, ...]:
     return tuple(scene.trains[rack] for rack in sorted(away & scene.trains.keys()))
 
 
-def _nobody_awaited(scene: Scene, inside: Set[int]) -> str:
+def _named(scene: Scene, expected: frozenset[int]) -> frozenset[int]:
+    """Of the racks that may contribute those that a round waits for: the ones that the settings
+    name, or all where none of these is there."""
+    return expected.intersection(scene.policy.expected) or expected
+
+
+def _nobody_awaited(scene: Scene, inside: Set[int], left: Set[int]) -> str:
     """Why a round closed that waits for nobody: all live racks are in, or the others offer nothing
-    (they declined, are leaving, or have just come)."""
+    (they declined, are leaving, or have just come), or those that are `left` are not waited for."""
+    if scene.policy.lockstep:
+        return "lockstep"
+    if left:
+        return "expected-in" + _racks(", without", left)
     if absent := scene.live - inside:
         return "rest-in" + _racks(", nothing from", absent)
     return f"all-in, {len(inside)} of {scene.seats} racks"

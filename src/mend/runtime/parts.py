@@ -57,6 +57,8 @@ class Settings:
     """The script of a replay, if this run is one."""
     frozen: bool = False
     """Whether parameters that need no gradient are exchanged, too."""
+    expected: tuple[int, ...] = ()
+    """Racks that a round waits for; empty: for all that are live."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
@@ -132,4 +134,5 @@ def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
         evict_ns=settings.evict_ns,
         restart_attests=settings.restart_attests,
         token_weighted=settings.token_weighted,
+        expected=settings.expected,
     )

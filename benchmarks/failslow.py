@@ -29,7 +29,10 @@ from pathlib import Path
 from mend.detector import DetectorOptions, OwnPast, PeerComparison
 
 GROUP = 4
-STEPS = 1_000
+STEPS = 300
+BEFORE = 100
+"""Healthy steps before a slowdown."""
+
 WITHIN = 10
 FOUND_GOAL = 0.99
 FALSE_GOAL = 0.1
@@ -64,15 +67,15 @@ def _slowed(
 
 
 def _lasting(chance: random.Random) -> Series:
-    return _slowed(chance, [1.0] * 200 + [2.0] * 200, jitter)
+    return _slowed(chance, [1.0] * BEFORE + [2.0] * 60, jitter)
 
 
 def _lasting_quiet(chance: random.Random) -> Series:
-    return _slowed(chance, [1.0] * 200 + [1.2] * 200, partial(jitter, sigma=0.01))
+    return _slowed(chance, [1.0] * BEFORE + [1.2] * 60, partial(jitter, sigma=0.01))
 
 
 def _lasting_in_tails(chance: random.Random) -> Series:
-    return _slowed(chance, [1.0] * 200 + [2.0] * 200, heavy)
+    return _slowed(chance, [1.0] * BEFORE + [2.0] * 60, heavy)
 
 
 RAMP_STEPS, RAMP_TO = 200, 4.0
@@ -81,7 +84,7 @@ RAMP_PASSES = math.ceil(0.1 * RAMP_STEPS / (RAMP_TO - 1))
 
 def _ramp(chance: random.Random) -> Series:
     rise = [1.0 + (RAMP_TO - 1) * (k + 1) / RAMP_STEPS for k in range(RAMP_STEPS)]
-    return _slowed(chance, [1.0] * 200 + rise, jitter)
+    return _slowed(chance, [1.0] * BEFORE + rise, jitter)
 
 
 def _from_start(chance: random.Random) -> Series:
@@ -122,10 +125,10 @@ def _drifting(chance: random.Random) -> list[float]:
 
 
 KINDS = (
-    Kind("lasting slowdown to 2x", _lasting, 200),
-    Kind("lasting slowdown to 1.2x, 1 % jitter", _lasting_quiet, 200),
-    Kind("lasting slowdown to 2x, heavy tails", _lasting_in_tails, 200),
-    Kind("ramp to 4x over 200 steps", _ramp, 200 + RAMP_PASSES),
+    Kind("lasting slowdown to 2x", _lasting, BEFORE),
+    Kind("lasting slowdown to 1.2x, 1 % jitter", _lasting_quiet, BEFORE),
+    Kind("lasting slowdown to 2x, heavy tails", _lasting_in_tails, BEFORE),
+    Kind("ramp to 4x over 200 steps", _ramp, BEFORE + RAMP_PASSES),
     Kind("2x slow from the start", _from_start, 0),
     Kind("5 % jitter", _healthy(jitter)),
     Kind("+30 % on every outer-sync step", _healthy(_sync)),
@@ -226,8 +229,13 @@ def score(kind: Kind, detector: Callable[[Series], Named], seeds: range) -> Scor
         first = onset if onset is not None else len(series[0])
         ramps = "ramp" in kind.name
         truth = 0 if onset is None else first - RAMP_PASSES if ramps else first
-        named = list(detector(series))
-        others = 0 if onset is None else (len(series) - 1) * len(series[0])
+        named, steps = list[tuple[int, int]](), len(series[0])
+        for step, rack in detector(series):
+            named.append((step, rack))
+            if onset is not None and rack == 0 and step >= truth:
+                steps = step + 1  # found; the rest tells nothing
+                break
+        others = 0 if onset is None else (len(series) - 1) * steps
         result.healthy_steps += others + (truth if onset is not None else first * len(series))
         result.false += sum(rack > 0 or onset is None or step < truth for step, rack in named)
         result.series += 1 if onset is not None else len(series)
@@ -297,7 +305,10 @@ def main() -> None:
     options = parser.parse_args()
     jobs = [(n, name, options.series) for n in range(len(KINDS)) for name in DETECTORS]
     with ProcessPoolExecutor(options.workers) as pool:
-        scores = {(number, name): found for number, name, found in pool.map(_one, jobs)}
+        scores = {}
+        for number, name, found in pool.map(_one, jobs):
+            scores[number, name] = found
+            print(f"{KINDS[number].name} | {name} | {_cell(KINDS[number], found)}", flush=True)
     page = table(scores, options.series, microseconds())
     print(page)
     if options.save:

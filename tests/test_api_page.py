@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import mend
-from mend import MendConfig, Runtime, Status, TokenLedger, errors
+from mend import MendConfig, Runtime, SlowRack, Status, TokenLedger, errors
 
 PAGE = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -103,7 +103,7 @@ def test_it_tells_of_no_call_that_is_not_there() -> None:
     assert told == set(CALLS)
 
 
-@pytest.mark.parametrize("shown", [Status, TokenLedger], ids=lambda shown: shown.__name__)
+@pytest.mark.parametrize("shown", [Status, SlowRack, TokenLedger], ids=lambda shown: shown.__name__)
 def test_fields_are_those_of_the_code(shown: type) -> None:
     told = [cells[0].strip("`") for cells in rows(sections()[shown.__name__])]
     assert told == [field.name for field in dataclasses.fields(shown)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mend.config import MendConfig
     from mend.errors import MendError
     from mend.mesh import rack_mesh
-    from mend.status.status import Status, TokenLedger
+    from mend.status.status import SlowRack, Status, TokenLedger
 
 __version__ = VERSION
 
@@ -21,6 +21,7 @@ __all__ = [
     "MendConfig",
     "MendError",
     "Runtime",
+    "SlowRack",
     "Status",
     "TokenLedger",
     "__version__",
@@ -36,6 +37,7 @@ _HOME = {
     "MendError": "mend.errors",
     "Runtime": "mend.api",
     "Status": "mend.status.status",
+    "SlowRack": "mend.status.status",
     "TokenLedger": "mend.status.status",
     "get_runtime": "mend.api",
     "mend_init": "mend.api",

@@ -29,7 +29,7 @@ from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import rack_of
-from mend.status.status import Status, TokenLedger
+from mend.status.status import Status, TokenLedger, slow_rack
 from mend.types import MS, SECOND
 
 if TYPE_CHECKING:
@@ -312,6 +312,7 @@ class Runtime:
             residual_share=published.sent.residual,
             protection=rank.settings.io_loop.protection,
             log_lines_lost=rank.recorder.lines_lost,
+            slow=tuple(map(slow_rack, published.slow)),
         )
 
     # -------------------------------------------------------------- the older, explicit surface

@@ -20,7 +20,7 @@ from tests.process.racks import LIMIT_S, ROOT, Forked, Nursery, Siblings, enviro
 SCRIPT = ["tests.process.published"]
 NETNS = Path("/run/netns")
 HOSTS = "127.0.0.1 localhost\n10.214.0.1 peer1\n10.214.0.2 peer2\n"
-INACTIVE = ["failslow_window_steps", "failslow_zscore_threshold", "rack_aware"]
+INACTIVE = ["rack_aware"]
 
 
 def both_agree(found: list[dict[str, Any]]) -> None:

@@ -195,6 +195,7 @@ class Acts:
         self.runtime: Any = None
         self.merged_losses: list[str] = []
         self.own_loss = ""
+        self.slower = 1.0
         self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
 
     def do(self, acts: list[list[Any]]) -> None:
@@ -213,6 +214,10 @@ class Acts:
         """Wait for the test, which makes the file."""
         while not Path(path).exists():
             time.sleep(0.005)
+
+    def slow(self, times: float) -> None:
+        """From here on a step takes so many times as long."""
+        self.slower = times
 
     def poison(self) -> None:
         """The next step makes NaN of everything."""
@@ -322,7 +327,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 runtime.count_tokens(tokens_of(rack, step))
                 optimizer.step()
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
-                time.sleep(options.pace_ms / 1000)
+                time.sleep(acts.slower * options.pace_ms / 1000)
             acts.do(options.at.get("end", []))
             result["merged_losses"], result["own_loss"] = acts.merged_losses, acts.own_loss
             result["before_shutdown"] = seen(runtime.status())

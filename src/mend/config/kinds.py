@@ -150,6 +150,18 @@ def _ports(value: Any) -> str:
     return str(value)
 
 
+def rack_of(name: str) -> int:
+    """The rack that `rack-1`, `learner_1` or `1` names. Raises ValueError without a number."""
+    return int(name[len(name.rstrip("0123456789")) :])
+
+
+def _rack_names(value: object) -> tuple[str, ...]:
+    names = _names(value)
+    if len({rack_of(name) for name in names}) < len(names):
+        raise ValueError("two names of one rack")
+    return names
+
+
 def _names(value: Any) -> tuple[str, ...]:
     names = tuple(listed(value) if isinstance(value, str) else value)
     refuse_unless(all(isinstance(name, str) and name for name in names))
@@ -181,4 +193,5 @@ PEERS = Kind(
 PORTS = Kind("lowest-highest within 1-65535, or empty", _ports)
 NAMES = Kind("distinct names", _names, listed)
 FILE = Kind("a file, or none", _path, lambda written: None if written == "none" else written)
+RACK_NAMES = Kind("distinct names, each ending in the number of a rack", _rack_names, listed)
 FOLDER = Kind("a folder, or none", _path, lambda written: None if written == "none" else written)

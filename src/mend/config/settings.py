@@ -51,6 +51,7 @@ FACTS = (
     "racks",
     "job_id",
     "quorum_min_learners",
+    "expected_learner_ids",
 )
 """What must be equal on all racks."""
 
@@ -346,14 +347,29 @@ class MendConfig:
         k.either(k.whole(1), "none", None),
         "steps between two exchanges of the inner optimizer's moments",
     )
-    failslow_window_steps: int = _later(64, k.whole(2), "steps that a rack's speed is judged by")
-    failslow_zscore_threshold: float = _later(
-        3.0, k.POSITIVE, "standard deviations that make a rack a slow one"
+    failslow_window_steps: int = _knob(
+        64,
+        k.whole(2, 4096),
+        "fail-slow: the prior expects a change of speed every 4 windows; the past that a rank is "
+        "compared with are 3",
     )
-    failslow_min_samples: int = _later(8, k.whole(2), "steps before a rack is judged at all")
+    failslow_zscore_threshold: float = _knob(
+        3.0,
+        k.POSITIVE,
+        "fail-slow: samples beyond so many standard deviations are cut; a change must be as "
+        "unlikely by chance (3.0: 0.3 %)",
+    )
+    failslow_min_samples: int = _knob(
+        8,
+        k.whole(2, 4096),
+        "fail-slow: samples before a rank is judged, and behind a change to verify it",
+    )
     rack_aware: bool = _later(False, k.YES_NO, "find out which ranks share a rack")
-    expected_learner_ids: tuple[str, ...] = _later(
-        (), k.NAMES, "names of the racks that a round waits for"
+    expected_learner_ids: tuple[str, ...] = _knob(
+        (),
+        k.RACK_NAMES,
+        "racks that a round waits for, such as rack-0, rack-2: it closes as soon as they are in; "
+        "empty: all that are live",
     )
 
     named: InitVar[frozenset[str] | None] = None
@@ -432,6 +448,11 @@ class MendConfig:
         return low, high
 
     @property
+    def expected_racks(self) -> tuple[int, ...]:
+        """The racks that expected_learner_ids names, ascending."""
+        return tuple(sorted(map(k.rack_of, self.expected_learner_ids)))
+
+    @property
     def inactive_fields(self) -> tuple[str, ...]:
         """Settings that a source named, or that were changed, and that mend does not act on yet."""
         return tuple(
@@ -482,6 +503,11 @@ def _refuse_pairs(c: MendConfig) -> None:
     if c.insecure and c.key_file is not None:
         rule = "has nothing to say beside a key_file"
         raise ConfigError("insecure", True, rule, "Leave one of the two out.")
+    _refuse_expected(c)
+    if c.failslow_min_samples > c.failslow_window_steps:
+        rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
+        remedy = "Lower it, or raise the window."
+        raise ConfigError("failslow_min_samples", c.failslow_min_samples, rule, remedy)
     _refuse_peers(c)
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"
@@ -497,6 +523,17 @@ def _refuse_compression(c: MendConfig) -> None:
     if mode != "none" and c.payload_dtype not in ("float32", c.codec):
         rule = f"contradicts outer_step_compression_mode={mode!r}"
         raise ConfigError("payload_dtype", c.payload_dtype, rule, "Leave one of the two out.")
+
+
+def _refuse_expected(c: MendConfig) -> None:
+    if c.expected_racks and c.expected_racks[-1] >= c.racks:
+        rule = f"the racks are numbered 0 to {c.racks - 1}, as racks={c.racks}"
+        remedy = "Name racks of the job, as rack-0."
+        raise ConfigError("expected_learner_ids", c.expected_learner_ids, rule, remedy)
+    if c.expected_racks and c.lockstep:
+        rule = "must be empty with lockstep=True, in which a round waits for every rack"
+        remedy = "Leave it out, or lockstep."
+        raise ConfigError("expected_learner_ids", c.expected_learner_ids, rule, remedy)
 
 
 def _refuse_peers(c: MendConfig) -> None:

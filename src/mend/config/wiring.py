@@ -10,6 +10,7 @@ from mend.config.keyfile import protection_of, secrets_of
 from mend.config.replaying import replay_path
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
+from mend.detector import DetectorOptions
 from mend.engine.construction import Rules
 from mend.engine.io_loop import IoLoopOptions
 from mend.engine.rank_config import Settings
@@ -42,28 +43,13 @@ def settings_of(
 ) -> Settings:
     """`members`: global ranks of the rack; None: all ranks of the process group.
     `cores`: where worker threads stay; None: anywhere."""
-    rack = config.rack_number
-    bind = config.bind_address
     grace = config.grace_window_ms
     return Settings(
-        rack=rack,
+        rack=config.rack_number,
         racks=config.racks,
         job=config.job_id,
         facts=config.hyper_facts(),
-        io_loop=IoLoopOptions(
-            bind=bind,
-            lane_host=bind.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]"),
-            advertise_host=config.advertise_host,
-            ports=config.data_port_range,
-            stall_ns=int(config.transfer_stall_s * SECOND),
-            delay_ns=int(config.simulated_merge_delay_ms * MS),
-            delay_distribution=config.simulated_merge_delay_distribution,
-            delay_seed=config.simulated_merge_delay_seed,
-            cores=cores,
-            observe=config.observe,
-            secrets=secrets_of(config, bind) if config.exchange else (),
-            protection=protection_of(config, bind),
-        ),
+        io_loop=_io_loop_options(config, cores),
         peers=config.peer_addresses,
         witness=config.witness_addr,
         heartbeat_ms=config.sideband_heartbeat_ms,
@@ -76,6 +62,7 @@ def settings_of(
         overlap_ramp=config.ramp_rounds,
         quorum_min_learners=config.quorum_min_learners,
         grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
+        expected=config.expected_racks,
         max_age=config.max_age,
         token_weighted=config.token_weighted_merge,
         merge_mean_names=config.merge_mean_names,
@@ -91,11 +78,39 @@ def settings_of(
             give_up_ns=int(config.give_up_s * SECOND),
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
         ),
+        detector=detector_options(config),
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),
         frozen=config.exchange_frozen,
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
+    )
+
+
+def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoopOptions:
+    bind = config.bind_address
+    return IoLoopOptions(
+        bind=bind,
+        lane_host=bind.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]"),
+        advertise_host=config.advertise_host,
+        ports=config.data_port_range,
+        stall_ns=int(config.transfer_stall_s * SECOND),
+        delay_ns=int(config.simulated_merge_delay_ms * MS),
+        delay_distribution=config.simulated_merge_delay_distribution,
+        delay_seed=config.simulated_merge_delay_seed,
+        cores=cores,
+        observe=config.observe,
+        secrets=secrets_of(config, bind) if config.exchange else (),
+        protection=protection_of(config, bind),
+    )
+
+
+def detector_options(config: MendConfig) -> DetectorOptions:
+    """What a slow rank is found by."""
+    return DetectorOptions(
+        window=config.failslow_window_steps,
+        zscore=config.failslow_zscore_threshold,
+        samples_min=config.failslow_min_samples,
     )
 
 

@@ -41,9 +41,9 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 
 BAD_MAX = 1024
 
-RECORDS_FORMAT = 3
+RECORDS_FORMAT = 4
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
-witness votes, and merges count no absent racks."""
+witness votes, and merges count no absent racks. 3: rounds wait for no racks in particular."""
 
 
 class Word(Struct, frozen=True, array_like=True):
@@ -150,6 +150,8 @@ class Policy(Word, frozen=True):
     """Whether a rack that is started again proves that its former life is over."""
     token_weighted: bool = True
     """Racks weigh by their tokens; else all alike."""
+    expected: Racks = ()
+    """Racks that a round waits for, ascending; empty: for all that are live."""
 
 
 # ------------------------------------------------------------------ records of the log

@@ -31,6 +31,7 @@ from mend.coordination.membership import (
 from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import inputs_of, settled_versions, surroundings
+from mend.coordination.slow import RackPaces
 from mend.coordination.validation import plan_hash, report_misfit
 from mend.types import SECOND, WITNESS, Member, Peer, life_of
 
@@ -67,6 +68,7 @@ class Coordinator:
     offers: dict[tuple[int, int], Offer] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     round_dues: list[int] = field(default_factory=list)
+    paces: RackPaces = field(default_factory=RackPaces)
     votes: dict[Member, int] = field(default_factory=dict)
     """Serial of everybody's newest vote, in this epoch."""
     returned: tuple[Member, int] | None = None
@@ -119,6 +121,7 @@ class Coordinator:
                 effects.append(Finished())
         if self.proposer.leading:
             self._move(now_ns, effects)
+            self._compare_paces(now_ns, effects)
             self._send_orders(now_ns, effects)
         return effects
 
@@ -429,7 +432,7 @@ class Coordinator:
         effects.append(Note("deposed", about) if led else Note("stands-no-more", about))
         self.proposer.step_down()
         self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
-        self.round_dues = []
+        self.round_dues, self.paces = [], RackPaces()
 
     def _is_done(self) -> bool:
         """Who does not lead may stop when the log is over, or its own rack is out."""
@@ -523,6 +526,19 @@ class Coordinator:
     def _live(self, now_ns: int) -> frozenset[int]:
         detect_ns = self.options.detect_ns
         return frozenset(r for r, view in self.views.items() if view.live(now_ns, detect_ns))
+
+    def _compare_paces(self, now_ns: int, effects: list[Effect]) -> None:
+        """Once per heartbeat: a comparison looks at all racks."""
+        if now_ns < self.paces.due_ns:
+            return
+        self.paces.due_ns = now_ns + self.options.heartbeat_ns
+        seats, live = self.log.committed.seats, self._live(now_ns)
+        reports = {
+            rack: view.report for rack, view in self.views.items() if rack in live & seats.keys()
+        }
+        training = {rack: r for rack, r in reports.items() if r is not None and not r.leaving}
+        paces = {rack: report.pace for rack, report in training.items()}
+        effects += self.paces.compare(paces, {rack: r.step for rack, r in training.items()})
 
     # -------------------------------------------------------------- leaving
 
@@ -635,6 +651,7 @@ class Coordinator:
                 live=live,
                 missing=missing,
                 why=self._why(bool(missing)),
+                slow=self.paces.judged,
             )
             self._send(view, orders, known, now_ns, effects)
 

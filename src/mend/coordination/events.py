@@ -158,6 +158,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """Steps up to `step` took `ns` in all, without mend's own waits and work, for `tokens`."""
+
+    step: int
+    ns: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The rank trains no more. `now`: do not wait for the others to finish."""
 
@@ -186,6 +195,7 @@ Event = (
     | Applied
     | Discarded
     | Progress
+    | Timed
     | Leaving
     | Idle
 )

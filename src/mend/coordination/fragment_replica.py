@@ -10,6 +10,7 @@ from mend.coordination.events import DropAnchor, Effect, Measured, Merged, Note
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.messages import Gather, Held
 from mend.coordination.sums import Sums
+from mend.detector import DetectorOptions
 from mend.types import SECOND, Member
 
 HELD_BEHIND = 2
@@ -25,6 +26,7 @@ class RankOptions:
     ranks: int = 1
     sums: bool = False
     """Whether a merge of several offers needs sums over the rack's ranks first."""
+    detector: DetectorOptions = field(default_factory=DetectorOptions)
 
 
 @dataclass

@@ -32,7 +32,9 @@ from mend.coordination.messages import (
     Refusal,
     Report,
     Total,
+    TrainingProgress,
 )
+from mend.coordination.slow import pace_of_rack
 from mend.coordination.sums import Totals
 from mend.coordination.validation import format_misfit, orders_misfit, rank_report_misfit
 from mend.types import SECOND, WITNESS, Member, Peer, life_of
@@ -275,9 +277,8 @@ class Leader:
         if report != self.sent.get(to) or self._is_due(to, now_ns):
             self.sent[to], self.sent_ns[to] = report, now_ns
             self.serial += 1
-            effects.append(
-                Send(to, replace(report, serial=self.serial, heard=self.follower.heard[1]))
-            )
+            heard, pace = self.follower.heard[1], self._pace()
+            effects.append(Send(to, replace(report, serial=self.serial, heard=heard, pace=pace)))
 
     def _tell(
         self, rank: int, totals: tuple[Total, ...], now_ns: int, effects: list[Effect]
@@ -341,7 +342,11 @@ class Leader:
             idle=complete and all(rank.idle for rank in ranks),
             gone=gone,
             bad=_bad(ranks),
+            pace=replace(self._pace(), time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0),
         )
+
+    def _pace(self) -> TrainingProgress:
+        return pace_of_rack([report.pace for report in self.ranks.values()])
 
     def _versions(self) -> tuple[int, ...]:
         """Per fragment what all ranks of the rack hold; -1 = nothing yet."""
@@ -419,6 +424,7 @@ class Leader:
             totals=totals,
             settled=orders.settled if orders else (),
             live=orders.live if orders and not self.silent else (),
+            slow=orders.slow if orders and not self.silent else (),
             discarded=tuple(
                 (parts[0].fragment, parts[0].seq)
                 for parts in self._assembled(ranks)

@@ -156,6 +156,36 @@ class Declined(Word, frozen=True):
     reason: Text
 
 
+class TrainingProgress(Word, frozen=True):
+    """How fast a rank trains, and what its own past says of it. Of a rack: that of its slowest."""
+
+    rank: U16 = 0
+    time_ps: Count = 0
+    """Per token of a step, picoseconds, median of the newest samples; 0: not known yet."""
+    margin_ppm: Count = 0
+    """How uncertain that is: `failslow_zscore_threshold` standard errors, in millionths of it."""
+    slow_since: Count = 0
+    """Step from which on it is slower than it was; 0: it is not."""
+    ratio_milli: Count = 0
+    """Step time per token over that of its past, in thousandths; 0: it is not slow."""
+    sure_milli: Count = 0
+    """Probability of the change, in thousandths."""
+
+
+class FailSlow(Word, frozen=True):
+    """A verdict in force: a rack is slow."""
+
+    rack: U16
+    rank: U16
+    """The slowest of its ranks."""
+    own_past: bool
+    """Compared with its own past; else with the median of the other racks."""
+    since_step: Count
+    """Its own step at which it began, or at which the comparison found it."""
+    ratio_tenths: Count
+    sure_milli: Count = 1000
+
+
 class Report(State, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
@@ -184,6 +214,7 @@ class Report(State, frozen=True, tag=12):
     """Open offers that a rank of this rack has found not fit to be merged."""
     heard: Count = 0
     """Serial of the newest orders of the epoch that is promised."""
+    pace: TrainingProgress = TrainingProgress()
 
 
 class Orders(State, frozen=True, tag=13):
@@ -210,6 +241,7 @@ class Orders(State, frozen=True, tag=13):
     """Why rounds that are open do not close."""
     snapshot: Snapshot | None = None
     """Of `prev`, for a receiver whose log ends before what the sender still has."""
+    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
 
 
 class Part(Word, frozen=True):
@@ -262,6 +294,7 @@ class RankReport(State, frozen=True, tag=14):
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
     heard: Count = 0
     """Serial of the newest orders of its leader."""
+    pace: TrainingProgress = TrainingProgress()
 
 
 class RankOrders(State, frozen=True, tag=15):
@@ -282,6 +315,7 @@ class RankOrders(State, frozen=True, tag=15):
     finish: bool
     """Every rank of this rack may stop: the rack has left."""
     snapshot: Snapshot | None = None
+    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
 
 
 Message = (

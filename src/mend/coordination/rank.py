@@ -30,6 +30,7 @@ from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import Bad, Gather, OfferId, Part, RankOrders, RankReport
+from mend.coordination.slow import RankPace
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
 from mend.types import Member, Peer
@@ -64,6 +65,7 @@ class RankMachine:
 
     def __post_init__(self) -> None:
         self.replicas = [FragmentReplica() for _ in self.own_digests]
+        self.pace = RankPace(self.me.rack, self.me.rank, self.options.detector)
 
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
@@ -127,6 +129,8 @@ class RankMachine:
                 effects.append(ev.Free(self.member, p, seq))
             case ev.Progress(step, step_ns):
                 self.step, self.step_ns = step, step_ns
+            case ev.Timed():
+                effects += self.pace.observe(event)
             case ev.Leaving(now):
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
@@ -407,7 +411,7 @@ class RankMachine:
         if report == self.sent and now_ns < self.sent_ns + self.options.heartbeat_ns:
             return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
-        told = replace(report, serial=self.serial, heard=self.orders_serial)
+        told = replace(report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace)
         effects.append(ev.Send(Peer(self.me.rack, 0), told))
 
     def _report(self) -> RankReport:
@@ -433,4 +437,5 @@ class RankMachine:
             hurry=self.hurry,
             idle=idle,
             bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
+            pace=self.pace.verdict,
         )

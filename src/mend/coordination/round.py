@@ -209,7 +209,7 @@ class Round:
         expected = (
             inputs.contributors if inputs.policy.lockstep else inputs.contributors & inputs.live
         )
-        waiting = expected - inside - inputs.declined
+        waiting = _named(inputs, expected) - inside - inputs.declined
         k = min(inputs.policy.quorum_min_learners, max(1, len(inputs.contributors)))
         if inputs.policy.lockstep:
             enough = bool(arrived)
@@ -231,9 +231,8 @@ class Round:
             self.enough_ns = now_ns
             self.quorum_time.observe(now_ns - self.opened_ns)
         if not waiting:
-            self.closed_by = (
-                "lockstep" if inputs.policy.lockstep else _nobody_awaited(inputs, inside)
-            )
+            left = expected - inside - inputs.declined
+            self.closed_by = _nobody_awaited(inputs, inside, left)
         elif not inputs.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(inputs):
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
@@ -328,9 +327,19 @@ def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ..
     return tuple(inputs.trains[rack] for rack in sorted(away & inputs.trains.keys()))
 
 
-def _nobody_awaited(inputs: RoundInputs, inside: Set[int]) -> str:
+def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:
+    """Of the racks that may contribute those that a round waits for: the ones that the settings
+    name, or all where none of these is there."""
+    return expected.intersection(inputs.policy.expected) or expected
+
+
+def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
     """Why a round closed that waits for nobody: all live racks are in, or the others offer nothing
-    (they declined, are leaving, or have just come)."""
+    (they declined, are leaving, or have just come), or those that are `left` are not waited for."""
+    if inputs.policy.lockstep:
+        return "lockstep"
+    if left:
+        return "expected-in" + _racks(", without", left)
     if absent := inputs.live - inside:
         return "rest-in" + _racks(", nothing from", absent)
     return f"all-in, {len(inside)} of {inputs.seats} racks"

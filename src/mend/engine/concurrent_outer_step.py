@@ -140,7 +140,8 @@ class ConcurrentOuterStep:
         self._met.add(peer.rack)
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
-            self.published.heard(body.live, body.why, body.settled, _opened_in(body))
+            opened = _opened_in(body)
+            self.published.heard(body.live, body.why, body.settled, opened, body.slow)
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It looks here for the coordinator, so its addresses number the racks otherwise.
             at = body.seat.address

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mend.consensus.records import Commit, Genesis, Last, Lineage, Record, Roster, Snapshot
+from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
 from mend.engine.turnout import Turnout
 from mend.errors import MendError
@@ -74,6 +75,7 @@ class Looked:
     sent: Sent
     live: tuple[int, ...]
     why: tuple[str, ...]
+    slow: tuple[FailSlow, ...]
     error: str
 
 
@@ -97,6 +99,7 @@ class PublishedState:
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()
+        self.slow: tuple[FailSlow, ...] = ()
         self.settled: tuple[int, ...] = ()
         self.opened: Mapping[int, int] = {}
         """fragment -> version of which a round is open: offers arrive, members are not fixed."""
@@ -180,11 +183,12 @@ class PublishedState:
         why: tuple[str, ...],
         settled: tuple[int, ...],
         opened: Mapping[int, int] | None = None,
+        slow: tuple[FailSlow, ...] = (),
     ) -> None:
         """What the coordinator said last: who is live, why rounds wait, what all of them hold,
-        which rounds are open."""
+        which rounds are open, who is slow."""
         with self.changed:
-            self.live, self.why, self.opened = live, why, opened or {}
+            self.live, self.why, self.opened, self.slow = live, why, opened or {}, slow
             if settled != self.settled:
                 self.settled = settled
                 self.changed.notify_all()
@@ -232,6 +236,7 @@ class PublishedState:
                 self.sent,
                 self.live,
                 self.why,
+                self.slow,
                 str(self.failure or "") or self.last_error,
             )
 

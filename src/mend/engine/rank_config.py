@@ -14,6 +14,7 @@ from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
 from mend.coordination.messages import Hello
+from mend.detector import DetectorOptions
 from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
 from mend.engine.witness import detect_ns
@@ -57,6 +58,9 @@ class Settings:
     """The script of a replay, if this run is one."""
     frozen: bool = False
     """Whether parameters that need no gradient are exchanged, too."""
+    expected: tuple[int, ...] = ()
+    """Racks that a round waits for; empty: for all that are live."""
+    detector: DetectorOptions = field(default_factory=DetectorOptions)
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
 
@@ -85,7 +89,8 @@ def parts_of(
     over the ranks first. `script`: rack 0 decides what it says, and nobody takes over."""
     ranks = len(found)
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-    rank_machine = RankParts(RankOptions(heartbeat_ns, ranks, sums), found[me.rank].digests)
+    options_l = RankOptions(heartbeat_ns, ranks, sums, settings.detector)
+    rank_machine = RankParts(options_l, found[me.rank].digests)
     if me.rank != 0:
         return Parts(me, member, rank_machine)
     fragments = len(found[0].digests)
@@ -130,4 +135,5 @@ def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
         evict_ns=settings.evict_ns,
         restart_attests=settings.restart_attests,
         token_weighted=settings.token_weighted,
+        expected=settings.expected,
     )

@@ -158,6 +158,7 @@ def _view(
         why=tuple(map(short, general[:WHY_MAX])),
         doings=doings,
         retired=retired,
+        slow=orders.slow if orders is not None else (),
     )
 
 

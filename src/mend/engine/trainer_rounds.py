@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.coordination.events import Applied, Captured, Discarded, Event, Progress, StillOpen
+from mend.coordination.events import Applied, Captured, Discarded, Event, Progress, StillOpen, Timed
 from mend.coordination.schedule import Calendar, Schedule
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.fragment_state import (
@@ -43,6 +43,10 @@ from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
+
+SAMPLE_NS_MIN = 50 * MS
+"""A sample of the step time covers steps that took at least so long: the work for a sample, and its
+place on the tape, are bounded however short the steps are."""
 
 
 class TrainerRounds:
@@ -85,6 +89,7 @@ class TrainerRounds:
         self.standing: Standing = (0, 0, self._marks)
         self._budget_ns = options.stall_max_ns
         self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
+        self._stepped_ns, self._sample_ns, self._sample_tokens = 0, 0, 0
         self.beside = (
             CudaStaging(side, numerics.buffers, options.alignment, options.blend_alpha)
             if side is not None
@@ -98,9 +103,21 @@ class TrainerRounds:
         self.step += 1
         self.tokens += tokens
         self.standing = (self.step, self.tokens, self._marks)
+        self._time(tokens)
         if self.beside is not None and self.published.fresh:
             self._prefetch(self.beside)
         return self.step >= self.calendar.next_step
+
+    def _time(self, tokens: int) -> None:
+        """Samples of the step time, from the end of a step or of mend's work behind it."""
+        now_ns = self._now_ns()
+        if self._stepped_ns:
+            self._sample_ns += now_ns - self._stepped_ns
+            self._sample_tokens += tokens
+        self._stepped_ns = now_ns
+        if self._sample_ns >= SAMPLE_NS_MIN:
+            self._post(Timed(self.step, self._sample_ns, self._sample_tokens))
+            self._sample_ns = self._sample_tokens = 0
 
     def _prefetch(self, beside: CudaStaging) -> None:
         """Start bringing what was decided meanwhile to the device."""
@@ -126,6 +143,7 @@ class TrainerRounds:
             self._marked_ns = self._now_ns()
         else:  # a poll without news is no reason to tell the step; what it took is not training
             self._marked_ns += self._now_ns() - begun_ns
+        self._stepped_ns = self._now_ns()
 
     def _points(self, captures: tuple[int, ...], polls: bool) -> Doing:
         """The apply, capture and poll points that fall on this step, in their order."""

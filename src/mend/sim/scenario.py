@@ -60,6 +60,8 @@ class Scenario:
     k: int = 1
     grace_ns: int = -1
     """-1: adaptive."""
+    expected: tuple[int, ...] = ()
+    """Racks that a round waits for; empty: for all that are live."""
     lockstep: bool = False
     overlapped: bool = True
     alignment: Alignment = "carry"

@@ -354,6 +354,7 @@ class World(Writer):
             STALL_NS,
             EVICT_NS,
             restart_attests=True,
+            expected=s.expected,
         )
 
     def _step_options(self) -> StepOptions:

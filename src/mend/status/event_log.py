@@ -50,6 +50,8 @@ LOUD = frozenset(
         "placed",
         "buffers-changed",
         "rounds-short",
+        "fail-slow",
+        "fail-slow-over",
         "events-stopped",
         "events-resumed",
         "events-anew",

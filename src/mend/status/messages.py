@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from mend.consensus.records import U16, Count, Racks, Word
 from mend.coordination import wire
+from mend.coordination.messages import FailSlow
 from mend.errors import WireError
 
 VERSION = 2
@@ -163,6 +164,8 @@ class JobStatus(Word, frozen=True, tag=2):
     """None: the witness."""
     retired: Racks = ()
     """Racks of which a person has said, to the asked process, that they will not come back."""
+    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
+    """Verdicts in force, as the coordinator has said."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mend.coordination.messages import FailSlow
+from mend.coordination.slow import OWN_PAST, PEERS
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLedger:
@@ -14,6 +17,33 @@ class TokenLedger:
     """Trained since the last merged capture: still in this rack's weights, in the next offer."""
     discarded: float
     """Given up by alignment overwrite; 0 under carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRack:
+    """A verdict in force. mend judges, and does not act on it."""
+
+    rack: int
+    rank: int
+    """The slowest of its ranks."""
+    against: str
+    """ "own past" or "peers", which are the median of the other racks."""
+    since_step: int
+    ratio: float
+    """Step time per token over that of its past, or of its peers."""
+    probability: float
+    """That its own speed changed; 1.0 for a comparison with peers."""
+
+
+def slow_rack(verdict: FailSlow) -> SlowRack:
+    return SlowRack(
+        rack=verdict.rack,
+        rank=verdict.rank,
+        against=OWN_PAST if verdict.own_past else PEERS,
+        since_step=verdict.since_step,
+        ratio=verdict.ratio_tenths / 10,
+        probability=verdict.sure_milli / 1000,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +113,5 @@ class Status:
     "insecure"."""
     log_lines_lost: int = 0
     """Lines of the log that nobody took: its pipe was full, or closed."""
+    slow: tuple[SlowRack, ...] = ()
+    """Racks that are slow, as the coordinator has heard and judged, ascending."""

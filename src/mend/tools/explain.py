@@ -11,6 +11,7 @@ from statistics import median
 import typer
 
 from mend.consensus.records import Drop
+from mend.coordination.slow import ONSET, OWN_PAST, RELIEF
 from mend.errors import ConfigError
 from mend.tools.trace_timeline import OfferFacts, RankFacts, RoundFacts, Story, story_of
 from mend.trace.reader import read_tape, tapes_in
@@ -87,9 +88,11 @@ def overview(story: Story) -> list[str]:
             f"{INDENT}open to decided: median {_ms(int(median(times)))}, most {_ms(max(times))} "
             f"(round {rounds.index(slowest) + 1})"
         )
-    if len(story.notes) > NOTES_SHOWN:
-        lines.append(f"{INDENT}... {_count(len(story.notes) - NOTES_SHOWN, 'earlier note')}")
-    for at_ns, kind, fields in story.notes[-NOTES_SHOWN:]:
+    lines += [f"{INDENT}{_clock(at_ns)} {told}" for at_ns, told in _slow(story)]
+    notes = [note for note in story.notes if note[1] not in (ONSET, RELIEF)]
+    if len(notes) > NOTES_SHOWN:
+        lines.append(f"{INDENT}... {_count(len(notes) - NOTES_SHOWN, 'earlier note')}")
+    for at_ns, kind, fields in notes[-NOTES_SHOWN:]:
         said = " ".join(f"{key}={value}" for key, value in fields.items())
         lines.append(f"{INDENT}{_clock(at_ns)} {kind} {said}")
     if not story.coordinated:
@@ -98,6 +101,27 @@ def overview(story: Story) -> list[str]:
             "tape of the witness, or of rack 0, too."
         )
     return lines
+
+
+def _slow(story: Story) -> list[tuple[int, str]]:
+    """Who was slow: when, against what, by how much, how sure; the newest ones."""
+    found = []
+    for at_ns, kind, about in story.notes:
+        if kind not in (ONSET, RELIEF):
+            continue
+        rank = f" rank {about['slow_rank']}" if "slow_rank" in about else ""
+        who, step = f"rack {about['slow_rack']}{rank}", about["step"]
+        past = about["against"] == OWN_PAST
+        against = "its own past" if past else "the median of the other racks"
+        if kind == RELIEF:
+            told = f"{who} is no longer slower than {against}, at its step {step}"
+        else:
+            told = f"{who} is slow: {about['ratio']}x the time per token of {against}"
+            told += f", since its step {about['since_step']}" if past else ""
+            told += f"; found at step {step}"
+            told += f", {100 * float(str(about['probability'])):.2f} % sure" if past else ""
+        found.append((at_ns, told))
+    return found[-NOTES_SHOWN:]
 
 
 def sentences(story: Story, made: RoundFacts) -> list[str]:

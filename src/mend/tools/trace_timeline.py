@@ -16,6 +16,7 @@ from mend.consensus.records import Commit, Drop, Genesis, Lineage, Offer, Record
 from mend.coordination import events as ev
 from mend.coordination.machines import COORDINATOR, RANK_MACHINE
 from mend.coordination.messages import Orders, RankOrders, Report
+from mend.coordination.slow import ONSET, RELIEF
 from mend.trace.format import Entry, Gap, Header
 
 Made = tuple[int, int]
@@ -276,6 +277,8 @@ class _OfLearner:
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
             match effect:
+                case ev.Note(kind, fields) if kind in (ONSET, RELIEF):
+                    self._story.notes.append((at_ns, kind, fields))
                 case ev.Fetch(offer):
                     name = (offer.member.rack, offer.fragment, offer.seq)
                     self._pulling.setdefault(name, at_ns)

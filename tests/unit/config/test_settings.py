@@ -155,7 +155,10 @@ WRONG: list[tuple[str, Any]] = [
     *(("failslow_min_samples", value) for value in (1,)),
     *(("rack_aware", value) for value in (2,)),
     *(("outer_step_compression_mode", value) for value in ("zip", 8, "powersgd", "sparse")),
-    *(("expected_learner_ids", value) for value in (("a", "a"), ("",), (1,), 5)),
+    *(
+        ("expected_learner_ids", value)
+        for value in (("a1", "a1"), ("a1", "b01"), ("rack",), ("",), (1,), 5)
+    ),
     *(("sideband_peers", value) for value in (5, None, (5,), ["tcp://a:1", 5], ["b:1", "a:1"])),
     *(("sideband_peers", value) for value in ("0=tcp://a:1,tcp://b:1", "tcp://a:1,1=tcp://b:1")),
     *(
@@ -423,35 +426,52 @@ def test_the_facts_are_text_in_a_fixed_order() -> None:
 
 
 def test_settings_without_effect_are_reported_when_changed() -> None:
-    config = MendConfig(rack_aware=True, failslow_min_samples=9, fragments=9)
-    assert config.inactive_fields == ("failslow_min_samples", "rack_aware")
+    config = MendConfig(rack_aware=True, momentum_sync_period_steps=9, fragments=9)
+    assert config.inactive_fields == ("momentum_sync_period_steps", "rack_aware")
 
 
 def test_a_setting_without_effect_is_reported_when_it_is_named_with_its_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The quick start says failslow_zscore_threshold=3.0, which is the default: whoever writes it
-    expects slow racks to be found, and was told nothing."""
-    assert MendConfig(failslow_zscore_threshold=3.0).inactive_fields == (
-        "failslow_zscore_threshold",
-    )
+    """Whoever writes a setting down expects what it says, and was told nothing where it was the
+    default."""
+    assert MendConfig(rack_aware=False).inactive_fields == ("rack_aware",)
     file = tmp_path / "mend.toml"
-    file.write_text("failslow_window_steps = 64\n")
+    file.write_text('momentum_sync_period_steps = "none"\n')
     monkeypatch.setenv("MEND_CONFIG", str(file))
-    monkeypatch.setenv("MEND_FAILSLOW_MIN_SAMPLES", "8")
-    assert MendConfig().inactive_fields == ("failslow_window_steps", "failslow_min_samples")
+    monkeypatch.setenv("MEND_RACK_AWARE", "false")
+    assert MendConfig().inactive_fields == ("momentum_sync_period_steps", "rack_aware")
+
+
+def test_what_finds_slow_racks_is_active_and_checked_together() -> None:
+    named = MendConfig(
+        failslow_window_steps=50, failslow_zscore_threshold=3.0, failslow_min_samples=8
+    )
+    assert named.inactive_fields == ()
+    with pytest.raises(ConfigError, match="must not exceed failslow_window_steps=4"):
+        MendConfig(failslow_window_steps=4, failslow_min_samples=5)
+
+
+def test_expected_racks_are_those_whose_numbers_the_names_end_in() -> None:
+    config = MendConfig(racks=4, expected_learner_ids=("rack-3", "learner_0", "1"))
+    assert config.expected_racks == (0, 1, 3)
+    assert config.inactive_fields == ()
+    with pytest.raises(ConfigError, match="numbered 0 to 1"):
+        MendConfig(racks=2, expected_learner_ids=("rack-2",))
+    with pytest.raises(ConfigError, match="lockstep"):
+        MendConfig(lockstep=True, expected_learner_ids=("rack-0",))
 
 
 def test_a_copy_of_a_config_has_named_what_the_first_one_had() -> None:
     """`replace` gives every field to the class: that must not count as naming them all."""
-    silent, named = MendConfig(fragments=3), MendConfig(failslow_zscore_threshold=3.0)
+    silent, named = MendConfig(fragments=3), MendConfig(momentum_sync_period_steps=None)
     for copied in (pickle.loads(pickle.dumps(silent)), dataclasses.replace(silent, rack=1)):
         assert copied.inactive_fields == ()
     for copied in (
         pickle.loads(pickle.dumps(named)), copy.deepcopy(named), dataclasses.replace(named, rack=1),
         dataclasses.replace(dataclasses.replace(named, rack=1), rack=0),
     ):  # fmt: skip
-        assert copied.inactive_fields == ("failslow_zscore_threshold",)
+        assert copied.inactive_fields == ("momentum_sync_period_steps",)
     changed = dataclasses.replace(silent, rack_aware=True)
     assert changed.inactive_fields == ("rack_aware",)
     assert named == MendConfig()

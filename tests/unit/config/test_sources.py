@@ -69,7 +69,7 @@ TEXTS: list[tuple[str, str, Any]] = [
     *(("token_weighted_merge", text, False) for text in ("false", "0", "no", "off", "No")),
     ("diagnostics_dir", "runs/a", Path("runs/a")),
     ("diagnostics_dir", "none", None),
-    ("expected_learner_ids", "a, b", ("a", "b")),
+    ("expected_learner_ids", "rack-0, 1", ("rack-0", "1")),
     ("sideband_peers", "tcp://a:1,tcp://b:1", ("0=tcp://a:1", "1=tcp://b:1")),
     ("data_ports", "6000-6010", "6000-6010"),
 ]
@@ -147,10 +147,12 @@ def test_a_file_may_be_ours_alone_or_have_a_table_for_us(file: Path) -> None:
 
 
 def test_lists_and_tables_of_the_file_are_taken(file: Path) -> None:
-    file.write_text('sideband_peers = ["tcp://a:1", "tcp://b:1"]\nexpected_learner_ids = ["x"]\n')
+    file.write_text(
+        'sideband_peers = ["tcp://a:1", "tcp://b:1"]\nexpected_learner_ids = ["rack-1"]\n'
+    )
     config = MendConfig()
     assert config.peer_addresses == {0: "tcp://a:1", 1: "tcp://b:1"}
-    assert config.expected_learner_ids == ("x",)
+    assert config.expected_learner_ids == ("rack-1",)
     file.write_text('[mend.sideband_peers]\n1 = "tcp://b:1"\n0 = "tcp://a:1"\n')
     assert MendConfig() == MendConfig(sideband_peers=config.sideband_peers)
 

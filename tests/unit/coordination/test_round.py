@@ -32,14 +32,14 @@ def new_round() -> Round:
 
 def inputs(*offers: Offer, racks: int = 3, arrived: tuple[Offer, ...] | None = None,
           version: int = 0, k: int = 1, grace_ns: int = GRACE_NS, max_age: int = 2,
-          lockstep: bool = False) -> RoundInputs:  # fmt: skip
+          lockstep: bool = False, expected: tuple[int, ...] = ()) -> RoundInputs:  # fmt: skip
     """All racks live and contributing, no witness; every offer has arrived unless it is said."""
     everybody = frozenset(range(racks))
     fresh = tuple(each for each in offers if version - each.base <= max_age)
     return RoundInputs(
         version=version, voters=everybody,
         policy=policy(racks, quorum_min_learners=k, grace_ns=grace_ns, max_age=max_age,
-                      lockstep=lockstep),
+                      lockstep=lockstep, expected=expected),
         offers=offers, arrived=fresh if arrived is None else arrived, declined=frozenset(),
         contributors=everybody, live=everybody, held={}, step_ns=50 * MS,
         seats=racks,
@@ -141,6 +141,30 @@ def test_a_member_that_is_put_out_meanwhile_is_named_as_not_in() -> None:
     round_.advance(left, SECOND)
     assert round_.members == (offer(0),)
     assert round_.closed_by == "all-in, 2 of 3 racks, then without rack 1"
+
+
+def test_a_round_closes_as_soon_as_the_expected_racks_are_in() -> None:
+    round_ = new_round()
+    round_.advance(inputs(offer(0), expected=(0, 2)), 0)
+    assert round_.why == "waiting for rack 2"
+    round_.advance(inputs(offer(0), offer(2), expected=(0, 2)), 1)
+    assert round_.phase is Phase.GATHER
+    assert round_.closed_by == "expected-in, without rack 1"
+    everybody = new_round()
+    everybody.advance(inputs(offer(0), offer(1), offer(2), expected=(0, 2)), 0)
+    assert everybody.closed_by == "all-in, 3 of 3 racks"
+
+
+def test_expected_racks_do_not_replace_k_nor_hold_a_round_up_when_they_are_dead() -> None:
+    too_few = new_round()
+    too_few.advance(inputs(offer(0), expected=(0,), k=2), 0)
+    assert too_few.phase is Phase.OPEN
+    dead = replace(inputs(offer(0), expected=(2,)), live=frozenset({0, 1}))
+    others = new_round()
+    others.advance(dead, 0)
+    assert others.why == "waiting for rack 1", "with none of them there it is as without"
+    others.advance(replace(inputs(offer(0), offer(1), expected=(2,)), live=frozenset({0, 1})), 1)
+    assert others.phase is Phase.GATHER
 
 
 def test_grace_is_counted_from_when_k_are_in() -> None:

@@ -146,3 +146,16 @@ def test_rounds_are_chosen_by_number_by_fragment_or_all() -> None:
     for wrong in ({"number": 0}, {"number": 99}, {"fragment": 7}, {"version": 99}):
         with pytest.raises(ConfigError):
             chosen(story, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_slow_rack_is_told_with_when_how_much_and_how_sure() -> None:
+    slow = Scenario(
+        racks=3, steps=(200,) * 3, step_ns=(50 * MS,) * 3, period_steps=16,
+        faults=(Fault("slow_rack", 3 * SECOND, 9 * SECOND, a=1, amount=4),),
+    )  # fmt: skip
+    said = "\n".join(overview(told(slow)))
+    own = r"rack 1 rank 0 is slow: \d\.\d+x the time per token of its own past, since its step "
+    assert re.search(own + r"\d+; found at step \d+, 99\.\d+ % sure", said)
+    assert re.search(r"rack 1 is slow: .* of the median of the other racks; found at", said)
+    assert "rack 1 rank 0 is no longer slower than its own past" in said
+    assert "fail-slow" not in said, "in sentences, not as raw notes"

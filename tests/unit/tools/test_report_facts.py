@@ -181,3 +181,12 @@ def test_nothing_in_an_event_stops_the_reading(fields: dict[str, Any], kind: obj
     run = Run().says(0, progress(1), {**commit(0, 1, {0: 1}), **fields}, {**fields, "kind": kind})
     run.says(0, {**progress(2), **fields})
     run.ends()
+
+
+def test_slow_racks_are_kept_once_with_their_worst() -> None:
+    slow = {"kind": "fail-slow", "slow_rack": 1, "against": "own past", "step": 40, "ratio": 1.5}
+    run = Run().both(slow).says(1, {**slow, "step": 90, "ratio": 2.5})
+    run.says(0, {"kind": "fail-slow", "slow_rack": 1, "against": "peers", "ratio": "much"})
+    found = run.ends().slow
+    assert list(found) == [(1, "own past")], "what mend does not write counts for nothing"
+    assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)

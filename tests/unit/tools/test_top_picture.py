@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mend.coordination.messages import FailSlow
 from mend.status.messages import JobStatus
 from mend.tools.top.picture import (
     LATE_S,
@@ -174,6 +175,15 @@ def test_two_jobs_and_two_versions_are_told() -> None:
     assert "different versions of mend: 0.1.0, 0.2.0" in found.told
     assert "rack 3 of another job answers, too: run8" in found.told
     assert set(lines(found)) == {0, 1}
+
+
+def test_slow_racks_are_told_with_what_they_are_compared_with() -> None:
+    slow = (FailSlow(1, 3, True, 400, 21, 999), FailSlow(1, 3, False, 410, 20))
+    own, peers = seen(view(0, slow=slow)).committed
+    assert own.startswith("rack 1 is slow: 2.1x the time per token of its own past, since its step")
+    assert peers.endswith(
+        "2.0x the time per token of the median of the others, seen at its step 410"
+    )
 
 
 def test_the_others_are_found_through_one() -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mend.coordination.slow import ONSET
 from mend.status.event_log import LOUD
 from mend.tools.report.curve import Curve, Point, Strip, Track
 from mend.types import WITNESS
@@ -85,6 +86,13 @@ class Applied(msgspec.Struct, gc=False):
     fragment: Whole
     version: Whole
     fate: str
+
+
+class Slow(msgspec.Struct, gc=False):
+    slow_rack: Whole
+    against: str
+    ratio: float
+    step: Whole
 
 
 class Start(msgspec.Struct, gc=False):
@@ -173,6 +181,8 @@ class RunFacts:
     """Share of each offer (length over length) that was left for a later one."""
     outer: tuple[float, float] = (0.0, 0.0)
     """Of the last round: how many its fragment had merged before, its outer momentum."""
+    slow: dict[tuple[int, str], Slow] = field(default_factory=dict)
+    """(rack, compared with what) -> the worst verdict at its onset."""
     earlier_jobs: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -220,6 +230,7 @@ class Gathering:
             "applied": self._applied,
             "still-open": self._still_open,
             "lineage": self._lineage,
+            ONSET: self._slow,
         }
         self._founded = False
 
@@ -337,6 +348,12 @@ class Gathering:
 
     def _miss(self, rack: int, why: str) -> None:
         self.facts.missed.setdefault(rack, Counter())[why] += 1
+
+    def _slow(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Slow)
+        known = self.facts.slow.get((found.slow_rack, found.against))
+        if known is None or found.ratio > known.ratio:
+            self.facts.slow[found.slow_rack, clean(found.against)] = found
 
     # -------------------------------------------------------------- rounds
 

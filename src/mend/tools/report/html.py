@@ -15,6 +15,7 @@ from mend.tools.report.rounds import MEANS, PHASES, Rounds
 from mend.types import SECOND
 
 FRAGMENTS_SHOWN = 16
+SLOW_SHOWN = 8
 OF_A_PLACE = frozenset(
     {"rack", "sideband_addr", "sideband_peers", "witness_addr", "advertise_host", "diagnostics_dir"}
 )
@@ -110,6 +111,13 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
         rounds = list(facts.turnout.elements())
         fine = 2 * short_of(rounds) <= len(rounds) or None
         found.append(Verdict("Racks in a round", told(rounds), fine))
+    if facts.slow:
+        each = sorted(facts.slow.items(), key=lambda one: one[0])[:SLOW_SHOWN]
+        slow = "; ".join(
+            f"rack {rack}, {one.ratio:.1f}x its {against}, found at its step {one.step}"
+            for (rack, against), one in each
+        )
+        found.append(Verdict("Slow racks", slow, False))
     said = "yes" if not late else f"no: {racks(late)} stopped, or still trains"
     found.append(Verdict("Ended in order", said, not late))
     count = sum(facts.kinds.values())

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from mend.coordination.slow import sentence_of
 from mend.status.messages import Doings, JobStatus, RackSeen
 from mend.types import SECOND, WITNESS
 
@@ -176,7 +177,7 @@ def _state(first: JobStatus, racks: Sequence[RackLine]) -> str:
 
 
 def _told(first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]) -> list[str]:
-    found = list(first.why)
+    found = [*first.why, *map(sentence_of, first.slow)]
     if first.missing:
         found.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
     found += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]

@@ -1,0 +1,97 @@
+"""A simulated rack that becomes slow is named, and no other; a replay comes to the same verdict."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mend.coordination.messages import FailSlow
+from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
+from mend.sim import World
+from mend.sim.process import Process
+from mend.sim.scenario import Fault, Scenario, calm
+from mend.trace.replay import replay
+from mend.types import MS, SECOND
+
+STEP_NS = 50 * MS
+BEGINS_NS, ENDS_NS = 5 * SECOND, 12 * SECOND
+SLOWER = 3
+STEPS = 240
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def slowed(racks: int, faults: tuple[Fault, ...]) -> Scenario:
+    return calm(
+        racks=racks, steps=STEPS, step_ns=STEP_NS, period_steps=16, overlap_steps=4, faults=faults
+    )
+
+
+def onsets(world: World, kind: str = ONSET) -> list[tuple[int, object, object]]:
+    """(who says it, rack, against), in the order of processes."""
+    return [
+        (process.me.rack, fields["slow_rack"], fields["against"])
+        for process in world.processes()
+        for noted, fields in process.notes
+        if noted == kind
+    ]
+
+
+def told(world: World) -> dict[int, set[tuple[int, bool]]]:
+    """Rack -> the verdicts that its status has shown at any time."""
+    found: dict[int, set[tuple[int, bool]]] = {}
+
+    def look(process: Process) -> None:
+        if process.trainer is not None:
+            slow: tuple[FailSlow, ...] = process.trainer.rank.published.look().slow
+            found.setdefault(process.me.rack, set()).update((v.rack, v.own_past) for v in slow)
+
+    for process in world.processes():
+        process.looked = look
+    world.run()
+    return found
+
+
+def test_a_rack_that_becomes_slow_is_named_by_itself_and_shown_to_all() -> None:
+    world = World(slowed(2, (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)))
+    shown = told(world)
+    assert onsets(world) == [(1, 1, OWN_PAST)], "two racks have no peers"
+    assert onsets(world, RELIEF) == [(1, 1, OWN_PAST)]
+    assert shown == {0: {(1, True)}, 1: {(1, True)}}
+    (fields,) = [f for p in world.processes() for kind, f in p.notes if kind == ONSET]
+    begins = BEGINS_NS // STEP_NS
+    assert begins - 5 <= int(str(fields["since_step"])) <= begins + 2
+    assert int(str(fields["step"])) <= begins + 20, "the tokens of a step are 1 to 5 here"
+    assert float(str(fields["ratio"])) > 2
+
+
+def test_a_rack_that_is_slow_from_the_start_is_named_by_its_peers() -> None:
+    world = World(slowed(3, (Fault("slow_rack", 0, 1 << 62, 2, amount=SLOWER),)))
+    shown = told(world)
+    assert {(rack, against) for _, rack, against in onsets(world)} == {(2, PEERS)}
+    assert all(verdicts == {(2, False)} for verdicts in shown.values())
+
+
+def test_equal_racks_are_not_named() -> None:
+    world = World(slowed(3, ()))
+    assert set().union(*told(world).values()) == set()
+    assert onsets(world) == []
+
+
+def test_the_same_seed_and_a_replay_come_to_the_same_verdicts() -> None:
+    faults = (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)
+    worlds = [World(slowed(3, faults), record=True) for _ in range(2)]
+    for world in worlds:
+        world.run()
+    notes = [
+        [[note for note in p.notes if note[0] in (ONSET, RELIEF)] for p in world.processes()]
+        for world in worlds
+    ]
+    assert notes[0] == notes[1]
+    assert any(notes[0])
+    for process in worlds[0].processes():
+        assert process.tape is not None
+        assert replay(process.tape.parts, process.tape.entries()).difference is None

@@ -1,0 +1,107 @@
+"""Paces in reports and orders: what is slow is told, by whom, since when; and it costs little."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mend.coordination.events import Effect, Note, Timed
+from mend.coordination.messages import FailSlow, TrainingProgress
+from mend.coordination.slow import (
+    ONSET,
+    OWN_PAST,
+    PEERS,
+    RELIEF,
+    RackPaces,
+    RankPace,
+    pace_of_rack,
+    sentence_of,
+)
+from mend.detector import DetectorOptions
+from mend.types import MS
+
+REPORT_BYTES = 20
+"""Most that a pace may add to a report, whatever it says."""
+
+
+def driven(factors: list[float], tokens: int = 512) -> tuple[RankPace, list[Note]]:
+    """A rank that makes steps of 100 ms times the factor, a little uneven."""
+    rank, found = RankPace(1, 2, DetectorOptions()), list[Effect]()
+    for step, factor in enumerate(factors, start=1):
+        wobble = 1 + (step * 7 % 5 - 2) / 100
+        found += rank.observe(Timed(step, round(100 * MS * factor * wobble), tokens))
+    return rank, [effect for effect in found if isinstance(effect, Note)]
+
+
+def test_onset_and_relief_are_noted_with_who_when_how_much_and_how_sure() -> None:
+    rank, notes = driven([1.0] * 50 + [2.0] * 50 + [1.0] * 50)
+    assert [note.kind for note in notes] == [ONSET, RELIEF]
+    onset, relief = (note.fields for note in notes)
+    assert (onset["slow_rack"], onset["slow_rank"], onset["against"]) == (1, 2, OWN_PAST)
+    assert onset["since_step"] == 51
+    assert onset["step"] in range(51, 61)
+    assert onset["ratio"] == pytest.approx(2.0, abs=0.1) or onset["ratio"] > 1.5
+    assert onset["probability"] > 0.99
+    assert relief["since_step"] == 51
+    assert relief["step"] in range(101, 111)
+    assert rank.verdict == TrainingProgress(rank=2)
+
+
+def test_time_is_divided_by_tokens() -> None:
+    rank = RankPace(0, 0, DetectorOptions())
+    for step in range(1, 101):
+        tokens = 256 if step < 50 else 1024  # four times the work from here on
+        assert rank.observe(Timed(step, tokens * MS, tokens)) == []
+    assert rank.pace.time_ps == MS * 1000
+
+
+def test_without_tokens_there_is_nothing_to_divide() -> None:
+    rank, notes = driven([1.0] * 60, tokens=0)
+    assert (rank.pace, notes) == (TrainingProgress(rank=2), [])
+
+
+def test_only_the_verdict_is_news() -> None:
+    fast, _ = driven([1.0] * 50)
+    slow, _ = driven([1.0] * 50 + [2.0] * 10)
+    slower, _ = driven([1.0] * 50 + [2.0] * 9 + [2.5])
+    assert fast.verdict == TrainingProgress(rank=2)
+    assert slow.verdict == slower.verdict == TrainingProgress(rank=2, slow_since=51)
+
+
+def test_a_pace_adds_few_bytes_to_a_report() -> None:
+    slow, _ = driven([1.0] * 50 + [2.0] * 10)
+    assert 0 < len(msgspec.msgpack.encode(slow.pace)) <= REPORT_BYTES
+
+
+def test_a_rack_is_as_fast_as_its_slowest_rank_and_names_the_worst() -> None:
+    ranks = [
+        TrainingProgress(rank=0, time_ps=10, margin_ppm=1),
+        TrainingProgress(
+            rank=1, time_ps=12, margin_ppm=2, slow_since=7, ratio_milli=1200, sure_milli=999
+        ),
+        TrainingProgress(
+            rank=2, time_ps=11, margin_ppm=3, slow_since=5, ratio_milli=2000, sure_milli=998
+        ),
+    ]
+    assert pace_of_rack(ranks) == TrainingProgress(2, 12, 2, 5, 2000, 998)
+    assert pace_of_rack([]) == TrainingProgress()
+
+
+def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
+    racks = RackPaces()
+    paces = {rack: TrainingProgress(0, 1000, 10_000) for rack in range(3)}
+    paces[3] = TrainingProgress(1, 2000, 10_000, slow_since=5, ratio_milli=2000, sure_milli=999)
+    (note,) = racks.compare(paces, dict.fromkeys(paces, 40))
+    assert isinstance(note, Note)
+    assert note.kind == ONSET
+    assert note.fields == {"slow_rack": 3, "against": PEERS, "step": 40, "ratio": 2.0}
+    own, peers = FailSlow(3, 1, True, 5, 20, 999), FailSlow(3, 1, False, 40, 20)
+    assert racks.judged == (own, peers)
+    assert sentence_of(own) == (
+        "rack 3 is slow: 2.0x the time per token of its own past, since its step 5 (99.9 % sure)"
+    )
+    assert "the median of the others, seen at its step 40" in sentence_of(peers)
+    (note,) = racks.compare({rack: TrainingProgress(0, 1000, 10_000) for rack in range(4)}, {3: 60})
+    assert isinstance(note, Note)
+    assert (note.kind, note.fields["since_step"], note.fields["step"]) == (RELIEF, 40, 60)
+    assert racks.judged == ()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mend.config import MendConfig
     from mend.errors import MendError
     from mend.mesh import rack_mesh
+    from mend.runtime.checkpoint_files import newest_checkpoint
     from mend.runtime.status import Status, TokenLedger
 
 __version__ = VERSION
@@ -27,6 +28,7 @@ __all__ = [
     "get_runtime",
     "mend_init",
     "mend_shutdown",
+    "newest_checkpoint",
     "rack_mesh",
     "session",
 ]
@@ -40,6 +42,7 @@ _HOME = {
     "get_runtime": "mend.api",
     "mend_init": "mend.api",
     "mend_shutdown": "mend.api",
+    "newest_checkpoint": "mend.runtime.checkpoint_files",
     "rack_mesh": "mend.mesh",
     "session": "mend.api",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from mend.protocol.border import first_difference, hello_misfit, plan_hash
+from mend.protocol.border import first_difference, hello_misfit, plan_hash, resume_misfit
 from mend.protocol.events import Connect, Effect, Note, Send
 from mend.protocol.log import Folded
 from mend.protocol.messages import TEXT_MAX, Hello, Refusal
@@ -17,6 +17,13 @@ VISITOR = 0xFFFF
 
 CONTENDED_MAX = 1_024
 """Lives that want the seat of a live rack, of all racks together; older ones begin anew."""
+
+
+def first_to_begin(hellos: Mapping[int, Hello]) -> Hello:
+    """Whose weights the job begins with: of the lowest rack that resumes a checkpoint, or else of
+    the lowest rack."""
+    ascending = [hellos[rack] for rack in sorted(hellos)]
+    return next((hello for hello in ascending if hello.resume is not None), ascending[0])
 
 
 @dataclass
@@ -131,6 +138,12 @@ class Admission:
                 mine = lowest.seat.member.rack
                 detail = f"rack {rack} differs from rack {mine}: {difference}"
                 self.refuse(self.hellos.pop(rack), "plan", detail, effects)
+                return rack
+        for rack in sorted(self.hellos):
+            ascending = [self.hellos[other] for other in sorted(self.hellos)]
+            if misfit := resume_misfit(self.hellos[rack], ascending):
+                detail = f"rack {rack} cannot begin with the others: {misfit}"
+                self.refuse(self.hellos.pop(rack), "resume", detail, effects)
                 return rack
         return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from mend.protocol.admission import Admission
+from mend.protocol.admission import Admission, first_to_begin
 from mend.protocol.border import plan_hash, report_misfit
 from mend.protocol.election import Election
 from mend.protocol.epochs import epoch_of, number_of
@@ -19,6 +19,7 @@ from mend.protocol.events import Effect, Event, Finished, Heard, Note, Send
 from mend.protocol.flow import Again, Flow, Portion, whole
 from mend.protocol.grace import Mean
 from mend.protocol.log import Log, witness_votes
+from mend.protocol.marks import next_mark, waits
 from mend.protocol.messages import (
     Ballot,
     Commit,
@@ -440,6 +441,7 @@ class Coordinator:
             self._decide(now_ns, effects)
             if self.proposer.open and not self.log.told.over:
                 self._advance_rounds(now_ns, effects)
+                self._try_mark(now_ns, effects)
                 self._try_roster(now_ns, effects)
         racks = [view for rack, view in self.views.items() if rack != WITNESS]
         if self.log.told.over:
@@ -457,7 +459,8 @@ class Coordinator:
         missing = len(hellos) < self.options.racks
         if self.log.written.begun or missing or not all(self._answered(r, now_ns) for r in hellos):
             return
-        lowest = hellos[min(hellos)]
+        lowest = first_to_begin(hellos)
+        resume = lowest.resume
         witness = self.member if self.me.rack == WITNESS else None
         votes = witness is None or witness_votes(witness, len(hellos))
         if self.voter.log.told.begun:
@@ -470,10 +473,18 @@ class Coordinator:
                 plan=plan_hash(lowest),
                 digests=lowest.digests,
                 learners=() if votes else (WITNESS,),
+                versions=resume.versions if resume else (),
+                rounds=resume.rounds if resume else (),
+                parent=resume.lineage if resume else "",
+                parent_mark=resume.number if resume else 0,
             )
         )
         self._new_rounds(lowest.policy.fragments)
         effects.append(Note("genesis", {"racks": sorted(hellos)}))
+        if resume is not None:
+            lost = sorted(set(resume.racks) - hellos.keys())
+            about = {"lineage": resume.lineage[:12], "checkpoint": resume.number, "without": lost}
+            effects.append(Note("resumes", {**about, "versions": resume.versions}))
 
     def _decide(self, now_ns: int, effects: list[Effect]) -> None:
         for record in self.proposer.decide():
@@ -506,6 +517,19 @@ class Coordinator:
                     effects.append(Note("drop", about))
                 self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
+
+    def _try_mark(self, now_ns: int, effects: list[Effect]) -> None:
+        """A checkpoint that the racks have asked for, or have written."""
+        log, live = self.log.written, self._live(now_ns)
+        mark = next_mark(log, self.log.lineage, self._reports(), live)
+        if mark is None or not self.proposer.may_append():
+            return
+        self.proposer.append(mark)
+        about: dict[str, object] = {"number": mark.number, "name": mark.name}
+        effects.append(Note("mark", about | {"racks": mark.racks, "written": mark.written}))
+
+    def _reports(self) -> dict[int, Report | None]:
+        return {rack: view.report for rack, view in self.views.items()}
 
     def _live(self, now_ns: int) -> frozenset[int]:
         detect_ns = self.options.detect_ns
@@ -654,4 +678,6 @@ class Coordinator:
             refused = self.admission.refused
             absent = [rack for rack in sorted(refused) if rack not in self.views]  # still
             return tuple(f"rack {rack} was refused: {refused[rack]}" for rack in absent)
-        return tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
+        whys = tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
+        cut = waits(self.log.written, self._reports())
+        return (cut, *whys) if cut else whys

@@ -170,6 +170,14 @@ class Idle:
     versions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """The rank waits in a checkpoint of this name, or has written its part; empty: no more."""
+
+    name: str
+    written: bool = False
+
+
 Event = (
     Heard
     | Tick
@@ -187,6 +195,7 @@ Event = (
     | Progress
     | Leaving
     | Idle
+    | Cutting
 )
 
 # ------------------------------------------------------------------ effects

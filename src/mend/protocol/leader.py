@@ -20,6 +20,7 @@ from mend.protocol.messages import (
     LIVES_MAX,
     Bad,
     Challenge,
+    Cut,
     Declined,
     Held,
     Hello,
@@ -41,7 +42,7 @@ from mend.terms import SECOND, WITNESS, Member, Peer
 
 PROGRESS_NS = 5 * SECOND
 
-_FAULTS = {"plan": "PlanMismatch"}
+_FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +340,7 @@ class Leader:
             idle=complete and all(rank.idle for rank in ranks),
             gone=gone,
             bad=_bad(ranks),
+            cut=_cut(ranks) if complete else None,
         )
 
     def _versions(self) -> tuple[int, ...]:
@@ -442,6 +444,12 @@ def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
     """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
     parts = [part for rank in ranks for part in rank.parts]
     return tuple(sorted({p.fragment for p in parts if not p.checksum and not p.declined}))
+
+
+def _cut(ranks: list[RankReport]) -> Cut | None:
+    """The checkpoint that all ranks wait in, or have written."""
+    cuts = {rank.cut for rank in ranks}
+    return cuts.pop() if len(cuts) == 1 else None
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:

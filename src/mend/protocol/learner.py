@@ -19,10 +19,12 @@ from mend.protocol.messages import (
     BAD_MAX,
     Bad,
     Commit,
+    Cut,
     Drop,
     Gather,
     Genesis,
     Lineage,
+    Mark,
     Offer,
     OfferId,
     Part,
@@ -41,12 +43,14 @@ from mend.terms import Member, Peer
 
 @dataclass
 class Learner:
-    """Pure. own_digests: digest of this rank's own version 0 per fragment."""
+    """Pure. own_digests: per fragment the digest of what this rank begins with, its own weights or
+    those of a checkpoint. own_versions: of these; empty: all are 0."""
 
     me: Peer
     member: Member
     options: LearnerOptions
     own_digests: tuple[str, ...]
+    own_versions: tuple[int, ...] = ()
     folded: Folded = field(default_factory=Folded)
     decided: int = 0
     shelves: list[Shelf] = field(default_factory=list)
@@ -65,9 +69,12 @@ class Learner:
     sent: RankReport | None = None
     sent_ns: int = 0
     serial: int = 0
+    cut: Cut | None = None
+    """The checkpoint that this rank waits in."""
 
     def __post_init__(self) -> None:
         self.shelves = [Shelf() for _ in self.own_digests]
+        self.own_versions = self.own_versions or (0,) * len(self.own_digests)
 
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
@@ -135,6 +142,9 @@ class Learner:
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
                 self.idle_versions = versions
+            case ev.Cutting(name, written):
+                number = self.cut.number if self.cut and written else self.folded.marks + 1
+                self.cut = Cut(number, name, written) if name else None
 
     def _on_orders(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
         if orders.serial <= self.orders_serial:
@@ -191,6 +201,8 @@ class Learner:
             case Lineage():
                 self._on_roster(effects)
                 self._on_lineage(record, effects)
+            case Mark():
+                self._on_mark(record)
 
     def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
         """The records up to here will not come. What they did to offers is in what they add up
@@ -199,8 +211,9 @@ class Learner:
         effects.append(ev.Restored(snapshot))
         for p, shelf in enumerate(self.shelves):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
-            if version == 0 and shelf.founded(digest, self.own_digests[p]):
-                effects.append(ev.Publish(p, 0, 0))
+            mine = (self.own_versions[p], self.own_digests[p])
+            if version == mine[0] and shelf.founded(version, digest, mine):
+                effects.append(ev.Publish(p, version, 0))
             effects += [ev.Forget(p, gone) for gone in shelf.restored(version, digest)]
             ended = self.folded.ended.get((self.member, p), 0)
             named, _ = self.folded.named.get((self.member, p), (0, 0))
@@ -211,10 +224,11 @@ class Learner:
                 self.shelves[p].linger.setdefault((member, seq), (snapshot.versions[p], now_ns))
 
     def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
-        for fragment, digests in enumerate(record.digests):
-            own = self.own_digests[fragment]
-            if self.shelves[fragment].founded(digests[self.me.rank], own):
-                effects.append(ev.Publish(fragment, 0, 0))
+        for fragment, version in enumerate(record.first()):
+            own = (self.own_versions[fragment], self.own_digests[fragment])
+            digest = record.digests[fragment][self.me.rank]
+            if self.shelves[fragment].founded(version, digest, own):
+                effects.append(ev.Publish(fragment, version, 0))
 
     def _on_commit(self, record: Commit, now_ns: int, effects: list[ev.Effect]) -> None:
         shelf = self.shelves[record.fragment]
@@ -244,6 +258,11 @@ class Learner:
             effects += [ev.Forget(p, version) for version in shelf.outgrown(record.versions[p])]
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.Discard(p, self.parts[p].seq))
+
+    def _on_mark(self, record: Mark) -> None:
+        """A checkpoint of another name has taken the number that this rank asked for."""
+        if self.cut is not None and not self.cut.written and self.cut.name != record.name:
+            self.cut = replace(self.cut, number=record.number + 1)
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)
@@ -431,4 +450,5 @@ class Learner:
             hurry=self.hurry,
             idle=idle,
             bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
+            cut=self.cut,
         )

@@ -29,6 +29,8 @@ LEARNER, LEADER, COORDINATOR, BOOTH = "learner", "leader", "coordinator", "booth
 class LearnerParts:
     options: LearnerOptions
     own_digests: tuple[str, ...]
+    own_versions: tuple[int, ...] = ()
+    """That these are of; empty: 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def machines_of(parts: Parts) -> Machines:
     me, member, voter = parts.me, parts.member, Voter(Log(parts.records_kept))
     learner = leader = coordinator = booth = None
     if (of := parts.learner) is not None:
-        learner = Learner(me, member, of.options, of.own_digests)
+        learner = Learner(me, member, of.options, of.own_digests, of.own_versions)
     if (by := parts.leader) is not None:
         at = by.coordinator_address
         leader = Leader(by.hello, by.coordinator, by.options, by.started_ns, at, voter)

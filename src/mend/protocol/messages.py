@@ -57,9 +57,9 @@ PERSON = 0xFFFD
 LIVES_MAX = 8
 """Former lives that a hello names, the newest last."""
 
-RECORDS_FORMAT = 3
+RECORDS_FORMAT = 4
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
-witness votes, and merges count no absent racks."""
+witness votes, and merges count no absent racks. 3: jobs begin at version 0, without checkpoints."""
 
 
 class Word(Struct, frozen=True, array_like=True):
@@ -189,6 +189,18 @@ class Genesis(Word, frozen=True, tag=1):
     """Of this and all records behind it."""
     learners: Racks = ()
     """The witness, by its rack number, where it has no vote."""
+    versions: Versions = ()
+    """Of a job that resumes a checkpoint: what `digests` are of. Empty: 0 of every fragment."""
+    rounds: Rounds = ()
+    """Of a job that resumes a checkpoint: as in `Lineage`."""
+    parent: Hex = ""
+    """The lineage that the checkpoint is of; empty: the job begins from nothing."""
+    parent_mark: Count = 0
+    """Number of the checkpoint in that lineage."""
+
+    def first(self) -> tuple[int, ...]:
+        """The version of every fragment that the job begins with."""
+        return self.versions or (0,) * len(self.digests)
 
 
 class Commit(Word, frozen=True, tag=2):
@@ -247,6 +259,19 @@ class Lineage(Word, frozen=True, tag=6):
     rounds: Rounds = ()
 
 
+class Mark(Word, frozen=True, tag=7):
+    """A checkpoint: every rack in `racks` writes its state as this record finds it, with all that
+    is decided before it and nothing behind it. Once more, `written`, when all of them have."""
+
+    number: Count
+    """Of the checkpoint in this lineage, from 1."""
+    name: Text
+    lineage: Hex
+    racks: Racks
+    """Ascending. Of the second record: those that have written and are still there."""
+    written: bool = False
+
+
 class Last(Word, frozen=True):
     """The highest offers of one member and fragment that were named, and that ended at all."""
 
@@ -288,13 +313,37 @@ class Snapshot(Word, frozen=True):
     rounds: Rounds
     demoted: Racks = ()
     """Learners that had a vote."""
+    marks: Count = 0
+    """Checkpoints so far."""
+    mark: Mark | None = None
+    """The newest of them while its racks write it."""
 
 
-Record = Genesis | Commit | Roster | Drop | Epoch | Lineage
+Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 
 # ------------------------------------------------------------------ messages
+
+
+class Resume(Word, frozen=True):
+    """What a rack has read from a checkpoint: equal on all racks that have, to the last field."""
+
+    lineage: Hex
+    number: Count
+    """Of the checkpoint, as its `Mark` has it."""
+    racks: Racks
+    """That have a part of it."""
+    versions: Versions
+    rounds: Rounds
+
+
+class Cut(Word, frozen=True):
+    """A rack waits in a checkpoint of this number and name, or has `written` its part."""
+
+    number: Count
+    name: Text
+    written: bool
 
 
 class Hello(Word, frozen=True, tag=10):
@@ -307,6 +356,10 @@ class Hello(Word, frozen=True, tag=10):
     after: Annotated[tuple[Count, ...], Meta(max_length=LIVES_MAX)] = ()
     """Incarnations of its rack that, as it has heard, have the seat: this was said later, and the
     lives of a rack follow each other, so they are over."""
+    resume: Resume | None = None
+    """What the `digests` are of, where it has read a checkpoint; else of its own weights."""
+    resume_step: Count = 0
+    """The step at which this rack's part of the checkpoint was written."""
 
 
 class Challenge(Word, frozen=True, tag=18):
@@ -325,7 +378,7 @@ class Retire(Word, frozen=True, tag=19):
 
 
 class Refusal(Word, frozen=True, tag=11):
-    """The coordinator's no. kind: plan, taken, started, racks, over."""
+    """The coordinator's no. kind: plan, resume, taken, started, racks, over."""
 
     incarnation: Count
     kind: Text
@@ -433,6 +486,8 @@ class Report(State, frozen=True, tag=12):
     """Open offers that a rank of this rack has found not fit to be merged."""
     heard: Count = 0
     """Serial of the newest orders of the epoch that is promised."""
+    cut: Cut | None = None
+    """The checkpoint that all its ranks wait in."""
 
 
 class Orders(State, frozen=True, tag=13):
@@ -511,6 +566,7 @@ class RankReport(State, frozen=True, tag=14):
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
     heard: Count = 0
     """Serial of the newest orders of its leader."""
+    cut: Cut | None = None
 
 
 class RankOrders(State, frozen=True, tag=15):

@@ -33,7 +33,7 @@ from mend.protocol.events import Effect, Event
 from mend.protocol.machines import Parts
 
 MAGIC = b"mendtape"
-VERSION = 3
+VERSION = 4
 LEVEL = 6
 """Of zlib: its cost is a few percent of a core at a thousand events a second."""
 

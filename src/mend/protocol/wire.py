@@ -19,7 +19,7 @@ from mend.errors import OtherVersion, WireError
 from mend.protocol.messages import Envelope, Record
 
 MAGIC = b"mnd"
-VERSION = 3
+VERSION = 4
 FRAME_BYTES_MAX = 8 << 20
 
 _HEAD = MAGIC + bytes([VERSION])

@@ -11,7 +11,7 @@ import msgspec
 from mend.protocol.coordinator import CoordinatorOptions
 from mend.protocol.leader import LeaderOptions
 from mend.protocol.machines import CoordinatorParts, LeaderParts, LearnerParts, Parts
-from mend.protocol.messages import Hello, Policy, Seat
+from mend.protocol.messages import Hello, Policy, Resume, Seat
 from mend.protocol.script import Script
 from mend.protocol.shelf import LearnerOptions
 from mend.runtime.driver import DriverOptions
@@ -54,6 +54,8 @@ class Settings:
     """As it was given, for the tape's header."""
     replay: Path | None = None
     """The script of a replay, if this run is one."""
+    resume: Path | None = None
+    """A checkpoint to go on from, or a folder of them."""
     frozen: bool = False
     """Whether parameters that need no gradient are exchanged, too."""
     outcomes: Path | None = None
@@ -79,12 +81,16 @@ def parts_of(
     sums: bool,
     started_ns: int,
     script: Script | None = None,
+    resumed: tuple[Resume, int] | None = None,
 ) -> Parts:
     """`found`: what every rank of the rack said, in rank order. `sums`: whether merges need sums
-    over the ranks first. `script`: rack 0 decides what it says, and nobody takes over."""
+    over the ranks first. `script`: rack 0 decides what it says, and nobody takes over. `resumed`: a
+    checkpoint, and this rack's step in it."""
     ranks = len(found)
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-    learner = LearnerParts(LearnerOptions(heartbeat_ns, ranks, sums), found[me.rank].digests)
+    versions = resumed[0].versions if resumed else ()
+    own = found[me.rank].digests
+    learner = LearnerParts(LearnerOptions(heartbeat_ns, ranks, sums), own, versions)
     if me.rank != 0:
         return Parts(me, member, learner)
     fragments = len(found[0].digests)
@@ -98,6 +104,8 @@ def parts_of(
             *model_facts,
         ),
         digests=tuple(tuple(one.digests[p] for one in found) for p in range(fragments)),
+        resume=resumed[0] if resumed else None,
+        resume_step=resumed[1] if resumed else 0,
     )
     where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
     peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != me.rack)

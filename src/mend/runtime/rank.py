@@ -114,7 +114,7 @@ class Rank:
         self.tape = tape
         self.numerics, self.board, self.edge = numerics, board, edge
         self.anchors: dict[tuple[int, int], Anchor] = {
-            (p, 0): anchor for p, anchor in enumerate(genesis)
+            (p, anchor.version): anchor for p, anchor in enumerate(genesis)
         }
         self.tentative: dict[tuple[int, int, int], Anchor] = {}
         self.payloads: dict[Payload, Tensor] = {}
@@ -270,12 +270,13 @@ class Rank:
         def job() -> Encoded:
             if offer.landed is not None:
                 offer.landed()
-            return self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
+            anchor_N = None if offer.encoded else offer.anchor.values
+            return self.numerics.encode(offer.delta_N, offer.residual_N, anchor_N)
 
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
             if isinstance(result, NonFinite):
-                self.board.last_error = str(result)
+                self.board.last_error = offer.declined = str(result)
                 self.edge.note(
                     "declined", {"fragment": fragment, "seq": seq, "reason": str(result)}
                 )
@@ -283,7 +284,7 @@ class Rank:
             elif isinstance(result, Exception):
                 self.broken(result)
             else:
-                offer.pend_N = result.pend
+                offer.pend_N, offer.encoded = result.pend, True
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
                 self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm))
 

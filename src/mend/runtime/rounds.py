@@ -12,7 +12,7 @@ capture, then apply).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,14 @@ from mend.errors import Diverged, GaveUp
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.view import Pieces, portions
-from mend.protocol.events import Applied, Captured, Discarded, Event, Progress, StillOpen
+from mend.protocol.events import Applied, Captured, Discarded, Event, StillOpen
+from mend.protocol.events import Progress as Stepped
 from mend.protocol.schedule import Calendar, Schedule
 from mend.runtime.beside import Beside
 from mend.runtime.handoff import Board
 from mend.runtime.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.runtime.outcome import Outcome
+from mend.runtime.progress import Progress
 from mend.runtime.track import (
     AgreeMin,
     Doing,
@@ -76,6 +78,8 @@ class Rounds:
         self._buffers, self._crew = numerics.buffers, numerics.crew
         self.outcome = Outcome("running")
         """How this rank left the job."""
+        self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
+        """What this rank goes on from, with the offers that were open then."""
         self.step = 0
         self.tokens = 0
         self.ledger = Ledger()
@@ -196,7 +200,7 @@ class Rounds:
             before_ns = self.step_ns or sample_ns  # the first sample is taken as it is
             self.step_ns = before_ns + (sample_ns - before_ns) // 10
         self._marked_step = self.step
-        self._post(Progress(self.step, self.step_ns))
+        self._post(Stepped(self.step, self.step_ns))
 
     # -------------------------------------------------------------- capture
 
@@ -328,14 +332,20 @@ class Rounds:
             return track.offer is not None and track.offer.seq in panel.discarded
 
     def _agree_and_apply(
-        self, fragments: list[int], flags: list[int] | None = None
+        self,
+        fragments: list[int],
+        flags: list[int] | None = None,
+        caps: Sequence[int] | None = None,
     ) -> Generator[Any, Any, list[int]]:
-        """Apply what every rank can; returns the flags' minimum over the ranks."""
+        """Apply what every rank can; returns the flags' minimum over the ranks. `caps`: per
+        fragment the newest version that may be applied; None: any."""
         with self.board.changed:
             if self.board.failure is not None:
                 raise self.board.failure
             anchors = {p: dict(self.board.panels[p].anchors) for p in fragments}
             dead = {p: dict(self.board.panels[p].discarded) for p in fragments}
+        if caps is not None:
+            anchors = {p: {v: a for v, a in anchors[p].items() if v <= caps[p]} for p in fragments}
         values = list(flags or [])
         for fragment in fragments:
             track = self.tracks[fragment]

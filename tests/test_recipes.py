@@ -18,7 +18,11 @@ from mend import MendConfig
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 KUBERNETES = EXAMPLES / "kubernetes"
-SCRIPTS = [EXAMPLES / "two_racks.sh", EXAMPLES / "slurm" / "two_racks.sbatch"]
+SCRIPTS = [
+    EXAMPLES / "two_racks.sh",
+    EXAMPLES / "slurm" / "two_racks.sbatch",
+    EXAMPLES / "slurm" / "wall_limit.sbatch",
+]
 SCHEMAS = ("1.27", "1.32", "1.37")
 VARIANTS = (".", "gpu", "witness")
 POD_IP = "10.1.2.3"
@@ -176,6 +180,34 @@ def test_slurm_tells_every_node_its_rack(
             "--nnodes", str(sizes[rack]), "--node-rank", str(node), "--nproc-per-node", "8",
             "--master-addr", hosts[rack][0], "--master-port", "29500", "train.py", "a", "b",
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_slurm_queues_a_job_again_that_its_limit_has_stopped(
+    stand: Stand, tmp_path: Path, stopped: bool
+) -> None:
+    """And not one whose script has come to its end; an older checkpoint is there in both cases."""
+    stand.program("srun", SRUN)
+    stand.program("scontrol", 'echo "$@" >> "$TOLD/scontrol"; tr " " "\\n" <<< "$3"')
+    (tmp_path / "cuts" / "old" / "rack-0").mkdir(parents=True)
+    (tmp_path / "cuts" / "old" / "rack-0" / "COMPLETE").touch()
+    if stopped:
+        stand.program(
+            "torchrun", 'echo "$@" > "$TOLD/$$.argv"; env -0 > "$TOLD/$$.env"; touch "$NEW"'
+        )
+    slurm = {
+        "SLURM_HET_SIZE": "2", "SLURM_JOB_ID": "4711", "SLURM_JOB_END_TIME": "1000900",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_NODELIST_HET_GROUP_1": "b",
+        "SLURM_SUBMIT_DIR": str(ROOT), "FOLDER": str(tmp_path / "cuts"),
+        "NEW": str(tmp_path / "cuts" / "COMPLETE"),
+    }  # fmt: skip
+    assert stand.run(str(SCRIPTS[2]), **slurm) == 0
+    for argv, _ in stand.started():
+        assert argv[-5:] == [
+            "examples/wall_limit.py", "--folder", str(tmp_path / "cuts"), "--until", "1000000",
+        ]  # fmt: skip
+    asked = (stand.told / "scontrol").read_text().splitlines()
+    assert ("requeue 4711" in asked) == stopped
 
 
 def test_slurm_without_components_says_what_is_missing(

@@ -11,6 +11,7 @@ from mend.types import VERSION
 if TYPE_CHECKING:
     from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
     from mend.config import MendConfig
+    from mend.engine.checkpoint_files import newest_checkpoint
     from mend.errors import MendError
     from mend.mesh import rack_mesh
     from mend.status.status import SlowRack, Status, TokenLedger
@@ -28,6 +29,7 @@ __all__ = [
     "get_runtime",
     "mend_init",
     "mend_shutdown",
+    "newest_checkpoint",
     "rack_mesh",
     "session",
 ]
@@ -42,6 +44,7 @@ _HOME = {
     "get_runtime": "mend.api",
     "mend_init": "mend.api",
     "mend_shutdown": "mend.api",
+    "newest_checkpoint": "mend.engine.checkpoint_files",
     "rack_mesh": "mend.mesh",
     "session": "mend.api",
 }

@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +46,7 @@ def mend_init(
     optimizer: Optimizers | None = None,
     *,
     mesh: DeviceMesh | None = None,
+    resume: str | Path | None = None,
 ) -> Runtime:
     """Join the job and return when this rack trains on the version 0 that all racks share.
 
@@ -53,8 +55,14 @@ def mend_init(
     Blocks until every rack has said hello. `mesh`: that of `mend.rack_mesh`, where one torchrun
     spans several racks; it says which ranks share this one.
 
+    `resume`: a checkpoint that `Runtime.checkpoint` made, or a folder of them, of which the newest
+    complete one is taken; all racks give the same. Load what was saved with it into the model and
+    the optimizer first. The job goes on with its versions, outer state, open offers, tokens and
+    step (`status().step`). None: a new job.
+
     Raises ConfigError, UsageError (called twice; an optimizer of another model), PlanMismatch (the
-    racks' models or settings differ), Refused, StartTimeout, AddressInUse.
+    racks' models or settings differ), Refused, StartTimeout, AddressInUse, CheckpointError (none
+    is complete, it is damaged or of another model or plan, or the racks have different ones).
     """
     config = config if config is not None else MendConfig()
     members = None
@@ -72,12 +80,7 @@ def mend_init(
             stacklevel=2,
         )
     asked, config = config, placed(config, members)
-    settings = settings_of(config, members)
-    rank: LiveRank | LocalOnlyRank
-    if config.exchange:
-        rank = live_rank(model, settings, rules_of(config), local_place())
-    else:
-        rank = LocalOnlyRank(settings)
+    rank = _rank_of(model, config, members, resume)
     _warn_of_statistics(model, config)
     if config != asked:
         about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
@@ -130,6 +133,7 @@ def session(
     *,
     keep_local: bool = False,
     mesh: DeviceMesh | None = None,
+    resume: str | Path | None = None,
 ) -> Iterator[Runtime]:
     """mend_init now, mend_shutdown at the end.
 
@@ -137,7 +141,7 @@ def session(
     when work of this rack was not merged, Diverged when its weights are no numbers; the model then
     holds its own weights.
     """
-    runtime = mend_init(model, config, optimizer, mesh=mesh)
+    runtime = mend_init(model, config, optimizer, mesh=mesh, resume=resume)
     try:
         yield runtime
     except BaseException as error:
@@ -227,6 +231,44 @@ class Runtime:
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
         self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
+
+    def checkpoint(
+        self,
+        folder: str | Path,
+        save: Callable[[Path], None] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Path:
+        """Write the state of the whole job into `folder`, with all racks at one place of the log.
+
+        All ranks of all racks call it, with folders of the same name; whoever comes first waits for
+        the others, up to `timeout_s` (None: give_up_s). `save(path)` is called on every rank of
+        this rack when it stands there: what it writes into that folder (the model, the optimizer,
+        the position in the data) becomes a part of the checkpoint. Returns when all racks have
+        written; their parts are in `folder / f"rack-{rack}"`.
+
+        Raises CheckpointError when no complete checkpoint was made; training may go on then.
+        """
+        if isinstance(self._rank, LocalOnlyRank):
+            raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
+        if self._closed:
+            raise UsageError("checkpoint() after mend_shutdown")
+        self._steps.settle()
+        limit_s = self.config.give_up_s if timeout_s is None else timeout_s
+        path = Path(folder).absolute()
+        try:
+            self._rank.checkpoint(path, save, int(limit_s * SECOND))
+        finally:
+            self._steps.movement.wrote()
+        return path
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether `flag` is true on a rank of this rack. All its ranks call it together.
+
+        For what one rank notices and all must act on at one step: a signal, a time limit.
+        """
+        group = None if isinstance(self._rank, LocalOnlyRank) else self._rank.group
+        return flag if group is None else group.minimum([-int(flag)])[0] < 0
 
     # -------------------------------------------------------------- looking
 
@@ -388,6 +430,16 @@ class Runtime:
     def _unhook(self) -> None:
         self._closed = True
         self._steps.close()
+
+
+def _rank_of(
+    model: nn.Module, config: MendConfig, members: tuple[int, ...] | None, resume: str | Path | None
+) -> LiveRank | LocalOnlyRank:
+    settings = settings_of(config, members)
+    if not config.exchange:
+        return LocalOnlyRank(settings)
+    settings = replace(settings, resume=Path(resume) if resume is not None else None)
+    return live_rank(model, settings, rules_of(config), local_place())
 
 
 def _refuse_strangers(

@@ -57,6 +57,11 @@ class NotMerged(MendError):
     """A session ended with work of this rack that no other rack has; the model holds it."""
 
 
+class CheckpointError(MendError):
+    """A checkpoint cannot be written, or not be resumed from: incomplete, damaged, of another
+    model, plan or lineage, or the racks do not have the same one."""
+
+
 class WireError(MendError):
     """A frame from the network is not a message of this protocol."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import os
 import re
 import select
@@ -85,6 +86,58 @@ def test_minimal() -> None:
     found = launched(sys.executable, "minimal.py", "--steps", "100", ranks=1)
     agree(found, 100)
     assert found[0].loss < 0.5, "the truth is half learnt"
+
+
+def test_a_time_limit_stops_all_racks_with_a_checkpoint_and_the_next_run_goes_on(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Each rack looks at its own clock; they meet in the checkpoint."""
+    folder = ("--folder", str(tmp_path))
+    first = launched(nursery.python, "wall_limit.py", "--limit-s", "1", *folder, ranks=1)
+    (cut,) = tmp_path.iterdir()
+    steps = [json.loads((cut / f"rack-{r}/manifest.json").read_bytes())["step"] for r in (0, 1)]
+    assert [end.step for end in first] == steps
+    last = ("--steps", str(max(steps) + 100))
+    agree(launched(nursery.python, "wall_limit.py", *last, *folder, ranks=1), max(steps) + 100)
+    assert list(tmp_path.iterdir()) == [cut]
+
+
+def test_sigterm_of_all_racks_ends_with_a_checkpoint_and_a_merge(
+    nursery: Nursery, tmp_path: Path, free_ports: FreePorts
+) -> None:
+    """As a scheduler sends it; without a torchrun between."""
+    addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+    more = {
+        "MEND_RACKS": "2", "MEND_JOB_ID": "ends", "MEND_SIDEBAND_PEERS": ",".join(addresses),
+        "MEND_DIAGNOSTICS_DIR": str(tmp_path / "events"),
+    }  # fmt: skip
+    command = [nursery.python, str(EXAMPLES / "wall_limit.py"), "--steps", "1000000000"]
+    racks = [
+        subprocess.Popen(
+            [*command, "--folder", str(tmp_path / "cuts")], cwd=ROOT, stdout=subprocess.PIPE,
+            env=environment(MEND_RACK=str(rack), MEND_SIDEBAND_ADDR=addresses[rack], **more),
+        )
+        for rack in (0, 1)
+    ]  # fmt: skip
+    try:
+        events = [tmp_path / "events" / f"events-rack{rack}-rank0.jsonl" for rack in (0, 1)]
+        for path in events:
+            until(lambda path=path: _says(path, '"applied"'), "the rack trains")  # type: ignore[misc]
+        for process in racks:
+            process.send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=LIMIT_S)[0].decode() for process in racks]
+    finally:
+        for process in racks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in racks] == [0, 0]
+    assert all("(stopped)" in each for each in said), said
+    assert (tmp_path / "cuts" / "stop-ends" / "rack-1" / "COMPLETE").exists()
+    assert all(_says(path, '"outcome":"merged"') for path in events)
+
+
+def _says(path: Path, what: str) -> bool:
+    return path.exists() and what in path.read_text().replace(": ", ":")
 
 
 def test_ddp(nursery: Nursery) -> None:

@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ class Options:
     forget: bool = False
     """Neither session nor shutdown: the program just ends."""
     learning_rate: float = 0.05
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    """step -> folder of the checkpoint that is made behind it."""
+    resume: str = ""
+    """A checkpoint, or a folder of them, to go on from; steps are then those of the whole job."""
+    cut_every: int = 0
+    """A checkpoint behind every step that this divides, in a folder `cuts` by its number."""
+    cuts: str = ""
+    save_gate: str = ""
+    """What a script saves behind `gated_step` waits for this file."""
+    gated_step: int = 0
+    failing_step: int = 0
+    """What a script saves behind it does not fit the disk."""
     pace_ms: float = 0.0
     """How long a step takes at least: the speed of this rack."""
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
@@ -194,6 +207,7 @@ class Acts:
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.runtime: Any = None
         self.merged_losses: list[str] = []
+        self.answers: list[bool] = []
         self.own_loss = ""
         self.slower = 1.0
         self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
@@ -286,6 +300,10 @@ class Acts:
         for number in range(count):
             self.runtime.record(number=number)
 
+    def ask(self, rank: int) -> None:
+        """Whether any rank of the rack says so; this one does."""
+        self.answers.append(self.runtime.any_rank(rank == int(os.environ["RANK"])))
+
     def fail(self) -> None:
         raise RuntimeError("the loss exploded")
 
@@ -297,6 +315,7 @@ class Acts:
 
 def run(options: Options, result: dict[str, Any]) -> None:
     import mend
+    import mend.errors
 
     rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
     model = build(options.model, rack)
@@ -310,16 +329,21 @@ def run(options: Options, result: dict[str, Any]) -> None:
         wrapped = spread(model, options.parallel, options.device)
     optimizer = optimizer_of(model, options.learning_rate)
     acts = Acts(model, wrapped, optimizer)
+    resume: dict[str, Any] = {}
+    if options.resume:
+        resume["resume"] = found = mend.newest_checkpoint(options.resume) or options.resume
+        load(Path(found) / f"rack-{rack}", model, optimizer)
     losses: list[str] = result.setdefault("losses", [])
     config = mend.MendConfig(**options.config)
     try:
         with (
-            contextlib.nullcontext(mend.mend_init(wrapped, config, optimizer))
+            contextlib.nullcontext(mend.mend_init(wrapped, config, optimizer, **resume))
             if options.forget
-            else mend.session(wrapped, config, optimizer, keep_local=options.keep_local)
+            else mend.session(wrapped, config, optimizer, keep_local=options.keep_local, **resume)
         ) as runtime:
             acts.runtime = runtime
-            for step in range(1, options.steps + 1):
+            result["begun"] = seen(runtime.status())
+            for step in range(runtime.status().step + 1, options.steps + 1):
                 acts.do(options.at.get(str(step), []))
                 loss = loss_of(wrapped, rack, 0 if options.same_data else rank, step)
                 optimizer.zero_grad()
@@ -327,9 +351,17 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 runtime.count_tokens(tokens_of(rack, step))
                 optimizer.step()
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
+                if folder := folder_of(options, step):
+                    gate = options.save_gate if step == options.gated_step else ""
+                    try:
+                        full = step == options.failing_step
+                        runtime.checkpoint(folder, partial(save, model, optimizer, gate, full))
+                    except mend.errors.CheckpointError as error:
+                        result.setdefault("not_saved", []).append(str(error))
                 time.sleep(acts.slower * options.pace_ms / 1000)
             acts.do(options.at.get("end", []))
             result["merged_losses"], result["own_loss"] = acts.merged_losses, acts.own_loss
+            result["answers"] = acts.answers
             result["before_shutdown"] = seen(runtime.status())
     finally:
         result["weights"] = weights(model)
@@ -340,6 +372,39 @@ def run(options: Options, result: dict[str, Any]) -> None:
         if options.parallel not in ("none", "ddp"):
             torch.distributed.barrier()  # see examples/fsdp2.py
         torch.distributed.destroy_process_group()
+
+
+def folder_of(options: Options, step: int) -> str:
+    """Of the checkpoint behind this step, if there is to be one."""
+    if options.cut_every and step % options.cut_every == 0:
+        return f"{options.cuts}/step-{step}"
+    return options.checkpoints.get(str(step), "")
+
+
+def save(
+    model: nn.Module, optimizer: torch.optim.Optimizer, gate: str, full: bool, folder: Path
+) -> None:
+    """What a script keeps of its own, one file per rank."""
+    if full:
+        raise OSError(28, "No space left on device", "script.pt")
+    while gate and not Path(gate).exists():
+        time.sleep(0.005)
+    rank = os.environ.get("RANK", "0")
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, folder / f"script-{rank}.pt")
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if not folder.exists():
+        return  # this rack begins with a copy
+    rank = os.environ.get("RANK", "0")
+    state = torch.load(folder / f"script-{rank}.pt", weights_only=not sharded(model))
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+
+
+def sharded(model: nn.Module) -> bool:
+    return any(isinstance(p, DTensor) for p in model.parameters())
 
 
 def seen(status: Any) -> dict[str, Any]:

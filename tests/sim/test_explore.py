@@ -5,7 +5,7 @@ Where the shortest way to a bug is long, the search begins behind a part of it t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -54,6 +54,13 @@ def test_no_invariant_breaks_in_two_racks() -> None:
     found = Explorer(Bounds(witness=False, rounds=1, epochs=1, crashes=1)).run()
     assert (found.broken, found.complete) == ("", True)
     assert found.progress.states > 1000, "a world in which nothing happens is always right"
+
+
+def test_a_job_that_begins_with_a_version_has_the_states_of_one_that_begins_with_none() -> None:
+    bounds = Bounds(witness=False, rounds=1, epochs=1, crashes=0)
+    usual, found = (Explorer(each).run() for each in (bounds, replace(bounds, first=7)))
+    assert (found.broken, found.complete) == ("", True)
+    assert found.progress.states == usual.progress.states > 100
 
 
 def test_no_invariant_breaks_when_the_witness_is_deposed() -> None:

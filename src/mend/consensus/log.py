@@ -20,6 +20,7 @@ from mend.consensus.records import (
     Genesis,
     Last,
     Lineage,
+    Mark,
     Offer,
     Policy,
     Record,
@@ -98,6 +99,10 @@ class LogState:
     """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
     norms: list[tuple[float, ...]] = field(default_factory=list)
     """Per fragment the magnitude per step of the offers that were named last, the newest last."""
+    marks: int = 0
+    """Number of the newest checkpoint."""
+    mark: Mark | None = None
+    """That checkpoint while its racks write it."""
 
     @property
     def begun(self) -> bool:
@@ -151,10 +156,10 @@ class LogState:
             self.seats = {seat.member.rack: seat for seat in record.roster}
             self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
             self.non_voters = frozenset(record.non_voters)
-            self.versions = [0] * len(record.digests)
+            self.versions = list(record.first())
             self.digests = list(record.digests)
             self.norms = [()] * len(record.digests)
-            self.rounds = [0] * len(record.digests)
+            self.rounds = list(record.rounds) or [0] * len(record.digests)
         elif isinstance(record, Commit):
             fragment = record.fragment
             assert record.version == self.versions[fragment] + 1, (
@@ -179,6 +184,8 @@ class LogState:
             self._seat(record, frozenset(record.non_voters))
         elif isinstance(record, Lineage):
             self._begin_anew(record)
+        elif isinstance(record, Mark):
+            self.marks, self.mark = record.number, None if record.written else record
         else:
             self.epoch = record.epoch
 
@@ -250,6 +257,8 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         rounds=list(snapshot.rounds),
         norms=list(snapshot.norms),
         demoted=frozenset(snapshot.demoted),
+        marks=snapshot.marks,
+        mark=snapshot.mark,
     )
 
 
@@ -395,7 +404,7 @@ class Log:
                 return record.digests
             if isinstance(record, Lineage) and record.versions[fragment] == version:
                 return record.digests[fragment]
-            if isinstance(record, Genesis) and version == 0:
+            if isinstance(record, Genesis) and record.first()[fragment] == version:
                 return record.digests[fragment]
         newest = self.committed.begun and self.committed.versions[fragment] == version
         return self.committed.digests[fragment] if newest else None
@@ -454,6 +463,8 @@ class Log:
             norms=tuple(told.norms),
             demoted=tuple(sorted(told.demoted)),
             rounds=tuple(told.rounds),
+            marks=told.marks,
+            mark=told.mark,
         )
 
     def install(self, snapshot: Snapshot) -> None:

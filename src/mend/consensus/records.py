@@ -43,7 +43,8 @@ BAD_MAX = 1024
 
 RECORDS_FORMAT = 4
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
-witness votes, and merges count no absent racks. 3: rounds wait for no racks in particular."""
+witness votes, and merges count no absent racks. 3: rounds wait for no racks in particular, and jobs
+begin at version 0, without checkpoints."""
 
 
 class Word(Struct, frozen=True, array_like=True):
@@ -169,6 +170,18 @@ class Genesis(Word, frozen=True, tag=1):
     """Of this and all records behind it."""
     non_voters: Racks = ()
     """The witness, by its rack number, where it has no vote."""
+    versions: Versions = ()
+    """Of a job that resumes a checkpoint: what `digests` are of. Empty: 0 of every fragment."""
+    rounds: Rounds = ()
+    """Of a job that resumes a checkpoint: as in `Lineage`."""
+    parent: Hex = ""
+    """The lineage that the checkpoint is of; empty: the job begins from nothing."""
+    parent_mark: Count = 0
+    """Number of the checkpoint in that lineage."""
+
+    def first(self) -> tuple[int, ...]:
+        """The version of every fragment that the job begins with."""
+        return self.versions or (0,) * len(self.digests)
 
 
 class Commit(Word, frozen=True, tag=2):
@@ -227,6 +240,19 @@ class Lineage(Word, frozen=True, tag=6):
     rounds: Rounds = ()
 
 
+class Mark(Word, frozen=True, tag=7):
+    """A checkpoint: every rack in `racks` writes its state as this record finds it, with all that
+    is decided before it and nothing behind it. Once more, `written`, when all of them have."""
+
+    number: Count
+    """Of the checkpoint in this lineage, from 1."""
+    name: Text
+    lineage: Hex
+    racks: Racks
+    """Ascending. Of the second record: those that have written and are still there."""
+    written: bool = False
+
+
 class Last(Word, frozen=True):
     """The highest offers of one member and fragment that were named, and that ended at all."""
 
@@ -268,9 +294,13 @@ class Snapshot(Word, frozen=True):
     rounds: Rounds
     demoted: Racks = ()
     """Learners that had a vote."""
+    marks: Count = 0
+    """Checkpoints so far."""
+    mark: Mark | None = None
+    """The newest of them while its racks write it."""
 
 
-Record = Genesis | Commit | Roster | Drop | Epoch | Lineage
+Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 

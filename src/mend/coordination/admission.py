@@ -16,6 +16,7 @@ from mend.coordination.validation import (
     hello_misfit,
     plan_hash,
     policy_difference,
+    resume_misfit,
 )
 from mend.types import WITNESS, Member, Peer, life_of
 
@@ -24,6 +25,13 @@ VISITOR = 0xFFFF
 
 CONTENDED_MAX = 1_024
 """Lives that want the seat of a live rack, of all racks together; older ones begin anew."""
+
+
+def first_to_begin(hellos: Mapping[int, Hello]) -> Hello:
+    """Whose weights the job begins with: of the lowest rack that resumes a checkpoint, or else of
+    the lowest rack."""
+    ascending = [hellos[rack] for rack in sorted(hellos)]
+    return next((hello for hello in ascending if hello.resume is not None), ascending[0])
 
 
 @dataclass
@@ -140,6 +148,12 @@ class Admission:
                 head = f"rack {rack} differs from rack {lowest.seat.member.rack}: "
                 said, noted = head + difference.said(), head + difference.noted()
                 self.refuse(self.hellos.pop(rack), "plan", said, noted, effects)
+                return rack
+        for rack in sorted(self.hellos):
+            ascending = [self.hellos[other] for other in sorted(self.hellos)]
+            if misfit := resume_misfit(self.hellos[rack], ascending):
+                detail = f"rack {rack} cannot begin with the others: {misfit}"
+                self.refuse(self.hellos.pop(rack), "resume", detail, detail, effects)
                 return rack
         return None
 

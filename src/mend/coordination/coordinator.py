@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import epoch_of, number_of
 from mend.consensus.log import Log, witness_votes
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import AcceptorState, Commit, Drop, Genesis, Lineage, Offer, Policy
-from mend.coordination.admission import Admission
+from mend.coordination.admission import Admission, first_to_begin
 from mend.coordination.election import Election
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
-from mend.coordination.flow import Again, Flow, Portion, whole
+from mend.coordination.flow import Flow
 from mend.coordination.grace import Mean
+from mend.coordination.marks import next_mark, waits
 from mend.coordination.member_view import MemberView
 from mend.coordination.membership import (
     SLOW_STEADY_NS,
@@ -455,6 +454,7 @@ class Coordinator:
             self._decide(now_ns, effects)
             if self.proposer.open and not self.log.committed.over:
                 self._advance_rounds(now_ns, effects)
+                self._try_mark(now_ns, effects)
                 self._try_roster(now_ns, effects)
         racks = [view for rack, view in self.views.items() if rack != WITNESS]
         if self.log.committed.over:
@@ -473,7 +473,8 @@ class Coordinator:
         missing = len(hellos) < self.options.racks
         if self.log.appended.begun or missing or not all(self._answered(r, now_ns) for r in hellos):
             return
-        lowest = hellos[min(hellos)]
+        lowest = first_to_begin(hellos)
+        resume = lowest.resume
         witness = self.member if self.me.rack == WITNESS else None
         votes = witness is None or witness_votes(witness, len(hellos))
         if self.acceptor.log.committed.begun:
@@ -486,10 +487,18 @@ class Coordinator:
                 plan=plan_hash(lowest),
                 digests=lowest.digests,
                 non_voters=() if votes else (WITNESS,),
+                versions=resume.versions if resume else (),
+                rounds=resume.rounds if resume else (),
+                parent=resume.lineage if resume else "",
+                parent_mark=resume.number if resume else 0,
             )
         )
         self._new_rounds(lowest.policy.fragments)
         effects.append(Note("genesis", {"racks": sorted(hellos)}))
+        if resume is not None:
+            lost = sorted(set(resume.racks) - hellos.keys())
+            about = {"lineage": resume.lineage[:12], "checkpoint": resume.number, "without": lost}
+            effects.append(Note("resumes", {**about, "versions": resume.versions}))
 
     def _decide(self, now_ns: int, effects: list[Effect]) -> None:
         for record in self.proposer.decide():
@@ -522,6 +531,19 @@ class Coordinator:
                     effects.append(Note("drop", about))
                 self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
+
+    def _try_mark(self, now_ns: int, effects: list[Effect]) -> None:
+        """A checkpoint that the racks have asked for, or have written."""
+        log, live = self.log.appended, self._live(now_ns)
+        mark = next_mark(log, self.log.lineage, self._reports(), live)
+        if mark is None or not self.proposer.may_append():
+            return
+        self.proposer.append(mark)
+        about: dict[str, object] = {"number": mark.number, "name": mark.name}
+        effects.append(Note("mark", about | {"racks": mark.racks, "written": mark.written}))
+
+    def _reports(self) -> dict[int, Report | None]:
+        return {rack: view.report for rack, view in self.views.items()}
 
     def _live(self, now_ns: int) -> frozenset[int]:
         detect_ns = self.options.detect_ns
@@ -653,39 +675,16 @@ class Coordinator:
                 why=self._why(bool(missing)),
                 slow=self.paces.judged,
             )
-            self._send(view, orders, known, now_ns, effects)
-
-    def _send(
-        self, view: MemberView, orders: Orders, known: int, now_ns: int, effects: list[Effect]
-    ) -> None:
-        """A state, if it is news or time for a heartbeat, with the records that are due. `known`:
-        records that the reader has for sure; below 0 nobody knows."""
-        due = now_ns >= view.sent_ns + self.options.heartbeat_ns
-        if view.flow.full and not due:
-            return
-        again = Again(self.options.detect_ns, 2 * self.options.heartbeat_ns)
-        if known >= 0:
-            portion = view.flow.next(self.log, known, now_ns, again, self.log.portion)
-        else:
-            portion = whole(self.log, self.log.portion) if due else Portion(self.log.decided)
-        if not (portion or due or orders != view.sent):
-            return
-        view.sent, view.sent_ns, view.serial = orders, now_ns, view.serial + 1
-        view.flow.went(portion, view.serial, now_ns)
-        orders = replace(
-            orders,
-            serial=view.serial,
-            prev=portion.prev,
-            lineage=self.log.lineage_at(portion.prev),
-            chain=self.log.chain(portion.prev),
-            records=portion.records,
-            snapshot=portion.snapshot,
-        )
-        effects.append(Send(Peer(view.member.rack, 0), orders))
+            heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
+            due = view.next_orders(orders, log, known, now_ns, heartbeat_ns, detect_ns)
+            if due is not None:
+                effects.append(Send(Peer(view.member.rack, 0), due))
 
     def _why(self, starting: bool) -> tuple[str, ...]:
         if starting:
             refused = self.admission.refused
             absent = [rack for rack in sorted(refused) if rack not in self.views]  # still
             return tuple(f"rack {rack} was refused: {refused[rack]}" for rack in absent)
-        return tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
+        whys = tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
+        cut = waits(self.log.appended, self._reports())
+        return (cut, *whys) if cut else whys

@@ -180,6 +180,14 @@ class Idle:
     versions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """The rank waits in a checkpoint of this name, or has written its part; empty: no more."""
+
+    name: str
+    written: bool = False
+
+
 Event = (
     Heard
     | Tick
@@ -198,6 +206,7 @@ Event = (
     | Timed
     | Leaving
     | Idle
+    | Cutting
 )
 
 # ------------------------------------------------------------------ effects

@@ -55,11 +55,13 @@ class FragmentReplica:
         """The newest version held; -1 = none."""
         return max(self.held, default=-1)
 
-    def founded(self, digest: str, own: str) -> bool:
-        """The first record is read; whether this rank has its version 0."""
-        self.digests[0] = digest
-        self.held |= {0} if digest == own else set()
-        return digest == own
+    def founded(self, version: int, digest: str, own: tuple[int, str]) -> bool:
+        """The first record is read; whether this rank has what it begins with. `own`: version and
+        digest of its own beginning."""
+        self.digests[version] = digest
+        same = (version, digest) == own
+        self.held |= {version} if same else set()
+        return same
 
     def restored(self, version: int, digest: str) -> list[int]:
         """Everything up to `version` is decided, and the records of it will not come. Returns what

@@ -20,11 +20,13 @@ from mend.coordination.messages import (
     LIVES_MAX,
     Bad,
     Challenge,
+    Cut,
     Declined,
     Held,
     Hello,
     OfferId,
     Orders,
+    Pace,
     Part,
     Prepare,
     RankOrders,
@@ -32,7 +34,6 @@ from mend.coordination.messages import (
     Refusal,
     Report,
     Total,
-    TrainingProgress,
 )
 from mend.coordination.slow import pace_of_rack
 from mend.coordination.sums import Totals
@@ -41,7 +42,7 @@ from mend.types import SECOND, WITNESS, Member, Peer, life_of
 
 PROGRESS_NS = 5 * SECOND
 
-_FAULTS = {"plan": "PlanMismatch"}
+_FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,9 +344,10 @@ class Leader:
             gone=gone,
             bad=_bad(ranks),
             pace=replace(self._pace(), time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0),
+            cut=_cut(ranks) if complete else None,
         )
 
-    def _pace(self) -> TrainingProgress:
+    def _pace(self) -> Pace:
         return pace_of_rack([report.pace for report in self.ranks.values()])
 
     def _versions(self) -> tuple[int, ...]:
@@ -450,6 +452,12 @@ def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
     """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
     parts = [part for rank in ranks for part in rank.parts]
     return tuple(sorted({p.fragment for p in parts if not p.checksum and not p.declined}))
+
+
+def _cut(ranks: list[RankReport]) -> Cut | None:
+    """The checkpoint that all ranks wait in, or have written."""
+    cuts = {rank.cut for rank in ranks}
+    return cuts.pop() if len(cuts) == 1 else None
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:

@@ -30,6 +30,8 @@ RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "rank", "leader", "coordinator", "
 class RankParts:
     options: RankOptions
     own_digests: tuple[str, ...]
+    own_versions: tuple[int, ...] = ()
+    """That these are of; empty: 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def machines_of(parts: Parts) -> Machines:
     me, member, acceptor = parts.me, parts.member, Acceptor(Log(parts.records_kept))
     rank_machine = leader = coordinator = follower = None
     if (of := parts.rank_machine) is not None:
-        rank_machine = RankMachine(me, member, of.options, of.own_digests)
+        rank_machine = RankMachine(me, member, of.options, of.own_digests, of.own_versions)
     if (by := parts.leader) is not None:
         at = by.coordinator_address
         leader = Leader(by.hello, by.coordinator, by.options, by.started_ns, at, acceptor)

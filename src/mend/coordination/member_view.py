@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mend.coordination.flow import Flow
+from msgspec.structs import replace
+
+from mend.consensus.log import Log
+from mend.coordination.flow import Again, Flow, Portion, whole
 from mend.coordination.messages import Orders, Report
 from mend.types import Member
 
@@ -31,3 +34,30 @@ class MemberView:
     def live(self, now_ns: int, detect_ns: int) -> bool:
         fresh = self.report is None or self.report.fresh
         return fresh and not self.gone and now_ns - self.heard_ns < detect_ns
+
+    def next_orders(
+        self, orders: Orders, log: Log, known: int, now_ns: int, heartbeat_ns: int, detect_ns: int
+    ) -> Orders | None:
+        """The state to send, with the records that are due: if it is news, or time for a heartbeat.
+        `known`: records that the reader has for sure; below 0 nobody knows."""
+        due = now_ns >= self.sent_ns + heartbeat_ns
+        if self.flow.full and not due:
+            return None
+        again = Again(detect_ns, 2 * heartbeat_ns)
+        if known >= 0:
+            portion = self.flow.next(log, known, now_ns, again, log.portion)
+        else:
+            portion = whole(log, log.portion) if due else Portion(log.decided)
+        if not (portion or due or orders != self.sent):
+            return None
+        self.sent, self.sent_ns, self.serial = orders, now_ns, self.serial + 1
+        self.flow.went(portion, self.serial, now_ns)
+        return replace(
+            orders,
+            serial=self.serial,
+            prev=portion.prev,
+            lineage=log.lineage_at(portion.prev),
+            chain=log.chain(portion.prev),
+            records=portion.records,
+            snapshot=portion.snapshot,
+        )

@@ -37,6 +37,7 @@ from mend.consensus.records import (
     Policy,
     Racks,
     Records,
+    Rounds,
     Seat,
     Snapshot,
     Text,
@@ -61,6 +62,26 @@ class State(Word, frozen=True):
 # ------------------------------------------------------------------ messages
 
 
+class Resume(Word, frozen=True):
+    """What a rack has read from a checkpoint: equal on all racks that have, to the last field."""
+
+    lineage: Hex
+    number: Count
+    """Of the checkpoint, as its `Mark` has it."""
+    racks: Racks
+    """That have a part of it."""
+    versions: Versions
+    rounds: Rounds
+
+
+class Cut(Word, frozen=True):
+    """A rack waits in a checkpoint of this number and name, or has `written` its part."""
+
+    number: Count
+    name: Text
+    written: bool
+
+
 class Hello(Word, frozen=True, tag=10):
     """A rack asks to take part. Its `facts` are compared; the first that differs is named."""
 
@@ -71,6 +92,10 @@ class Hello(Word, frozen=True, tag=10):
     after: Annotated[tuple[Count, ...], Meta(max_length=LIVES_MAX)] = ()
     """Lives of its rack (`life_of`) that, as it has heard, have the seat: this was said later, and
     the lives of a rack follow each other, so they are over."""
+    resume: Resume | None = None
+    """What the `digests` are of, where it has read a checkpoint; else of its own weights."""
+    resume_step: Count = 0
+    """The step at which this rack's part of the checkpoint was written."""
 
 
 class Challenge(Word, frozen=True, tag=18):
@@ -91,7 +116,7 @@ class Retire(Word, frozen=True, tag=19):
 
 
 class Refusal(Word, frozen=True, tag=11):
-    """The coordinator's no. kind: plan, taken, started, racks, over."""
+    """The coordinator's no. kind: plan, resume, taken, started, racks, over."""
 
     incarnation: Count
     kind: Text
@@ -156,7 +181,7 @@ class Declined(Word, frozen=True):
     reason: Text
 
 
-class TrainingProgress(Word, frozen=True):
+class Pace(Word, frozen=True):
     """How fast a rank trains, and what its own past says of it. Of a rack: that of its slowest."""
 
     rank: U16 = 0
@@ -214,7 +239,9 @@ class Report(State, frozen=True, tag=12):
     """Open offers that a rank of this rack has found not fit to be merged."""
     heard: Count = 0
     """Serial of the newest orders of the epoch that is promised."""
-    pace: TrainingProgress = TrainingProgress()
+    pace: Pace = Pace()
+    cut: Cut | None = None
+    """The checkpoint that all its ranks wait in."""
 
 
 class Orders(State, frozen=True, tag=13):
@@ -294,7 +321,8 @@ class RankReport(State, frozen=True, tag=14):
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
     heard: Count = 0
     """Serial of the newest orders of its leader."""
-    pace: TrainingProgress = TrainingProgress()
+    pace: Pace = Pace()
+    cut: Cut | None = None
 
 
 class RankOrders(State, frozen=True, tag=15):

@@ -20,6 +20,7 @@ from mend.consensus.records import (
     Drop,
     Genesis,
     Lineage,
+    Mark,
     Offer,
     Record,
     Roster,
@@ -29,7 +30,7 @@ from mend.consensus.weights import merge_weights
 from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
-from mend.coordination.messages import Bad, Gather, OfferId, Part, RankOrders, RankReport
+from mend.coordination.messages import Bad, Cut, Gather, OfferId, Part, RankOrders, RankReport
 from mend.coordination.slow import RankPace
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
@@ -38,12 +39,14 @@ from mend.types import Member, Peer
 
 @dataclass
 class RankMachine:
-    """Pure. own_digests: digest of this rank's own version 0 per fragment."""
+    """Pure. own_digests: per fragment the digest of what this rank begins with, its own weights or
+    those of a checkpoint. own_versions: of these; empty: all are 0."""
 
     me: Peer
     member: Member
     options: RankOptions
     own_digests: tuple[str, ...]
+    own_versions: tuple[int, ...] = ()
     folded: LogState = field(default_factory=LogState)
     decided: int = 0
     replicas: list[FragmentReplica] = field(default_factory=list)
@@ -62,10 +65,13 @@ class RankMachine:
     sent: RankReport | None = None
     sent_ns: int = 0
     serial: int = 0
+    cut: Cut | None = None
+    """The checkpoint that this rank waits in."""
 
     def __post_init__(self) -> None:
         self.replicas = [FragmentReplica() for _ in self.own_digests]
         self.pace = RankPace(self.me.rack, self.me.rank, self.options.detector)
+        self.own_versions = self.own_versions or (0,) * len(self.own_digests)
 
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
@@ -135,6 +141,9 @@ class RankMachine:
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
                 self.idle_versions = versions
+            case ev.Cutting(name, written):
+                number = self.cut.number if self.cut and written else self.folded.marks + 1
+                self.cut = Cut(number, name, written) if name else None
 
     def _on_orders(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
         if orders.serial <= self.orders_serial:
@@ -191,6 +200,8 @@ class RankMachine:
             case Lineage():
                 self._on_roster(effects)
                 self._on_lineage(record, effects)
+            case Mark():
+                self._on_mark(record)
 
     def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
         """The records up to here will not come. What they did to offers is in what they add up
@@ -199,8 +210,9 @@ class RankMachine:
         effects.append(ev.Restored(snapshot))
         for p, replica in enumerate(self.replicas):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
-            if version == 0 and replica.founded(digest, self.own_digests[p]):
-                effects.append(ev.PublishAnchor(p, 0, 0))
+            mine = (self.own_versions[p], self.own_digests[p])
+            if version == mine[0] and replica.founded(version, digest, mine):
+                effects.append(ev.PublishAnchor(p, version, 0))
             effects += [ev.DropAnchor(p, gone) for gone in replica.restored(version, digest)]
             ended = self.folded.ended.get((self.member, p), 0)
             named, _ = self.folded.named.get((self.member, p), (0, 0))
@@ -211,10 +223,11 @@ class RankMachine:
                 self.replicas[p].linger.setdefault((member, seq), (snapshot.versions[p], now_ns))
 
     def _on_genesis(self, record: Genesis, effects: list[ev.Effect]) -> None:
-        for fragment, digests in enumerate(record.digests):
-            own = self.own_digests[fragment]
-            if self.replicas[fragment].founded(digests[self.me.rank], own):
-                effects.append(ev.PublishAnchor(fragment, 0, 0))
+        for fragment, version in enumerate(record.first()):
+            own = (self.own_versions[fragment], self.own_digests[fragment])
+            digest = record.digests[fragment][self.me.rank]
+            if self.replicas[fragment].founded(version, digest, own):
+                effects.append(ev.PublishAnchor(fragment, version, 0))
 
     def _on_commit(self, record: Commit, now_ns: int, effects: list[ev.Effect]) -> None:
         replica = self.replicas[record.fragment]
@@ -246,6 +259,11 @@ class RankMachine:
             ]
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
+
+    def _on_mark(self, record: Mark) -> None:
+        """A checkpoint of another name has taken the number that this rank asked for."""
+        if self.cut is not None and not self.cut.written and self.cut.name != record.name:
+            self.cut = replace(self.cut, number=record.number + 1)
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)
@@ -438,4 +456,5 @@ class RankMachine:
             idle=idle,
             bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
             pace=self.pace.verdict,
+            cut=self.cut,
         )

@@ -14,9 +14,9 @@ from dataclasses import InitVar, dataclass, field
 from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Note, Timed
-from mend.coordination.messages import FailSlow, TrainingProgress
+from mend.coordination.messages import FailSlow, Pace
 from mend.detector import DetectorOptions, OwnPast, PeerComparison
-from mend.detector import TrainingProgress as Measured
+from mend.detector import Pace as Measured
 
 ONSET, RELIEF = "fail-slow", "fail-slow-over"
 """Kinds of the notes."""
@@ -72,15 +72,15 @@ class RankPace:
         return [Note(ONSET, about | {"probability": round(now.probability, 4)})]
 
     @property
-    def verdict(self) -> TrainingProgress:
+    def verdict(self) -> Pace:
         """What of the pace is news; the rest goes along with what is sent anyway."""
-        return TrainingProgress(rank=self.rank, slow_since=self.since_step)
+        return Pace(rank=self.rank, slow_since=self.since_step)
 
     @property
-    def pace(self) -> TrainingProgress:
+    def pace(self) -> Pace:
         """As it is reported."""
         measured, slow = self.past.pace, self.past.slowdown
-        return TrainingProgress(
+        return Pace(
             rank=self.rank,
             time_ps=round(measured.time * _PS_PER_NS),
             margin_ppm=round(measured.margin * 1e6),
@@ -90,13 +90,13 @@ class RankPace:
         )
 
 
-def pace_of_rack(paces: Sequence[TrainingProgress]) -> TrainingProgress:
+def pace_of_rack(paces: Sequence[Pace]) -> Pace:
     """A rack is as fast as its slowest rank; of those that are judged slow the worst is named."""
     if not paces:
-        return TrainingProgress()
+        return Pace()
     slowest = max(paces, key=lambda pace: (pace.time_ps, -pace.rank))
     slow = [pace for pace in paces if pace.slow_since]
-    worst = max(slow, key=lambda pace: (pace.ratio_milli, -pace.rank), default=TrainingProgress())
+    worst = max(slow, key=lambda pace: (pace.ratio_milli, -pace.rank), default=Pace())
     return replace(worst, time_ps=slowest.time_ps, margin_ppm=slowest.margin_ppm)
 
 
@@ -110,9 +110,7 @@ class RackPaces:
     _peers: PeerComparison = field(default_factory=PeerComparison)
     _since: dict[int, int] = field(default_factory=dict)
 
-    def compare(
-        self, paces: Mapping[int, TrainingProgress], steps: Mapping[int, int]
-    ) -> list[Effect]:
+    def compare(self, paces: Mapping[int, Pace], steps: Mapping[int, int]) -> list[Effect]:
         """`paces`: of the racks that are live and train; `steps`: where they are."""
         measured = {
             rack: Measured(pace.time_ps / _PS_PER_NS, pace.margin_ppm / 1e6)

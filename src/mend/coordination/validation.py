@@ -53,6 +53,9 @@ def hello_misfit(hello: Hello, racks: int) -> str:
         return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
     if any(len(digests) != ranks for digests in hello.digests):
         return "it has not one digest per fragment and rank"
+    resume = hello.resume
+    if resume and {len(resume.versions), len(resume.rounds)} != {fragments}:
+        return f"its checkpoint has {len(resume.versions)} versions for {fragments} fragments"
     return ""
 
 
@@ -139,8 +142,10 @@ def _records_misfit(records: Iterable[Record], fragments: int, ranks: int) -> st
 
 def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
     match record:
-        case Genesis(digests=digests):
-            if len(digests) != fragments or any(len(each) != ranks for each in digests):
+        case Genesis(digests=digests, versions=versions, rounds=rounds):
+            begins = (len(versions), len(rounds)) in ((0, 0), (fragments, fragments))
+            fits = len(digests) == fragments and all(len(each) == ranks for each in digests)
+            if not (begins and fits) or min(versions, default=0) < 0:
                 return "a Genesis of another plan"
         case Commit(fragment=fragment, digests=digests):
             if fragment >= fragments or len(digests) != ranks:
@@ -156,6 +161,30 @@ def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
     seats = record.members if isinstance(record, Roster | Lineage) else seats
     if any(len(seat.lanes) != ranks for seat in seats):
         return f"a {type(record).__name__} with other numbers of ranks"
+    return ""
+
+
+def resume_misfit(hello: Hello, others: Iterable[Hello]) -> str:
+    """For the founder: why this rack cannot begin beside the others, or empty. All begin with the
+    same checkpoint; a rack that has no part of it, or lost it, begins with a copy."""
+    first = next((other for other in others if other.resume is not None), None)
+    if first is None or first.resume is None:
+        return ""
+    theirs, mine = first.resume, hello.resume
+    where = (
+        f"rack {first.seat.member.rack} resumes checkpoint {theirs.number} of lineage "
+        f"{theirs.lineage[:12]}"
+    )
+    if mine is None:
+        if hello.policy.lockstep:
+            return f"{where}, it resumes none; in lockstep all racks begin at one step"
+        return ""
+    if (mine.lineage, mine.number) != (theirs.lineage, theirs.number):
+        return f"{where}, it resumes checkpoint {mine.number} of lineage {mine.lineage[:12]}"
+    if mine != theirs or hello.digests != first.digests:
+        return f"{where} at versions {theirs.versions}, its part is of {mine.versions} or damaged"
+    if hello.policy.lockstep and hello.resume_step != first.resume_step:
+        return f"{where} at step {first.resume_step}, it does at step {hello.resume_step}"
     return ""
 
 

@@ -1,6 +1,6 @@
 """detector: whether a rack is slow. Pure: samples in, verdicts out; it judges and never acts."""
 
-from mend.detector.own_past import DetectorOptions, OwnPast, Slowdown, TrainingProgress
+from mend.detector.own_past import DetectorOptions, OwnPast, Pace, Slowdown
 from mend.detector.peers import PeerComparison
 
-__all__ = ["DetectorOptions", "OwnPast", "PeerComparison", "Slowdown", "TrainingProgress"]
+__all__ = ["DetectorOptions", "OwnPast", "Pace", "PeerComparison", "Slowdown"]

@@ -70,7 +70,7 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingProgress:
+class Pace:
     """`time` per token, of one step; 0: unknown. `margin`: how uncertain that is, as a share:
     `zscore` standard errors."""
 
@@ -127,14 +127,14 @@ class OwnPast:
         return self._points.changed_within(self.options.lately)
 
     @property
-    def pace(self) -> TrainingProgress:
+    def pace(self) -> Pace:
         """Of the newest samples; unknown before there are enough."""
         samples, recent = self.options.samples_min, self._recent
         if len(recent) < samples:
-            return TrainingProgress(0.0, 0.0)
+            return Pace(0.0, 0.0)
         sigma = self._sigma if self._past else _level_and_sigma(recent)[1]
         error = _MEDIAN_TO_MEAN * sigma / math.sqrt(samples)
-        return TrainingProgress(math.exp(median(recent)), self.options.zscore * error)
+        return Pace(math.exp(median(recent)), self.options.zscore * error)
 
     def _judge(self) -> bool:
         shift = _shift(self._recent, self._level)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mend.detector.own_past import SHIFT_MIN, TrainingProgress, median
+from mend.detector.own_past import SHIFT_MIN, Pace, median
 
 RACKS_MIN = 3
 """Racks that a comparison needs."""
@@ -24,9 +24,7 @@ class PeerComparison:
 
     slow: dict[int, float] = field(default_factory=dict)
 
-    def compare(
-        self, paces: Mapping[int, TrainingProgress]
-    ) -> tuple[frozenset[int], frozenset[int]]:
+    def compare(self, paces: Mapping[int, Pace]) -> tuple[frozenset[int], frozenset[int]]:
         """Returns the racks that have become slow, and those that are slow no more. A rack whose
         pace is unknown (time 0) is not compared, nor counted as a peer."""
         before, known = self.slow, {r: paces[r] for r in sorted(paces) if paces[r].time > 0}

@@ -115,7 +115,7 @@ class ConcurrentOuterStep:
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
         self.anchors: dict[tuple[int, int], Anchor] = {
-            (p, 0): anchor for p, anchor in enumerate(genesis)
+            (p, anchor.version): anchor for p, anchor in enumerate(genesis)
         }
         self.tentative: dict[tuple[int, int, int], Anchor] = {}
         self.payloads: dict[Payload, Tensor] = {}
@@ -289,12 +289,13 @@ class ConcurrentOuterStep:
         def job() -> Encoded:
             if offer.landed is not None:
                 offer.landed()
-            return self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
+            anchor_N = None if offer.encoded else offer.anchor.values
+            return self.numerics.encode(offer.delta_N, offer.residual_N, anchor_N)
 
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
             if isinstance(result, NonFinite):
-                self.published.last_error = str(result)
+                self.published.last_error = offer.declined = str(result)
                 self.host.note(
                     "declined", {"fragment": fragment, "seq": seq, "reason": str(result)}
                 )
@@ -302,7 +303,7 @@ class ConcurrentOuterStep:
             elif isinstance(result, Exception):
                 self.broken(result)
             else:
-                offer.pend_N = result.pend
+                offer.pend_N, offer.encoded = result.pend, True
                 self._encoded(offer, result)
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
                 self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm))

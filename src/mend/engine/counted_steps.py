@@ -44,6 +44,7 @@ class CountedSteps:
         self.borrowed = False
         """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
         self.movement = Movement(unwrap(model), parameters, rank.recorder.note)
+        self.movement.resumed = self._trainer.step > 0
         self._hooks = StepHooks(
             parameters,
             optimizers,
@@ -84,6 +85,14 @@ class CountedSteps:
             return Outcome("not-exchanged", str(error))
         reason = self.movement.uncounted(self._trainer.tracks)
         return Outcome("uncounted", reason) if reason else None
+
+    def settle(self) -> None:
+        """Before a checkpoint: count the step that still waits to be. Raises UsageError where the
+        weights are not those that this rack trains."""
+        if self.borrowed:
+            raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
+        self.movement.check_load()
+        self._hooks.flush()
 
     def close(self) -> None:
         """Count nothing from here on. Idempotent."""

@@ -76,6 +76,10 @@ class OpenOffer:
     pend_N: Tensor | None = None
     landed: Landed | None = None
     """To be called before `delta_N` is read: the snapshot may still be on its way from a GPU."""
+    encoded: bool = False
+    """Whether `delta_N` is the delta by now."""
+    declined: str = ""
+    """Why it is none that can be offered."""
 
 
 @dataclass

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch import nn
 
-from mend.coordination.events import Event
+from mend.coordination.events import Cutting, Event
 from mend.coordination.machines import Parts
 from mend.coordination.schedule import schedule_of
 from mend.coordination.validation import plan_hash
+from mend.engine.checkpoint import Facts, Part, Writer, left_out, read_part, together
+from mend.engine.checkpoint_files import complete_part
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.io_loop import IoLoop, IoLoopOptions
-from mend.engine.numerics import Numerics
+from mend.engine.numerics import Anchor, Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
@@ -28,7 +32,7 @@ from mend.engine.replay_training import Again
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
-from mend.engine.trainer import AgreeMin, Doing, FragmentState, OpenOffer, Share, Trainer, Wait
+from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Trainer, Wait
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.errors import GaveUp, UsageError
 from mend.fragment.device import Side, device_of
@@ -114,7 +118,10 @@ class LiveRank:
 
     def _build(self, model: nn.Module, numerics: Numerics) -> None:
         inventories = self._inventories(model)
-        tracks = self._tracks(model, inventories, numerics)
+        plain = self._plain(model)
+        facts = self._model_facts(model, plain, inventories)
+        part = self._part()
+        tracks = together(self.group, lambda: self._tracks(model, inventories, numerics, part))
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
         again = Again(replay, self.me, self.plan) if (replay := self.settings.replay) else None
@@ -133,14 +140,10 @@ class LiveRank:
             numerics=numerics,
             side=self._side,
         )
+        if part is not None:
+            self.trainer.resume(part.state.progress, part.offers(tracks))
         genesis = [track.anchor for track in tracks]
-        digests = tuple(anchor.digest for anchor in genesis)
-        mine = Introduction(
-            self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
-        )
-        found = self._of_all_ranks(mine, Introduction)
-        plain = self._plain(model)
-        facts = (*plan_facts(self.plan, model), *self._plain_facts(plain), *rank_facts(inventories))
+        found = self._of_all_ranks(self._introduction(genesis), Introduction)
         owned = [track.owned for track in tracks]
         parts = parts_of(
             self.settings,
@@ -151,6 +154,7 @@ class LiveRank:
             sums=numerics.measuring is not None,
             started_ns=self.io_loop.now_ns(),
             script=again.script if again else None,
+            resumed=(part.resume, part.manifest.step) if part else None,
         )
         if again and parts.leader:
             again.check(parts.leader.hello.facts)
@@ -181,6 +185,17 @@ class LiveRank:
         plain = [plain_slots(model, layout, names) for layout in self.plan]
         check_room(self.plan, plain, self.settings.racks)
         return plain
+
+    def _model_facts(
+        self,
+        model: nn.Module,
+        plain: Sequence[Sequence[bool]],
+        inventories: Sequence[Sequence[Item]],
+    ) -> Facts:
+        found = [*plan_facts(self.plan, model), *self._plain_facts(plain)]
+        found += rank_facts(inventories)
+        self._facts = (*self.settings.facts, ("ranks per rack", str(self.group.ranks)), *found)
+        return found
 
     def _plain_facts(self, plain: Sequence[Sequence[bool]]) -> list[tuple[str, str]]:
         slots = [slot for layout in self.plan for slot in layout.slots]
@@ -213,8 +228,36 @@ class LiveRank:
                 "such as mend.rack_mesh()['dp']"
             )
 
+    def _introduction(self, genesis: Sequence[Anchor]) -> Introduction:
+        digests = tuple(anchor.digest for anchor in genesis)
+        return Introduction(
+            self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
+        )
+
+    def _part(self) -> Part | None:
+        """What this rack has of the checkpoint to go on from. Says what is lost by it."""
+        path = self.settings.resume
+        if path is None:
+            return None
+        part, note = read_part(path, self.me.rack, self.group, self._facts), self.recorder.note
+        if part is None:
+            effect = "begins with a copy of the others' weights; what only it had is lost"
+            note("resume-lost", {"lost": self.me.rack, "open_tokens": None, "effect": effect})
+            return None
+        manifest = part.manifest
+        about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
+        note("resumed", {**about, "open_tokens": manifest.open_tokens})
+        for rack, tokens in left_out(part.folder, manifest, self.settings.racks).items():
+            effect = f"the job has {self.settings.racks} racks now; what only it had is lost"
+            note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
+        return part
+
     def _tracks(
-        self, model: nn.Module, inventories: Sequence[Sequence[Item]], numerics: Numerics
+        self,
+        model: nn.Module,
+        inventories: Sequence[Sequence[Item]],
+        numerics: Numerics,
+        part: Part | None,
     ) -> list[FragmentState]:
         named = dict(exchanged_parameters(model, frozen=self.settings.frozen))
         boxes = [{item.name: item.shard for item in items} for items in inventories]
@@ -225,7 +268,14 @@ class LiveRank:
             held = holding(layout, [[of[name] for name in names] for of in boxes], self.me.rank)
             values_N = torch.empty(held.owned.numel, dtype=torch.float32)
             view.read(held.owned, values_N)
-            tracks.append(FragmentState(view, held, numerics.genesis(values_N)))
+            if part is None:
+                tracks.append(FragmentState(view, held, numerics.genesis(values_N)))
+                continue
+            track = FragmentState(
+                view, held, part.anchor(layout.fragment, values_N.numel(), numerics)
+            )
+            part.restore(layout.fragment, track)
+            tracks.append(track)
         if self._side is not None:
             numels = [track.owned.numel for track in tracks]
             self._side.prepare(max(numels))
@@ -300,14 +350,15 @@ class LiveRank:
         # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
 
-    def live(self, doing: Doing) -> None:
-        """Drive a generator of `steps` on this thread."""
+    def live(self, doing: Generator[Wait | AgreeMin | Share, Any, T]) -> T:
+        """Drive a generator of `steps` on this thread; returns what it does."""
         answer: object = None
         while True:
             try:
                 request = doing.send(answer)
-            except StopIteration:
-                return
+            except StopIteration as end:
+                value: T = end.value
+                return value
             except SystemExit:  # a replay whose tape is at its end
                 self.close()
                 raise
@@ -321,6 +372,30 @@ class LiveRank:
                 return self.group.minimum(values)
             case Share(_, slice_N, mine):
                 return self.group.share(slice_N, mine)
+
+    def checkpoint(self, folder: Path, save: Callable[[Path], None] | None, limit_ns: int) -> None:
+        """Write this rack's part, with all other racks at one place of the log. See `api`."""
+        if self.settings.replay is not None:
+            return  # it is written; what it applied is on the tape
+        mark = self.live(self.trainer.cut(folder.name, limit_ns))
+        part = folder / f".rack-{self.me.rack}.part"
+        try:
+            writer = Writer(self.group, self.me.rack, self._facts)
+            writer.write(part, mark, self.trainer.state(), self.trainer.tracks, save)
+        except BaseException:
+            self._post(Cutting(""))
+            if self.me.rank == 0:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
+        self.live(self.trainer.cut_written(mark, limit_ns))
+
+        def complete() -> None:
+            if self.me.rank == 0:
+                complete_part(folder, self.me.rack)
+
+        together(self.group, complete)
+        about = {"folder": str(folder), "step": self.trainer.step, "number": mark.number}
+        self.recorder.note("checkpoint", {**about, "versions": list(self.trainer.versions())})
 
     def _post(self, event: Event) -> None:
         self.io_loop.call(lambda: self.rank.tell(event))

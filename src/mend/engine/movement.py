@@ -45,6 +45,8 @@ class Movement:
         self._per_step = 0
         """Writes to the canaries from one counted step to the next, the last time."""
         self._steps = 0
+        self.resumed = False
+        """Whether the weights began with more than the anchor, from a checkpoint."""
         self._seen: tuple[int, int] = (0, self._marked)
         self._signs = 0
         self._before_load: list[str] | None = None
@@ -106,7 +108,7 @@ class Movement:
         """
         if self._load_in_place():
             return f"a state dict was loaded after step {self._steps}"
-        if self._steps == 0:
+        if self._steps == 0 and not self.resumed:
             moved = (track.view.first_unequal(track.owned, track.anchor.values) for track in tracks)
             name = next(filter(None, moved), "")
             return f"{name} changed and no step was counted" if name else ""

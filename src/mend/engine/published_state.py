@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mend.consensus.records import Commit, Genesis, Last, Lineage, Record, Roster, Snapshot
+from mend.consensus.records import Commit, Genesis, Last, Lineage, Mark, Record, Roster, Snapshot
 from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
 from mend.engine.turnout import Turnout
@@ -105,7 +105,13 @@ class PublishedState:
         """fragment -> version of which a round is open: offers arrive, members are not fixed."""
         self.seats: tuple[int, ...] = ()
         self.founders: frozenset[Member] = frozenset()
-        """Who began together, on version 0."""
+        """Who began together."""
+        self.first: tuple[int, ...] = ()
+        """On which version of every fragment they did."""
+        self.mark: tuple[Mark, tuple[int, ...]] | None = None
+        """The newest checkpoint, and what was decided of every fragment before it."""
+        self.written: Mark | None = None
+        """The newest that all its racks have written."""
         self.members: frozenset[Member] = frozenset()
         self.fresh = False
         """Something was published since the training thread last looked; read without the lock."""
@@ -136,15 +142,20 @@ class PublishedState:
                 self.turnout.add(self.members_last, set(self.live) & set(self.seats))
                 self.tokens_merged += sum(share.tokens for share in record.members)
             elif isinstance(record, Genesis):
-                self.begun = True
-                for panel, digests in zip(self.panels, record.digests, strict=True):
-                    panel.digests[0] = digests
+                self.begun, self.first = True, record.first()
+                firsts = zip(self.panels, record.first(), record.digests, strict=True)
+                for panel, version, digests in firsts:
+                    panel.decided, panel.digests[version] = version, digests
                 self.founders = frozenset(seat.member for seat in record.roster)
                 self._seat(self.founders)
             elif isinstance(record, Lineage):
                 self._begin_anew(record)
             elif isinstance(record, Roster):
                 self._seat(frozenset(seat.member for seat in record.members))
+            elif isinstance(record, Mark) and record.written:
+                self.written = record
+            elif isinstance(record, Mark):
+                self.mark = record, tuple(panel.decided for panel in self.panels)
             self.changed.notify_all()
 
     def restore(self, snapshot: Snapshot) -> None:

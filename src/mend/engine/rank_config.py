@@ -13,7 +13,7 @@ from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
-from mend.coordination.messages import Hello
+from mend.coordination.messages import Hello, Resume
 from mend.detector import DetectorOptions
 from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
@@ -56,6 +56,8 @@ class Settings:
     """As it was given, for the tape's header."""
     replay: Path | None = None
     """The script of a replay, if this run is one."""
+    resume: Path | None = None
+    """A checkpoint to go on from, or a folder of them."""
     frozen: bool = False
     """Whether parameters that need no gradient are exchanged, too."""
     expected: tuple[int, ...] = ()
@@ -84,13 +86,16 @@ def parts_of(
     sums: bool,
     started_ns: int,
     script: ReplayScript | None = None,
+    resumed: tuple[Resume, int] | None = None,
 ) -> Parts:
     """`found`: what every rank of the rack said, in rank order. `sums`: whether merges need sums
-    over the ranks first. `script`: rack 0 decides what it says, and nobody takes over."""
+    over the ranks first. `script`: rack 0 decides what it says, and nobody takes over. `resumed`: a
+    checkpoint, and this rack's step in it."""
     ranks = len(found)
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
-    options_l = RankOptions(heartbeat_ns, ranks, sums, settings.detector)
-    rank_machine = RankParts(options_l, found[me.rank].digests)
+    versions = resumed[0].versions if resumed else ()
+    options_r = RankOptions(heartbeat_ns, ranks, sums, settings.detector)
+    rank_machine = RankParts(options_r, found[me.rank].digests, versions)
     if me.rank != 0:
         return Parts(me, member, rank_machine)
     fragments = len(found[0].digests)
@@ -104,6 +109,8 @@ def parts_of(
             *model_facts,
         ),
         digests=tuple(tuple(one.digests[p] for one in found) for p in range(fragments)),
+        resume=resumed[0] if resumed else None,
+        resume_step=resumed[1] if resumed else 0,
     )
     where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
     peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != me.rack)

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mend.coordination.events import Applied, Idle, Leaving, StillOpen
+from mend.consensus.records import Mark
+from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen
+from mend.coordination.events import Progress as Stepped
+from mend.engine.digest import digest_of
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -25,8 +28,9 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.numerics import Anchor
 from mend.engine.outcome import Outcome
+from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
-from mend.errors import GaveUp, StartTimeout
+from mend.errors import CheckpointError, GaveUp, StartTimeout
 from mend.types import MS, SECOND
 
 POLL_NS = 50 * MS
@@ -66,7 +70,7 @@ class Trainer(TrainerRounds):
             if track.offer is not None:
                 self._post(StillOpen(fragment, track.anchor.version))
         while True:
-            versions = self._versions()
+            versions = self.versions()
             open_ = any(track.offer is not None for track in self.tracks)
             done = not open_ and all(
                 p.decided <= v for p, v in zip(self.published.panels, versions, strict=True)
@@ -184,7 +188,7 @@ class Trainer(TrainerRounds):
                 grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
                 hurried, deadline_ns = True, self._now_ns() + grace_ns
                 self._post(Leaving(now=True))
-            if (versions := self._versions()) != told:
+            if (versions := self.versions()) != told:
                 told = versions
                 self._post(Idle(versions))
             if self._now_ns() - said_ns > SAY_NS:
@@ -200,39 +204,212 @@ class Trainer(TrainerRounds):
         except GaveUp as error:
             self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
 
-    def _versions(self) -> tuple[int, ...]:
+    def versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)
 
     def _news(self) -> bool:
         return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
 
     def begin(self, limit_ns: int) -> Doing:
-        """Wait until every rack holds version 0, and train on it.
+        """Wait until every rack holds what the job begins with, and train on it.
 
-        Version 0 is the lowest rack's weights, which may be our own. All racks begin together, so
-        that their capture steps fall into the same rounds. A rack that joins a running job begins
-        with what is decided newest, as soon as it has copied that. Raises what stopped the start.
+        Version 0 is the lowest rack's weights, which may be our own; a job that resumes a
+        checkpoint begins with its versions, and our weights stay as they were loaded. All racks
+        begin together, so that their capture steps fall into the same rounds. A rack that joins a
+        running job begins with what is decided newest, as soon as it has copied that. Raises what
+        stopped the start.
         """
         deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
         while not anchors:
             fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
             everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
             if not everywhere[0]:
-                what = "the newest version" if self._joins() else "version 0"
+                what = "the newest version" if self._joins() else "the first version"
                 raise self.published.failure or StartTimeout(
                     f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
                 )
             anchors = yield from self._first_anchors()
+        own = self._resumed is not None and not self._joins()
+        if own:
+            yield from self._check_begun(anchors)
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
-            if anchor.digest != track.anchor.digest or track.shared:
+            if not own and (anchor.digest != track.anchor.digest or track.shared):
                 yield from self._write(track, fragment, anchor.values)
             track.anchor = anchor
             if anchor.version:
                 self.published.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
+        if own:
+            self._offer_again()
+        elif self._resumed is not None:
+            self._forget_progress()
         self._stand()
         if self._joins():
             self._note("joined", {"versions": [anchor.version for anchor in anchors]})
+
+    def resume(self, state: Progress, offers: Sequence[OpenOffer]) -> None:
+        """Before `begin`: go on from a checkpoint. The tracks have its anchors and residuals."""
+        self._resumed = state, tuple(offers)
+        self.step, self.tokens = state.step, state.tokens
+        self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
+        for fragment, (track, mine) in enumerate(zip(self.tracks, state.fragments, strict=True)):
+            track.seq, track.tokens_mark, track.steps_mark = (
+                mine.seq, mine.tokens_mark, mine.steps_mark,
+            )  # fmt: skip
+            self.calendar.mark(fragment, mine.captured_step, mine.captured_version)
+        self.calendar.past(self.step)
+        self._marked_step = self.step
+
+    def _check_begun(self, anchors: Sequence[Anchor]) -> Doing:
+        """The founder refuses racks with another checkpoint. Would it not, what this rack has over
+        its own anchor would be taken for progress over another one."""
+        pairs = zip(self.tracks, anchors, strict=True)
+        same = [int(track.anchor.digest == anchor.digest) for track, anchor in pairs]
+        everywhere = same if self.options.ranks == 1 else (yield AgreeMin(same))
+        if not all(everywhere):
+            raise CheckpointError(
+                f"the job has begun with other bits of fragment {everywhere.index(0)} than rack "
+                f"{self.member.rack} has in its checkpoint"
+            )
+
+    def _offer_again(self) -> None:
+        """What was open at the checkpoint is open in this job, too."""
+        assert self._resumed is not None, "nothing is resumed"
+        self._post(Stepped(self.step, 0))
+        for offer in self._resumed[1]:
+            track = self.tracks[offer.fragment]
+            track.offer = offer
+            self._own(offer)
+            self._post(
+                Captured(
+                    offer.fragment, offer.seq, offer.anchor.version, offer.capture_step,
+                    offer.tokens, offer.steps,
+                )
+            )  # fmt: skip
+            if track.anchor.version > offer.anchor.version:
+                self._post(StillOpen(offer.fragment, track.anchor.version))
+
+    def _forget_progress(self) -> None:
+        """The job ran on without this rack: what its former life had not merged by the checkpoint
+        may be merged since, so it begins with the merged weights and owes nothing."""
+        assert self._resumed is not None, "nothing is resumed"
+        for track in self.tracks:
+            track.residual_N = None
+            self.ledger.discarded += self.tokens - track.tokens_mark
+            track.tokens_mark, track.steps_mark = self.tokens, self.step
+        given_up = self.ledger.discarded - self._resumed[0].discarded
+        reason = "the job runs: its newest weights take the place of the checkpoint's"
+        self._note("resume-ignored", {"reason": reason, "open_tokens": given_up})
+
+    def state(self) -> tuple[Progress, list[OpenOffer]]:
+        """For a checkpoint, behind `cut`: where this rank stands, and its open offers."""
+        calendar, offers = self.calendar, [t.offer for t in self.tracks if t.offer is not None]
+        fragments = tuple(
+            FragmentProgress(
+                t.anchor.version, t.anchor.rounds, t.anchor.digest, t.seq, t.tokens_mark,
+                t.steps_mark, calendar.marks[p], calendar.versions[p], self._weights_digest(t),
+            )
+            for p, t in enumerate(self.tracks)
+        )  # fmt: skip
+        ledger = self.ledger
+        counts = (self.step, self.tokens, ledger.merged, ledger.discarded)
+        return Progress(*counts, tuple(ledger.missed.items()), fragments), offers
+
+    def _weights_digest(self, track: FragmentState) -> str:
+        theta_N = self._buffers.empty(track.owned.numel)
+        track.view.read(track.owned, theta_N)
+        return digest_of(theta_N, track.owned.numel, 0)
+
+    def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, Mark]:
+        """Stop where the log says that all racks make this checkpoint: what is decided before that
+        is applied, nothing behind it is. In lockstep the step is the place: what is open stays
+        open. Raises CheckpointError past the limit; training may go on then."""
+        deadline_ns = self._now_ns() + limit_ns
+        with self.published.changed:
+            before = self.published.mark[0].number if self.published.mark else 0
+        self._post(Cutting(name))
+        try:
+            yield from self._until_all(
+                lambda: self._mark(name, before) is not None, deadline_ns, name
+            )
+            found = self._mark(name, before)
+            assert found is not None, "all ranks have read it"
+            mark, versions = found
+            if self.member.rack not in mark.racks:
+                raise CheckpointError(
+                    f"checkpoint {name!r} was made without rack {self.member.rack}, which was "
+                    "silent then"
+                )
+            if not self.options.lockstep:
+                yield from self._until_all(
+                    lambda: self.versions() == versions, deadline_ns, name, versions
+                )
+            yield from self._until_all(self._encoded, deadline_ns, name)
+            fine = [int(not t.offer.declined) if t.offer else 1 for t in self.tracks]
+            fine = yield from self._agree_and_apply([], fine)
+            if not all(fine):
+                raise CheckpointError(
+                    f"checkpoint {name!r}: what rack {self.member.rack} has captured of fragment "
+                    f"{fine.index(0)} holds no finite numbers"
+                )
+        except BaseException:
+            self._post(Cutting(""))
+            raise
+        return mark
+
+    def cut_written(self, mark: Mark, limit_ns: int) -> Doing:
+        """This rank has written its part: until all racks have. Raises CheckpointError when one of
+        them cannot, or past the limit."""
+        deadline_ns = self._now_ns() + limit_ns
+        try:
+            self._post(Cutting(mark.name, written=True))
+            yield from self._until_all(
+                lambda: (done := self.published.written) is not None and done.number >= mark.number,
+                deadline_ns,
+                mark.name,
+            )
+            done = self.published.written
+            assert done is not None, "all ranks have read it"
+            if (done.number, done.racks) != (mark.number, mark.racks):
+                lost = ",".join(str(rack) for rack in mark.racks if rack not in done.racks)
+                raise CheckpointError(
+                    f"checkpoint {mark.name!r} is incomplete: racks {lost} have not written it"
+                )
+        finally:
+            self._post(Cutting(""))
+
+    def _mark(self, name: str, before: int) -> tuple[Mark, tuple[int, ...]] | None:
+        """The checkpoint of this name, if it came after number `before`, or without this rack."""
+        found = self.published.mark
+        if found is None or found[0].name != name:
+            return None
+        without = self.member.rack not in found[0].racks
+        return found if without or found[0].number > before else None
+
+    def _encoded(self) -> bool:
+        offers = (track.offer for track in self.tracks)
+        return all(offer is None or offer.encoded or offer.declined for offer in offers)
+
+    def _until_all(
+        self,
+        ready: Callable[[], bool],
+        deadline_ns: int,
+        name: str,
+        caps: Sequence[int] | None = None,
+    ) -> Doing:
+        """Until it is so on all ranks of the rack; meanwhile apply what is decided up to `caps`."""
+        fragments = list(range(len(self.tracks))) if caps is not None else []
+        while True:
+            late, over = self._now_ns() > deadline_ns, self.published.finished
+            flags = yield from self._agree_and_apply(
+                fragments, [int(ready()), -int(late), -int(over)], caps
+            )
+            if flags[0]:
+                return
+            if flags[1] or flags[2]:
+                why = "the job is over for this rack" if flags[2] else "it took too long"
+                raise CheckpointError(f"checkpoint {name!r} was not made: {why} ({self._why()})")
+            yield Wait(ready, POLL_NS)
 
     def _may_begin(self) -> bool:
         published = self.published
@@ -240,9 +417,12 @@ class Trainer(TrainerRounds):
             return False
         if self._joins():
             return all(panel.decided in panel.anchors for panel in published.panels)
-        held = all(0 in panel.anchors for panel in published.panels)
+        first, settled = published.first, published.settled
+        held = all(v in panel.anchors for v, panel in zip(first, published.panels, strict=True))
         return (
-            held and len(published.settled) == len(published.panels) and min(published.settled) >= 0
+            held
+            and len(settled) == len(first)
+            and all(has >= v for has, v in zip(settled, first, strict=True))
         )
 
     def _joins(self) -> bool:
@@ -256,7 +436,7 @@ class Trainer(TrainerRounds):
             held = [dict(panel.anchors) for panel in self.published.panels]
             newest = [panel.decided for panel in self.published.panels]
         if not self._joins():
-            newest = [0] * len(held)
+            newest = list(self.published.first)
         if self.options.ranks > 1:
             newest = yield AgreeMin(newest)
             here = [int(version in anchors) for version, anchors in zip(newest, held, strict=True)]

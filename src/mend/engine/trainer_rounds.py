@@ -12,14 +12,15 @@ capture, then apply).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mend.coordination.events import Applied, Captured, Discarded, Event, Progress, StillOpen, Timed
+from mend.coordination.events import Applied, Captured, Discarded, Event, StillOpen, Timed
+from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import Calendar, Schedule
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.fragment_state import (
@@ -37,6 +38,7 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.engine.outcome import Outcome
+from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
 from mend.errors import Diverged, GaveUp
 from mend.fragment.apply import realign
@@ -80,6 +82,8 @@ class TrainerRounds:
         self._buffers, self._crew = numerics.buffers, numerics.pool
         self.outcome = Outcome("running")
         """How this rank left the job."""
+        self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
+        """What this rank goes on from, with the offers that were open then."""
         self.step = 0
         self.tokens = 0
         self.ledger = Ledger()
@@ -214,7 +218,7 @@ class TrainerRounds:
             before_ns = self.step_ns or sample_ns  # the first sample is taken as it is
             self.step_ns = before_ns + (sample_ns - before_ns) // 10
         self._marked_step = self.step
-        self._post(Progress(self.step, self.step_ns))
+        self._post(Stepped(self.step, self.step_ns))
 
     # -------------------------------------------------------------- capture
 
@@ -346,14 +350,20 @@ class TrainerRounds:
             return track.offer is not None and track.offer.seq in panel.discarded
 
     def _agree_and_apply(
-        self, fragments: list[int], flags: list[int] | None = None
+        self,
+        fragments: list[int],
+        flags: list[int] | None = None,
+        caps: Sequence[int] | None = None,
     ) -> Generator[Any, Any, list[int]]:
-        """Apply what every rank can; returns the flags' minimum over the ranks."""
+        """Apply what every rank can; returns the flags' minimum over the ranks. `caps`: per
+        fragment the newest version that may be applied; None: any."""
         with self.published.changed:
             if self.published.failure is not None:
                 raise self.published.failure
             anchors = {p: dict(self.published.panels[p].anchors) for p in fragments}
             dead = {p: dict(self.published.panels[p].discarded) for p in fragments}
+        if caps is not None:
+            anchors = {p: {v: a for v, a in anchors[p].items() if v <= caps[p]} for p in fragments}
         values = list(flags or [])
         for fragment in fragments:
             track = self.tracks[fragment]

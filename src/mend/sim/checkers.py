@@ -21,7 +21,7 @@ from mend.engine.trainer import POLL_NS, OpenOffer
 from mend.fragment.ledger import VectorLedger
 from mend.sim import liveness
 from mend.sim.agreement import Agreement
-from mend.sim.scenario import Scenario
+from mend.sim.scenario import Scenario, rounds_before
 from mend.types import MS, SECOND, Peer
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ class Checkers:
         self.bits: dict[tuple[int, int, int], str] = {}
         self.problems: list[str] = []
         self.former: list[Watched] = []
+        self.cuts: dict[tuple[str, int], list[int]] = {}
+        """(lineage, number) of a checkpoint -> versions of its first rank."""
+        self.cuts_written: set[tuple[str, int]] = set()
+        """Of which some rank was told that all have written."""
         self.agreement = Agreement(self.problem, self._undo)
 
     def _undo(self, versions: tuple[int, ...]) -> None:
@@ -97,10 +101,36 @@ class Checkers:
         watched = self.ranks[training.process.me]
         if moment == "before":
             watched.before = [self._theta(watched, p) for p in range(len(watched.ledgers))]
+        elif moment == "cut":
+            self._cut(watched)
+        elif moment == "written":
+            self.cuts_written.add(training.cut_of)
         elif moment == "after":
             for p, ledger in enumerate(watched.ledgers):
                 ledger.moved(watched.before[p], self._theta(watched, p))
         self._bounds(watched)
+
+    def _cut(self, watched: Watched) -> None:
+        """All ranks write the same versions; what they count as merged, these have merged."""
+        trainer, key = watched.training.trainer, watched.training.cut_of
+        versions = [track.anchor.version for track in trainer.tracks]
+        if self.cuts.setdefault(key, versions) != versions:
+            self.problem(
+                "I3",
+                f"checkpoint {key[1]}: {watched.process.me} writes versions {versions}, others "
+                f"{self.cuts[key]}",
+            )
+        named = sum(
+            share.tokens
+            for (member, fragment, version), share in self.agreement.merged.items()
+            if member == watched.process.member and version <= versions[fragment]
+        )
+        if named != trainer.ledger.merged * self.scenario.ranks and self.agreement.merged:
+            self.problem(
+                "I3",
+                f"checkpoint {key[1]}: {watched.process.me} writes {trainer.ledger.merged} tokens "
+                f"as merged, its versions have {named}",
+            )
 
     def _theta(self, watched: Watched, fragment: int) -> Tensor:
         track = watched.training.trainer.tracks[fragment]
@@ -171,10 +201,12 @@ class Checkers:
 
     def _rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
         """The ramp of the momentum goes by what was merged, not by versions."""
-        found: list[Any] = [self.commits.get((fragment, v)) for v in range(1, anchor.version + 1)]
+        first = self.scenario.first
+        behind = range(first + 1, anchor.version + 1)
+        found: list[Any] = [self.commits.get((fragment, v)) for v in behind]
         if None in found:
             return  # who read it is gone
-        merged = 0
+        merged = rounds_before(first)
         for commit in found:
             named, absent = (
                 [(each["tokens"], each["steps"]) for each in commit[kind]]

@@ -20,7 +20,7 @@ from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
-from mend.errors import Diverged
+from mend.errors import CheckpointError, Diverged
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
@@ -311,6 +311,11 @@ class Training:
         self.stalls: list[tuple[int, int]] = []
         self._wait: tuple[Wait, int, int] | None = None
         self._closing = False
+        self.cut_step = 0
+        """Behind it the script makes a checkpoint; 0: none."""
+        self.cut_limit_ns = 0
+        self.cut_of = ("", 0)
+        """Lineage and number of the checkpoint that it makes."""
 
     def look(self) -> None:
         """After anything happened in this process: may the training thread go on?"""
@@ -370,12 +375,26 @@ class Training:
             coordinator = self.rank.roles.coordinator
             coordinates = coordinator is not None and coordinator.proposer.leading
             self.process.later(LINGER_NS if coordinates else THREAD_HOP_NS, self.process.stop)
+        elif 0 < self.cut_step <= self.trainer.step:
+            self.cut_step = 0
+            self._drive(self._cut())
         elif self.trainer.step < self.steps:
             slower = self.process.broken.slower(target(self.process.me.rack))
             self.process.later(slower * self.step_ns, self._step)
         else:
             self._closing, self.trained_ns = True, self.process.loop.now_ns
             self._drive(self.trainer.close())
+
+    def _cut(self) -> Doing:
+        """A checkpoint, but for the files. One that is not made does not stop the script."""
+        try:
+            mark = yield from self.trainer.cut("cut", self.cut_limit_ns)
+            self.cut_of = (mark.lineage, mark.number)
+            self._watch("cut", self)
+            yield from self.trainer.cut_written(mark, self.cut_limit_ns)
+            self._watch("written", self)
+        except CheckpointError:
+            return
 
     def _step(self) -> None:
         step = self.trainer.step + 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mend.consensus.log import RECORDS_KEPT
+from mend.consensus.weights import WHOLE
 from mend.errors import ConfigError
 from mend.fragment.apply import Alignment
 from mend.types import MS, SECOND
@@ -83,6 +84,11 @@ class Scenario:
     """From here on nothing is broken any more, but what crashed stays down; 0: no such time."""
     records_kept: int = RECORDS_KEPT
     """Decided records a replica keeps; who is further behind gets a snapshot."""
+    first: int = 0
+    """Version of every fragment that the job begins with, from a checkpoint; 0: from none. No seed
+    draws it, as little as the next."""
+    cut_step: int = 0
+    """Step behind which every rack makes a checkpoint; 0: none."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 
@@ -104,6 +110,11 @@ class Scenario:
 
     def without(self, *, faults: tuple[Fault, ...]) -> Scenario:
         return dataclasses.replace(self, faults=faults)
+
+
+def rounds_before(first: int) -> int:
+    """That a checkpoint of this version has behind it: not all of them were complete."""
+    return first * WHOLE - WHOLE // 2 if first else 0
 
 
 def calm(**changes: Any) -> Scenario:

@@ -24,10 +24,11 @@ from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
-from mend.coordination.messages import PERSON, Hello, Retire
+from mend.coordination.messages import PERSON, Hello, Resume, Retire
 from mend.coordination.schedule import Schedule, schedule_of
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.numerics import Numerics
+from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer import FragmentState, StepOptions, Trainer
 from mend.engine.witness import build_witness
 from mend.fragment.plan import build_plan, exchanged_parameters
@@ -42,7 +43,7 @@ from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.process import Collective, Process, Training, WatchedBoard
-from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm
+from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm, rounds_before
 from mend.sim.scenario_builder import Writer
 from mend.sim.tape import MemoryTape
 from mend.types import MS, SECOND, WITNESS, Member, Peer, life_of
@@ -65,6 +66,19 @@ UPDATES = 64
 def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     """Fragments are one tensor each; under rda the third is merged by the mean, as an embedding."""
     return [(p == 2,) for p in range(scenario.fragments)]
+
+
+CUT_NS = 20 * SECOND
+"""How long a simulated script waits for the others in a checkpoint."""
+
+
+def _progress(tracks: Sequence[FragmentState]) -> Progress:
+    """Of a checkpoint right behind a merge of everything."""
+    fragments = tuple(
+        FragmentProgress(t.anchor.version, t.anchor.rounds, t.anchor.digest, 5, 0, 0, 0, -1, "")
+        for t in tracks
+    )
+    return Progress(0, 0, 0, 0, (), fragments)
 
 
 @dataclass
@@ -205,12 +219,16 @@ class World(Writer):
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
-            rank_machine = RankParts(self._learner_options(), own)
+            resume = self._resume(tracks)
+            rank_machine = RankParts(
+                self._learner_options(), own, resume.versions if resume else ()
+            )
             made_of = Parts(process.me, member, rank_machine)
             if rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
-                hello = Hello(seat, self._policy(len(tracks)), (("model", "sim"),), digests)
+                policy = self._policy(len(tracks))
+                hello = Hello(seat, policy, (("model", "sim"),), digests, resume=resume)
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
                 coordinates = self._coordinates(process.me)
@@ -269,6 +287,7 @@ class World(Writer):
             tokens=lambda step: 1 + (step * 7 + number) % 5,
             watch=self.checkers.watch,
         )
+        self._resume_and_cut(training, tracks)
         held.append(training)
         process.trainer = training
         self.trainings[process.me] = training
@@ -294,7 +313,8 @@ class World(Writer):
 
     def _rank_parts(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[FragmentState]]:
         scenario = self.scenario
-        generator = torch.Generator().manual_seed(scenario.seed * 100 + rack)
+        whose = 0 if scenario.first else rack  # racks that resume have one anchor
+        generator = torch.Generator().manual_seed(scenario.seed * 100 + whose)
         model = nn.ParameterList(
             [
                 nn.Parameter(torch.randn(scenario.numel + p, generator=generator))
@@ -308,8 +328,25 @@ class World(Writer):
             held = replicated(layout, scenario.ranks, rank)
             values_N = torch.empty(held.owned.numel)
             view.read(held.owned, values_N)
-            tracks.append(FragmentState(view, held, numerics.genesis(values_N)))
+            anchor = numerics.genesis(values_N)
+            if first := scenario.first:
+                numel, rounds = anchor.numel, rounds_before(first)
+                anchor = numerics.adopt(anchor.data, numel, first, rounds)
+            tracks.append(FragmentState(view, held, anchor))
         return list(model), tracks
+
+    def _resume_and_cut(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+        training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
+        if self.scenario.first:
+            training.trainer.resume(_progress(tracks), ())
+
+    def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
+        """What a rack says of the checkpoint that it has read."""
+        first = self.scenario.first
+        if not first:
+            return None
+        racks, count = tuple(range(self.scenario.racks)), len(tracks)
+        return Resume("ab" * 32, 1, racks, (first,) * count, (rounds_before(first),) * count)
 
     def _updates(self, rack: int) -> list[list[Tensor]]:
         scenario = self.scenario

@@ -19,6 +19,8 @@ LOUD = frozenset(
     {
         "waiting",
         "refused",
+        "resume-ignored",
+        "resume-lost",
         "fault",
         "differs",
         "declined",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mend.consensus.log import offers_of
-from mend.consensus.records import Commit, Drop, Epoch, Genesis, Lineage, Record, Roster
+from mend.consensus.records import Commit, Drop, Epoch, Genesis, Lineage, Mark, Record, Roster
 from mend.coordination import events as ev
 from mend.errors import TapeError
 from mend.trace.format import Entry, Gap, Header
@@ -282,6 +282,7 @@ class _Cut:
         founders: Mapping[int, Sequence[Recital]],
     ) -> None:
         self._members = {seat.member for seat in genesis.roster}
+        self._first = dict(enumerate(genesis.first()))
         self._acts, self._founders = {rack: of[0] for rack, of in acts.items()}, founders
         self.records: list[Record] = []
         self.lengths = {rack: len(of) for rack, of in self._acts.items()}
@@ -305,7 +306,7 @@ class _Cut:
         }
         self.records, self._why = [], ""
         for record in self._log:
-            if isinstance(record, Epoch | Roster):
+            if isinstance(record, Epoch | Roster | Mark):
                 continue
             if not isinstance(record, Commit | Drop):
                 self._why = f"a {type(record).__name__} record came then"
@@ -323,12 +324,12 @@ class _Cut:
     def _cut_acts(self) -> None:
         commits = [record for record in self.records if isinstance(record, Commit)]
         drops = [record for record in self.records if isinstance(record, Drop)]
-        versions = {commit.fragment: commit.version for commit in commits}
+        versions = self._first | {commit.fragment: commit.version for commit in commits}
         dropped = {(e.member.rack, drop.fragment, e.seq) for drop in drops for e in drop.dropped}
         for rack, acts in self._acts.items():
             declined = set().union(*(tape.declined for tape in self._founders[rack]))
             for place, act in enumerate(acts[: self.lengths[rack]]):
-                beyond = act.kind == APPLIED and act.number > versions.get(act.fragment, 0)
+                beyond = act.kind == APPLIED and act.number > versions[act.fragment]
                 key = (act.fragment, act.number)
                 ended = key in declined or (rack, *key) in dropped
                 if beyond or (act.kind == DISCARDED and not ended):

@@ -437,7 +437,7 @@ def test_a_setting_without_effect_is_reported_when_it_is_named_with_its_default(
     default."""
     assert MendConfig(rack_aware=False).inactive_fields == ("rack_aware",)
     file = tmp_path / "mend.toml"
-    file.write_text('momentum_sync_period_steps = "none"\n')
+    file.write_text("momentum_sync_period_steps = 5\n")
     monkeypatch.setenv("MEND_CONFIG", str(file))
     monkeypatch.setenv("MEND_RACK_AWARE", "false")
     assert MendConfig().inactive_fields == ("momentum_sync_period_steps", "rack_aware")

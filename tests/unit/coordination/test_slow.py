@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mend.coordination.events import Effect, Note, Timed
-from mend.coordination.messages import FailSlow, TrainingProgress
+from mend.coordination.messages import FailSlow, Pace
 from mend.coordination.slow import (
     ONSET,
     OWN_PAST,
@@ -44,7 +44,7 @@ def test_onset_and_relief_are_noted_with_who_when_how_much_and_how_sure() -> Non
     assert onset["probability"] > 0.99
     assert relief["since_step"] == 51
     assert relief["step"] in range(101, 111)
-    assert rank.verdict == TrainingProgress(rank=2)
+    assert rank.verdict == Pace(rank=2)
 
 
 def test_time_is_divided_by_tokens() -> None:
@@ -57,15 +57,15 @@ def test_time_is_divided_by_tokens() -> None:
 
 def test_without_tokens_there_is_nothing_to_divide() -> None:
     rank, notes = driven([1.0] * 60, tokens=0)
-    assert (rank.pace, notes) == (TrainingProgress(rank=2), [])
+    assert (rank.pace, notes) == (Pace(rank=2), [])
 
 
 def test_only_the_verdict_is_news() -> None:
     fast, _ = driven([1.0] * 50)
     slow, _ = driven([1.0] * 50 + [2.0] * 10)
     slower, _ = driven([1.0] * 50 + [2.0] * 9 + [2.5])
-    assert fast.verdict == TrainingProgress(rank=2)
-    assert slow.verdict == slower.verdict == TrainingProgress(rank=2, slow_since=51)
+    assert fast.verdict == Pace(rank=2)
+    assert slow.verdict == slower.verdict == Pace(rank=2, slow_since=51)
 
 
 def test_a_pace_adds_few_bytes_to_a_report() -> None:
@@ -75,22 +75,18 @@ def test_a_pace_adds_few_bytes_to_a_report() -> None:
 
 def test_a_rack_is_as_fast_as_its_slowest_rank_and_names_the_worst() -> None:
     ranks = [
-        TrainingProgress(rank=0, time_ps=10, margin_ppm=1),
-        TrainingProgress(
-            rank=1, time_ps=12, margin_ppm=2, slow_since=7, ratio_milli=1200, sure_milli=999
-        ),
-        TrainingProgress(
-            rank=2, time_ps=11, margin_ppm=3, slow_since=5, ratio_milli=2000, sure_milli=998
-        ),
+        Pace(rank=0, time_ps=10, margin_ppm=1),
+        Pace(rank=1, time_ps=12, margin_ppm=2, slow_since=7, ratio_milli=1200, sure_milli=999),
+        Pace(rank=2, time_ps=11, margin_ppm=3, slow_since=5, ratio_milli=2000, sure_milli=998),
     ]
-    assert pace_of_rack(ranks) == TrainingProgress(2, 12, 2, 5, 2000, 998)
-    assert pace_of_rack([]) == TrainingProgress()
+    assert pace_of_rack(ranks) == Pace(2, 12, 2, 5, 2000, 998)
+    assert pace_of_rack([]) == Pace()
 
 
 def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
     racks = RackPaces()
-    paces = {rack: TrainingProgress(0, 1000, 10_000) for rack in range(3)}
-    paces[3] = TrainingProgress(1, 2000, 10_000, slow_since=5, ratio_milli=2000, sure_milli=999)
+    paces = {rack: Pace(0, 1000, 10_000) for rack in range(3)}
+    paces[3] = Pace(1, 2000, 10_000, slow_since=5, ratio_milli=2000, sure_milli=999)
     (note,) = racks.compare(paces, dict.fromkeys(paces, 40))
     assert isinstance(note, Note)
     assert note.kind == ONSET
@@ -101,7 +97,7 @@ def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
         "rack 3 is slow: 2.0x the time per token of its own past, since its step 5 (99.9 % sure)"
     )
     assert "the median of the others, seen at its step 40" in sentence_of(peers)
-    (note,) = racks.compare({rack: TrainingProgress(0, 1000, 10_000) for rack in range(4)}, {3: 60})
+    (note,) = racks.compare({rack: Pace(0, 1000, 10_000) for rack in range(4)}, {3: 60})
     assert isinstance(note, Note)
     assert (note.kind, note.fields["since_step"], note.fields["step"]) == (RELIEF, 40, 60)
     assert racks.judged == ()

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from mend.consensus.epochs import attempt_of
 from mend.consensus.records import RECORDS_FORMAT, Drop, Last, Offer, Record, Snapshot
-from mend.coordination.messages import Declined, Gather, Held, Orders, Part
+from mend.coordination.messages import Declined, Gather, Held, Hello, Orders, Part, Resume
 from mend.coordination.validation import (
     first_difference,
     hello_misfit,
@@ -19,6 +20,7 @@ from mend.coordination.validation import (
     rank_orders_misfit,
     rank_report_misfit,
     report_misfit,
+    resume_misfit,
 )
 from tests.unit.coordination.nouns import (
     FIRST,
@@ -217,3 +219,54 @@ def test_a_snapshot_of_another_job_is_not_read(changes: dict[str, object], said:
     assert bool(orders_misfit(body, hello(1, fragments=2), begun=False)) == bool(said)
     to_rank = replace(rank_orders(1), prev=2, snapshot=there)
     assert bool(rank_orders_misfit(to_rank, 2, 1)) == bool(said)
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def resumed(
+    rack: int, *, step: int = 9, of: int = 0, lockstep: bool = False, **changes: Any
+) -> Hello:
+    """A rack that has read a checkpoint; `of`: the rack whose digests it has."""
+    fields: dict[str, Any] = {
+        "lineage": "ab" * 32, "number": 2, "racks": (0, 1), "versions": (5,), "rounds": (7,),
+    }  # fmt: skip
+    resume = Resume(**{**fields, **changes})
+    made = hello(rack, lockstep=lockstep)
+    return replace(made, digests=hello(of).digests, resume=resume, resume_step=step)
+
+
+def test_racks_with_one_checkpoint_begin_together() -> None:
+    both = [resumed(0), resumed(1, step=8)]
+    assert [resume_misfit(each, both) for each in both] == ["", ""]
+    assert resume_misfit(hello(1), [resumed(0), hello(1)]) == "", "its part is lost: it copies"
+    assert resume_misfit(hello(0), [hello(0), hello(1)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (resumed(1, number=1), "it resumes checkpoint 1 of lineage abab"),
+        (resumed(1, lineage="cd" * 32), "it resumes checkpoint 2 of lineage cdcd"),
+        (resumed(1, versions=(6,)), r"at versions \(5,\), its part is of \(6,\) or damaged"),
+        (resumed(1, rounds=(8,)), "its part is of"),
+        (resumed(1, of=1), "its part is of"),
+        (resumed(1, lockstep=True, step=8), "at step 9, it does at step 8"),
+        (hello(1, lockstep=True), "it resumes none; in lockstep all racks begin at one step"),
+    ],
+)
+def test_a_rack_with_another_checkpoint_is_told_which(other: Hello, said: str) -> None:
+    first = resumed(0, lockstep=other.policy.lockstep)
+    found = resume_misfit(other, [first, other])
+    assert found.startswith("rack 0 resumes checkpoint 2 of lineage abababababab")
+    assert re.search(said, found), found
+
+
+def test_a_genesis_has_a_version_and_rounds_for_every_fragment_or_none() -> None:
+    fits = replace(genesis(fragments=1), versions=(4,), rounds=(9,))
+    good = orders(1, (fits,))
+    assert orders_misfit(good, hello(0), begun=False) == ""
+    for wrong in ({"versions": (4, 4)}, {"rounds": ()}, {"versions": (-1,)}):
+        bad = orders(1, (fits,))
+        bad = replace(bad, records=(replace(fits, **wrong),))
+        assert orders_misfit(bad, hello(0), begun=False) == "a Genesis of another plan"

@@ -37,6 +37,8 @@ class Bounds:
     attempts: int = 1
     twins: int = 0
     votes: int = 1
+    first: int = 0
+    """Version that the job begins with, as from a checkpoint."""
 
 
 class Node(NamedTuple):

@@ -72,6 +72,8 @@ class ModelWorld(Deciding):
             plan="",
             digests=(("",),),
             non_voters=(WITNESS,) if self.bounds.witness and self.bounds.racks % 2 else (),
+            versions=(self.bounds.first,),
+            rounds=(self.bounds.first,),
         )
         acceptor = Acceptor()
         acceptor.append(epoch, 0, "", (genesis,), 1, 1)
@@ -84,7 +86,7 @@ class ModelWorld(Deciding):
         founder.decide()
         nodes = [Node() for _ in self.members]
         for node in range(self.born):
-            nodes[node] = Node(vote, held=0 if node < self.bounds.racks else -1)
+            nodes[node] = Node(vote, held=self.bounds.first if node < self.bounds.racks else -1)
         nodes[owner] = nodes[owner]._replace(proposer=parts.keep_proposer(founder))
         decided = parts.decided(parts.voters[vote].log)
         return State(tuple(nodes), (Term(epoch, owner),), decided, Used())
@@ -205,7 +207,11 @@ class ModelWorld(Deciding):
         owner = self.parts.proposer(state.nodes[term.owner].proposer)
         version = owner.log.committed.versions[0] + 1
         count = count_of(term.gather[1]) + 1 if term.gather[0] == version else 1
-        if not may_commit(owner) or version > self.bounds.rounds or count > self.bounds.attempts:
+        if (
+            not may_commit(owner)
+            or version > self.bounds.first + self.bounds.rounds
+            or count > self.bounds.attempts
+        ):
             return None
         gather = (version, attempt_of(term.epoch, count))
         return changed(state, action.at, term._replace(gather=gather, results=()))

@@ -1,0 +1,57 @@
+"""coordination: when a checkpoint is due. Racks ask for it; one record says where in the log it
+lies, another that all of them have written it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mend.consensus.log import LogState
+from mend.consensus.records import Mark
+from mend.coordination.messages import Cut, Report
+
+
+def next_mark(
+    log: LogState, lineage: str, reports: Mapping[int, Report | None], live: frozenset[int]
+) -> Mark | None:
+    """The record that is due, if there is one. `log`: as far as it is written."""
+    assert log.policy is not None, "racks report behind the first record"
+    heard = {rack for rack in log.seats if log.policy.lockstep or rack in live}
+    found = {rack: reports.get(rack) for rack in sorted(heard)}
+    newcomers = log.non_voters - log.demoted  # they copy what is decided, and train on it later
+    if log.mark is not None:
+        # One that was started again meanwhile is a newcomer, and will not write.
+        there = {rack: each for rack, each in found.items() if rack not in newcomers}
+        if written := _written(log.mark, there):
+            return Mark(log.mark.number, log.mark.name, lineage, written, written=True)
+    asked = {
+        rack: report.cut if report is not None else None
+        for rack, report in found.items()
+        if not (report is not None and report.cut is None and (report.leaving or rack in newcomers))
+    }
+    cuts = set(asked.values())
+    cut = cuts.pop() if len(cuts) == 1 else None
+    if cut is None or cut.written or cut.number != log.marks + 1:
+        return None
+    return Mark(cut.number, cut.name, lineage, tuple(asked))
+
+
+def waits(log: LogState, reports: Mapping[int, Report | None]) -> str:
+    """Why a checkpoint that a rack asks for is not made yet, or empty."""
+    cuts = {r: report.cut for r in sorted(log.seats) if (report := reports.get(r)) is not None}
+    asking = {rack: cut for rack, cut in cuts.items() if cut is not None}
+    if not asking:
+        return ""
+    missing = [rack for rack in sorted(log.seats) if rack not in asking]
+    said = ", ".join(f"rack {rack} in {cut.name!r}" for rack, cut in asking.items())
+    without = f"; racks {','.join(map(str, missing))} are in none" if missing else ""
+    return f"checkpoint: {said}{without}"
+
+
+def _written(mark: Mark, found: Mapping[int, Report | None]) -> tuple[int, ...]:
+    """Those of its racks that have written, once none of the others still may; else nothing. A rack
+    that waits in no checkpoint any more, or in another one, has given up."""
+    writing, done = (Cut(mark.number, mark.name, written) for written in (False, True))
+    reports = {rack: found[rack] for rack in mark.racks if rack in found}
+    if any(report is None or report.cut == writing for report in reports.values()):
+        return ()
+    return tuple(rack for rack, report in reports.items() if report and report.cut == done)

@@ -1,0 +1,271 @@
+"""engine.checkpoint: a rack's part of a checkpoint, written and read by all its ranks together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from mend.consensus.records import Mark
+from mend.coordination.messages import Resume
+from mend.engine.checkpoint_files import (
+    File,
+    Manifest,
+    State,
+    begin_part,
+    check_files,
+    end_part,
+    files_in,
+    newest_checkpoint,
+    rack_folder,
+    rank_file,
+    read_manifest,
+    read_rank,
+    summed,
+    write_rank,
+)
+from mend.engine.digest import digest_of
+from mend.engine.fragment_state import FragmentState, OpenOffer
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.progress import OfferProgress, Progress
+from mend.engine.rack import RackGroup
+from mend.errors import CheckpointError
+from mend.types import VERSION
+
+T = TypeVar("T")
+
+FREE_FACTS = frozenset({"racks", "job_id", "quorum_min_learners", "mend version"})
+"""What a job that resumes a checkpoint may have otherwise."""
+
+Facts = Sequence[tuple[str, str]]
+
+
+def together(group: RackGroup, job: Callable[[], T]) -> T:
+    """Do it on every rank of the rack. What fails on one of them fails on all: raises its own
+    exception there, CheckpointError elsewhere."""
+    failure: BaseException | None = None
+    try:
+        result = job()
+    except Exception as error:
+        failure = error
+    mine = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+    said = group.gather_bytes(msgspec.msgpack.encode(mine))
+    if isinstance(failure, OSError):
+        raise CheckpointError(f"{failure.filename}: {failure.strerror}") from failure
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(msgspec.msgpack.decode(each, type=str) for each in said):
+        if text:
+            raise CheckpointError(f"rank {rank} of this rack: {text}")
+    return result
+
+
+# ------------------------------------------------------------------ writing
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes the part of one rack. `facts`: of its plan."""
+
+    group: RackGroup
+    rack: int
+    facts: Facts
+
+    def write(
+        self,
+        part: Path,
+        mark: Mark,
+        state: tuple[Progress, Sequence[OpenOffer]],
+        tracks: Sequence[FragmentState],
+        save: Callable[[Path], None] | None,
+    ) -> None:
+        """All ranks together: into the folder `part`, which has its final name behind it. `save`
+        writes what the script wants beside it."""
+        group, leads = self.group, self.group.rank == 0
+        together(group, lambda: begin_part(part) if leads else None)
+        progress, offers = state
+        together(group, lambda: self._write_rank(part, progress, offers, tracks))
+        if save is not None:
+            together(group, lambda: save(part))
+        listed = together(group, lambda: files_in(part) if leads else [])
+        names = msgspec.json.decode(group.gather_bytes(msgspec.json.encode(listed))[0])
+        mine = together(group, lambda: summed(part, names[group.rank :: group.ranks], sync=True))
+        found = [
+            file
+            for each in group.gather_bytes(msgspec.json.encode(mine))
+            for file in msgspec.json.decode(each, type=list[File])
+        ]
+        everybody = [
+            msgspec.json.decode(each, type=Progress)
+            for each in group.gather_bytes(msgspec.json.encode(progress))
+        ]
+        manifest = self._manifest(mark, everybody, found)
+        together(group, lambda: end_part(part, manifest) if leads else None)
+
+    def _write_rank(
+        self,
+        part: Path,
+        progress: Progress,
+        offers: Sequence[OpenOffer],
+        tracks: Sequence[FragmentState],
+    ) -> None:
+        tensors = {}
+        for fragment, track in enumerate(tracks):
+            tensors[f"{fragment}.anchor"] = track.anchor.data
+            if track.residual_N is not None:
+                tensors[f"{fragment}.residual"] = track.residual_N
+        for offer in offers:
+            tensors[f"{offer.fragment}.delta"] = offer.delta_N
+        open_ = tuple(
+            OfferProgress(
+                o.fragment, o.seq, o.anchor.version, o.capture_step, o.tokens, o.steps,
+                o.tokens_total, o.steps_total,
+            )
+            for o in offers
+        )  # fmt: skip
+        write_rank(part / rank_file(self.group.rank), State(progress, open_), tensors)
+
+    def _manifest(self, mark: Mark, ranks: Sequence[Progress], files: Sequence[File]) -> Manifest:
+        first = ranks[0]
+        open_tokens = sum(
+            mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments
+        )
+        return Manifest(
+            mend=VERSION,
+            name=mark.name,
+            lineage=mark.lineage,
+            number=mark.number,
+            racks=mark.racks,
+            rack=self.rack,
+            ranks=len(ranks),
+            wall_ns=time.time_ns(),
+            step=first.step,
+            open_tokens=open_tokens,
+            versions=tuple(each.version for each in first.fragments),
+            rounds=tuple(each.rounds for each in first.fragments),
+            digests=tuple(
+                tuple(mine.fragments[p].digest for mine in ranks)
+                for p in range(len(first.fragments))
+            ),
+            facts=tuple(self.facts),
+            files=tuple(sorted(files, key=lambda file: file.name)),
+        )
+
+
+# ------------------------------------------------------------------ reading
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank has read of a checkpoint."""
+
+    folder: Path
+    manifest: Manifest
+    state: State
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def resume(self) -> Resume:
+        """For the rack's hello."""
+        m = self.manifest
+        return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds)
+
+    def anchor(self, fragment: int, numel: int, numerics: Numerics) -> Anchor:
+        """Raises CheckpointError for what is not as it was written."""
+        mine = self.state.progress.fragments[fragment]
+        data = numerics.empty(numel)
+        found = self._tensor(f"{fragment}.anchor", data.numel())
+        data.copy_(found)
+        anchor = numerics.adopt(data, numel, mine.version, mine.rounds)
+        if anchor.digest != mine.digest:
+            raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
+        return anchor
+
+    def restore(self, fragment: int, track: FragmentState) -> None:
+        """Check that the model holds the weights of then; set what the track owes."""
+        mine, numel = self.state.progress.fragments[fragment], track.owned.numel
+        theta_N = torch.empty(numel, dtype=torch.float32)
+        track.view.read(track.owned, theta_N)
+        if digest_of(theta_N, numel, 0) != mine.weights:
+            names = [slot.name for slot in track.view.layout.slots]
+            raise CheckpointError(
+                f"the model does not hold the weights of {self.folder} at step "
+                f"{self.state.progress.step}: fragment {fragment} ({names[0]} to {names[-1]}) "
+                "differs. Load the model and the optimizer that were saved with it before mend_init"
+            )
+        if f"{fragment}.residual" in self.tensors:
+            track.residual_N = self._tensor(f"{fragment}.residual", numel)
+
+    def offers(self, tracks: Sequence[FragmentState]) -> list[OpenOffer]:
+        """What was open."""
+        found = []
+        for each in self.state.offers:
+            track = tracks[each.fragment]
+            anchor, numel = track.anchor, track.owned.numel
+            if anchor.version != each.base:  # of which only the number is known
+                anchor = Anchor(torch.empty(0), 0, each.base, "")
+            delta_N = self._tensor(f"{each.fragment}.delta", numel)
+            found.append(
+                OpenOffer(
+                    each.fragment, each.seq, each.capture_step, each.tokens, each.steps,
+                    each.tokens_total, each.steps_total, anchor, delta_N, track.residual_N,
+                    encoded=True,
+                )
+            )  # fmt: skip
+        return found
+
+    def _tensor(self, name: str, numel: int) -> Tensor:
+        found = self.tensors.get(name)
+        if found is None or found.numel() != numel:
+            has = "missing" if found is None else f"of {found.numel()} elements"
+            raise CheckpointError(f"{self.folder}: {name} is {has}, {numel} are needed")
+        return found
+
+
+def read_part(path: Path, rack: int, group: RackGroup, facts: Facts) -> Part | None:
+    """This rank's part of a checkpoint, or of the newest in a folder of them. None where the rack
+    has none: it was not there then, or its part is lost. All ranks together. Raises
+    CheckpointError, on all of them."""
+    return together(group, lambda: _read(path, rack, group.rank, group.ranks, facts))
+
+
+def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | None:
+    path = path.absolute()
+    folder = path if any(path.glob("rack-*")) else newest_checkpoint(path)
+    if folder is None:
+        raise CheckpointError(f"there is no complete checkpoint in {path}")
+    manifest = read_manifest(folder, rack)
+    if manifest is None:
+        return None
+    then, now = dict(manifest.facts), dict(facts)
+    for name in (*then, *now):
+        if name not in FREE_FACTS and then.get(name) != now.get(name):
+            was, is_ = then.get(name, "absent"), now.get(name, "absent")
+            raise CheckpointError(f"{folder} is of another plan: {name} was {was}, is {is_} here")
+    mine = rack_folder(folder, rack)
+    check_files(mine, manifest, rank, ranks)
+    state, tensors = read_rank(mine, manifest, rank)
+    fragments = range(len(manifest.versions))
+    mine_of = [(f.version, f.rounds, f.digest) for f in state.progress.fragments]
+    theirs = [
+        (manifest.versions[p], manifest.rounds[p], manifest.digests[p][rank]) for p in fragments
+    ]
+    if mine_of != theirs or any(offer.fragment not in fragments for offer in state.offers):
+        raise CheckpointError(f"{mine}: {rank_file(rank)} is not what its manifest says")
+    return Part(folder, manifest, state, tensors)
+
+
+def left_out(folder: Path, manifest: Manifest, racks: int) -> dict[int, int | None]:
+    """Racks with a part of the checkpoint that the job has no more, with the tokens that only they
+    had; None where their part is not here."""
+    found: dict[int, int | None] = {}
+    for rack in (rack for rack in manifest.racks if rack >= racks):
+        theirs = read_manifest(folder, rack)
+        found[rack] = theirs.open_tokens if theirs is not None else None
+    return found

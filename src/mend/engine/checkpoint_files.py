@@ -1,0 +1,332 @@
+"""engine.checkpoint_files: the files of a checkpoint. Written under a name that nobody reads,
+synced, then renamed; read with bounds and checksums, never unpickled.
+
+    FOLDER/rack-0/rank-0.safetensors    tensors of a rank, and its progress as JSON
+                  ...                   whatever the script saves beside them
+                  manifest.json         what it is of, and every file with size and sha256
+                  COMPLETE              sha256 of the manifest: all racks have written their part
+           rack-1/...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from mend.engine.digest import bytes_of
+from mend.engine.progress import OfferProgress, Progress
+from mend.errors import CheckpointError
+
+T = TypeVar("T")
+
+FORMAT = 1
+HEADER_BYTES_MAX = 16 << 20
+MANIFEST_BYTES_MAX = 256 << 20
+FILES_MAX = 100_000
+_READ_BYTES = 4 << 20
+
+MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
+_TYPE = "F32"
+_LENGTH_BYTES = 8
+
+
+class File(msgspec.Struct, frozen=True):
+    """`name` is relative to the rack's folder."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the part of one rack."""
+
+    format: int = FORMAT
+    mend: str
+    name: str
+    lineage: str
+    number: int
+    """Of the checkpoint in this lineage; the two together name it."""
+    racks: tuple[int, ...]
+    rack: int
+    ranks: int
+    wall_ns: int
+    step: int
+    open_tokens: int
+    """Trained by this rack and not merged, summed over fragments and ranks."""
+    versions: tuple[int, ...]
+    rounds: tuple[int, ...]
+    digests: tuple[tuple[str, ...], ...]
+    """Per fragment and rank."""
+    facts: tuple[tuple[str, str], ...]
+    """Of the plan: a job that resumes it must have the same."""
+    files: tuple[File, ...]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.lineage, self.number
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a rank's file says beside its tensors."""
+
+    progress: Progress
+    offers: tuple[OfferProgress, ...]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def rack_folder(folder: Path, rack: int) -> Path:
+    return folder / f"rack-{rack}"
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank}.safetensors"
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_rank(path: Path, state: State, tensors: Mapping[str, Tensor]) -> None:
+    """In the format of the safetensors library; `tensors` are fp32 vectors."""
+    header: dict[str, object] = {"__metadata__": {"mend": msgspec.json.encode(state).decode()}}
+    end = 0
+    for name, values_N in tensors.items():
+        begin, end = end, end + 4 * values_N.numel()
+        header[name] = {
+            "dtype": _TYPE, "shape": [values_N.numel()], "data_offsets": [begin, end],
+        }  # fmt: skip
+    head = msgspec.json.encode(header)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(_LENGTH_BYTES, "little") + head)
+        for values_N in tensors.values():
+            file.write(bytes_of(values_N))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def files_in(folder: Path) -> list[str]:
+    """Everything below it, sorted. Raises CheckpointError for what no checkpoint can hold."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path} is no plain file; save plain files into a checkpoint")
+        if path.is_file():
+            found.append(path.relative_to(folder).as_posix())
+    if len(found) > FILES_MAX:
+        raise CheckpointError(f"{len(found)} files in {folder}; at most {FILES_MAX}")
+    return found
+
+
+def summed(folder: Path, names: Sequence[str], *, sync: bool = False) -> list[File]:
+    """Sizes and checksums. `sync`: and have the disk keep them."""
+    found = []
+    for name in names:
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found.append(File(name, file.tell(), digest))
+            if sync:
+                os.fsync(file.fileno())
+    return found
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that is there with all its bytes, or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def begin_part(part: Path) -> None:
+    """An empty folder for a rack's files, under a name that nobody reads. Raises CheckpointError
+    where there is a complete checkpoint already."""
+    folder = part.parent
+    if complete := sorted(folder.glob(f"rack-*/{COMPLETE}")):
+        raise CheckpointError(
+            f"{folder} holds a complete checkpoint ({complete[0].parent.name}); give this one "
+            "another name, or remove it"
+        )
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+
+
+def end_part(part: Path, manifest: Manifest) -> None:
+    """All files are there: give the folder its name."""
+    write_whole(part / MANIFEST, msgspec.json.encode(manifest))
+    for folder in sorted(path for path in part.rglob("*") if path.is_dir()):
+        sync_folder(folder)
+    final = rack_folder(part.parent, manifest.rack)
+    shutil.rmtree(final, ignore_errors=True)  # of a job that ended before this was complete
+    part.rename(final)
+    sync_folder(part.parent)
+
+
+def complete_part(folder: Path, rack: int) -> None:
+    """All racks have written."""
+    mine = rack_folder(folder, rack)
+    digest = hashlib.sha256((mine / MANIFEST).read_bytes()).hexdigest()
+    write_whole(mine / COMPLETE, digest.encode())
+
+
+# ------------------------------------------------------------------ reading
+
+
+def newest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest complete checkpoint in a folder of them, by the clock of who wrote it; None if
+    there is none. Incomplete ones are passed over."""
+    found = [
+        (manifest.wall_ns, path)
+        for path in Path(folder).glob("*")
+        if path.is_dir() and (manifest := complete_manifest(path)) is not None
+    ]
+    return max(found)[1] if found else None
+
+
+def complete_manifest(folder: Path) -> Manifest | None:
+    """Of the lowest rack whose part says that all racks have written theirs."""
+    for marker in sorted(folder.glob(f"rack-*/{COMPLETE}")):
+        data = _bytes(marker.parent / MANIFEST, MANIFEST_BYTES_MAX)
+        if marker.read_bytes()[:64] == hashlib.sha256(data).hexdigest().encode():
+            return _manifest(marker.parent / MANIFEST, data)
+        raise CheckpointError(f"{marker.parent / MANIFEST} is damaged: not the sha256 of {marker}")
+    return None
+
+
+def read_manifest(folder: Path, rack: int) -> Manifest | None:
+    """Of this rack's part; None where it has none. Raises CheckpointError."""
+    complete = complete_manifest(folder)
+    if complete is None:
+        raise CheckpointError(
+            f"{folder} holds no complete checkpoint; give the path of one, or what "
+            "mend.newest_checkpoint finds"
+        )
+    path = rack_folder(folder, rack) / MANIFEST
+    if not path.exists():
+        return None
+    mine = _manifest(path, _bytes(path, MANIFEST_BYTES_MAX))
+    if mine.key != complete.key:
+        return None  # left by another job that did not complete it
+    if mine.rack != rack or (mine.racks, mine.versions) != (complete.racks, complete.versions):
+        raise CheckpointError(f"{path} is not of the same checkpoint as the others in {folder}")
+    return mine
+
+
+def _manifest(path: Path, data: bytes) -> Manifest:
+    try:
+        found = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    strange = [file.name for file in found.files if ".." in file.name or file.name[:1] in ("", "/")]
+    if strange:
+        raise CheckpointError(f"{path} is damaged: it names the file {strange[0]!r}")
+    if found.format != FORMAT:
+        raise CheckpointError(f"{path} has format {found.format}, this mend reads {FORMAT}")
+    return found
+
+
+def check_files(folder: Path, manifest: Manifest, rank: int, ranks: int) -> None:
+    """This rank's share of the files against the manifest. Raises CheckpointError."""
+    for file in manifest.files[rank::ranks]:
+        path = folder / file.name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing, which {folder / MANIFEST} names")
+        if (size := path.stat().st_size) != file.size:
+            raise CheckpointError(f"{path} is damaged: it has {size} bytes of {file.size}")
+        if summed(folder, [file.name]) != [file]:
+            raise CheckpointError(f"{path} is damaged: its sha256 is not that of the manifest")
+
+
+def read_rank(folder: Path, manifest: Manifest, rank: int) -> tuple[State, dict[str, Tensor]]:
+    """A rank's progress and tensors. Raises CheckpointError."""
+    path, files = folder / rank_file(rank), {file.name: file for file in manifest.files}
+    known = files.get(path.name)
+    if known is None or not path.is_file() or path.stat().st_size != known.size:
+        raise CheckpointError(f"{path} is missing or truncated")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        head = _head(path, file, digest)
+        state, entries = _state(path, head)
+        tensors = {}
+        for name, numel in _numels(path, entries, known.size - _LENGTH_BYTES - len(head)):
+            tensors[name] = torch.empty(numel, dtype=torch.float32)
+            into = tensors[name].view(torch.uint8).numpy().data
+            for start in range(0, len(into), _READ_BYTES):
+                piece = into[start : start + _READ_BYTES]
+                if file.readinto(piece) != len(piece):
+                    raise CheckpointError(f"{path} is truncated")
+                digest.update(piece)
+    if digest.hexdigest() != known.sha256:
+        raise CheckpointError(f"{path} is damaged: its sha256 is not that of the manifest")
+    return state, tensors
+
+
+def _head(path: Path, file: BinaryIO, digest: hashlib._Hash) -> bytes:
+    first = file.read(_LENGTH_BYTES)
+    size = int.from_bytes(first, "little")
+    if len(first) < _LENGTH_BYTES or size > HEADER_BYTES_MAX:
+        raise CheckpointError(f"{path} is damaged: a header of {size} bytes")
+    head = file.read(size)
+    digest.update(first + head)
+    return head
+
+
+def _state(path: Path, head: bytes) -> tuple[State, dict[str, _Entry]]:
+    try:
+        raw = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
+        about = msgspec.json.decode(raw.pop("__metadata__"), type=dict[str, str])
+        state = msgspec.json.decode(about["mend"], type=State)
+        entries = {name: msgspec.json.decode(each, type=_Entry) for name, each in raw.items()}
+    except (msgspec.DecodeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    return state, entries
+
+
+def _numels(path: Path, entries: Mapping[str, _Entry], size: int) -> Iterator[tuple[str, int]]:
+    """(name, elements) in the order of the file, which they must fill without a gap."""
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, stop = entry.data_offsets
+        numel = math.prod(entry.shape)
+        fits = begin == end <= stop <= size and stop - begin == 4 * numel
+        if entry.dtype != _TYPE or not fits:
+            raise CheckpointError(f"{path} is damaged: {name} is {entry}")
+        yield name, numel
+        end = stop
+    if end != size:
+        raise CheckpointError(f"{path} is damaged: {size - end} bytes of no tensor")
+
+
+def _bytes(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > limit:
+        raise CheckpointError(f"{path} has more than {limit} bytes")
+    return data

@@ -1,0 +1,279 @@
+"""A job that is stopped at a checkpoint, or killed behind it, goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mend
+from mend.tools.replay import replay_machines
+from mend.tools.replay_training import read_script
+from tests.process import train
+from tests.process.conftest import Jobs
+from tests.process.racks import Result, until
+from tests.process.test_replay import Replay
+
+STEPS = 21
+CUT = 13
+"""Fragment 1 is captured behind this step and applied behind a later one: its offers are open."""
+
+CONFIG: dict[str, Any] = {
+    "lockstep": True,
+    "fragments": 3,
+    "sync_period_steps": 8,
+    "overlap_steps": 2,
+    "outer_lr": 0.7,
+    "outer_optimizer_momentum": 0.6,
+    "give_up_s": 40,
+}
+
+
+def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
+    return [each for each in result.merges if each["version"] > versions[each["fragment"]]]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        (1, {}),
+        (2, {"payload_dtype": "bfloat16"}),
+        (2, {"parallel": "fsdp2"}),
+    ],
+    ids=["1 rank", "ddp, residuals", "fsdp2"],
+)
+def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
+    jobs: Jobs, tmp_path: Path, ranks: int, more: dict[str, Any]
+) -> None:
+    """The outer momentum once began at zero again: losses of 1.161 in place of 1.010."""
+    parallel = {"parallel": more["parallel"]} if "parallel" in more else {}
+    config = CONFIG | {k: v for k, v in more.items() if k != "parallel"}
+    options: dict[str, Any] = {"steps": STEPS, "config": config, **parallel}
+    whole = jobs(ranks=ranks).run(**options)
+    folder = tmp_path / "cuts" / "step-13"
+    cut = jobs(ranks=ranks).run(**options, checkpoints={str(CUT): str(folder)})
+    again = jobs(ranks=ranks).run(**options, resume=str(folder.parent))
+    begun = json.loads((folder / "rack-0" / "manifest.json").read_text())
+    assert begun["step"] == CUT
+    assert begun["open_tokens"] > 0
+    assert list(begun["versions"]) == [2, 1, 1]
+    for one, stopped, resumed in zip(whole, cut, again, strict=True):
+        assert stopped.losses == one.losses, "a checkpoint changes nothing"
+        assert stopped.weights == one.weights
+        assert resumed.losses == one.losses[CUT:]
+        assert resumed.weights == one.weights
+        assert resumed.digest == one.digest
+        assert resumed.status["ledger"] == one.status["ledger"]
+        assert resumed.status["step"] == STEPS
+        assert merges_behind(one, begun["versions"]) == resumed.merges
+
+
+# ------------------------------------------------------------------ killed
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_job_that_is_killed_goes_on_from_the_newest_complete_checkpoint(
+    jobs: Jobs, tmp_path: Path, seed: int
+) -> None:
+    """kill -9 of all at a moment that a seed draws; what comes out is as if nothing had been."""
+    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG}
+    whole = jobs().run(**options)
+    every = {"cut_every": 2, "cuts": str(tmp_path / "cuts")}
+    job, events = jobs(), random.Random(seed).randint(30, 110)
+    for rack in range(2):
+        job.start(rack, **options, **every, pace_ms=5)
+    until(lambda: len(job.events(0)) >= events, "the job has come some way")
+    for rack in (0, 1):
+        job.processes[rack].kill()
+    newest = mend.newest_checkpoint(tmp_path / "cuts")
+    resume = {"resume": str(tmp_path / "cuts")} if newest else {}
+    again = jobs().run(**options, **every, **resume)
+    for one, resumed in zip(whole, again, strict=True):
+        step = STEPS - len(resumed.losses)
+        assert step % 2 == 0, "where a checkpoint was made, or from the beginning"
+        assert resumed.losses == one.losses[step:]
+        assert resumed.weights == one.weights
+        assert resumed.digest == one.digest
+
+
+def test_a_checkpoint_that_not_all_racks_have_written_is_never_taken(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """Rack 0 has written its part, rack 1 is killed before it has."""
+    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG}
+    cuts = tmp_path / "cuts"
+    every = {"cut_every": 6, "cuts": str(cuts)}
+    job, gate = jobs(), tmp_path / "gate"
+    job.start(0, **options, **every)
+    job.start(1, **options, **every, save_gate=str(gate), gated_step=12)
+    until((cuts / "step-12" / "rack-0").exists, f"rack 0 has written\n{job.logs()}")
+    assert not (cuts / "step-12" / "rack-1").exists()
+    for rack in (0, 1):
+        job.processes[rack].kill()
+    assert mend.newest_checkpoint(cuts) == cuts / "step-6"
+    again = jobs().run(**options, **every, resume=str(cuts))
+    assert [len(result.losses) for result in again] == [STEPS - 6] * 2
+    assert mend.newest_checkpoint(cuts) == cuts / "step-18"
+    assert (cuts / "step-12" / "rack-1" / "COMPLETE").exists(), "it was made anew"
+
+
+def test_a_rack_that_cannot_write_makes_it_incomplete_for_all_at_once(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """All train on, and make the next one; rack 0 does not wait give_up_s for it."""
+    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG | {"give_up_s": 600}}
+    every = {"cut_every": 6, "cuts": str(tmp_path / "cuts")}
+    job = jobs()
+    results = job.run(**options, **every, per={1: {"failing_step": 12}})
+    assert [job.told(rack)["not_saved"] for rack in (0, 1)] == [
+        ["checkpoint 'step-12' is incomplete: racks 1 have not written it"],
+        ["script.pt: No space left on device"],
+    ]
+    assert results[0].weights == results[1].weights
+    assert mend.newest_checkpoint(tmp_path / "cuts") == tmp_path / "cuts" / "step-18"
+
+
+# ------------------------------------------------------------------ not in lockstep
+
+FREE: dict[str, Any] = {
+    "fragments": 3,
+    "sync_period_steps": 8,
+    "overlap_steps": 2,
+    "outer_lr": 0.7,
+    "outer_optimizer_momentum": 0.6,
+    "give_up_s": 40,
+    "shutdown_timeout_s": 40,
+}
+
+
+def test_in_a_free_job_every_token_is_merged_once_over_both_lives(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """Racks of different speed, killed behind a checkpoint that found offers open."""
+    folder, steps = tmp_path / "cuts" / "one", 40
+    options: dict[str, Any] = {"steps": steps, "config": FREE}
+    job = jobs()
+    for rack, pace_ms in ((0, 2.0), (1, 9.0)):
+        stop = {"32": [["touch", job.gate(f"there-{rack}")], ["gate", job.gate()]]}
+        more = {"checkpoints": {"19": str(folder)}, "pace_ms": pace_ms, "at": stop}
+        job.start(rack, **options, **more)
+    for rack in (0, 1):
+        until(Path(job.gate(f"there-{rack}")).exists, f"rack {rack} is at step 32\n{job.logs()}")
+    for rack in (0, 1):
+        job.processes[rack].kill()
+    manifests = [json.loads((folder / f"rack-{r}/manifest.json").read_text()) for r in (0, 1)]
+    versions = manifests[0]["versions"]
+    assert versions == manifests[1]["versions"]
+    assert manifests[0]["digests"] == manifests[1]["digests"]
+    first = Result({}, job.events(0)).merges
+    before = [each for each in first if each["version"] <= versions[each["fragment"]]]
+    assert len(before) < len(first), "more was merged behind the checkpoint, and is undone"
+    again = jobs().run(**options, resume=str(folder))
+    for rack, result in enumerate(again):
+        tokens = sum(train.tokens_of(rack, step) for step in range(1, steps + 1))
+        assert result.status["tokens"] == tokens
+        assert result.status["ledger"] == {"merged": tokens, "open": 0, "discarded": 0}
+        for fragment in range(3):
+            merged = [
+                member["tokens"]
+                for each in (*before, *result.merges)
+                for member in each["members"]
+                if (each["fragment"], member["rack"]) == (fragment, rack)
+            ]
+            assert sum(merged) == tokens
+    assert again[0].weights == again[1].weights
+
+
+# ------------------------------------------------------------------ other racks, other checkpoints
+
+
+@pytest.fixture
+def cut(jobs: Jobs, tmp_path: Path) -> Path:
+    """Checkpoints behind steps 7 and 14 of a job of two racks that goes on to its end."""
+    options: dict[str, Any] = {"steps": 16, "config": FREE}
+    jobs().run(**options, cut_every=7, cuts=str(tmp_path / "cuts"))
+    return tmp_path / "cuts"
+
+
+def test_racks_with_different_checkpoints_do_not_begin(jobs: Jobs, cut: Path) -> None:
+    """The second is refused by name, before anybody trains."""
+    job = jobs()
+    options: dict[str, Any] = {"steps": 30, "config": FREE | {"start_timeout_s": 20}}
+    job.start(0, **options, resume=str(cut / "step-14"))
+    job.start(1, **options, resume=str(cut / "step-7"))
+    for rack in (0, 1):
+        job.ended(rack, code=1)
+    kind, said = job.result(1).error
+    assert kind == "CheckpointError"
+    assert said.startswith("rack 1 cannot begin with the others: rack 0 resumes checkpoint 2 of")
+    assert "it resumes checkpoint 1 of lineage" in said
+    assert job.result(0).losses == job.result(1).losses == []
+
+
+def test_fewer_racks_go_on_and_say_in_tokens_what_is_lost(jobs: Jobs, cut: Path) -> None:
+    folder = cut / "step-14"
+    lost = json.loads((folder / "rack-1" / "manifest.json").read_text())["open_tokens"]
+    (result,) = jobs(racks=1).run(steps=30, config=FREE, resume=str(folder))
+    (event,) = result.kinds("resume-lost")
+    assert (event["lost"], event["open_tokens"]) == (1, lost)
+    tokens = sum(train.tokens_of(0, step) for step in range(1, 31))
+    assert result.status["ledger"] == {"merged": tokens, "open": 0, "discarded": 0}
+
+
+def test_a_rack_without_a_part_begins_with_a_copy(jobs: Jobs, cut: Path) -> None:
+    """A third one that was not there, and one whose folder is lost."""
+    folder = cut / "step-14"
+    (folder / "rack-1").rename(folder / "gone")
+    results = jobs(racks=3).run(steps=30, config=FREE, resume=str(folder))
+    assert [len(result.losses) for result in results] == [16, 30, 30]
+    assert [len(result.kinds("resume-lost")) for result in results] == [0, 1, 1]
+    for result in results:
+        assert result.weights == results[0].weights
+        assert result.status["outcome"] == "merged"
+
+
+def test_a_rack_that_comes_back_to_a_running_job_does_not_count_its_checkpoint_again(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """What it had not merged at the checkpoint its former life has merged since."""
+    job, cuts = jobs(), tmp_path / "cuts"
+    gates = {str(step): [["gate", job.gate(str(step))]] for step in (30, 38)}
+    options: dict[str, Any] = {"steps": 40, "config": FREE | {"shutdown_timeout_s": 20}}
+    job.start(0, **options, cut_every=13, cuts=str(cuts), at={"38": gates["38"]})
+    job.start(1, **options, cut_every=13, cuts=str(cuts), at={"30": gates["30"]})
+    until(lambda: mend.newest_checkpoint(cuts) == cuts / "step-26", "the checkpoint is there")
+    job.event(1, "applied", fragment=2)
+    job.processes[1].kill()
+    back = job.start(1, name="back", **options, resume=str(cuts))
+    job.event(1, "joined")
+    Path(job.gate("38")).touch()
+    job.ended(0, code=0)
+    assert back.wait() == 0, job.logs()
+    result = job.result(1, name="back")
+    (event,) = result.kinds("resume-ignored")
+    ledger = result.status["ledger"]
+    assert event["open_tokens"] == 3 * ledger["discarded"]
+    assert ledger["merged"] + ledger["discarded"] == result.status["tokens"]
+    assert result.weights == job.result(0).weights
+
+
+# ------------------------------------------------------------------ tapes
+
+
+def test_the_tape_of_a_resumed_job_replays(jobs: Jobs, tmp_path: Path) -> None:
+    """Its offers that were open at the checkpoint, and a checkpoint of its own, are on it."""
+    options: dict[str, Any] = {"steps": 30, "config": FREE}
+    cuts = tmp_path / "cuts"
+    jobs().run(**{**options, "steps": 14}, checkpoints={"12": str(cuts / "one")})
+    job = jobs(name="recorded")
+    told = options | {"resume": str(cuts / "one"), "checkpoints": {"20": str(cuts / "two")}}
+    job.run(**told, per={1: {"pace_ms": 6}})
+    script = read_script([job.events_folder])
+    assert len(script.genesis.versions) == 3
+    assert min(script.genesis.versions) > 0
+    assert script.omitted == ()
+    assert replay_machines([job.events_folder]) == 0
+    Replay(jobs, script).equal(**told)

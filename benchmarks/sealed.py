@@ -31,7 +31,7 @@ from benchmarks._common import arguments, report, spread
 from mend.config.keyfile import read_secrets
 from mend.tools.keys_command import create
 from mend.transport.bulk_client import BulkLane, checksum_of
-from mend.transport.pull_link import PIECE_BYTES
+from mend.transport.bulk_link import PIECE_BYTES
 from mend.transport.security import RANDOM_BYTES, TAG_BYTES, Secret, Secrets
 from mend.types import Address, Member, Peer, offer_key
 

@@ -22,6 +22,7 @@ from mend.engine.witness import Witness
 from mend.errors import MendError, OtherVersion, TransportError
 from mend.status.event_log import EventLog
 from mend.transport.bulk_client import BulkLane
+from mend.transport.bulk_link import SEALED_MAGIC
 from mend.transport.bulk_wire import (
     GONE,
     HELLO,
@@ -34,7 +35,6 @@ from mend.transport.bulk_wire import (
     checksum_of,
     hello_bytes,
 )
-from mend.transport.pull_link import SEALED_MAGIC
 from mend.transport.security import NAME_BYTES, RANDOM_BYTES, TAG_BYTES, Secret, Secrets
 from mend.transport.zap import pin
 from mend.types import KEY_BYTES, SECOND, WITNESS, Address, Member, Peer

@@ -1,5 +1,5 @@
-"""codec.blocks: what all codecs share that encode a fixed number of elements to a fixed number of
-bytes. Runs on workers. Touches tensors; never peers, clocks, files.
+"""What all codecs share that encode a fixed number of elements to a fixed number of bytes. Runs on
+workers. Touches tensors; never peers, clocks, files.
 
 A block is self-contained: its bytes follow those of the block before, and the last one is filled
 up with zeros. So the bytes of a payload do not depend on where the work is cut.

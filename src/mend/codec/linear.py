@@ -1,5 +1,5 @@
-"""codec.linear: whole numbers times one scale per block. Runs on workers. Touches tensors; never
-peers, clocks, files.
+"""Whole numbers times one scale per block. Runs on workers. Touches tensors; never peers, clocks,
+files.
 
 A block of 128 elements is its scale (fp32), then its levels. The scale is the greatest magnitude
 over the highest level, so the error of an element is at most half a scale.

@@ -1,5 +1,4 @@
-"""codec.topk: the greatest of every chunk. Runs on workers. Touches tensors; never peers, clocks,
-files.
+"""The greatest of every chunk. Runs on workers. Touches tensors; never peers, clocks, files.
 
 SparseLoCo (arXiv 2508.15706): of 4096 elements the 64 of the greatest magnitude are sent, with two
 bits each; what is left out stays in the residual. Their indices have 12 bits.

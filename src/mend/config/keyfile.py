@@ -1,4 +1,4 @@
-"""config.keyfile: the file with a job's key, and whether this process may do without one.
+"""The file with a job's key, and whether this process may do without one.
 
     # comments and empty lines are skipped
     mend-key-1 4S1tVbdyx4FTMrcKPN0zUWZgNKPs2bGlE3dPFEbkPfg

@@ -1,5 +1,5 @@
-"""coordination: when a checkpoint is due. Racks ask for it; one record says where in the log it
-lies, another that all of them have written it."""
+"""When a checkpoint is due. Racks ask for it; one record says where in the log it lies, another
+that all of them have written it."""
 
 from __future__ import annotations
 

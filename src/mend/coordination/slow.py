@@ -1,4 +1,4 @@
-"""coordination: which ranks are slow, as reports tell it. The rules are the detector's.
+"""Which ranks are slow, as reports tell it. The rules are the detector's.
 
 A rank judges itself against its own past and reports its pace: 16 bytes or so in each report that
 is sent anyway. The coordinator compares the racks with their peers and shows all verdicts to

@@ -1,4 +1,4 @@
-"""detector: Bayesian online change-point detection (Adams and MacKay, arXiv 0710.3742).
+"""Bayesian online change-point detection (Adams and MacKay, arXiv 0710.3742).
 
 A *run* is the stretch of samples since the last change. The detector keeps, for every length that
 the current run may have, its probability and a Normal-inverse-gamma posterior of its level. A

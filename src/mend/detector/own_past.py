@@ -1,4 +1,4 @@
-"""detector: one rank against its own past.
+"""One rank against its own past.
 
 A change of step time per token is proposed by Bayesian change-point detection, and verified: more
 than half of the newest samples, and of the newest run, are more than 10 % off. Without the

@@ -1,4 +1,4 @@
-"""engine.checkpoint: a rack's part of a checkpoint, written and read by all its ranks together."""
+"""A rack's part of a checkpoint, written and read by all its ranks together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""engine.checkpoint_files: the files of a checkpoint. Written under a name that nobody reads,
-synced, then renamed; read with bounds and checksums, never unpickled.
+"""The files of a checkpoint. Written under a name that nobody reads, synced, then renamed; read
+with bounds and checksums, never unpickled.
 
     FOLDER/rack-0/rank-0.safetensors    tensors of a rank, and its progress as JSON
                   ...                   whatever the script saves beside them

@@ -1,5 +1,4 @@
-"""engine.progress: where a training thread stands, as plain numbers: what a checkpoint has of it
-beside tensors."""
+"""Where a training thread stands, as plain numbers: what a checkpoint has of it beside tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""engine.speakers: which connection speaks for which process, where no keys say it. Pure.
+"""Which connection speaks for which process, where no keys say it. Pure.
 
 A process sends over one connection at a time. Whoever else says the same name over another one,
 while the first stands and is heard, is not listened to: a second process with a copied name, or

@@ -1,5 +1,5 @@
-"""reference: what is left of a vector after it was sent, per codec. Formulas block by block, no
-bytes; imports nothing of mend on purpose.
+"""What is left of a vector after it was sent, per codec. Formulas block by block, no bytes; imports
+nothing of mend on purpose.
 
 Legend: N elements of a vector; k elements of a block.
 """

@@ -1,4 +1,4 @@
-"""tools.keys_command: `mend keys`: makes the file with a job's key."""
+"""`mend keys`: makes the file with a job's key."""
 
 from __future__ import annotations
 

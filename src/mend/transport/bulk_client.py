@@ -23,10 +23,10 @@ from mend.errors import (
     TransferStalled,
     TransportError,
 )
+from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import Holder, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
-from mend.transport.pull_link import ReaderEnd
 from mend.transport.security import Secrets
 from mend.types import KEY_BYTES, SECOND, Address
 

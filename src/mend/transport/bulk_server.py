@@ -9,8 +9,8 @@ import time
 from collections import Counter
 
 from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
-from mend.transport.pull_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.security import Secrets
 from mend.types import KEY_BYTES, SECOND, Address
 

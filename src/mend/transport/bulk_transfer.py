@@ -11,8 +11,8 @@ from collections.abc import Callable
 import xxhash
 
 from mend.errors import ChecksumMismatch, PayloadGone, TransportError
+from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
-from mend.transport.pull_link import ReaderEnd
 from mend.types import Address
 
 LENGTH_MIN = 64 << 10

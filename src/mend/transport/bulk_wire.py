@@ -1,7 +1,7 @@
 """The wire format of the bulk lane: structs, limits, socket options. No threads.
 
 A connection opens with HELLO and then carries requests one way and replies the other, in order
-(what seals change of it is in pull_link):
+(what seals change of it is in bulk_link):
 
     HELLO    magic, wire version, token (16 bytes: which job) REQUEST  magic, key, offset, length
     REPLY    magic, status, total bytes of the payload, length, xxh3_128 of what follows; then

@@ -1,4 +1,4 @@
-"""transport: the keys of a job, derived from its secret, and what they seal. Opens no socket.
+"""The keys of a job, derived from its secret, and what they seal. Opens no socket.
 
 Everything that a process needs follows from one secret that all members of a job share:
 

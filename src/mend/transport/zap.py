@@ -1,4 +1,4 @@
-"""transport: who may connect to a sideband with keys. Answers libzmq's question at each handshake.
+"""Who may connect to a sideband with keys. Answers libzmq's question at each handshake.
 
 CURVE alone proves that a client has some key pair, whichever. libzmq asks over an inproc socket
 (ZAP, RFC 27) whether this one may come in, and asks nobody where nothing listens there: therefore

@@ -1,4 +1,4 @@
-"""tools.doctor.protection: what keeps others out of the job that these settings would start."""
+"""What keeps others out of the job that these settings would start."""
 
 from __future__ import annotations
 

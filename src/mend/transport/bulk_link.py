@@ -1,4 +1,4 @@
-"""transport: the two ends of one lane connection, plain or sealed with the keys of the job.
+"""The two ends of one lane connection, plain or sealed with the keys of the job.
 
 Sealed, a connection opens with
 

@@ -88,7 +88,10 @@ MUTANTS = (
         "consensus/quorum.py",
         "return offers >= quorum_min_learners",
         "return offers >= 1",
-        ("tests/unit/protocol",),
+        (
+            "tests/unit/consensus",
+            "tests/unit/coordination",
+        ),
     ),
     Mutant(
         "freed-early: payloads go before the others hold the result",

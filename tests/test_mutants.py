@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutants import MUTANTS, Mutant, caught, occurrences
+from tests.mutants import MUTANTS, ROOT, Mutant, caught, occurrences
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.split(":")[0])
 def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
     assert occurrences(mutant) == 1, f"{mutant.old!r} is not in {mutant.file} exactly once"
     assert mutant.old != mutant.new
+    assert all((ROOT / path.partition("::")[0]).exists() for path in mutant.tests)
 
 
 def test_there_are_enough_of_them_with_different_names() -> None:

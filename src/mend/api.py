@@ -230,7 +230,8 @@ class Runtime:
 
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
-        self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
+        with self._trainer.untimed():
+            self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
 
     def checkpoint(
         self,
@@ -257,7 +258,8 @@ class Runtime:
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
         try:
-            self._rank.checkpoint(path, save, int(limit_s * SECOND))
+            with self._trainer.untimed():
+                self._rank.checkpoint(path, save, int(limit_s * SECOND))
         finally:
             self._steps.movement.wrote()
         return path
@@ -300,7 +302,7 @@ class Runtime:
         """
         local = self._trainer.local_weights()
         self._steps.borrowed = True
-        with self._steps.movement.aside():
+        with self._steps.movement.aside(), self._trainer.untimed():
             try:
                 self._rank.live(self._trainer.publish_anchor())
                 yield

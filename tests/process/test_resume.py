@@ -41,9 +41,10 @@ def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
     [
         (1, {}),
         (2, {"payload_dtype": "bfloat16"}),
+        (1, {"outer_step_compression_mode": "topk"}),
         (2, {"parallel": "fsdp2"}),
     ],
-    ids=["1 rank", "ddp, residuals", "fsdp2"],
+    ids=["1 rank", "ddp, residuals", "topk", "fsdp2"],
 )
 def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
     jobs: Jobs, tmp_path: Path, ranks: int, more: dict[str, Any]

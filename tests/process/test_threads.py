@@ -18,7 +18,7 @@ from torch import nn
 
 import mend
 from mend.engine import construction
-from mend.engine import io_loop as driver_module
+from mend.engine import io_loop as io_loop_module
 from mend.engine.live_rank import LiveRank
 from mend.errors import MendError
 from tests.process import train
@@ -52,7 +52,7 @@ def on_worker(last: Last) -> None:
     last.rank.io_loop.work(last.drop, lambda _: None)
 
 
-def on_crew(last: Last) -> None:
+def on_pool(last: Last) -> None:
     helpers = last.rank.numerics.pool._helpers
     assert helpers is not None
     helpers.submit(last.drop)
@@ -103,7 +103,7 @@ def on_log(last: Last) -> None:
     ("on", "name"),
     [
         (on_worker, "mend-worker_0"),
-        (on_crew, "mend-crew_"),
+        (on_pool, "mend-pool_"),
         (on_loop, "mend-loop"),
         (on_recorder, "mend-recorder"),
         (on_tape, "mend-tape"),
@@ -133,7 +133,7 @@ def test_a_model_may_be_freed_on_any_of_mends_threads(
 def test_the_end_does_not_wait_for_ever_for_a_job_and_says_what_is_left(
     alone: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "WORK_CLOSE_S", 0.05)
+    monkeypatch.setattr(io_loop_module, "WORK_CLOSE_S", 0.05)
     last, begun, release = (
         Last(alone(diagnostics_dir=tmp_path)),
         threading.Event(),
@@ -246,7 +246,7 @@ def test_a_status_that_is_interrupted_anywhere_is_of_one_moment(trained: Any) ->
 
     period()
     number, places = 1, list[str]()
-    files = {"api.py", "handoff.py", "rounds.py", "steps.py", "track.py"}
+    files = {"api.py", "published_state.py", "trainer_rounds.py", "trainer.py", "fragment_state.py"}
     while place := interrupted(number, files, period, watcher.look):
         places.append(place)
         number += 1
@@ -262,7 +262,7 @@ def test_training_that_is_interrupted_anywhere_shows_one_moment(trained: Any) ->
     """Between two lines of a step somebody looks. The tokens of a merge were counted as merged
     while they still counted as open."""
     step, watcher = trained
-    files = {"rounds.py", "steps.py", "track.py"}
+    files = {"trainer_rounds.py", "trainer.py", "fragment_state.py"}
     for at in range(1, 13):
         number = at
         while interrupted(number, files, watcher.look, step):

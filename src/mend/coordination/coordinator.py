@@ -214,7 +214,7 @@ class Coordinator:
         for offer in report.offers:
             if self._is_open(offer):
                 self.offers[(member.rack, offer.fragment)] = offer
-        self._on_ballot(member, report.acceptor_state, now_ns, effects)
+        self._on_acceptor_state(member, report.acceptor_state, now_ns, effects)
 
     def _on_vote(self, member: Member, vote: Vote, now_ns: int, effects: list[Effect]) -> None:
         if self._returns(member):
@@ -239,7 +239,7 @@ class Coordinator:
                 vote.serial if vote.acceptor_state.promised == self.proposer.epoch else 0
             )
         self.proposer.held[member] = vote.held
-        self._on_ballot(member, vote.acceptor_state, now_ns, effects)
+        self._on_acceptor_state(member, vote.acceptor_state, now_ns, effects)
 
     def _is_of_this_job(self, vote: Vote) -> bool:
         """Also of a witness that has just got a seat, and has read nothing yet; and of a voter
@@ -253,7 +253,7 @@ class Coordinator:
             or self._may_undo(acceptor_state)
         )
 
-    def _on_ballot(
+    def _on_acceptor_state(
         self, member: Member, acceptor_state: AcceptorState, now_ns: int, effects: list[Effect]
     ) -> None:
         self.election.see(number_of(acceptor_state.promised))

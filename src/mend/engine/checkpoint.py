@@ -40,7 +40,9 @@ from mend.types import VERSION
 
 T = TypeVar("T")
 
-FREE_FACTS = frozenset({"racks", "job_id", "quorum_min_learners", "mend version"})
+FREE_FACTS = frozenset(
+    {"racks", "job_id", "quorum_min_learners", "expected_learner_ids", "mend version"}
+)
 """What a job that resumes a checkpoint may have otherwise."""
 
 Facts = Sequence[tuple[str, str]]

@@ -91,7 +91,7 @@ class LiveRank:
             nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
             self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
             self.io_loop = IoLoop(
-                self.me, self.member, settings.job, self._driver_options(), self.recorder
+                self.me, self.member, settings.job, self._io_loop_options(), self.recorder
             )
         except BaseException:  # a port that is taken: there is no driver to abort yet
             self.recorder.close()
@@ -109,7 +109,7 @@ class LiveRank:
             self.abort()
             raise
 
-    def _driver_options(self) -> IoLoopOptions:
+    def _io_loop_options(self) -> IoLoopOptions:
         """Only the leader listens on the configured port; the rack's other ranks take any."""
         options = replace(self.settings.io_loop, ranks=self.group.ranks)
         if self.me.rank == 0:

@@ -41,7 +41,7 @@ _SERIAL_NUMEL = 1 << 15
 _SINGLE_NUMEL = 1 << 20
 
 PORTION_NUMEL = 1 << 20
-"""Elements of a job of the crew's."""
+"""Elements of a job of the pool's."""
 
 
 def block_numel() -> int:

@@ -1,8 +1,8 @@
 """What the training thread does after a step: capture, agree, apply.
 
 It counts, applies what is decided and captures what is due. Written as generators that yield what
-they wait for, so that the simulator can drive them under its own clock: `Wait` for something on the
-board, `AgreeMin` for the rack's one tiny collective, `Share` for the slices of the rack's other
+they wait for, so that the simulator can drive them under its own clock: `Wait` for something
+published, `AgreeMin` for the rack's one tiny collective, `Share` for the slices of the rack's other
 ranks. In a rack of one rank the last two are answered without anybody.
 
 Order inside one step: applies that are due, then captures, fragments ascending, then at a poll
@@ -12,7 +12,8 @@ capture, then apply).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -79,7 +80,7 @@ class TrainerRounds:
         self.before_capture: Callable[[], None] = lambda: None
         """Called in a step that captures something, before it does; may raise."""
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
-        self._buffers, self._crew = numerics.buffers, numerics.pool
+        self._buffers, self._pool = numerics.buffers, numerics.pool
         self.outcome = Outcome("running")
         """How this rank left the job."""
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
@@ -122,6 +123,17 @@ class TrainerRounds:
         if self._sample_ns >= SAMPLE_NS_MIN:
             self._post(Timed(self.step, self._sample_ns, self._sample_tokens))
             self._sample_ns = self._sample_tokens = 0
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """What is done meanwhile is no part of a step: a checkpoint of a minute makes no rack slow,
+        and must not widen the grace windows after it."""
+        begun_ns = self._now_ns()
+        try:
+            yield
+        finally:
+            self._marked_ns += self._now_ns() - begun_ns
+            self._stepped_ns = self._now_ns() if self._stepped_ns else 0
 
     def _prefetch(self, beside: CudaStaging) -> None:
         """Start bringing what was decided meanwhile to the device."""
@@ -281,7 +293,7 @@ class TrainerRounds:
             for theta_n, place in pieces:
                 snapshot_N[place].copy_(theta_n)
 
-        self._crew.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
+        self._pool.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
         return snapshot_N
 
     # -------------------------------------------------------------- apply
@@ -471,7 +483,7 @@ class TrainerRounds:
             track.view.read(track.owned, theta_N)
         move = partial(self._move, track.anchor.values, delta_N, anchor.values)
         parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
-        self._crew.each([partial(move, pieces) for pieces in parts])
+        self._pool.each([partial(move, pieces) for pieces in parts])
         if live is None:
             yield from self._write(track, fragment, theta_N)
 

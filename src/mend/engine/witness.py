@@ -109,6 +109,10 @@ class Witness:
                     "lineage",
                     "gives-up",
                     "retired",
+                    "resumes",
+                    "mark",
+                    "fail-slow",
+                    "fail-slow-over",
                     "fault",
                 ):
                     self._progress(

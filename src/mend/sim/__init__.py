@@ -1,7 +1,8 @@
 """sim: whole jobs under a virtual clock, with the faults drawn from one seed.
 
-The edge is replaced, the code is not. What runs here is what runs live: the machines of `protocol`,
-`runtime.rank`, `runtime.steps` and the numerics. Only sockets, threads and the clock are simulated.
+The host is replaced, the code is not. What runs here is what runs live: the machines of
+`coordination`, `engine.concurrent_outer_step`, `engine.trainer` and the numerics. Only sockets,
+threads and the clock are simulated.
 """
 
 from mend.sim.generate import draw

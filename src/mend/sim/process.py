@@ -222,7 +222,7 @@ class Process:
         """A simulated process stops when its script has ended; see `Training`."""
 
 
-class WatchedBoard(PublishedState):
+class WatchedState(PublishedState):
     """Tells which records the training thread is shown, in which order."""
 
     def __init__(self, fragments: int, process: Process, agreement: Agreement) -> None:

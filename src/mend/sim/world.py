@@ -42,7 +42,7 @@ from mend.sim.generate import draw
 from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
-from mend.sim.process import Collective, Process, Training, WatchedBoard
+from mend.sim.process import Collective, Process, Training, WatchedState
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm, rounds_before
 from mend.sim.scenario_builder import Writer
 from mend.sim.tape import MemoryTape
@@ -220,9 +220,7 @@ class World(Writer):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
             resume = self._resume(tracks)
-            rank_machine = RankParts(
-                self._learner_options(), own, resume.versions if resume else ()
-            )
+            rank_machine = RankParts(self._rank_options(), own, resume.versions if resume else ())
             made_of = Parts(process.me, member, rank_machine)
             if rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
@@ -247,7 +245,7 @@ class World(Writer):
         collective: Collective,
     ) -> None:
         scenario, number = self.scenario, process.me.rack
-        published = WatchedBoard(len(tracks), process, self.checkers.agreement)
+        published = WatchedState(len(tracks), process, self.checkers.agreement)
         held: list[Training] = []
         numerics = self._numerics(number)
         trainer = Trainer(
@@ -371,7 +369,7 @@ class World(Writer):
         rules = CODECS[scenario.payload](), MERGES[scenario.merge](), outer
         return Spoiler(partial(self.broken.spoils, rack), *rules)
 
-    def _learner_options(self) -> RankOptions:
+    def _rank_options(self) -> RankOptions:
         sums = self._numerics().measuring is not None
         return RankOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums)
 

@@ -67,14 +67,14 @@ class Cabinet:
         self.me, self.now_ns = Peer(rack, 0), 100 * SECOND
         self.reach, self.accepting = set(reach), True
         racks = [seat.member.rack for seat in BEGIN.roster] + [WITNESS]
-        self.booths = {r: Follower(member(r), Acceptor(), Peer(0, 0), DETECT_NS) for r in racks}
-        for follower in self.booths.values():
+        self.followers = {r: Follower(member(r), Acceptor(), Peer(0, 0), DETECT_NS) for r in racks}
+        for follower in self.followers.values():
             count = len(records)
             follower.acceptor.append(
                 FIRST, 0, "", records, count, count if decided is None else decided
             )
         options = CoordinatorOptions(3, HEARTBEAT_NS, DETECT_NS, first=False)
-        self.acceptor = self.booths[rack].acceptor
+        self.acceptor = self.followers[rack].acceptor
         self.machine = Coordinator(self.me, member(rack), "job", options, self.acceptor)
         to = member(rack).incarnation
         self.reports = {r: report(0, to=to, acceptor_state=acceptor_state(epoch=0)) for r in racks}
@@ -86,7 +86,7 @@ class Cabinet:
     def born(self, rack: int) -> None:
         """It is started again, and can be reached: it holds nothing and has read nothing."""
         self.lives[rack] = 1
-        self.booths[rack] = Follower(member(rack, 1), Acceptor(), Peer(0, 0), DETECT_NS)
+        self.followers[rack] = Follower(member(rack, 1), Acceptor(), Peer(0, 0), DETECT_NS)
         self.reach.add(rack)
 
     def hear(self, rack: int, body: Message, life: int = 0) -> list[Effect]:
@@ -105,7 +105,7 @@ class Cabinet:
         return effects
 
     def _arrives(self, rack: int, body: Message) -> list[Effect]:
-        follower = self.booths[rack]
+        follower = self.followers[rack]
         if isinstance(body, Prepare):
             vote, life = follower.asked(self.me, body, self.now_ns), self.lives.get(rack, 0)
             held = (-1,) * len(self.held) if life else self.held
@@ -126,7 +126,7 @@ class Cabinet:
         before = self.reports[rack]
         heard = self.orders[rack].serial if rack in self.orders else 0
         changes = {
-            "acceptor_state": self.booths[rack].acceptor.acceptor_state(),
+            "acceptor_state": self.followers[rack].acceptor.acceptor_state(),
             "heard": heard,
             **changes,
         }
@@ -198,7 +198,7 @@ def test_what_was_written_and_not_decided_is_decided_in_the_new_epoch() -> None:
     effects = cabinet.takes_over()
     assert cabinet.records == (BEGIN, commit(1, [offer(0)]), Epoch(MINE))
     assert notes(effects, "decided") == [{"fragment": 0, "version": 1}]
-    assert cabinet.booths[2].acceptor.accepted == MINE
+    assert cabinet.followers[2].acceptor.accepted == MINE
 
 
 def test_rounds_open_only_behind_the_decided_epoch_record() -> None:
@@ -644,7 +644,7 @@ def test_a_witness_that_was_started_again_gets_its_seat_and_then_its_vote() -> N
         member(WITNESS, 1),
         frozenset({WITNESS}),
     )
-    cabinet.booths[WITNESS], cabinet.reach = again, {0, 1, WITNESS}
+    cabinet.followers[WITNESS], cabinet.reach = again, {0, 1, WITNESS}
     cabinet.hear(WITNESS, again.vote(told[-1].serial), life=1)
     cabinet.tick(HEARTBEAT_NS)
     assert again.acceptor.log.last == log.last, "it was sent the log from the beginning"

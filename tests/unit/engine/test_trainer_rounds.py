@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mend.consensus.records import Last, Snapshot
-from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen
+from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen, Timed
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
 from mend.errors import GaveUp, MendError
 from mend.fragment.ledger import VectorLedger
@@ -83,6 +83,19 @@ def test_progress_is_told_without_the_time_that_was_waited() -> None:
         hand.now_ns += SECOND
         hand.step()
     assert hand.posted(Progress) == [Progress(step, SECOND) for step in (4, 6)]
+
+
+def test_what_is_untimed_is_no_part_of_a_step() -> None:
+    """A checkpoint of a minute made all racks slow, and every grace window behind it wider."""
+    hand = Hand(**PATIENT)
+    for step in range(1, 9):
+        hand.now_ns += SECOND
+        hand.step()
+        if step == 2:
+            with hand.trainer.untimed():
+                hand.now_ns += 60 * SECOND
+    assert {progress.step_ns for progress in hand.posted(Progress)} == {SECOND}
+    assert {timed.ns for timed in hand.posted(Timed)} == {SECOND}
 
 
 # -------------------------------------------------------------- an offer that is named

@@ -46,7 +46,7 @@ class LogShot(NamedTuple):
     decided: int
 
 
-class VoterShot(NamedTuple):
+class AcceptorShot(NamedTuple):
     log: int
     promised: int
     accepted: int
@@ -80,7 +80,7 @@ class Parts:
     def __init__(self) -> None:
         self.records: Table[Record] = Table()
         self.logs: Table[LogShot] = Table()
-        self.voters: Table[VoterShot] = Table()
+        self.voters: Table[AcceptorShot] = Table()
         self.proposers: Table[ProposerShot] = Table()
         self.acceptor_states: Table[AcceptorState] = Table()
         self.log: Callable[[int], Log] = cache(self._log)
@@ -142,14 +142,14 @@ class Parts:
         shot = self.voters[number]
         return Acceptor(self.log(shot.log).copy(), shot.promised, shot.accepted)
 
-    def keep_voter(self, acceptor: Acceptor) -> int:
+    def keep_acceptor(self, acceptor: Acceptor) -> int:
         log = self.keep_log(acceptor.log)
-        return self.voters.number(VoterShot(log, acceptor.promised, acceptor.accepted))
+        return self.voters.number(AcceptorShot(log, acceptor.promised, acceptor.accepted))
 
     def _prepare(self, number: int, epoch: int) -> int:
         acceptor = self._voter(number)
         acceptor.prepare(epoch)
-        return self.keep_voter(acceptor)
+        return self.keep_acceptor(acceptor)
 
     def _append(self, number: int, epoch: int, orders: int) -> tuple[int, bool]:
         """The log of the coordinator of `epoch`, behind what the voter is sure of. False: the
@@ -159,7 +159,7 @@ class Parts:
         taken = acceptor.append(
             epoch, prev, log.chain(prev), log.after(prev), log.last, log.decided
         )
-        return self.keep_voter(acceptor), taken
+        return self.keep_acceptor(acceptor), taken
 
     def _ballot(self, number: int) -> int:
         """As it reports to whom it follows. What a coordinator does not read is left out, so that

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import number_of, owner_of
 from mend.consensus.records import Commit, Epoch, Record, Roster
-from mend.sim.model_check.parts import Committed, Parts, ProposerShot, VoterShot
+from mend.sim.model_check.parts import AcceptorShot, Committed, Parts, ProposerShot
 from mend.types import WITNESS, Member
 
 NOBODY, DEAD = -1, -2
@@ -113,7 +113,7 @@ class Facts:
         self.born = len(lives)
         lives += [Member(rack, 2) for rack in racks] if bounds.rosters > 0 else []
         self.members = tuple(lives)
-        self.empty = self.parts.keep_voter(Acceptor())
+        self.empty = self.parts.keep_acceptor(Acceptor())
 
     def active(self, state: State, term: Term) -> ProposerShot | None:
         """The proposer of a term that stands or leads."""
@@ -123,7 +123,7 @@ class Facts:
         shot = self.parts.proposers[number]
         return shot if shot.epoch == term.epoch else None
 
-    def vote(self, state: State, node: int) -> VoterShot:
+    def vote(self, state: State, node: int) -> AcceptorShot:
         return self.parts.voters[state.nodes[node].acceptor]
 
     def told(self, acceptor: int) -> Committed:

@@ -77,7 +77,7 @@ class ModelWorld(Deciding):
         )
         acceptor = Acceptor()
         acceptor.append(epoch, 0, "", (genesis,), 1, 1)
-        vote = parts.keep_voter(acceptor)
+        vote = parts.keep_acceptor(acceptor)
         founder = parts.new_proposer(parts.stand(self.empty, epoch))
         founder.found(epoch)
         founder.append(genesis)

@@ -29,7 +29,7 @@ NUMEL_LARGE = 1 << 24
 
 ENCODE_NS = 1.0
 """Per element: delta, encoding and checksum on a worker; docs/benchmarks.md measured 0.6 with a
-crew of 4 threads."""
+pool of 4 threads."""
 
 MARGIN = 0.8
 """An exchange that takes more of the overlap than this leaves nothing for a bad day."""

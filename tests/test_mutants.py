@@ -11,7 +11,9 @@ from tests.mutants import MUTANTS, ROOT, Mutant, caught, occurrences
 def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
     assert occurrences(mutant) == 1, f"{mutant.old!r} is not in {mutant.file} exactly once"
     assert mutant.old != mutant.new
-    assert all((ROOT / path.partition("::")[0]).exists() for path in mutant.tests)
+    paths = [path.partition("::")[0] for path in mutant.tests if "/" in path]
+    assert paths
+    assert all((ROOT / path).exists() for path in paths)
 
 
 def test_there_are_enough_of_them_with_different_names() -> None:

@@ -188,6 +188,7 @@ def test_slurm_queues_a_job_again_that_its_limit_has_stopped(
 ) -> None:
     """And not one whose script has come to its end; an older checkpoint is there in both cases."""
     stand.program("srun", SRUN)
+    stand.program("mend", '[[ $1 $2 == "keys new" ]] && echo made > "$3"')
     stand.program("scontrol", 'echo "$@" >> "$TOLD/scontrol"; tr " " "\\n" <<< "$3"')
     (tmp_path / "cuts" / "old" / "rack-0").mkdir(parents=True)
     (tmp_path / "cuts" / "old" / "rack-0" / "COMPLETE").touch()

@@ -24,7 +24,7 @@ from mend.types import MS, SECOND
 
 ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
 
-MESSAGES = ("Hello", "SimulationReport", "SimulationReport", "Orders", "Orders", "Prepare", "Vote")
+MESSAGES = ("Hello", "Report", "Report", "Orders", "Orders", "Prepare", "Vote")
 """Behind the n-th of which a fault may begin."""
 
 SWARM = (
@@ -221,7 +221,7 @@ def _beheaded(scenario: Scenario, rng: random.Random) -> list[Fault]:
     head = _first_coordinator(scenario)
     kind = rng.choice(("crash", "crash", "restart", "restart", "freeze"))
     length_ns = rng.randint(500 * MS, 4 * SECOND)
-    after = rng.choice(("Orders", "Orders", "SimulationReport" if head == 0 else "Orders"))
+    after = rng.choice(("Orders", "Orders", "Report" if head == 0 else "Orders"))
     end_ns = FOR_EVER if kind == "crash" else length_ns
     faults = [Fault(kind, 0, end_ns, head, after=after, nth=rng.randint(2, 80))]
     if rng.random() < 0.4:

@@ -129,7 +129,7 @@ def _at_birth(seed: int, rng: random.Random) -> Scenario:
     faults = []
     for _ in range(rng.choice((1, 1, 2))):
         who = rng.choice((founder, founder, *range(scenario.racks)))
-        after = "Orders" if who == founder else rng.choice(("Hello", "SimulationReport"))
+        after = "Orders" if who == founder else rng.choice(("Hello", "Report"))
         end_ns, nth = seconds(rng, 0.05, 2.5), rng.randint(1, 3 * scenario.racks)
         fault = Fault("restart", 0, end_ns, who, after=after, nth=nth)
         faults += _stale(scenario, rng, fault)
@@ -193,7 +193,7 @@ def _twice_lost(seed: int, rng: random.Random) -> Scenario:
     begin_ns = seconds(rng, 0.5, 2.0)
     faults = _restarts([0, 1], rng, begin_ns)
     again_ns = max(fault.end_ns for fault in faults) + seconds(rng, 0.0, 6.0)
-    rack, after = rng.randrange(2), rng.choice(("Hello", "SimulationReport", ""))
+    rack, after = rng.randrange(2), rng.choice(("Hello", "Report", ""))
     end_ns = again_ns + seconds(rng, 0.05, 2.0)
     nth = rng.randint(1, 20) if after else 0
     fault = Fault("restart", again_ns, end_ns, rack, after=after, nth=nth)

@@ -179,7 +179,7 @@ def test_two_jobs_and_two_versions_are_told() -> None:
 
 def test_slow_racks_are_told_with_what_they_are_compared_with() -> None:
     slow = (FailSlow(1, 3, True, 400, 21, 999), FailSlow(1, 3, False, 410, 20))
-    own, peers = seen(view(0, slow=slow)).committed
+    own, peers = seen(view(0, slow=slow)).told
     assert own.startswith("rack 1 is slow: 2.1x the time per token of its own past, since its step")
     assert peers.endswith(
         "2.0x the time per token of the median of the others, seen at its step 410"

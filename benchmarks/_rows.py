@@ -23,6 +23,11 @@ ROWS = (
         quick="--megabytes 2 --repeats 2",
     ),
     Row(
+        "sealed",
+        "the same pull with the job's key, against the plain lane",
+        quick="--megabytes 2 --repeats 2",
+    ),
+    Row(
         "sideband",
         "CPU of 100 ms heartbeats with 8 peers",
         quick="--seconds 1 --runs 1 --peers 1",

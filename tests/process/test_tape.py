@@ -108,7 +108,7 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(
     status, said = mend(nursery, "replay", path)
     assert status == 1
     assert f"different: event {chosen}, " in said
-    assert "machine learner" in said
+    assert "machine rank" in said
     assert "Send.body.step" in said
     assert "recorded  999" in said
 

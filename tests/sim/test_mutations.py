@@ -21,7 +21,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
     ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
     ("12", 0, "I3: offer 1 of fragment 0 of rack 2 ends in versions 1 and 3"),
-    ("13", 5, "I2: Peer(rack=1, rank=0): the log names 28 tokens, the rank counts 20 as merged"),
+    ("13", 4, "I2: Peer(rack=1, rank=0): the log names 28 tokens, the rank counts 20 as merged"),
     ("14", 4, "I2: Peer(rack=0, rank=0): the ledger of fragment 0 is open"),
     ("16", 0, "I2: Peer(rack=0, rank=0): Ledger("),
     ("18", 8, "I4: rack 1 rank 0 left alone"),

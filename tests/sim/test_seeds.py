@@ -1,4 +1,4 @@
-"""300 whole jobs with faults, and what a seed promises: the same run, every time.
+"""225 whole jobs with faults, and what a seed promises: the same run, every time.
 
 Every run looks at I1..I6 while it goes (mend.sim.checkers). A failing seed prints its story; look
 closer with `mend simulate --seed N --trace`.
@@ -23,7 +23,7 @@ from mend.sim.scenario import SHUTDOWN_NS, calm
 from mend.sim.story import setup
 from mend.types import MS, SECOND, Address, Peer
 
-SEEDS, BLOCK = 300, 25
+SEEDS, BLOCK = 225, 25
 RADIAL_SEEDS = 30
 """Of them, done again with racks of two ranks that merge by rda."""
 

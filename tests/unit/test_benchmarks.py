@@ -34,6 +34,7 @@ ELSEWHERE = {
     "straggler": "tests/unit/test_bench_failures.py",
     "together": "tests/unit/test_bench_failures.py",
     "compare": "tests/unit/test_compare.py",
+    "failslow": "tests/unit/detector/test_scores.py",
     "peers": "tests/process/test_bench.py",
     "qwen": "tests/process/test_h200.py",
     "torchft_cell": "tests/process/test_h200.py",

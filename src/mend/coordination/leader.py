@@ -16,11 +16,11 @@ from mend.consensus.records import BAD_MAX, Offer, Record
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.coordination.flow import Again, Flow, Portion
+from mend.coordination.marks import cut_of_rack
 from mend.coordination.messages import (
     LIVES_MAX,
     Bad,
     Challenge,
-    Cut,
     Declined,
     Held,
     Hello,
@@ -344,7 +344,7 @@ class Leader:
             gone=gone,
             bad=_bad(ranks),
             pace=replace(self._pace(), time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0),
-            cut=_cut(ranks) if complete else None,
+            cut=cut_of_rack(ranks) if complete else None,
         )
 
     def _pace(self) -> Pace:
@@ -452,12 +452,6 @@ def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
     """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
     parts = [part for rank in ranks for part in rank.parts]
     return tuple(sorted({p.fragment for p in parts if not p.checksum and not p.declined}))
-
-
-def _cut(ranks: list[RankReport]) -> Cut | None:
-    """The checkpoint that all ranks wait in, or have written."""
-    cuts = {rank.cut for rank in ranks}
-    return cuts.pop() if len(cuts) == 1 else None
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:

@@ -3,11 +3,20 @@ that all of them have written it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mend.consensus.log import LogState
 from mend.consensus.records import Mark
-from mend.coordination.messages import Cut, Report
+from mend.coordination.messages import Cut, RankReport, Report
+
+
+def cut_of_rack(ranks: Sequence[RankReport]) -> Cut | None:
+    """The checkpoint that all ranks wait in, or have written. As long as some of them write, the
+    rack does: no checkpoint at all would say that it has given up."""
+    cuts = [rank.cut for rank in ranks if rank.cut is not None]
+    if len(cuts) < len(ranks) or len({(cut.number, cut.name) for cut in cuts}) > 1:
+        return None
+    return min(cuts, key=lambda cut: cut.written)
 
 
 def next_mark(

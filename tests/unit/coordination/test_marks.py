@@ -8,9 +8,9 @@ import pytest
 
 from mend.consensus.log import LogState
 from mend.consensus.records import Mark, Record
-from mend.coordination.marks import next_mark, waits
+from mend.coordination.marks import cut_of_rack, next_mark, waits
 from mend.coordination.messages import Cut, Report
-from tests.unit.coordination.nouns import genesis, log_of, report, roster
+from tests.unit.coordination.nouns import genesis, log_of, rank_report, report, roster
 
 LINEAGE = "ab" * 32
 ALL = frozenset({0, 1, 2})
@@ -105,3 +105,27 @@ def test_it_says_who_waits_where() -> None:
     assert waits(log(), reports(None, None, None)) == ""
     said = waits(log(), reports(ASK, Cut(1, "two", False), None))
     assert said == "checkpoint: rack 0 in 'one', rack 1 in 'two'; racks 2 are in none"
+
+
+OTHER = Cut(1, "other", False)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "said"),
+    [
+        ((ASK, ASK), ASK),
+        ((DONE, DONE), DONE),
+        ((DONE, ASK), ASK),
+        ((ASK, None), None),
+        ((DONE, None), None),
+        ((ASK, OTHER), None),
+        ((None, None), None),
+    ],
+    ids=str,
+)
+def test_a_rack_writes_until_all_its_ranks_have_written(
+    cuts: tuple[Cut | None, ...], said: Cut | None
+) -> None:
+    """Between its first and its last rank it said that it was in no checkpoint, which means that it
+    has given up: the checkpoint counted as incomplete."""
+    assert cut_of_rack([rank_report(1, cut=cut) for cut in cuts]) == said

@@ -213,7 +213,7 @@ def test_the_quick_start_without_a_key_is_refused_with_both_remedies(
     ]
     rack = Forked(nursery, argv, environment(MEND_RACK="0"), log)
     assert rack.wait() == 1
-    (said,) = [line for line in log.read_text().splitlines() if "ConfigError" in line]
+    (said,) = [line for line in log.read_text().splitlines() if "errors.ConfigError: " in line]
     assert "is reached from outside, and there is no key" in said
     assert "`mend keys new FILE` and set MEND_KEY_FILE=FILE" in said
     assert "or set MEND_INSECURE=1 (insecure=True)" in said

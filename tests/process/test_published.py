@@ -211,7 +211,7 @@ def test_the_quick_start_without_a_key_is_refused_with_both_remedies(
         "tcp://0.0.0.0:51900",
         "tcp://a:51900,tcp://b:51900",
     ]
-    rack = Forked(nursery, argv, environment(MEND_RACK="0"), log)
+    rack = Forked(nursery, argv, environment(MEND_RACK="0", MEND_RACKS="2"), log)
     assert rack.wait() == 1
     (said,) = [line for line in log.read_text().splitlines() if "errors.ConfigError: " in line]
     assert "is reached from outside, and there is no key" in said

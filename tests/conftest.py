@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,9 @@ settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background deaf to Ctrl-C, and so all that this starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+GIVEN: deque[int] = deque(maxlen=64)
+"""The ports that were given last."""
 
 PROCESS_TESTS = Path(__file__).parent / "process"
 
@@ -59,7 +63,12 @@ def free_ports() -> Callable[[int], list[int]]:
     """Distinct TCP ports of the loopback interface that nobody holds right now."""
 
     def find(count: int) -> list[int]:
-        return picked(count)  # the launcher's own way, which stays clear of ephemeral ports
+        # The launcher's own way, which stays clear of ephemeral ports. What was given to another
+        # job of this test may not be listened on yet.
+        while set(GIVEN).intersection(ports := picked(count)):
+            pass
+        GIVEN.extend(ports)
+        return ports
 
     return find
 

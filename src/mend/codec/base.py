@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from mend.errors import WireError
 
 
 class Codec(Protocol):
@@ -36,3 +39,11 @@ class Codec(Protocol):
         """Elements [start, stop) as fp32; into `out` (fp32, stop - start) or, where free, a view of
         the payload. Any range is allowed; one that is cut at multiples of `block` is fast. Raises
         WireError when the payload has no such elements."""
+
+
+def check_row(payload_B: Tensor) -> None:
+    """Raises WireError for what can be no payload."""
+    if payload_B.dtype != torch.uint8 or payload_B.dim() != 1 or not payload_B.is_contiguous():
+        raise WireError(
+            f"a payload is one row of uint8, got {payload_B.dtype} {tuple(payload_B.shape)}"
+        )

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from mend.codec.base import check_row
 from mend.errors import WireError
 
 _STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 17
@@ -88,10 +89,7 @@ class BlockCodec(ABC):
         return [(first, min(first + step, blocks)) for first in range(0, blocks, step)]
 
     def _rows(self, payload_B: Tensor, start: int, stop: int) -> Tensor:
-        if payload_B.dtype != torch.uint8 or payload_B.dim() != 1 or not payload_B.is_contiguous():
-            raise WireError(
-                f"a payload is one row of uint8, got {payload_B.dtype} {tuple(payload_B.shape)}"
-            )
+        check_row(payload_B)
         blocks, rest = divmod(payload_B.numel(), self.block_bytes)
         if rest or not 0 <= start <= stop <= blocks * self.block:
             raise WireError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mend.codec.base import check_row
 from mend.errors import WireError
 
 _BLOCK = 1 << 15
@@ -20,10 +21,7 @@ def _window(payload_B: Tensor, start: int, stop: int, element: torch.dtype) -> T
     """Elements [start, stop) of the payload as a view of type `element`. Raises WireError when they
     do not fit."""
     size = element.itemsize
-    if payload_B.dtype != torch.uint8 or payload_B.dim() != 1 or not payload_B.is_contiguous():
-        raise WireError(
-            f"a payload is one row of uint8, got {payload_B.dtype} {tuple(payload_B.shape)}"
-        )
+    check_row(payload_B)
     if payload_B.numel() % size or not 0 <= start <= stop <= payload_B.numel() // size:
         raise WireError(
             f"elements [{start}, {stop}) of {size} bytes each are not in {payload_B.numel()} bytes"

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from mend.detector.change_point import PRIOR_SIGMA, ChangePoints
 
@@ -167,13 +168,6 @@ def _shift(recent: Sequence[float] | deque[float], level: float) -> float:
     ordered = sorted(recent)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return max(low - level, 0.0) or min(high - level, 0.0)
-
-
-def median(values: Sequence[float] | deque[float]) -> float:
-    """Of at least one value; of an even number the mean of the two in the middle."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _level_and_sigma(past: deque[float]) -> tuple[float, float]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 
-from mend.detector.own_past import SHIFT_MIN, Pace, median
+from mend.detector.own_past import SHIFT_MIN, Pace
 
 RACKS_MIN = 3
 """Racks that a comparison needs."""

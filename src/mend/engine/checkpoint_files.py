@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
 import torch
@@ -25,8 +25,6 @@ from torch import Tensor
 from mend.engine.digest import bytes_of
 from mend.engine.progress import OfferProgress, Progress
 from mend.errors import CheckpointError
-
-T = TypeVar("T")
 
 FORMAT = 1
 HEADER_BYTES_MAX = 16 << 20

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mend.errors import ConfigError
 from mend.transport.security import CurveKeys, Secrets
-from mend.transport.zap import pin
+from mend.transport.zap import HANDSHAKE_FAILED, pin
 from mend.transport.zmq import (
     CONNECT_MS_MAX,
     RECONNECT_MS_MAX,
@@ -31,7 +31,6 @@ ANSWERS_KEPT = 8
 _CONNECTED = int(zmq.EVENT_CONNECTED)
 _SPEAKS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _GONE = int(zmq.EVENT_DISCONNECTED)
-_LOCKED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
 class Way(Enum):
@@ -105,7 +104,7 @@ class StatusClient:
         }
         for name, value in options.items():
             socket.setsockopt(name, value)
-        monitor = socket.get_monitor_socket(_CONNECTED | _SPEAKS | _GONE | _LOCKED)
+        monitor = socket.get_monitor_socket(_CONNECTED | _SPEAKS | _GONE | HANDSHAKE_FAILED)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -152,7 +151,7 @@ class StatusClient:
             if event in (_GONE, _CONNECTED) and watched.way is Way.LOCKED:
                 continue  # it hangs up behind its no, and is asked again
             ways = {_CONNECTED: Way.OPEN, _SPEAKS: Way.SPEAKS}
-            watched.way = Way.LOCKED if event & _LOCKED else ways.get(event, Way.CLOSED)
+            watched.way = Way.LOCKED if event & HANDSHAKE_FAILED else ways.get(event, Way.CLOSED)
 
     def close(self) -> None:
         """Idempotent."""

@@ -22,7 +22,7 @@ DOMAIN = b"mend"
 
 COUNTED_MAX = 1_000
 
-_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+HANDSHAKE_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _VERSION = b"1.0"
 _POLLIN, _DONTWAIT = int(zmq.POLLIN), int(zmq.DONTWAIT)
 
@@ -68,7 +68,7 @@ class Strangers:
     def __init__(self, server: zmq.Socket[bytes]) -> None:
         self.count = 0
         self._server, self._loop = server, asyncio.get_running_loop()
-        self._monitor: zmq.Socket[bytes] | None = server.get_monitor_socket(_FAILED)
+        self._monitor: zmq.Socket[bytes] | None = server.get_monitor_socket(HANDSHAKE_FAILED)
         self._loop.add_reader(self._monitor.fileno(), self._take)
         self._take()
 

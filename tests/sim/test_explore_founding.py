@@ -6,7 +6,7 @@ import pytest
 
 from mend.consensus.proposer import Proposer
 from mend.coordination.acceptor_host import Follower
-from mend.sim.model_check import founding
+from mend.sim.model_check import explore as search
 from mend.sim.model_check.founding import Bounds, ModelWorld, explore, play
 from tests.sim.planted import Plant, replaced, rewritten
 
@@ -88,7 +88,7 @@ def test_what_cannot_happen_cannot_be_played() -> None:
 
 
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(founding, "REPORT_STATES", 50)
+    monkeypatch.setattr(search, "REPORT_STATES", 50)
     told: list[int] = []
     found = explore(Bounds(), lambda progress: told.append(progress.states), limit=120)
     assert told == [50, 100]

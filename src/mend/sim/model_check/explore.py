@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from mend.sim.model_check.parts import Table
 from mend.sim.model_check.state import Action, Bounds, Node, State, Term, epoch_name, word
 from mend.sim.model_check.world import ModelWorld
+
+S = TypeVar("S")
+A = TypeVar("A")
 
 REPORT_STATES = 20_000
 """New states between two reports of progress."""
@@ -36,46 +41,47 @@ class Found:
     trace: tuple[str, ...]
 
 
-class Explorer:
-    """A state is remembered as a tuple of small numbers, and as the step that first led to it."""
+class Search(ABC, Generic[S, A]):
+    """Breadth first. A state is remembered as `packed` has it, and as the step that first led to
+    it."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.world = ModelWorld(bounds)
-        self.nodes: Table[Node] = Table()
-        self.terms: Table[tuple[Term, ...]] = Table()
-        self.rest: Table[tuple[object, ...]] = Table()
-        self.seen: set[tuple[int, ...]] = set()
-        self.start = self.world.start()
+    def __init__(self) -> None:
+        self.seen: set[Hashable] = set()
         self.parents = array("L")
         self.choices = array("H")
         """Of each state: from which one it was found, by which of that one's steps."""
 
-    def run(
-        self,
-        tell: Callable[[Progress], None] = lambda _: None,
-        limit: int | None = None,
-        start: State | None = None,
-    ) -> Found:
-        """Breadth first, from `start` or the beginning of a job. Stops behind `limit` states, if
-        there is one."""
+    @abstractmethod
+    def steps(self, state: S) -> Iterable[tuple[A, S | str]]:
+        """What can happen, always in the same order, and what comes of it: a state, or which
+        invariant it breaks."""
+
+    @abstractmethod
+    def packed(self, state: S) -> Hashable: ...
+
+    @abstractmethod
+    def sentence(self, state: S, action: A, after: S | str) -> str:
+        """What happened, and what came of it."""
+
+    def search(self, start: S, tell: Callable[[Progress], None], limit: int | None) -> Found:
+        """Stops behind `limit` states, if there is one."""
         gc.disable()  # millions of tuples without a cycle: it would only walk over them
         try:
-            return self._run(tell, limit, start or self.world.start())
+            return self._search(start, tell, limit)
         finally:
             gc.enable()
 
-    def _run(self, tell: Callable[[Progress], None], limit: int | None, start: State) -> Found:
-        self.start = start
+    def _search(self, start: S, tell: Callable[[Progress], None], limit: int | None) -> Found:
         self._new(start, 0, 0)
         here, first, depth, steps = [start], 0, 0, 0
         while here:
-            behind: list[State] = []
+            behind: list[S] = []
             for offset, state in enumerate(here):
-                for choice, (_, after) in enumerate(self.world.steps(state)):
+                for choice, (_, after) in enumerate(self.steps(state)):
                     steps += 1
                     if isinstance(after, str):
                         progress = Progress(len(self.seen), steps, depth + 1, 0)
-                        trace = tuple(self._trace(first + offset, choice))
+                        trace = tuple(self._trace(start, first + offset, choice))
                         return Found(progress, False, after, trace)
                     if self._new(after, first + offset, choice):
                         behind.append(after)
@@ -88,41 +94,63 @@ class Explorer:
             first, here, depth = first + len(here), behind, depth + 1
         return Found(Progress(len(self.seen), steps, depth - 1, 0), True, "", ())
 
-    def _new(self, state: State, parent: int, choice: int) -> bool:
-        packed = (
-            *map(self.nodes.number, state.nodes),
-            self.terms.number(state.terms),
-            self.rest.number((state.decided, state.used)),
-        )
+    def _new(self, state: S, parent: int, choice: int) -> bool:
         known = len(self.seen)
-        self.seen.add(packed)
+        self.seen.add(self.packed(state))
         if len(self.seen) == known:
             return False
         self.parents.append(parent)
         self.choices.append(choice)
         return True
 
-    # -------------------------------------------------------------- telling
-
-    def _trace(self, place: int, last: int) -> list[str]:
+    def _trace(self, start: S, place: int, last: int) -> list[str]:
         """A sentence per step from the start."""
         choices = [last]
         while place:
             choices.append(self.choices[place])
             place = self.parents[place]
-        lines, state = [], self.start
+        lines, state = [], start
         for number, choice in enumerate(reversed(choices), start=1):
-            action, after = list(self.world.steps(state))[choice]
+            action, after = list(self.steps(state))[choice]
             line = f"{number:3} {self.sentence(state, action, after)}"
-            if isinstance(after, State):
-                state = after
-            else:
+            if isinstance(after, str):
                 line += f": {after}"
+            else:
+                state = after
             lines.append(line)
         return lines
 
+
+class Explorer(Search[State, Action]):
+    """Packs a state into a tuple of small numbers."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        super().__init__()
+        self.world = ModelWorld(bounds)
+        self.nodes: Table[Node] = Table()
+        self.terms: Table[tuple[Term, ...]] = Table()
+        self.rest: Table[tuple[object, ...]] = Table()
+
+    def run(
+        self,
+        tell: Callable[[Progress], None] = lambda _: None,
+        limit: int | None = None,
+        start: State | None = None,
+    ) -> Found:
+        """From `start` or the beginning of a job. Stops behind `limit` states, if there is one."""
+        return self.search(start or self.world.start(), tell, limit)
+
+    def steps(self, state: State) -> Iterable[tuple[Action, State | str]]:
+        return self.world.steps(state)
+
+    def packed(self, state: State) -> Hashable:
+        return (
+            *map(self.nodes.number, state.nodes),
+            self.terms.number(state.terms),
+            self.rest.number((state.decided, state.used)),
+        )
+
     def sentence(self, state: State, action: Action, after: State | str) -> str:
-        """What happened, and what came of it."""
         world, who = self.world, self.world.name(action.who)
         if action.what == "stand":
             return f"{who} stands for {epoch_name(action.at)}"

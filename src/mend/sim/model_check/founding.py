@@ -8,7 +8,6 @@ after its sender has died. docs/model_check.md says what is left out.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,7 +21,7 @@ from mend.consensus.proposer import Proposer
 from mend.consensus.records import AcceptorState, Commit, Genesis, Record, Seat
 from mend.coordination.acceptor_host import Follower
 from mend.coordination.messages import Orders, Prepare
-from mend.sim.model_check.explore import Found, Progress
+from mend.sim.model_check.explore import Found, Progress, Search
 from mend.sim.model_check.membership import policy, seat
 from mend.sim.model_check.parts import LogShot, Table
 from mend.sim.model_check.state import Broken, word
@@ -30,8 +29,6 @@ from mend.types import WITNESS, Member, Peer
 
 LATER_NS = 1 << 40
 """Longer than any detection time: what was heard before counts as silence."""
-
-REPORT_STATES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ class Vote(NamedTuple):
 
 
 class Ear(NamedTuple):
-    """A booth without its times: whether orders, and signs of a job that lives, were ever heard."""
+    """A follower without its times: whether orders, and signs of a living job, were ever heard."""
 
     vote: Vote
     coordinator: Peer
@@ -106,8 +103,8 @@ class Asked(NamedTuple):
     after: int
 
 
-class Committed(NamedTuple):
-    """A ballot that somebody has sent, to whoever owns its epoch."""
+class Told(NamedTuple):
+    """An acceptor's state that was sent to whoever owns its epoch."""
 
     epoch: int
     sender: Member
@@ -127,7 +124,7 @@ class State(NamedTuple):
     nodes: tuple[Node, ...]
     said: frozenset[Said]
     asked: frozenset[Asked]
-    told: frozenset[Committed]
+    told: frozenset[Told]
     decided: frozenset[tuple[int, ...]]
     used: Used
 
@@ -175,7 +172,7 @@ class ModelWorld:
         records = tuple(self.records.number(record) for record in log.after(0))
         return self.logs.number(LogShot(records, log.decided))
 
-    def _booth(self, member: Member, ear: Ear) -> Follower:
+    def _follower(self, member: Member, ear: Ear) -> Follower:
         acceptor = Acceptor(self.log(ear.vote.log).copy(), ear.vote.promised, ear.vote.accepted)
         follower = Follower(member, acceptor, ear.coordinator, LATER_NS)
         follower.orders_ns = 0 if ear.orders else None
@@ -232,14 +229,14 @@ class ModelWorld:
             prev=prev, chain=log.chain(prev), records=log.after(prev), last=log.last,
             decided=log.decided, offers=(), gathers=(), settled=(), live=(), missing=(), why=(),
         )  # fmt: skip
-        follower, peer = self._booth(me, ear), Peer(said.owner.rack, 0)
+        follower, peer = self._follower(me, ear), Peer(said.owner.rack, 0)
         if not follower.addressed(peer, orders):
             return None
         follower.follow(peer, said.owner.incarnation, orders, LATER_NS if late else 1, [])
         return self._ear(follower)
 
     def _promises(self, me: Member, ear: Ear, asked: Asked, late: bool) -> tuple[Ear, int] | None:
-        follower = self._booth(me, ear)
+        follower = self._follower(me, ear)
         prepare = Prepare(0, asked.epoch, asked.lineage, asked.after)
         vote = follower.asked(Peer(asked.owner.rack, 0), prepare, LATER_NS if late else 1)
         return (
@@ -249,8 +246,8 @@ class ModelWorld:
         )
 
     def _counts(self, right: Right, member: Member, acceptor_state: int) -> Right:
-        """Who leads or stands hears a ballot; one that would depose it is left to steps that do
-        nothing."""
+        """Who leads or stands hears an acceptor's state; one that would depose it is left to
+        steps that do nothing."""
         proposer = self._proposer(right)
         if not proposer.hear(member, self.acceptor_states[acceptor_state]):
             return right
@@ -362,16 +359,16 @@ class ModelWorld:
             after = self._put(state, node, its._replace(ear=found[0]))
             if self.acceptor_states[found[1]].promised > asked.epoch:
                 return after
-            return after._replace(told=after.told | {Committed(asked.epoch, who, found[1])})
+            return after._replace(told=after.told | {Told(asked.epoch, who, found[1])})
 
         about = f"{epoch(asked.epoch)} by {name(asked.owner)}"
         return f"{name(who)} is asked for {about}{' behind a silence' if late else ''}", act
 
     def _tell(self, state: State, node: int) -> State:
-        """It reports its ballot to whom it follows."""
+        """It reports its acceptor's state to whom it follows."""
         vote = state.nodes[node].ear.vote
         acceptor = Acceptor(self.log(vote.log), vote.promised, vote.accepted)
-        told = Committed(
+        told = Told(
             vote.promised,
             self.member(state, node),
             self.acceptor_states.number(acceptor.acceptor_state()),
@@ -429,14 +426,14 @@ class ModelWorld:
                 state = self._left(state, node)
         leads = {its.right.epoch for its in state.nodes if its.right.leading}
         rights = {its.right.epoch for its in state.nodes}
-        newest: dict[tuple[int, Member], Committed] = {}
+        newest: dict[tuple[int, Member], Told] = {}
         for told in sorted(state.told, key=self._place):
             if told.epoch in rights:
                 newest[(told.epoch, told.sender)] = told
         asked = frozenset(each for each in state.asked if each.epoch not in leads)
         return state._replace(asked=asked, told=frozenset(newest.values()))
 
-    def _place(self, told: Committed) -> tuple[int, int, int]:
+    def _place(self, told: Told) -> tuple[int, int, int]:
         acceptor_state = self.acceptor_states[told.acceptor_state]
         return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided
 
@@ -501,7 +498,7 @@ class ModelWorld:
         state = state._replace(asked=state.asked | {asked}, used=used)
         return self._says(state, node, self._right(proposer))
 
-    def _count(self, state: State, node: int, told: Committed) -> State | None:
+    def _count(self, state: State, node: int, told: Told) -> State | None:
         right = state.nodes[node].right
         self.dead = self._gone(state) if self.bounds.lineages else frozenset()
         counts = self._counts if self.bounds.lineages else self.counts
@@ -583,53 +580,30 @@ def play(world: ModelWorld, sentences: Sequence[str]) -> State:
     return state
 
 
+class Founding(Search[State, str]):
+    """The search behind `explore`; a state is remembered as it is."""
+
+    def __init__(self, world: ModelWorld) -> None:
+        super().__init__()
+        self.world = world
+
+    def steps(self, state: State) -> Iterator[Step]:
+        return self.world.steps(state)
+
+    def packed(self, state: State) -> State:
+        return state
+
+    def sentence(self, state: State, action: str, after: State | str) -> str:
+        return action
+
+
 def explore(
     bounds: Bounds,
     tell: Callable[[Progress], None] = lambda _: None,
     limit: int | None = None,
     behind: Sequence[str] = (),
 ) -> Found:
-    """Breadth first from the founder's first question, or behind a part that is played. Stops
-    behind `limit` states, if there is one."""
-    gc.disable()  # millions of tuples without a cycle
-    try:
-        world = ModelWorld(bounds)
-        return _explore(world, tell, limit, play(world, behind))
-    finally:
-        gc.enable()
-
-
-def _explore(
-    world: ModelWorld, tell: Callable[[Progress], None], limit: int | None, start: State
-) -> Found:
-    parents: dict[State, tuple[State, str] | None] = {start: None}
-    here, depth, steps = [start], 0, 0
-    while here:
-        behind: list[State] = []
-        for place, state in enumerate(here):
-            for sentence, after in world.steps(state):
-                steps += 1
-                if isinstance(after, str):
-                    trace = [*_trace(parents, state), f"{sentence}: {after}"]
-                    lines = tuple(f"{n:3} {line}" for n, line in enumerate(trace, start=1))
-                    return Found(Progress(len(parents), steps, depth + 1, 0), False, after, lines)
-                if after in parents:
-                    continue
-                parents[after] = state, sentence
-                behind.append(after)
-                if len(parents) % REPORT_STATES == 0:
-                    left = len(here) - place + len(behind)
-                    tell(Progress(len(parents), steps, depth, left))
-            if limit is not None and len(parents) >= limit:
-                left = len(here) - place - 1 + len(behind)
-                return Found(Progress(len(parents), steps, depth, left), False, "", ())
-        here, depth = behind, depth + 1
-    return Found(Progress(len(parents), steps, depth - 1, 0), True, "", ())
-
-
-def _trace(parents: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    lines = []
-    while (found := parents[state]) is not None:
-        state, sentence = found
-        lines.append(sentence)
-    return lines[::-1]
+    """From the founder's first question, or behind a part that is played. Stops behind `limit`
+    states, if there is one."""
+    world = ModelWorld(bounds)
+    return Founding(world).search(play(world, behind), tell, limit)

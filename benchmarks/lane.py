@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import multiprocessing
-import random
 import socket
 import statistics
 import threading
@@ -29,45 +27,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
-from benchmarks._common import arguments, limit, report, spread
+from benchmarks._common import limit, report, spread
+from benchmarks._lanes import KEY, TOKEN, lane_options, measured, payload, speeds
 from mend.transport.bulk_client import STREAMS, BulkLane, checksum_of
-from mend.types import Address, Member, offer_key
+from mend.types import Address
 
 GOAL = 0.90
-KEY = offer_key(Member(0, 1), 0, 0, 1)
-TOKEN = b"benchmarks.lane!"
 
 
 def main() -> None:
-    options = _options()
+    options = lane_options("lane", __doc__, 512)
     size = options.megabytes * 1_000_000
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    holder = spawn.Process(target=_hold, args=(theirs, size), daemon=True)
-    holder.start()
-    try:
-        seconds = asyncio.run(_measure(ours, size, options.repeats))
-        ours.send("end")
-    finally:
-        holder.join(5)
+    seconds = measured(_hold, _measure, size, options.repeats)
     _report(options, size, seconds)
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("lane", __doc__)
-    parser.add_argument(
-        "--megabytes", type=int, default=512, help="payload in 10^6 bytes (default 512)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=15, help="turns that every variant takes (default 15)"
-    )
-    return parser.parse_args()
 
 
 def _hold(pipe: Connection, size: int) -> None:
     """The other process: serves one buffer by lane and by raw sockets until told to end."""
-    block = random.Random(0).randbytes(1_000_000)
-    data = memoryview(block * (size // len(block)))
+    data = payload(size)
     listener = socket.create_server(("127.0.0.1", 0))
 
     def send_on_request(sock: socket.socket) -> None:
@@ -153,10 +130,7 @@ def _report(options: argparse.Namespace, size: int, seconds: dict[str, list[floa
         beside=limit("one raw socket", "GB/s", [size / each / 1e9 for each in seconds["raw"]]),
         more={
             "of_raw_streams": spread(ratio("raw_streams")),
-            "gigabytes_per_second": {
-                name: spread([size / each / 1e9 for each in values])
-                for name, values in seconds.items()
-            },
+            "gigabytes_per_second": speeds(size, seconds),
             "streams": STREAMS,
         },
     )

@@ -16,9 +16,7 @@ key file, deriving its keys and those of 64 racks that may connect, with the pac
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import multiprocessing
 import random
 import statistics
 import tempfile
@@ -27,32 +25,23 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks._common import arguments, report, spread
+from benchmarks._common import report, spread
+from benchmarks._lanes import KEY, TOKEN, lane_options, measured, payload, speeds
 from mend.config.keyfile import read_secrets
 from mend.tools.keys_command import create
 from mend.transport.bulk_client import BulkLane, checksum_of
 from mend.transport.bulk_link import PIECE_BYTES
 from mend.transport.security import RANDOM_BYTES, TAG_BYTES, Secret, Secrets
-from mend.types import Address, Member, Peer, offer_key
+from mend.types import Address, Peer
 
 GOAL_GB = 1.5
-KEY = offer_key(Member(0, 1), 0, 0, 1)
-TOKEN = b"benchmarks.lane!"
 SECRET = bytes(range(32))
 
 
 def main() -> None:
-    options = _options()
+    options = lane_options("sealed", __doc__, 256)
     size = options.megabytes * 1_000_000
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    holder = spawn.Process(target=_hold, args=(theirs, size), daemon=True)
-    holder.start()
-    try:
-        seconds = asyncio.run(_measure(ours, size, options.repeats))
-        ours.send("end")
-    finally:
-        holder.join(5)
+    seconds = measured(_hold, _measure, size, options.repeats)
     seals, opens = _alone(options.repeats)
     slower = min(statistics.median(seals), statistics.median(opens))
     pairs = zip(seconds["plain"], seconds["sealed"], strict=True)
@@ -66,25 +55,11 @@ def main() -> None:
         better="higher",
         beside=None,
         more={
-            "gigabytes_per_second": {
-                name: spread([size / each / 1e9 for each in values])
-                for name, values in seconds.items()
-            },
+            "gigabytes_per_second": speeds(size, seconds),
             "one_core_gigabytes_per_second": {"seal": spread(seals), "open": spread(opens)},
             "start_ms": spread(_starts(options.repeats)),
         },
     )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("sealed", __doc__)
-    parser.add_argument(
-        "--megabytes", type=int, default=256, help="payload in 10^6 bytes (default 256)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=15, help="turns that every variant takes (default 15)"
-    )
-    return parser.parse_args()
 
 
 def _lanes() -> dict[str, BulkLane]:
@@ -97,8 +72,7 @@ def _lanes() -> dict[str, BulkLane]:
 
 def _hold(pipe: Connection, size: int) -> None:
     """The other process: serves one buffer by both lanes until told to end."""
-    block = random.Random(0).randbytes(1_000_000)
-    data = memoryview(block * (size // len(block)))
+    data = payload(size)
 
     async def serve() -> None:
         lanes = _lanes()

@@ -14,6 +14,12 @@ VERSION = "0.1.0"
 WITNESS = 0xFFFF
 """Rack number of the witness: votes, holds no tensor, sorts behind every rack."""
 
+PERSON = 0xFFFD
+"""Rack number under which a person speaks: `mend retire`, and whoever only looks."""
+
+RACKS_MAX = 64
+"""Racks of a job."""
+
 MS = 1_000_000
 SECOND = 1_000_000_000
 MB = 1_000_000

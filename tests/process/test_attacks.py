@@ -19,7 +19,6 @@ from mend.consensus.epochs import NUMBER_MAX, epoch_of
 from mend.consensus.records import AcceptorState
 from mend.coordination import wire
 from mend.coordination.messages import (
-    PERSON,
     Challenge,
     Envelope,
     Message,
@@ -40,7 +39,7 @@ from mend.transport.bulk_wire import HELLO, OK, REPLY, REQUEST, REQUEST_MAGIC, h
 from mend.transport.security import PERSON as PERSON_PEER
 from mend.transport.security import Secret
 from mend.transport.status_client import StatusClient, Way
-from mend.types import SECOND, Address, Member, Peer, offer_key
+from mend.types import PERSON, SECOND, Address, Member, Peer, offer_key
 from tests.process.conftest import Jobs
 from tests.process.racks import until
 from tests.unit.coordination.nouns import hello, report

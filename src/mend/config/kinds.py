@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RACKS_MAX = 64
+from mend.types import RACKS_MAX
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(%\w+)?\]|\w[\w.-]*):(\d{1,5})", re.ASCII)
 _HOST = re.compile(r"\w[\w.-]*", re.ASCII)

@@ -14,6 +14,7 @@ from mend.config import kinds as k
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
 from mend.errors import ConfigError
+from mend.types import RACKS_MAX
 
 PORT_FIRST = 21_900
 """Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
@@ -168,12 +169,12 @@ class MendConfig:
 
     rack: int | None = _knob(
         None,
-        k.either(k.whole(0, k.RACKS_MAX - 1), "none", None),
+        k.either(k.whole(0, RACKS_MAX - 1), "none", None),
         "number of this rack; ascending rack is the order of merging",
     )
     racks: int = _knob(
         2,
-        k.whole(1, k.RACKS_MAX),
+        k.whole(1, RACKS_MAX),
         "racks of the job; when no source names it, at least quorum_min_learners",
     )
     job_id: str = _knob("mend", k.JOB, "name of the job; messages of other jobs are refused")
@@ -202,7 +203,7 @@ class MendConfig:
         "exchange parameters that need no gradient, too: for those that are unfrozen later",
     )
     quorum_min_learners: int = _knob(
-        1, k.whole(1, k.RACKS_MAX), "racks that a merge needs at least (K)"
+        1, k.whole(1, RACKS_MAX), "racks that a merge needs at least (K)"
     )
     grace_window_ms: float | Literal["adaptive"] = _knob(
         "adaptive",

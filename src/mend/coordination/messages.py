@@ -46,9 +46,6 @@ from mend.consensus.records import (
 )
 from mend.types import Member
 
-PERSON = 0xFFFD
-"""Rack number under which a person speaks."""
-
 LIVES_MAX = 8
 """Former lives that a hello names, the newest last."""
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from mend.coordination import wire
-from mend.coordination.messages import PERSON, Envelope, Message, Retire, State
+from mend.coordination.messages import Envelope, Message, Retire, State
 from mend.engine.host import Host
 from mend.engine.speakers import Speakers
 from mend.engine.threads import Hands
@@ -29,7 +29,7 @@ from mend.transport.bulk_client import BulkLane
 from mend.transport.delayed import CountedLane, DelayedLane, Distribution
 from mend.transport.security import Secrets
 from mend.transport.zmq import Received, ZmqSideband
-from mend.types import SECOND, Address, Member, Peer
+from mend.types import PERSON, SECOND, Address, Member, Peer
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
-from mend.coordination.messages import PERSON, Hello, Resume, Retire
+from mend.coordination.messages import Hello, Resume, Retire
 from mend.coordination.schedule import Schedule, schedule_of
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.numerics import Numerics
@@ -46,7 +46,7 @@ from mend.sim.process import Collective, Process, Training, WatchedState
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm, rounds_before
 from mend.sim.scenario_builder import Writer
 from mend.sim.tape import MemoryTape
-from mend.types import MS, SECOND, WITNESS, Member, Peer, life_of
+from mend.types import MS, PERSON, SECOND, WITNESS, Member, Peer, life_of
 
 HEARTBEAT_MS = 250
 """Slower than live: quiet time costs events, and what is lost is repeated at this pace."""

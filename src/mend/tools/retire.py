@@ -13,12 +13,12 @@ from contextlib import closing
 
 from mend.config.keyfile import secrets_in_force
 from mend.coordination import wire
-from mend.coordination.messages import PERSON, Envelope, Retire
+from mend.coordination.messages import Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
 from mend.tools.top.picture import Answer, name_of
 from mend.tools.top.run import Wanted, Watch, addresses_in_force, terminated
 from mend.transport.status_client import StatusClient
-from mend.types import WITNESS
+from mend.types import PERSON, WITNESS
 
 ASK_S = 0.25
 """Between two rounds of questions."""

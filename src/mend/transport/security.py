@@ -23,16 +23,16 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
 from mend.errors import ConfigError, TransportError
-from mend.types import WITNESS, Peer
+from mend.types import PERSON as PERSON_RACK
+from mend.types import RACKS_MAX, WITNESS, Peer
 
 SECRET_BYTES = 32
 SECRETS_MAX = 4
 """Secrets that a process accepts at once: the newest, and those that are being replaced."""
 
-PERSON = Peer(0xFFFD, 0)
+PERSON = Peer(PERSON_RACK, 0)
 """Whoever looks or retires a rack: `mend top`, `mend doctor`, `mend retire`, a launcher."""
 
-RACKS_MAX = 64
 RANDOM_BYTES = 32
 TAG_BYTES = 16
 NAME_BYTES = 8

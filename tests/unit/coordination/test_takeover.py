@@ -16,7 +16,6 @@ from mend.coordination.acceptor_host import Follower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Effect, Finished, Heard, Send, Tick
 from mend.coordination.messages import (
-    PERSON,
     Gather,
     Message,
     Orders,
@@ -25,7 +24,7 @@ from mend.coordination.messages import (
     Retire,
     Vote,
 )
-from mend.types import SECOND, WITNESS, Member, Peer, life_of
+from mend.types import PERSON, SECOND, WITNESS, Member, Peer, life_of
 from tests.unit.coordination.job import held_of
 from tests.unit.coordination.nouns import (
     DETECT_NS,

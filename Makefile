@@ -17,8 +17,8 @@ demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; 
 
 test: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
 test: $(STAMP) ## run all tests, two or three at a time
-	$(PYTEST) -n 2 --dist worksteal -m "not process"
-	$(PYTEST) -n 3 --dist worksteal -m process || [ $$? -eq 5 ] # 5: there is none
+	$(PYTEST) -n 2 --dist worksteal -m "not process" --durations=30
+	$(PYTEST) -n 3 --dist worksteal -m process --durations=30 || [ $$? -eq 5 ] # 5: there is none
 
 check: $(STAMP) ## format, lint, types, and who may import what
 	$(BIN)/ruff format --check .

@@ -95,9 +95,9 @@ SPOILT: dict[str, tuple[list[list[Any]], str]] = {
 @pytest.mark.parametrize(
     ("spoilt", "merge", "step"),
     [
-        *((name, "mean", 44) for name in SPOILT),
-        ("nan in the payload", "rda", 44),
-        ("nan in the payload", "mean", 60),  # its last: it hears at the end of its session
+        *((name, "mean", 92) for name in SPOILT),
+        ("nan in the payload", "rda", 92),
+        ("nan in the payload", "mean", 108),  # its last: it hears at the end of its session
     ],
 )
 def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
@@ -109,11 +109,12 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
     config = {**CONFIG, "merge": merge, "shutdown_timeout_s": 20}
     gate, there = job.gate(), [job.gate(f"there{rack}") for rack in (0, 1)]
     for rack in (0, 1):  # they must not be through before rack 2 is
-        at = {"56": [["touch", there[rack]], ["gate", gate]]}
-        job.start(rack, steps=60, config=config, at=at)
-    # What is absurd is known once enough was merged, so it waits for them.
+        at = {"104": [["touch", there[rack]], ["gate", gate]]}
+        job.start(rack, steps=108, config=config, at=at)
+    # What is absurd is known once enough was merged, so it waits for them; 92 steps are 11 rounds,
+    # and 8 offers are enough, if each round should have but one.
     waits = [["gate", each] for each in there]
-    job.start(2, steps=60, config=config, at={str(step): [*waits, *acts]})
+    job.start(2, steps=108, config=config, at={str(step): [*waits, *acts]})
     assert job.ended(2) != 0
     Path(gate).touch()
     for rack in (0, 1):

@@ -294,10 +294,10 @@ class Snapshot(Word, frozen=True):
     rounds: Rounds
     demoted: Racks = ()
     """Learners that had a vote."""
-    marks: Count = 0
-    """Checkpoints so far."""
     mark: Mark | None = None
-    """The newest of them while its racks write it."""
+    """The newest checkpoint, written or not."""
+    mark_versions: Versions = ()
+    """What was decided of every fragment before it."""
 
 
 Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark

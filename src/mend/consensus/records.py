@@ -197,7 +197,8 @@ class Commit(Word, frozen=True, tag=2):
 
 
 class Roster(Word, frozen=True, tag=3):
-    """The members from here on. Empty: the job is over."""
+    """The members from here on. Empty: the job is over, and `non_voters` are the racks that were
+    not there then."""
 
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]

@@ -40,8 +40,8 @@ INBOX_FRAMES_MAX = 16
 are bounded in bytes, and then at its sender."""
 
 OUTBOX_FRAMES_MAX = 64
-"""Per peer, and no fewer than wait for its first connection. Every state is whole and repeated: what waits longer is out of date, and both sides
-would pay for it with memory (a frame has up to 8 MiB), the reader with the time to read it."""
+"""Per peer, and no fewer than wait for its first connection. Every state is whole and repeated:
+what waits longer is out of date, and costs memory (a frame has up to 8 MiB) and the reader time."""
 
 EARLY_FRAMES_MAX = 64
 EARLY_BYTES_MAX = 1 << 20

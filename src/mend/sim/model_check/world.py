@@ -70,16 +70,18 @@ class ModelWorld(Deciding):
             return state
         owner, rack = self.born - 1, self.bounds.demoted
         proposed = (s for a, s in self.steps(state) if a.what == "propose")
-        state = next(s for s in proposed if self._demotes(s, owner, rack))
+        state = next(s for s in proposed if isinstance(s, State) and self._demotes(s, owner, rack))
         votes = [node for node in range(self.bounds.racks) if node != rack]
         for action in [*(Action("append", node) for node in votes), Action("count", owner)]:
-            found = next(s for a, s in self.steps(state) if a[:3] == action[:3])
-            assert isinstance(found, State), found
-            state = found
+            state = self._done(state, action)
         return state
 
-    def _demotes(self, state: State | str, owner: int, rack: int) -> bool:
-        assert isinstance(state, State), state
+    def _done(self, state: State, action: Action) -> State:
+        after = next(s for a, s in self.steps(state) if a[:3] == action[:3])
+        assert isinstance(after, State), after
+        return after
+
+    def _demotes(self, state: State, owner: int, rack: int) -> bool:
         log = self.parts.log(self.parts.proposers[state.nodes[owner].proposer].log)
         return rack in log.appended.non_voters
 

@@ -354,6 +354,62 @@ def test_a_job_that_cannot_begin_ends_at_once_with_the_reason(tmp_path: Path) ->
         assert re.search(r"\[rack 0\] .*waiting for=.*rack 1 was refused", told), told
 
 
+TOO_LATE = """
+import os, sys, time, torch, mend
+folder, rack = sys.argv[1], os.environ["MEND_RACK"]
+again, over = os.path.join(folder, "again"), os.path.join(folder, "over")
+
+def wait(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+if rack == "1" and os.path.exists(over + "-soon"):
+    open(again, "w").close()
+    wait(over)
+    first = int(open(over).read())
+    while os.path.exists(f"/proc/{first}"):
+        time.sleep(0.01)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+config = mend.MendConfig(sync_period_steps=8, fragments=2, start_timeout_s=3600)
+mend.mend_init(model, config)
+for step in range(20):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rack == "1" and step == 9:
+        open(over + "-soon", "w").close()
+        os._exit(7)
+print("outcome", mend.mend_shutdown(model).outcome)
+wait(again)
+with open(over + "-is", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(over + "-is", over)
+"""
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("witness", [True, False])
+def test_a_rack_that_comes_back_to_a_job_that_is_over_ends_at_once(
+    tmp_path: Path, witness: bool
+) -> None:
+    """It waited until its start timed out: nobody was left to answer it. The witness is, and where
+    there is none, the launcher knows that all others have ended."""
+    script, said = tmp_path / "late.py", list[str]()
+    script.write_text(TOO_LATE)
+    job = Job(command=(str(script), str(tmp_path)), torchrun=False, max_restarts=1, witness=witness)
+    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    told = "\n".join(said)
+    assert "[rack 0] outcome merged" in said, told
+    assert re.search(r"\[launch\] rack 1 ended exit=7 restart=1/1", told), told
+    if witness:
+        assert outcome.racks == {0: 0, 1: 1}, told
+        assert re.search(r"\[rack 1\] .*Refused: job '.*' is over: all its racks have left", told)
+    else:
+        assert (outcome.racks[0], outcome.culprit) == (0, 1), told
+        assert '[launch] not-begun rack=1 exit=-15 reason="all other racks had ended ' in told
+
+
 @pytest.mark.usefixtures("warm")
 def test_a_rack_that_fails_in_a_running_job_ends_nobody_else(tmp_path: Path) -> None:
     script, said = tmp_path / "fails.py", list[str]()

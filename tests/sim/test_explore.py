@@ -177,6 +177,23 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.broken in found.trace[-1]
 
 
+DEMOTED = Bounds(racks=3, rounds=0, epochs=1, crashes=0, rosters=2, demotions=True, demoted=0)
+"""Three racks and a witness, one of which has just lost its vote: two and the witness are left."""
+
+
+def test_no_invariant_breaks_when_the_next_rack_loses_its_vote_too() -> None:
+    """With nobody who stands; docs/model_check.md has the others, which take a minute."""
+    found = Explorer(replace(DEMOTED, candidate=3)).run()
+    assert (found.broken, found.complete) == ("", True)
+    assert found.progress.states > 500
+
+
+def test_a_bug_is_found_where_one_demotion_follows_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS["5-asks-only-the-roster-it-knows"](monkeypatch)
+    found = Explorer(replace(DEMOTED, candidate=1)).run(limit=60_000)
+    assert found.broken.startswith("agreement: record 3 is decided as roster("), found
+
+
 def test_the_epoch_record_already_cuts_an_old_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug 27 needs a log that goes on the old tail's way; the record that opens an epoch never
     does, and what conflicts is cut with all behind it. So it is not found, here or anywhere."""

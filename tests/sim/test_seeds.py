@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mend.codec import CODECS
+from mend.consensus.log import RECORDS_KEPT
 from mend.coordination.messages import Message
 from mend.errors import Diverged, PayloadGone, StartTimeout
 from mend.sim import Fault, Scenario, SimulationReport, World, draw
@@ -72,6 +73,10 @@ def test_the_seeds_cover_what_they_are_for() -> None:
     assert any(scenario.loss for scenario in drawn)
     assert any(scenario.non_finite for scenario in drawn)
     assert any(scenario.overlap_steps == 0 for scenario in drawn)
+    assert any(scenario.pauses for scenario in drawn)
+    assert {scenario.first for scenario in drawn} == {0, 1, 7}
+    cut = [scenario for scenario in drawn if scenario.cut_step]
+    assert {s.records_kept for s in cut} == {3, RECORDS_KEPT}, "and in the midst of one a snapshot"
 
 
 def run(scenario: Scenario) -> tuple[World, SimulationReport]:
@@ -93,6 +98,16 @@ def test_a_calm_job_merges_everything_and_ends_together() -> None:
         assert training.trainer.open_tokens() == 0
         assert training.trainer.ledger.missed == {}
     assert not any("left-alone" in kinds(world, rack) for rack in (0, 1))
+
+
+@pytest.mark.parametrize("pause_s", [2, 6])
+def test_a_rack_that_does_something_else_for_long_keeps_its_seat_and_its_vote(pause_s: int) -> None:
+    """An evaluation is no silence: its loop answers. What it trains behind it is merged."""
+    pauses = ((1, 10, pause_s * SECOND),)
+    world, report = run(calm(pauses=pauses, shutdown_ns=30 * SECOND))
+    assert not {"roster", "rack-silent"} & set(kinds(world, 0))
+    assert report.virtual_ns > pause_s * SECOND
+    assert all(training.trainer.open_tokens() == 0 for training in world.trainings.values())
 
 
 def test_lockstep_does_not_depend_on_delays_or_speeds() -> None:

@@ -99,10 +99,10 @@ class LogState:
     """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
     norms: list[tuple[float, ...]] = field(default_factory=list)
     """Per fragment the magnitude per step of the offers that were named last, the newest last."""
-    marks: int = 0
-    """Number of the newest checkpoint."""
     mark: Mark | None = None
-    """That checkpoint while its racks write it."""
+    """The newest checkpoint: its first record, or the one that says who has written it."""
+    mark_versions: tuple[int, ...] = ()
+    """What was decided of every fragment before it."""
 
     @property
     def begun(self) -> bool:
@@ -111,6 +111,11 @@ class LogState:
     @property
     def over(self) -> bool:
         return self.begun and not self.seats
+
+    @property
+    def marks(self) -> int:
+        """Number of the newest checkpoint."""
+        return self.mark.number if self.mark is not None else 0
 
     @property
     def voters(self) -> frozenset[Member]:
@@ -185,7 +190,9 @@ class LogState:
         elif isinstance(record, Lineage):
             self._begin_anew(record)
         elif isinstance(record, Mark):
-            self.marks, self.mark = record.number, None if record.written else record
+            self.mark = record
+            if not record.written:
+                self.mark_versions = tuple(self.versions)
         else:
             self.epoch = record.epoch
 
@@ -257,8 +264,8 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         rounds=list(snapshot.rounds),
         norms=list(snapshot.norms),
         demoted=frozenset(snapshot.demoted),
-        marks=snapshot.marks,
         mark=snapshot.mark,
+        mark_versions=snapshot.mark_versions,
     )
 
 
@@ -463,8 +470,8 @@ class Log:
             norms=tuple(told.norms),
             demoted=tuple(sorted(told.demoted)),
             rounds=tuple(told.rounds),
-            marks=told.marks,
             mark=told.mark,
+            mark_versions=told.mark_versions,
         )
 
     def install(self, snapshot: Snapshot) -> None:

@@ -197,7 +197,8 @@ class Commit(Word, frozen=True, tag=2):
 
 
 class Roster(Word, frozen=True, tag=3):
-    """The members from here on. Empty: the job is over."""
+    """The members from here on. Empty: the job is over, and `non_voters` are the racks that were
+    not there then."""
 
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
@@ -294,10 +295,10 @@ class Snapshot(Word, frozen=True):
     rounds: Rounds
     demoted: Racks = ()
     """Learners that had a vote."""
-    marks: Count = 0
-    """Checkpoints so far."""
     mark: Mark | None = None
-    """The newest of them while its racks write it."""
+    """The newest checkpoint, written or not."""
+    mark_versions: Versions = ()
+    """What was decided of every fragment before it."""
 
 
 Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark

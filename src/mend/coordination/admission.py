@@ -100,9 +100,7 @@ class Admission:
         """Whether a rack fits a job that has begun, and its former life is surely over."""
         rack = hello.seat.member.rack
         if log.over:
-            remedy = "To train again, start all racks once it has ended, or name another job"
-            detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
-            self.refuse(hello, "over", detail, detail, effects)
+            self.tell_end(hello.seat.member, hello, log, effects)
             return False
         others = (view for other, view in views.items() if other not in (rack, WITNESS))
         alone = not any(view.live(now_ns, self.detect_ns) for view in others)
@@ -113,6 +111,18 @@ class Admission:
             return False
         former = log.member(rack)  # a hello may be older than that life; its rack was asked
         return former is None or life_of(former) in hello.after
+
+    def tell_end(self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]) -> None:
+        """To a rack that was started too late: it need not wait until nobody has answered."""
+        known = sender in log.former  # a late frame of a rack that has left
+        if not log.over or known or hello.seat.member != sender or sender.rack >= self.racks:
+            return
+        remedy = (
+            "To train again, start all racks, and the witness, once it has ended; or name another "
+            "job"
+        )
+        detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
+        self.refuse(hello, "over", detail, detail, effects)
 
     def _contended_since_ns(self, member: Member, now_ns: int) -> int:
         since_ns = self.contended_ns.setdefault((member.rack, member.incarnation), now_ns)

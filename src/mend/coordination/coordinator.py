@@ -16,6 +16,7 @@ from mend.consensus.proposer import Proposer
 from mend.consensus.records import AcceptorState, Commit, Drop, Genesis, Lineage, Offer, Policy
 from mend.coordination.admission import Admission, first_to_begin
 from mend.coordination.election import Election
+from mend.coordination.ending import Ending
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
 from mend.coordination.flow import Flow
 from mend.coordination.grace import Mean
@@ -32,10 +33,7 @@ from mend.coordination.round import Round
 from mend.coordination.round_inputs import inputs_of, settled_versions, surroundings
 from mend.coordination.slow import RackPaces
 from mend.coordination.validation import plan_hash, report_misfit
-from mend.types import SECOND, WITNESS, Member, Peer, life_of
-
-FAREWELL_NS = 3 * SECOND
-"""How long the end of the log is repeated to racks that did not confirm it."""
+from mend.types import WITNESS, Member, Peer, life_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,6 @@ class Coordinator:
     """Serial of everybody's newest vote, in this epoch."""
     returned: tuple[Member, int] | None = None
     """The witness in another life than the one that has the seat, and when it was heard."""
-    over_ns: int | None = None
     seated: bool = False
     moved_ns: int = 0
     """When it last looked; a gap is its own sleep, and nobody's silence."""
@@ -84,6 +81,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         options = self.options
         self.admission = Admission(options.racks, self.job, options.detect_ns)
+        self.ending = Ending(self.me.rack)
         self.election = Election(
             self.me,
             self.member,
@@ -116,7 +114,7 @@ class Coordinator:
             effects += self.election.move(now_ns)
             if self.proposer.try_lead():
                 self._take_over(now_ns, effects)
-            elif self._is_done():
+            elif self._is_done(now_ns):
                 effects.append(Finished())
         if self.proposer.leading:
             self._move(now_ns, effects)
@@ -126,7 +124,8 @@ class Coordinator:
 
     def deadline_ns(self) -> int | None:
         if not self.proposer.leading:
-            return self._founds_ns() if self._homeless() else self.election.due_ns()
+            due_ns = self._founds_ns() if self._homeless() else self.election.due_ns()
+            return due_ns if due_ns is not None else self.ending.due_ns
         sent = [view.sent_ns for view in self.views.values() if not view.gone]
         waits = [sent_ns + self.options.heartbeat_ns for sent_ns in sent]
         return min([*waits, *self.round_dues], default=None)
@@ -141,6 +140,8 @@ class Coordinator:
                 effects += self.election.attest(member, hello)
                 if self.proposer.leading:
                     self._on_hello(member, hello, now_ns, effects)
+                else:
+                    self.admission.tell_end(member, hello, self.acceptor.log.committed, effects)
             case Report() as report:
                 self.election.shows(member, report.versions)
                 effects += self.election.attest(member)
@@ -393,7 +394,7 @@ class Coordinator:
         former = self.election.followed_rack()
         if former in self.views and former != self.me.rack:
             self.views[former].heard_ns -= self.options.detect_ns  # for whose silence it stood
-        self.offers, self.round_dues, self.votes, self.over_ns = {}, [], {}, None
+        self.offers, self.round_dues, self.votes = {}, [], {}
         self.awake_ns, self.returned = now_ns, None
         self._new_rounds(log.policy.fragments)
         number = number_of(self.proposer.epoch)
@@ -433,11 +434,11 @@ class Coordinator:
         self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
         self.round_dues, self.paces = [], RackPaces()
 
-    def _is_done(self) -> bool:
+    def _is_done(self, now_ns: int) -> bool:
         """Who does not lead may stop when the log is over, or its own rack is out."""
         told = self.acceptor.log.committed
         if self.me.rack == WITNESS:
-            return told.over
+            return told.over and self.ending.may_go(told, now_ns, confirmed=True)
         if told.member(self.me.rack) == self.member:
             self.seated = True
             return False
@@ -623,8 +624,6 @@ class Coordinator:
 
     def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
         """The last decision is repeated until everybody has confirmed it, or is not there to."""
-        if self.over_ns is None:
-            self.over_ns = now_ns
         acceptor_states = self.proposer.acceptor_states
         confirmed = all(
             view.gone
@@ -634,7 +633,7 @@ class Coordinator:
             )
             for view in self.views.values()
         )
-        if confirmed or now_ns >= self.over_ns + FAREWELL_NS:
+        if self.ending.may_go(self.log.committed, now_ns, confirmed=confirmed):
             effects.append(Finished())
 
     # -------------------------------------------------------------- orders

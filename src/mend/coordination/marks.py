@@ -27,7 +27,7 @@ def next_mark(
     heard = {rack for rack in log.seats if log.policy.lockstep or rack in live}
     found = {rack: reports.get(rack) for rack in sorted(heard)}
     newcomers = log.non_voters - log.demoted  # they copy what is decided, and train on it later
-    if log.mark is not None:
+    if log.mark is not None and not log.mark.written:
         # One that was started again meanwhile is a newcomer, and will not write.
         there = {rack: each for rack, each in found.items() if rack not in newcomers}
         if written := _written(log.mark, there):

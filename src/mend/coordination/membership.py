@@ -79,9 +79,10 @@ def _over(context: MembershipContext) -> Roster | None:
     }
     live = context.live & context.log.seats.keys()
     if live and live <= done and not any(rack in live for rack, _ in context.offers):
-        return Roster(
-            context.log.roster_number + 1, (), (), context.log.witness, "all racks are done"
-        )
+        racks = range(context.log.policy.racks) if context.log.policy is not None else ()
+        lost = tuple(rack for rack in racks if rack not in live)
+        why = "all racks are done"
+        return Roster(context.log.roster_number + 1, (), lost, context.log.witness, why)
     return None
 
 

@@ -208,6 +208,8 @@ class RankMachine:
         to; states are copied, or are here as tentative results."""
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
         effects.append(ev.Restored(snapshot))
+        if snapshot.mark is not None:
+            self._on_mark(snapshot.mark)
         for p, replica in enumerate(self.replicas):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
             mine = (self.own_versions[p], self.own_digests[p])

@@ -167,7 +167,16 @@ class PublishedState:
                 panel.decided = panel.restored = snapshot.versions[p]
                 panel.digests[panel.decided] = snapshot.digests[p]
                 panel.last = {last.member: last for last in snapshot.last if last.fragment == p}
+            if snapshot.mark is not None:
+                self._restore_mark(snapshot.mark, snapshot.mark_versions)
             self.changed.notify_all()
+
+    def _restore_mark(self, mark: Mark, versions: tuple[int, ...]) -> None:
+        """The newest checkpoint. Of one that all have written the first record may be known."""
+        if self.mark is None or self.mark[0].number != mark.number:
+            self.mark = mark, versions
+        if mark.written:
+            self.written = mark
 
     def _seat(self, members: frozenset[Member]) -> None:
         self.members, self.seats = members, tuple(sorted(member.rack for member in members))

@@ -364,14 +364,21 @@ class Trainer(TrainerRounds):
         try:
             self._post(Cutting(mark.name, written=True))
             yield from self._until_all(
-                lambda: (done := self.published.written) is not None and done.number >= mark.number,
-                deadline_ns,
-                mark.name,
+                lambda: self._newest_mark() > (mark.number, False), deadline_ns, mark.name
             )
             done = self.published.written
-            assert done is not None, "all ranks have read it"
-            if (done.number, done.racks) != (mark.number, mark.racks):
-                lost = ",".join(str(rack) for rack in mark.racks if rack not in done.racks)
+            written = done.racks if done is not None and done.number == mark.number else None
+            # One rank of the rack may have read a snapshot where another has read the record.
+            known, complete = yield from self._agree_and_apply(
+                [], [int(written is not None), int(written == mark.racks)]
+            )
+            if not known or written is None:
+                raise CheckpointError(
+                    f"checkpoint {mark.name!r} may be incomplete: the next one was begun before "
+                    f"all ranks of rack {self.member.rack} heard that it was written"
+                )
+            if not complete:
+                lost = ",".join(str(rack) for rack in mark.racks if rack not in written)
                 raise CheckpointError(
                     f"checkpoint {mark.name!r} is incomplete: racks {lost} have not written it"
                 )
@@ -385,6 +392,17 @@ class Trainer(TrainerRounds):
             return None
         without = self.member.rack not in found[0].racks
         return found if without or found[0].number > before else None
+
+    def _newest_mark(self) -> tuple[int, bool]:
+        """Number of the newest checkpoint, and whether all have written it."""
+        published = self.published
+        begun = published.mark[0].number if published.mark else 0
+        return max((begun, False), (published.written.number if published.written else 0, True))
+
+    def _passed(self, versions: Sequence[int]) -> bool:
+        """Whether a snapshot came of behind these versions, so that they do not come any more."""
+        panels = zip(self.published.panels, versions, self.versions(), strict=True)
+        return any(mine < version < panel.restored for panel, version, mine in panels)
 
     def _encoded(self) -> bool:
         offers = (track.offer for track in self.tracks)
@@ -401,13 +419,16 @@ class Trainer(TrainerRounds):
         fragments = list(range(len(self.tracks))) if caps is not None else []
         while True:
             late, over = self._now_ns() > deadline_ns, self.published.finished
+            passed = caps is not None and self._passed(caps)
             flags = yield from self._agree_and_apply(
-                fragments, [int(ready()), -int(late), -int(over)], caps
+                fragments, [int(ready()), -int(late), -int(over), -int(passed)], caps
             )
             if flags[0]:
                 return
-            if flags[1] or flags[2]:
+            if any(flags[1:]):
                 why = "the job is over for this rack" if flags[2] else "it took too long"
+                if flags[3]:
+                    why = "a snapshot came, of what was decided behind it"
                 raise CheckpointError(f"checkpoint {name!r} was not made: {why} ({self._why()})")
             yield Wait(ready, POLL_NS)
 

@@ -63,9 +63,36 @@ PATIENCE_NS = 20 * SECOND
 """What a patient job adds to the time that all racks need for their training."""
 
 
+CUT_SHARE, RESUMED_SHARE, PAUSED_SHARE = 0.06, 0.03, 0.06
+"""Of all seeds: those whose scripts make a checkpoint, go on from one, or pause."""
+
+PAUSES = (300 * MS, 2_500 * MS, 6 * SECOND)
+"""Shorter than a silence, longer than one, and longer than a rack keeps its vote without a word: a
+rack that only evaluates is not silent."""
+
+
 def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
     """The scenario of a seed. `fixed`: fields of Scenario that are not drawn, such as a user's own
     racks, H, P, tau and K."""
+    scenario = _drawn(seed, fixed)
+    return scenario if fixed else dataclasses.replace(scenario, **_script(scenario))  # type: ignore[arg-type]
+
+
+def _script(scenario: Scenario) -> dict[str, object]:
+    """What scripts do besides training. Of chance of its own: the other seeds stay as they are."""
+    rng, changes = random.Random(f"what users do besides {scenario.seed}"), dict[str, object]()
+    if rng.random() < CUT_SHARE:
+        changes["cut_step"] = rng.randint(2, min(scenario.steps))
+    if rng.random() < RESUMED_SHARE:
+        changes["first"] = rng.choice((1, 7))
+    if rng.random() < PAUSED_SHARE:
+        racks = rng.sample(range(scenario.racks), rng.choice((1, 1, scenario.racks)))
+        step = rng.randint(2, min(scenario.steps) - 1)
+        changes["pauses"] = tuple((rack, step, rng.choice(PAUSES)) for rack in racks)
+    return changes
+
+
+def _drawn(seed: int, fixed: Mapping[str, Any] | None) -> Scenario:
     story = None if fixed else returns(seed) or saga(seed) or lost(seed)
     if story is not None:
         return story

@@ -311,6 +311,8 @@ class Training:
         self.stalls: list[tuple[int, int]] = []
         self._wait: tuple[Wait, int, int] | None = None
         self._closing = False
+        self.pauses: dict[int, int] = {}
+        """step -> ns that the script does something else behind it."""
         self.cut_step = 0
         """Behind it the script makes a checkpoint; 0: none."""
         self.cut_limit_ns = 0
@@ -375,6 +377,8 @@ class Training:
             coordinator = self.rank.roles.coordinator
             coordinates = coordinator is not None and coordinator.proposer.leading
             self.process.later(LINGER_NS if coordinates else THREAD_HOP_NS, self.process.stop)
+        elif pause_ns := self.pauses.pop(self.trainer.step, 0):
+            self.process.later(pause_ns, self._next)
         elif 0 < self.cut_step <= self.trainer.step:
             self.cut_step = 0
             self._drive(self._cut())

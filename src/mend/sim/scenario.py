@@ -85,10 +85,11 @@ class Scenario:
     records_kept: int = RECORDS_KEPT
     """Decided records a replica keeps; who is further behind gets a snapshot."""
     first: int = 0
-    """Version of every fragment that the job begins with, from a checkpoint; 0: from none. No seed
-    draws it, as little as the next."""
+    """Version of every fragment that the job begins with, from a checkpoint; 0: from none."""
     cut_step: int = 0
     """Step behind which every rack makes a checkpoint; 0: none."""
+    pauses: tuple[tuple[int, int, int], ...] = ()
+    """(rack, step, ns): behind that step its script does something else, such as an evaluation."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 
@@ -101,8 +102,10 @@ class Scenario:
 
     @property
     def length_ns(self) -> int:
-        """How long the slowest rack trains if nothing holds it up."""
-        return max(n * ns for n, ns in zip(self.steps, self.step_ns, strict=True))
+        """How long the slowest rack trains, with its pauses, if nothing holds it up."""
+        paused = [sum(ns for who, _, ns in self.pauses if who == r) for r in range(self.racks)]
+        works = zip(self.steps, self.step_ns, paused, strict=True)
+        return max(n * ns + more for n, ns, more in works)
 
     def end_of(self, fault: Fault) -> int:
         """When a fault ends at the latest: faults of a duration end at the quiet time."""

@@ -84,6 +84,7 @@ def _fewer_racks(scenario: Scenario) -> Iterator[Scenario]:
             step_ns=scenario.step_ns[:-1],
             k=min(scenario.k, last),
             non_finite=tuple(each for each in scenario.non_finite if each[0] != last),
+            pauses=tuple(each for each in scenario.pauses if each[0] != last),
             faults=_without_target(scenario.faults, last),
         )
     if scenario.witness:
@@ -108,7 +109,7 @@ def _calmer(scenario: Scenario) -> Iterator[Scenario]:
         "ranks": 1, "fragments": 1, "loss": 0.0, "duplicate": 0.0, "jitter_ns": 0, "byte_ns": 0,
         "non_finite": (), "merge": "mean", "payload": "float32", "momentum": 0.0,
         "ramp": 0, "overlap_ramp": 0, "alignment": "carry", "numel": 3, "overlapped": True,
-        "lockstep": False,
+        "lockstep": False, "pauses": (), "cut_step": 0, "first": 0,
         "delay_ns": 5 * MS, "grace_ns": -1, "max_age": 2, "k": 1,
         "step_ns": (50 * MS,) * scenario.racks, "quiet_ns": 0,
     }  # fmt: skip

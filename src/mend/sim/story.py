@@ -35,6 +35,14 @@ def setup(scenario: Scenario) -> str:
         f"{100 * s.loss:.0f} % are lost, {100 * s.duplicate:.0f} % doubled.",
     ]
     lines += [f"Rack {rack} computes a NaN in step {step}." for rack, step in s.non_finite]
+    if s.first:
+        lines.append(f"The job begins with version {s.first} of every fragment, from a checkpoint.")
+    if s.cut_step:
+        lines.append(f"All racks make a checkpoint behind step {s.cut_step}.")
+    lines += [
+        f"Behind step {step} rack {rack} does something else for {ns / SECOND:.1f} s."
+        for rack, step, ns in s.pauses
+    ]
     lines += [_capital(sentence(fault, s)) + "." for fault in s.faults]
     if s.quiet_ns:
         lines.append(f"From {s.quiet_ns / SECOND:.2f} s on nothing is broken any more.")

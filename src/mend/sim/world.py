@@ -335,6 +335,8 @@ class World(Writer):
 
     def _resume_and_cut(self, training: Training, tracks: Sequence[FragmentState]) -> None:
         training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
+        rack = training.process.me.rack
+        training.pauses = {step: ns for who, step, ns in self.scenario.pauses if who == rack}
         if self.scenario.first:
             training.trainer.resume(_progress(tracks), ())
 

@@ -251,6 +251,15 @@ def explore_command(
     votes: Annotated[
         int, typer.Option(help="Members whose seat or vote one roster may change.")
     ] = 1,
+    demotions: Annotated[
+        bool, typer.Option(help="Rosters are what the rule for votes proposes, whoever is silent.")
+    ] = False,
+    demoted: Annotated[
+        int, typer.Option(help="With --demotions: the rack that has just lost its vote; -1: none.")
+    ] = -1,
+    candidate: Annotated[
+        int, typer.Option(help="The only rack that stands (the witness: the next number); -1: any.")
+    ] = -1,
     founding: Annotated[bool, typer.Option(help="How a job begins, not how it goes on.")] = False,
     questions: Annotated[int, typer.Option(help="How often a founder that lives asks anew.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="States after which to stop.")] = None,
@@ -274,6 +283,8 @@ def explore_command(
 
       mend explore --members 0,1,witness --epochs 1 --rosters 2 --rounds 0
 
+      mend explore --members 0,1,2,witness --rounds 0 --rosters 2 --demotions --demoted 0
+
       mend explore --founding --members 0,1 --crashes 2 --rounds 0
     """
     from mend.tools.explore import bounds_of, explore, founding_of
@@ -290,6 +301,9 @@ def explore_command(
         attempts=attempts,
         twins=twins,
         votes=votes,
+        demotions=demotions,
+        demoted=demoted,
+        candidate=candidate,
     )
     raise typer.Exit(explore(bounds, limit, Console()))
 

@@ -11,16 +11,25 @@ from mend.errors import ConfigError
 from mend.sim.model_check import founding
 from mend.sim.model_check.explore import Explorer, Progress
 from mend.sim.model_check.founding import Bounds as Founding
-from mend.sim.model_check.state import Bounds
+from mend.sim.model_check.state import NOBODY, Bounds
 
 WITNESS_NAME = "witness"
 
 
-def bounds_of(members: str, **numbers: int) -> Bounds:
+def bounds_of(members: str, *, demotions: bool = False, **numbers: int) -> Bounds:
     """`members` as typed: racks ascending from 0, and the witness. Raises ConfigError."""
     racks, witness = _members_of(members)
-    _refuse_negative(**{field.name: numbers.get(field.name, 0) for field in fields(Bounds)})
-    return Bounds(racks=racks, witness=witness, **numbers)
+    nodes = {name: numbers.get(name, NOBODY) for name in ("demoted", "candidate")}
+    counts = {field.name: numbers.get(field.name, 0) for field in fields(Bounds)}
+    _refuse_negative(**{name: count for name, count in counts.items() if name not in nodes})
+    for name, node in nodes.items():
+        if not NOBODY <= node < racks + (witness and name == "candidate"):
+            raise ConfigError(name, node, "is none of the members", "Give one, or -1.")
+    lone = nodes["demoted"] != NOBODY
+    if lone and not (demotions and witness and numbers.get("rosters", 0) > 0):
+        remedy = "Give --demotions, --rosters and a witness with it."
+        raise ConfigError("demoted", nodes["demoted"], "no roster can say so", remedy)
+    return Bounds(racks=racks, witness=witness, demotions=demotions, **numbers)
 
 
 def founding_of(

@@ -376,7 +376,7 @@ class Launch:
     def _watch_racks(self) -> None:
         seen = 0
         keys = read_secrets(self._key_file) if self._key_file is not None else ()
-        with closing(Begun(keys)) as begun:
+        with closing(Begun(keys)) as begun, closing(Begun(keys)) as late:
             while not all(child.reported for child in self.racks):
                 time.sleep(POLL_S)
                 # Read once: a signal that comes while the first is passed on counts as the second.
@@ -386,6 +386,7 @@ class Launch:
                     seen = count
                 self._attend()
                 self._end_what_cannot_begin(begun)
+                self._end_what_came_too_late(late)
 
     def _pass_signal(self, *, kill: bool) -> None:
         """The first signal goes to the racks; the witness stays, as they may need it to leave."""
@@ -464,10 +465,24 @@ class Launch:
         witness = self.witness is not None and self.witness.running()
         if not begun.never([self._addresses[each] for each in ([-1] if witness else running)]):
             return
-        self.culprit, self._kill_s = failed[0], time.monotonic() + END_S
-        self._reason = begun.refused(self.culprit) or "see its own lines"
-        ending = ",".join(map(str, running))
-        self._say(f"rack {self.culprit} failed before the job began: ending racks={ending}")
+        reason = begun.refused(failed[0]) or "see its own lines"
+        self._end(failed[0], reason, f"rack {failed[0]} failed before the job began", running)
+
+    def _end_what_came_too_late(self, begun: Begun) -> None:
+        """Racks that were started again, and found that all others had ended meanwhile: there is
+        no job to join, and too few racks to begin one. A witness tells them so itself."""
+        running = [rack for rack, child in enumerate(self.racks) if child.running()]
+        again = 0 < len(running) < self.job.racks and all(self._restarts[r] for r in running)
+        witness = self.witness is not None and self.witness.running()
+        if self.culprit is not None or witness or not again or self._interrupts.count:
+            return
+        if begun.never([self._addresses[each] for each in running]):
+            reason = "all other racks had ended when it was started again: the job is over"
+            self._end(running[0], reason, "the job is over", running)
+
+    def _end(self, culprit: int, reason: str, why: str, running: Sequence[int]) -> None:
+        self.culprit, self._kill_s, self._reason = culprit, time.monotonic() + END_S, reason
+        self._say(f"{why}: ending racks={','.join(map(str, running))}")
         self._signal(running, signal.SIGTERM)
 
     def _signal(self, racks: Sequence[int], number: int) -> None:

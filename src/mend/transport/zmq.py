@@ -35,8 +35,14 @@ from mend.transport.security import CurveKeys, Secrets
 from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 from mend.types import Peer
 
-INBOX_FRAMES_MAX = 4096
-OUTBOX_FRAMES_MAX = 1000
+INBOX_FRAMES_MAX = 16
+"""Per connection, before they are read. What comes behind them waits in the kernel's buffers, which
+are bounded in bytes, and then at its sender."""
+
+OUTBOX_FRAMES_MAX = 64
+"""Per peer, and no fewer than wait for its first connection. Every state is whole and repeated:
+what waits longer is out of date, and costs memory (a frame has up to 8 MiB) and the reader time."""
+
 EARLY_FRAMES_MAX = 64
 EARLY_BYTES_MAX = 1 << 20
 FAREWELL_MS = 300

@@ -16,7 +16,7 @@ from mend.consensus.log import (
     offers_of,
     witness_votes,
 )
-from mend.consensus.records import Absent, Commit, Drop, Ended, Epoch, Offer, Record
+from mend.consensus.records import Absent, Commit, Drop, Ended, Epoch, Mark, Offer, Record
 from mend.consensus.weights import WHOLE
 from mend.types import WITNESS, Peer
 from tests.unit.coordination.nouns import (
@@ -231,6 +231,18 @@ def test_a_snapshot_is_what_the_records_add_up_to() -> None:
     assert log.committed.work == {(member(1), 0): (56, 10, 2)}
     assert log_state_of(log.snapshot()) == log.committed
     assert (log.snapshot().index, log.snapshot().chain) == (log.decided, log.chain(log.decided))
+
+
+def test_a_snapshot_says_where_the_newest_checkpoint_lies_and_who_has_written_it() -> None:
+    first = Mark(1, "one", "ab" * 32, (0, 1))
+    written = Mark(1, "one", "ab" * 32, (0,), written=True)
+    log = log_of(*commits(1), first, commit(2, [offer(0, 2)]), written)
+    log.decide(log.last - 1)
+    assert (log.snapshot().mark, log.snapshot().mark_versions) == (first, (1,))
+    log.decide(log.last)
+    assert (log.snapshot().mark, log.snapshot().mark_versions) == (written, (1,))
+    assert log_state_of(log.snapshot()) == log.committed
+    assert log.committed.marks == 1
 
 
 def test_a_reader_that_is_too_far_behind_goes_on_from_a_snapshot() -> None:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from mend.consensus.epochs import count_of, epoch_of
 from mend.consensus.records import TEXT_MAX, Commit, Drop, Ended, Genesis, Roster, Seat
 from mend.coordination.admission import VISITOR
-from mend.coordination.coordinator import FAREWELL_NS
+from mend.coordination.ending import FAREWELL_NS, TOLD_NS
 from mend.coordination.events import Connect, Finished
-from mend.coordination.messages import Bad, Declined
+from mend.coordination.messages import Bad, Declined, Refusal
 from mend.types import SECOND, WITNESS, Peer
 from tests.unit.coordination.job import Job, held_of
 from tests.unit.coordination.nouns import (
@@ -601,6 +601,36 @@ def test_the_end_is_repeated_until_all_have_heard_it_or_some_seconds() -> None:
     assert Finished() not in job.tick(FAREWELL_NS - 1)
     assert job.orders[1].records == (job.records[-1],)
     assert Finished() in job.tick(1)
+
+
+def ended_without_rack_1(*, witness: bool) -> Job:
+    job = Job(racks=2, witness=witness).begun()
+    for _ in range(3):
+        job.tick(DETECT_NS // 2)
+        job.say(0)
+    done(job, 0)
+    assert job.records[-1].non_voters == (1,), "who was missing"
+    job.follow(0)
+    return job
+
+
+def test_a_witness_tells_a_rack_that_comes_too_late_that_the_job_is_over() -> None:
+    """It left with the last rack; who was started again then waited for 120 s, and was told that
+    nobody answers."""
+    job = ended_without_rack_1(witness=True)
+    assert job.machine.log.committed.over
+    assert Finished() not in job.tick(FAREWELL_NS)
+    (refusal,) = sent(job.hello(1, life=1), Peer(1, VISITOR))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.kind, "is over: all its racks have left" in refusal.detail) == ("over", True)
+    assert Finished() not in job.tick(TOLD_NS - FAREWELL_NS - 1)
+    assert Finished() in job.tick(1)
+
+
+def test_a_rack_that_coordinates_does_not_stay_for_those_that_come_too_late() -> None:
+    """It holds a GPU."""
+    job = ended_without_rack_1(witness=False)
+    assert Finished() in job.tick(FAREWELL_NS)
 
 
 def test_a_rack_that_is_gone_need_not_confirm() -> None:

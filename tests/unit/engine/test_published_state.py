@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mend.consensus.records import Drop
+from mend.consensus.records import Drop, Mark
 from mend.engine.numerics import Anchor
 from mend.engine.published_state import PublishedState
 from mend.errors import GaveUp, PlanMismatch, WorkerFailed
-from tests.unit.coordination.nouns import commit, digest, genesis, offer, roster
+from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 
 LIMIT_S = 30.0
 """Never waited for: somebody always notifies. Reaching it is a failure."""
@@ -140,3 +140,19 @@ def test_what_the_coordinator_said_last_is_shown() -> None:
         (3,),
         {},
     )
+
+
+def test_a_snapshot_shows_the_checkpoint_that_was_made_before_it() -> None:
+    """A rank that was brought up to date by one waited until its time was over, and called a
+    complete checkpoint incomplete."""
+    first = Mark(1, "one", "ab" * 32, (0, 1))
+    written = Mark(1, "one", "ab" * 32, (0, 1), written=True)
+    log = log_of(genesis(), commit(1, [offer(0)]), first, commit(2, [offer(0, 2)]), written)
+    log.decide(log.last - 1)
+    published = PublishedState(1)
+    published.restore(log.snapshot())
+    assert (published.mark, published.written) == ((first, (1,)), None)
+    log.decide(log.last)
+    published.restore(log.snapshot())
+    assert published.written == written
+    assert published.mark == (first, (1,)), "whose racks are those that were to write it"

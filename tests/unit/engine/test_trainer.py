@@ -3,13 +3,18 @@ work in silence."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from msgspec.structs import replace
 
-from mend.consensus.records import Genesis, Seat
-from mend.coordination.events import Captured, Idle, Leaving, StillOpen
+from mend.consensus.log import Log
+from mend.consensus.records import Commit, Genesis, Mark, Record, Seat, Share
+from mend.coordination.events import Captured, Cutting, Idle, Leaving, StillOpen
+from mend.engine.fragment_state import Doing
 from mend.engine.trainer import LEAVE_NS, POLL_NS, SAY_NS
-from mend.errors import Diverged, GaveUp, PlanMismatch, StartTimeout
+from mend.errors import CheckpointError, Diverged, GaveUp, PlanMismatch, StartTimeout
 from mend.types import SECOND
 from tests.unit.coordination.nouns import policy
 from tests.unit.engine.hand import MINE, SHUTDOWN_NS, THEIRS, Hand
@@ -300,3 +305,94 @@ def test_local_weights_are_a_copy_and_can_be_put_back() -> None:
     assert [hand.theta(p) for p in (0, 1)] == [0.0, 0.0]
     hand.trainer.put_back(kept)
     assert [hand.theta(p) for p in (0, 1)] == [0.75, 0.75]
+
+
+# -------------------------------------------------------------- a checkpoint behind a snapshot
+
+OURS = Mark(1, "one", "ab" * 32, (0, 1))
+
+
+def snapshot(hand: Hand, *records: Record) -> Callable[[], None]:
+    """A snapshot comes, in place of Genesis and these records."""
+
+    def comes() -> None:
+        log = Log()
+        for record in (Genesis(SEATS, None, policy(), "", (("",),)), *records):
+            log.append(record)
+        log.decide(log.last)
+        hand.published.restore(log.snapshot())
+
+    return comes
+
+
+def merged(version: int) -> Commit:
+    return Commit(0, version, (Share(THEIRS, version, version - 1, 4, 10, 1),), (), ("",), "test")
+
+
+def run_with(hand: Hand, doing: Doing, *comes: Callable[[], None]) -> None:
+    """Each of these happens at one of its waits, one after the other."""
+    left = list(comes)
+    hand.during = lambda: left.pop(0)() if left else None
+    hand.run(doing)
+
+
+def test_a_snapshot_says_at_once_that_a_checkpoint_was_made_without_this_rack() -> None:
+    hand = Hand()
+    begin(hand)
+    began_ns = hand.now_ns
+    alone = Mark(1, "one", "ab" * 32, (1,))
+    for found in (alone, replace(alone, written=True)):
+        with pytest.raises(CheckpointError, match="'one' was made without rack 0"):
+            run_with(hand, hand.trainer.cut("one", 60 * SECOND), snapshot(hand, merged(1), found))
+        hand.published.mark = None
+    assert hand.now_ns == began_ns, "it waited until the time was over"
+
+
+def test_a_rack_that_has_what_was_decided_before_a_checkpoint_takes_part_behind_a_snapshot() -> (
+    None
+):
+    hand = Hand()
+    begin(hand)
+    anchor = hand.numerics.adopt(torch.ones(4), 4, 1)
+    come = snapshot(hand, merged(1), OURS)
+    run_with(
+        hand, hand.trainer.cut("one", 60 * SECOND), come, lambda: hand.published.publish(0, anchor)
+    )
+    assert hand.track().anchor.version == 1
+
+
+def test_a_rack_whose_snapshot_is_of_behind_a_checkpoint_gives_that_up_at_once() -> None:
+    """It cannot have what was decided before: states are copied as they are now."""
+    hand = Hand()
+    begin(hand)
+    began_ns = hand.now_ns
+    come = snapshot(hand, merged(1), OURS, merged(2))
+    with pytest.raises(CheckpointError, match="'one' was not made: a snapshot came"):
+        run_with(hand, hand.trainer.cut("one", 60 * SECOND), come)
+    assert hand.now_ns == began_ns
+    assert hand.posted(Cutting)[-1] == Cutting(""), "the others need not wait for it"
+
+
+def test_a_snapshot_says_that_all_have_written() -> None:
+    hand = Hand()
+    begin(hand)
+    written = replace(OURS, written=True)
+    come = snapshot(hand, merged(1), OURS, merged(2), written)
+    run_with(hand, hand.trainer.cut_written(OURS, 60 * SECOND), come)
+    missing = replace(written, racks=(0,))
+    hand.published.written = None
+    with pytest.raises(CheckpointError, match="incomplete: racks 1 have not written it"):
+        run_with(hand, hand.trainer.cut_written(OURS, 60 * SECOND), snapshot(hand, OURS, missing))
+
+
+@pytest.mark.parametrize("by", ["snapshot", "record"])
+def test_who_hears_of_the_next_checkpoint_first_cannot_say_that_this_one_is_complete(
+    by: str,
+) -> None:
+    hand = Hand()
+    begin(hand)
+    began_ns, second = hand.now_ns, Mark(2, "two", "ab" * 32, (1,))
+    come = snapshot(hand, OURS, second) if by == "snapshot" else lambda: hand.published.told(second)
+    with pytest.raises(CheckpointError, match="may be incomplete: the next one was begun"):
+        run_with(hand, hand.trainer.cut_written(OURS, 60 * SECOND), come)
+    assert hand.now_ns == began_ns

@@ -5,39 +5,66 @@ from __future__ import annotations
 from typing import Any
 
 from mend.coordination.coordinator import CoordinatorOptions
+from mend.coordination.ending import TOLD_NS
 from mend.coordination.machines import CoordinatorParts, Parts
-from mend.engine.witness import build_witness
+from mend.coordination.messages import Refusal
+from mend.engine.witness import Witness, build_witness
 from mend.types import MS, SECOND, WITNESS, Peer
-from tests.unit.coordination.nouns import genesis, member, orders, roster
+from tests.unit.coordination.nouns import genesis, hello, member, orders, roster
 
 ME = member(WITNESS)
 
 
 class Outside:
-    """Counts how often the witness says that it has nothing more to do."""
+    """Counts how often the witness says that it has nothing more to do, keeps what it sends."""
 
-    ends = 0
+    def __init__(self) -> None:
+        self.ends, self.time_ns, self.sent = 0, SECOND, list[Any]()
 
     def now_ns(self) -> int:
-        return SECOND
+        return self.time_ns
 
     def finished(self) -> None:
         self.ends += 1
 
     def connect(self, *_: Any) -> None: ...
-    def send(self, *_: Any) -> None: ...
+    def send(self, _: Peer, body: Any) -> None:
+        self.sent.append(body)
+
     def note(self, *_: Any) -> None: ...
+
+
+def following(outside: Any) -> Witness:
+    options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
+    parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
+    return build_witness(parts, outside, lambda line: None)
 
 
 def test_a_witness_that_follows_leaves_at_the_last_word_of_whoever_led() -> None:
     """Nobody says anything after it: a witness that waited for more stayed for ever."""
-    outside: Any = Outside()
-    options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
-    parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
-    witness = build_witness(parts, outside, lambda line: None)
+    outside = Outside()
+    witness = following(outside)
     begun = orders(1, [genesis(witness=True)], to=ME.incarnation)
     witness.heard(Peer(0, 0), member(0).incarnation, begun)
     assert outside.ends == 0
     last = [genesis(witness=True), roster(2, [], witness=True)]
     witness.heard(Peer(0, 0), member(0).incarnation, orders(2, last, to=ME.incarnation))
+    assert outside.ends == 1
+
+
+def test_a_witness_that_followed_stays_for_racks_that_come_too_late_and_says_so() -> None:
+    """Whoever led is gone; a rack that is started again would ask nobody until its time is over."""
+    outside = Outside()
+    witness = following(outside)
+    last = [genesis(witness=True), roster(2, [], non_voters=[1], witness=True)]
+    witness.heard(Peer(0, 0), member(0).incarnation, orders(2, last, to=ME.incarnation))
+    assert outside.ends == 0
+    witness.heard(Peer(1, 0), member(1).incarnation, hello(1))
+    assert not [each for each in outside.sent if isinstance(each, Refusal)], "of its former life"
+    witness.heard(Peer(1, 0), member(1, 1).incarnation, hello(1, life=1))
+    (refusal,) = [each for each in outside.sent if isinstance(each, Refusal)]
+    assert (refusal.kind, refusal.incarnation) == ("over", member(1, 1).incarnation)
+    assert witness.deadline_ns() == outside.time_ns + TOLD_NS
+    outside.time_ns += TOLD_NS
+    witness.tick()
     assert outside.ends == 1

@@ -34,6 +34,21 @@ def test_other_members_are_refused_with_what_to_give(members: str) -> None:
         bounds_of(members)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"demoted": 2, "demotions": True, "rosters": 1}, "demoted.*is none of the members"),
+        ({"candidate": 3}, "candidate.*is none of the members"),
+        ({"demoted": 1, "rosters": 1}, "no roster can say so"),
+        ({"demoted": 1, "demotions": True}, "no roster can say so"),
+    ],
+)
+def test_who_is_none_of_the_members_is_refused(numbers: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        bounds_of("0,1,witness", **numbers)
+    assert bounds_of("0,1,witness", candidate=2).candidate == 2, "the witness is the last node"
+
+
 def test_a_negative_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="crashes=-1"):
         bounds_of("0,1", crashes=-1)

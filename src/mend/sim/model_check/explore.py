@@ -172,6 +172,7 @@ class Explorer(Search[State, Action]):
             "gather": f"{owner} asks in {epoch} for a merge",
             "commit": f"{owner} appends a commit in {epoch}",
             "roster": f"{owner} appends a roster in {epoch}: {action.change} {others}",
+            "propose": f"{owner} appends a roster in {epoch}",
         }[action.what]
         if isinstance(after, str):
             return text
@@ -184,7 +185,7 @@ class Explorer(Search[State, Action]):
             vote = world.parts.voters[after.nodes[action.who].acceptor]
             shot = world.parts.logs[vote.log]
             said += f": has {self._records(shot.records)}, {shot.decided} decided"
-        elif action.what in ("win", "learn", "count", "commit", "roster"):
+        elif action.what in ("win", "learn", "count", "commit", "roster", "propose"):
             before = world.parts.proposers[state.nodes[term.owner].proposer]
             now = world.parts.proposers[after.nodes[term.owner].proposer]
             if now.log != before.log:

@@ -82,6 +82,8 @@ class Node(NamedTuple):
     life: int
     ear: Ear
     right: Right
+    held: int = -1
+    """The version that it holds; looked at by `lineages` only."""
 
 
 class Said(NamedTuple):
@@ -109,6 +111,7 @@ class Told(NamedTuple):
     epoch: int
     sender: Member
     acceptor_state: int
+    held: int = -1
 
 
 class Used(NamedTuple):
@@ -116,6 +119,7 @@ class Used(NamedTuple):
     founds: int = 0
     stands: int = 0
     commits: int = 0
+    rosters: int = 0
 
 
 class State(NamedTuple):
@@ -148,7 +152,7 @@ class ModelWorld:
         self.acceptor_states: Table[AcceptorState] = Table()
         self.logs.number(LogShot((), 0))
         self.log: Callable[[int], Log] = cache(self._log)
-        self.hears: Callable[[Member, Ear, Said, bool, bool], Ear | None] = cache(self._hears)
+        self.hears: Callable[[Member, Ear, Said, bool, int], Ear | None] = cache(self._hears)
         self.promises: Callable[[Member, Ear, Asked, bool], tuple[Ear, int] | None]
         self.promises = cache(self._promises)
         self.counts: Callable[[Right, Member, int], Right] = cache(self._counts)
@@ -220,10 +224,9 @@ class ModelWorld:
 
     # -------------------------------------------------------------- single steps of real objects
 
-    def _hears(self, me: Member, ear: Ear, said: Said, late: bool, whole: bool) -> Ear | None:
+    def _hears(self, me: Member, ear: Ear, said: Said, late: bool, prev: int) -> Ear | None:
         """These orders arrive; `late`: behind a silence. None: nothing comes of it."""
         log = self.log(said.log)
-        prev = 0 if whole else log.decided
         orders = Orders(
             serial=said.serial, to=me.incarnation, epoch=said.epoch, lineage=log.lineage_at(prev),
             prev=prev, chain=log.chain(prev), records=log.after(prev), last=log.last,
@@ -285,15 +288,21 @@ class ModelWorld:
             who = self.member(state, node)
             for said in orders:
                 own = said.owner == who and said in state.said  # those it hears at once
-                for late, whole in product((False, True), repeat=2):
-                    if who in said.to and not own and (whole or self.logs[said.log].decided):
-                        yield self._hear(state, node, said, late, whole)
+                for late, prev in product((False, True), self._prevs(its, said)):
+                    if who in said.to and not own:
+                        yield self._hear(state, node, said, late, prev)
             for asked in sorted(state.asked):
                 for late in (False, True):
                     yield self._ask(state, node, asked, late)
             yield from self._alone(state, node)
             if its.right.epoch:
                 yield from self._of_right(state, node)
+
+    def _prevs(self, its: Node, said: Said) -> list[int]:
+        """Behind which record the log may be sent: what the reader has said that it knows, nothing,
+        or what is under way to it already."""
+        mine, theirs = self.logs[its.ear.vote.log].decided, self.logs[said.log].decided
+        return list(dict.fromkeys((min(mine, theirs), 0, theirs)))
 
     def _alone(self, state: State, node: int) -> Iterator[Act]:
         """What it does by itself, as often as the bounds allow."""
@@ -334,13 +343,13 @@ class ModelWorld:
         ]  # fmt: skip
         return list(product(*lives))
 
-    def _hear(self, state: State, node: int, said: Said, late: bool, whole: bool) -> Act:
+    def _hear(self, state: State, node: int, said: Said, late: bool, prev: int) -> Act:
         who = self.member(state, node)
         about = f"orders {said.serial} of {epoch(said.epoch)} by {name(said.owner)}"
 
         def act() -> State | None:
             its = state.nodes[node]
-            ear = self.hears(who, its.ear, said, late, whole)
+            ear = self.hears(who, its.ear, said, late, prev)
             if ear is None or ear == its.ear:
                 return None
             after = self._put(state, node, its._replace(ear=ear))
@@ -359,7 +368,8 @@ class ModelWorld:
             after = self._put(state, node, its._replace(ear=found[0]))
             if self.acceptor_states[found[1]].promised > asked.epoch:
                 return after
-            return after._replace(told=after.told | {Told(asked.epoch, who, found[1])})
+            told = Told(asked.epoch, who, found[1], its.held)
+            return after._replace(told=after.told | {told})
 
         about = f"{epoch(asked.epoch)} by {name(asked.owner)}"
         return f"{name(who)} is asked for {about}{' behind a silence' if late else ''}", act
@@ -372,6 +382,7 @@ class ModelWorld:
             vote.promised,
             self.member(state, node),
             self.acceptor_states.number(acceptor.acceptor_state()),
+            state.nodes[node].held,
         )
         return state._replace(told=state.told | {told})
 
@@ -433,9 +444,9 @@ class ModelWorld:
         asked = frozenset(each for each in state.asked if each.epoch not in leads)
         return state._replace(asked=asked, told=frozenset(newest.values()))
 
-    def _place(self, told: Told) -> tuple[int, int, int]:
+    def _place(self, told: Told) -> tuple[int, int, int, int]:
         acceptor_state = self.acceptor_states[told.acceptor_state]
-        return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided
+        return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided, told.held
 
     def _number(self, state: State, node: int) -> int:
         epochs = [said.epoch for said in state.said] + [asked.epoch for asked in state.asked]
@@ -489,7 +500,7 @@ class ModelWorld:
         """`Election.may_stand`: a voter of a job that it knows to have begun."""
         its, who = state.nodes[node], self.member(state, node)
         log = self.log(its.ear.vote.log)
-        if not log.committed.begun or who not in log.appended.voters or its.right.leading:
+        if not log.committed.begun or its.right.leading or not self._may_stand(state, log, who):
             return None
         proposer = Proposer()
         proposer.stand(epoch_of(self._number(state, node), *who), log)
@@ -497,6 +508,9 @@ class ModelWorld:
         used = state.used._replace(stands=state.used.stands + 1)
         state = state._replace(asked=state.asked | {asked}, used=used)
         return self._says(state, node, self._right(proposer))
+
+    def _may_stand(self, state: State, log: Log, who: Member) -> bool:
+        return who in log.appended.voters
 
     def _count(self, state: State, node: int, told: Told) -> State | None:
         right = state.nodes[node].right
@@ -568,9 +582,9 @@ def epoch(number: int) -> str:
     return f"epoch {number_of(number)}.{'w' if rack == WITNESS else rack}"
 
 
-def play(world: ModelWorld, sentences: Sequence[str]) -> State:
+def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None) -> State:
     """The state behind these steps, each the first one whose sentence begins so."""
-    state = world.start()
+    state = start or world.start()
     for sentence in sentences:
         found = (after for said, after in world.steps(state) if said.startswith(sentence))
         after = next(found, "it cannot happen")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import number_of, owner_of
-from mend.consensus.records import Commit, Epoch, Record, Roster
+from mend.consensus.records import Commit, Epoch, Lineage, Record, Roster
 from mend.sim.model_check.parts import AcceptorShot, Committed, Parts, ProposerShot
 from mend.types import WITNESS, Member
 
@@ -37,6 +37,13 @@ class Bounds:
     attempts: int = 1
     twins: int = 0
     votes: int = 1
+    demotions: bool = False
+    """Rosters are those that `membership.next_roster` proposes, whoever is silent; nobody is
+    started again."""
+    demoted: int = NOBODY
+    """With `demotions`: the rack that has just lost its vote, by the first of the rosters."""
+    candidate: int = NOBODY
+    """The only node that stands; NOBODY: any does. With one epoch a job is the sum of these."""
     first: int = 0
     """Version that the job begins with, as from a checkpoint."""
 
@@ -111,7 +118,8 @@ class Facts:
         lives = [Member(rack, 1) for rack in racks]
         lives += [Member(WITNESS, 1)] if bounds.witness else []
         self.born = len(lives)
-        lives += [Member(rack, 2) for rack in racks] if bounds.rosters > 0 else []
+        again = bounds.rosters > 0 and not bounds.demotions
+        lives += [Member(rack, 2) for rack in racks] if again else []
         self.members = tuple(lives)
         self.empty = self.parts.keep_acceptor(Acceptor())
 
@@ -189,5 +197,8 @@ def word(record: Record) -> str:
                 + ("-learner" if s.member.rack in non_voters else "")
                 for s in members
             ]
+            names += ["w-learner"] if WITNESS in non_voters else []
             return "roster(" + " ".join(names) + ")"
+        case Lineage(members=members, non_voters=non_voters):
+            return word(Roster(0, members, non_voters, None, "")).replace("roster", "lineage")
     return "genesis"

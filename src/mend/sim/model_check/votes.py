@@ -15,7 +15,7 @@ class Deciding(Facts):
     def epochs(self, state: State, node: int) -> list[int]:
         """For which it may stand: any number from its own next to one above all there are, as it
         has heard of some of them. Who stands or leads goes on until there is a higher one."""
-        if state.used.stands >= self.bounds.epochs:
+        if state.used.stands >= self.bounds.epochs or self.bounds.candidate not in (NOBODY, node):
             return []
         its, vote = state.nodes[node], self.vote(state, node)
         log = self.parts.log(vote.log)

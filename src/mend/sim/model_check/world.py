@@ -57,11 +57,35 @@ class ModelWorld(Deciding):
             "merge": self._merge,
             "commit": self._commit,
             "roster": self._roster,
+            "propose": self._propose,
             "copy": self._copy,
             "crash": self._crash,
         }
 
     def start(self) -> State:
+        """The job has begun; or it has just decided its first roster, which only those that had to
+        accept it have heard of."""
+        state = self._begun()
+        if self.bounds.demoted == NOBODY:
+            return state
+        owner, rack = self.born - 1, self.bounds.demoted
+        proposed = (s for a, s in self.steps(state) if a.what == "propose")
+        state = next(s for s in proposed if isinstance(s, State) and self._demotes(s, owner, rack))
+        votes = [node for node in range(self.bounds.racks) if node != rack]
+        for action in [*(Action("append", node) for node in votes), Action("count", owner)]:
+            state = self._done(state, action)
+        return state
+
+    def _done(self, state: State, action: Action) -> State:
+        after = next(s for a, s in self.steps(state) if a[:3] == action[:3])
+        assert isinstance(after, State), after
+        return after
+
+    def _demotes(self, state: State, owner: int, rack: int) -> bool:
+        log = self.parts.log(self.parts.proposers[state.nodes[owner].proposer].log)
+        return rack in log.appended.non_voters
+
+    def _begun(self) -> State:
         """Genesis is decided everywhere, and the first coordinator knows it."""
         parts, owner = self.parts, self.born - 1 if self.bounds.witness else 0
         epoch = epoch_of(1, *self.members[owner])
@@ -136,6 +160,10 @@ class ModelWorld(Deciding):
         yield Action("count", term.owner, place)
         yield Action("gather", term.owner, place)
         yield Action("commit", term.owner, place)
+        if self.bounds.demotions:
+            for number in self._proposed(state, term):
+                yield Action("propose", term.owner, place, (), str(number))
+            return
         for changes in self._rosters(state, term):
             kinds, nodes = zip(*changes, strict=True)
             yield Action("roster", term.owner, place, nodes, "+".join(kinds))
@@ -310,6 +338,29 @@ class ModelWorld(Deciding):
                 racks = {self.members[node].rack for _, node in group}
                 if len(racks) == count:
                     yield group
+
+    def _proposed(self, state: State, term: Term) -> tuple[int, ...]:
+        """Numbers of the rosters that the real rule proposes, for all that may be silent."""
+        owner = state.nodes[term.owner].proposer
+        if state.used.rosters >= self.bounds.rosters or not self.parts.proposer(owner).open:
+            return ()
+        shot = self.parts.proposers[owner]
+        written = self.parts.logs[shot.log].records
+        ready = frozenset(
+            member
+            for node, (member, its) in enumerate(zip(self.members, state.nodes, strict=True))
+            if its.acceptor >= 0
+            and self.vote(state, node).accepted == term.epoch
+            and self.parts.logs[self.vote(state, node).log].records == written
+        )
+        return self.rosters.proposed(
+            shot.log, self.members[term.owner].rack, tuple(its.held for its in state.nodes), ready
+        )
+
+    def _propose(self, state: State, action: Action) -> State:
+        used = state.used._replace(rosters=state.used.rosters + 1)
+        term = state.terms[action.at]
+        return self.propose(state._replace(used=used), term, int(action.change))
 
     def _roster(self, state: State, action: Action) -> State | None:
         changes = list(zip(action.change.split("+"), action.nodes, strict=True))

@@ -1,0 +1,42 @@
+"""When a process that has heard the end of its job may go.
+
+Whoever leads repeats the last decision until everybody has confirmed it. A witness stays longer
+where racks were missing: one that is started again too late would find nobody who could tell it
+that the job is over, and wait until its start times out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend.consensus.log import LogState
+from mend.types import SECOND, WITNESS
+
+FAREWELL_NS = 3 * SECOND
+"""How long the end of the log is repeated to racks that did not confirm it."""
+
+TOLD_NS = 60 * SECOND
+"""How long a witness tells racks that were not there at the end that the job is over."""
+
+
+@dataclass
+class Ending:
+    """Of one process. `since_ns`: when it first knew that the job is over."""
+
+    rack: int
+    since_ns: int | None = None
+    due_ns: int | None = None
+    """When it goes, whatever it has heard."""
+
+    def may_go(self, log: LogState, now_ns: int, *, confirmed: bool) -> bool:
+        """`log`: what is decided, with its end. `confirmed`: everybody has heard it, or is gone."""
+        if self.since_ns is None:
+            self.since_ns = now_ns
+        stays = self.rack == WITNESS and bool(missing(log))
+        self.due_ns = self.since_ns + (TOLD_NS if stays else FAREWELL_NS)
+        return now_ns >= self.due_ns or (confirmed and not stays)
+
+
+def missing(log: LogState) -> frozenset[int]:
+    """Racks that were not there when the job ended, as its last roster says."""
+    return log.non_voters - {WITNESS} if log.over else frozenset()

@@ -1,9 +1,9 @@
 """A process with torch loaded that forks others on request, so that a rack starts in milliseconds.
 
 What it forks is an ordinary process with its own session, signals, environment and output file.
-Talks in lines of JSON. In: {"argv", "env", "log", "whole", "namespace"}; argv is what follows `python`, a
-module or a script; whole: see `End`; namespace: of the network, or empty. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. At
-the end of its input it kills all.
+Talks in lines of JSON. In: {"argv", "env", "log", "whole", "namespace"}; argv is what follows
+`python`, a module or a script; whole: see `End`; namespace: of the network, or empty. Out: {"pid"}
+as the answer, {"ended", "code"} whenever one ends. At the end of its input it kills all.
 
 `python -m tests.process.nursery DESCRIPTOR` also listens at that socket, for `warm.py`, with which
 whoever starts `python` gets a fork instead: one connection for each, see `_answer`.

@@ -268,10 +268,13 @@ class Job:
         self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
         witness: bool, name: str, torchrun: bool, whole: bool = False,
         key_file: Path | None = None, sites: Sequence[tuple[str, str]] = (),
+        settings: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         """`key_file`: with a key. `whole`: all its ranks end as an interpreter does, not only the
         first of rack 0. `sites`: (network namespace, address) of every rack and of the witness;
-        none: all are on the loopback interface of this machine."""
+        none: all are on the loopback interface of this machine. `settings`: MEND_* of all
+        processes."""
+        self._settings = settings or {}
         self.whole = whole
         self._sites = [*sites] or [("", "127.0.0.1")] * (racks + 1)
         self.folder, self.racks, self.ranks, self.name = folder, racks, ranks, name
@@ -296,7 +299,7 @@ class Job:
         }  # fmt: skip
         if self.witness_address:
             told["MEND_WITNESS_ADDR"] = self.witness_address
-        return environment(**told, **self.keyed())
+        return environment(**told, **self._settings, **self.keyed())
 
     def keyed(self) -> dict[str, str]:
         return {"MEND_KEY_FILE": str(self.key_file)} if self.key_file is not None else {}
@@ -309,7 +312,11 @@ class Job:
         log = self.folder / "witness.log"
         namespace = self._sites[self.racks][0]
         self.witness = Forked(
-            self.nursery, argv, environment(**self.keyed()), log, namespace=namespace
+            self.nursery,
+            argv,
+            environment(**self._settings, **self.keyed()),
+            log,
+            namespace=namespace,
         )
 
     def start(

@@ -204,6 +204,10 @@ def page(soaked: Soaked, command: str) -> Iterator[str]:
             f"| {last.descriptors} | {descriptors:.2f} |"
         )
     yield ""
+    if rounds <= RECORDS_KEPT:
+        yield f"The logs were not full yet ({RECORDS_KEPT} records), and memory grew by what filled"
+        yield "them: what 30 days would add is less. A longer run shows it."
+        yield ""
     yield "| files of one process | MB | bound |"
     yield "|---|---|---|"
     for name, mb in soaked.files.items():

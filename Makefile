@@ -7,7 +7,7 @@ STAMP := $(VENV)/stamp
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench mutants mutation-table fuzz clean
+.PHONY: help demo test check format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -38,6 +38,9 @@ mutation-table: $(STAMP) ## plant the bugs that the protocol must not have, and 
 
 fuzz: $(STAMP) ## feed a million damaged frames, and files, blobs and settings, to what reads them (15 minutes); ARGS="--minutes 5"
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+storm: $(STAMP) ## kill, freeze and cut off racks of small jobs for 10 minutes, by seed; ARGS=--help says more
+	$(BIN)/python -m tests.storm $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks, each in a process of its own; ARGS="merge hooks --out before.json"
 	$(BIN)/mend bench run $(ARGS)

@@ -27,13 +27,14 @@ from tests.fuzz.machines import Machines, Sieges
 from tests.fuzz.shots import Shots
 from tests.fuzz.sockets import KeyedSideband, Lane, SealedLane, Sideband
 from tests.fuzz.state import State, Sums
-from tests.fuzz.tape import Tape
+from tests.fuzz.tape import MachineState, Tape
 from tests.fuzz.wire import Looks, Wire
 
 TARGETS: dict[str, Callable[[int], Target]] = {
     "wire": Wire, "looks": Looks, "machines": Machines, "sieges": Sieges, "shots": Shots,
-    "config": Config, "tape": Tape, "state": State, "sums": Sums, "lane": Lane,
-    "sideband": Sideband, "sealed-lane": SealedLane, "keyed-sideband": KeyedSideband,
+    "config": Config, "tape": Tape, "machine-state": MachineState, "state": State,
+    "sums": Sums, "lane": Lane, "sideband": Sideband, "sealed-lane": SealedLane,
+    "keyed-sideband": KeyedSideband,
 }  # fmt: skip
 
 KEEP = Path("runs/fuzz")

@@ -7,11 +7,14 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from mend.coordination.machines import Parts
+from mend.coordination.machines import Parts, machines_of
 from mend.errors import TapeError
+from mend.sim import World
+from mend.sim.tape import MemoryTape
 from mend.trace import format as form
 from mend.trace.format import Entry, Packer
-from mend.trace.reader import read_tape
+from mend.trace.reader import part_to_replay, read_tape
+from mend.trace.state import decode_state, encode_state
 from mend.trace.writer import TapeWriter, header_of
 from mend.types import Member, Peer
 from tests.fuzz.jobs import handled
@@ -74,6 +77,7 @@ class Tape:
             found = [each for each in tape.entries() if isinstance(each, Entry)]
             for each in found:
                 assert isinstance(each.effects, tuple)
+            part_to_replay(tape)
         except TapeError:
             return "damaged"
         if tape.lost:
@@ -83,3 +87,39 @@ class Tape:
 
     def close(self) -> None:
         self._folder.cleanup()
+
+
+def _state_at_the_end(tape: MemoryTape) -> bytes:
+    machines = machines_of(tape.parts).named()
+    for entry in tape.entries():
+        assert isinstance(entry, Entry)
+        machines[entry.machine].handle(entry.event, entry.now_ns)
+    return encode_state(machines)
+
+
+class MachineState:
+    """What a later file of a tape begins with, whose checksums are right."""
+
+    name, inputs = "machine-state", 20_000
+
+    def __init__(self, seed: int) -> None:
+        world = World(seed, record=True)
+        world.run()
+        tapes = [process.tape for process in world.processes() if process.tape is not None]
+        self._states = [_state_at_the_end(tape) for tape in tapes]
+
+    def example(self, rng: random.Random) -> bytes:
+        state = rng.choice(self._states)
+        if rng.random() < 0.2:
+            return state[: rng.randrange(len(state) + 1)]
+        return rng.choice((damaged(rng, state), mutated(rng, state, rng.choice(self._states))))
+
+    def take(self, data: bytes) -> str:
+        try:
+            decode_state(data)
+        except TapeError:
+            return "damaged"
+        return "accepted"
+
+    def close(self) -> None:
+        """Nothing is open."""

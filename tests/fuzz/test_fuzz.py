@@ -24,12 +24,12 @@ from tests.fuzz.shapes import MESSAGES, frame_of, tree_in, tree_of
 from tests.fuzz.shots import Shots
 from tests.fuzz.sockets import KeyedSideband, Lane, SealedLane, Sideband
 from tests.fuzz.state import State, Sums
-from tests.fuzz.tape import Tape
+from tests.fuzz.tape import MachineState, Tape
 from tests.fuzz.wire import Looks, Wire
 
 SHARE: dict[Callable[[int], Target], int] = {
     Wire: 2500, Looks: 400, Machines: 2000, Sieges: 4, Shots: 4, Config: 1500, Tape: 1000,
-    State: 3000, Sums: 1500, Lane: 400, Sideband: 400, SealedLane: 200,
+    MachineState: 1000, State: 3000, Sums: 1500, Lane: 400, Sideband: 400, SealedLane: 200,
     KeyedSideband: 200,
 }  # fmt: skip
 

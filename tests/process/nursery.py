@@ -1,9 +1,9 @@
 """A process with torch loaded that forks others on request, so that a rack starts in milliseconds.
 
 What it forks is an ordinary process with its own session, signals, environment and output file.
-Talks in lines of JSON. In: {"argv", "env", "log", "whole"}; argv is what follows `python`, a module
-or a script; whole: see `End`. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. At
-the end of its input it kills all.
+Talks in lines of JSON. In: {"argv", "env", "log", "whole", "namespace"}; argv is what follows
+`python`, a module or a script; whole: see `End`; namespace: of the network, or empty. Out: {"pid"}
+as the answer, {"ended", "code"} whenever one ends. At the end of its input it kills all.
 
 `python -m tests.process.nursery DESCRIPTOR` also listens at that socket, for `warm.py`, with which
 whoever starts `python` gets a fork instead: one connection for each, see `_answer`.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import ctypes
 import gc
 import io
 import json
@@ -29,6 +30,7 @@ from typing import Any
 
 READ_BYTES = 1 << 16
 DESCRIPTORS = 3
+CLONE_NEWNET = 0x40000000
 ASKS_S = 10.0
 """A client that connects has asked within this; the machine may be slow."""
 
@@ -225,6 +227,8 @@ def _become(request: dict[str, Any], *inherited: int) -> None:
     for descriptor in inherited:
         os.close(descriptor)
     os.setsid()
+    if request.get("namespace"):
+        _enter(request["namespace"])
     os.environ.clear()
     os.environ.update(request["env"])
     if "descriptors" in request:
@@ -238,6 +242,14 @@ def _become(request: dict[str, Any], *inherited: int) -> None:
         os.dup2(old, new)
     for descriptor in set(given):
         os.close(descriptor)
+
+
+def _enter(namespace: str) -> None:
+    """Have another network from here on. Root only."""
+    opened = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(opened, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+    os.close(opened)
 
 
 def _stand_in(request: dict[str, Any]) -> None:

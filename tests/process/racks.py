@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,14 @@ class Nursery:
         self.codes: dict[int, int] = {}
         """Exit code of every process that ended, as subprocess gives it."""
 
-    def fork(self, argv: list[str], env: dict[str, str], log: Path, whole: bool) -> int:
+    def fork(
+        self, argv: list[str], env: dict[str, str], log: Path, whole: bool, namespace: str = ""
+    ) -> int:
         """Start `python -m argv...`; returns its process id. `whole`: its end, too, is that of an
-        interpreter."""
+        interpreter. `namespace`: of the network in which it runs."""
         assert self._process.stdin is not None
         request = {"argv": ["-m", *argv], "env": env, "log": str(log), "whole": whole}
+        request["namespace"] = namespace
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         until(self._has_forked, "the nursery forks")
@@ -122,10 +125,10 @@ class Forked:
 
     def __init__(
         self, nursery: Nursery, argv: list[str], env: dict[str, str], log: Path, *,
-        whole: bool = False,
+        whole: bool = False, namespace: str = "",
     ) -> None:  # fmt: skip
         self.nursery, self.log = nursery, log
-        self.pid = nursery.fork(argv, env, log, whole)
+        self.pid = nursery.fork(argv, env, log, whole, namespace)
 
     @property
     def code(self) -> int | None:
@@ -159,39 +162,40 @@ class Siblings:
         port: int,
         *,
         whole: frozenset[int] = frozenset(),
+        namespace: str = "",
     ) -> None:
         """`whole`: the ranks that end as an interpreter does."""
         world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         self.log = log
-        self._ranks = [
+        self.ranks = [
             Forked(
                 nursery, argv,
                 {**env, **world, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                log.with_suffix(f".{rank}.log"), whole=rank in whole,
+                log.with_suffix(f".{rank}.log"), whole=rank in whole, namespace=namespace,
             )
             for rank in range(ranks)
         ]  # fmt: skip
-        self.pid = self._ranks[0].pid
+        self.pid = self.ranks[0].pid
 
     @property
     def code(self) -> int | None:
         """Of the first that failed; None while one runs and none has."""
-        codes = [rank.code for rank in self._ranks]
+        codes = [rank.code for rank in self.ranks]
         failed = [code for code in codes if code]
         if failed:
             return failed[0]
         return None if None in codes else 0
 
     def signal(self, number: signal.Signals) -> None:
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.signal(number)
 
     def wait(self) -> int:
-        return max((rank.wait() for rank in self._ranks), key=abs)
+        return max((rank.wait() for rank in self.ranks), key=abs)
 
     def kill(self) -> None:
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.kill()
 
 
@@ -263,13 +267,19 @@ class Job:
     def __init__(
         self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
         witness: bool, name: str, torchrun: bool, whole: bool = False,
-        key_file: Path | None = None,
+        key_file: Path | None = None, sites: Sequence[tuple[str, str]] = (),
+        settings: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         """`key_file`: with a key. `whole`: all its ranks end as an interpreter does, not only the
-        first of rack 0."""
+        first of rack 0. `sites`: (network namespace, address) of every rack and of the witness;
+        none: all are on the loopback interface of this machine. `settings`: MEND_* of all
+        processes."""
+        self._settings = settings or {}
         self.whole = whole
+        self._sites = [*sites] or [("", "127.0.0.1")] * (racks + 1)
         self.folder, self.racks, self.ranks, self.name = folder, racks, ranks, name
-        self.addresses = [f"tcp://127.0.0.1:{port}" for port in ports[: racks + 1]]
+        at = zip(self._sites, ports, strict=False)
+        self.addresses = [f"tcp://{host}:{port}" for (_, host), port in at]
         self._meetings, self._torchrun = ports[racks + 1 :], torchrun
         self.witness_address = self.addresses[racks] if witness else ""
         self.events_folder = folder / "events"
@@ -289,7 +299,7 @@ class Job:
         }  # fmt: skip
         if self.witness_address:
             told["MEND_WITNESS_ADDR"] = self.witness_address
-        return environment(**told, **self.keyed())
+        return environment(**told, **self._settings, **self.keyed())
 
     def keyed(self) -> dict[str, str]:
         return {"MEND_KEY_FILE": str(self.key_file)} if self.key_file is not None else {}
@@ -300,7 +310,14 @@ class Job:
             "--racks", str(self.racks), "--diagnostics-dir", str(self.events_folder),
         ]  # fmt: skip
         log = self.folder / "witness.log"
-        self.witness = Forked(self.nursery, argv, environment(**self.keyed()), log)
+        namespace = self._sites[self.racks][0]
+        self.witness = Forked(
+            self.nursery,
+            argv,
+            environment(**self._settings, **self.keyed()),
+            log,
+            namespace=namespace,
+        )
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",
@@ -311,17 +328,20 @@ class Job:
         told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
         argv, log = [script, json.dumps(told)], self.folder / f"{who}.log"
         environ = {**self.environment(rack), **(env or {})}
-        whole = range(self.ranks if self.whole else rack == 0)
+        whole, namespace = range(self.ranks if self.whole else rack == 0), self._sites[rack][0]
         started: Forked | Siblings | Torchrun
         if self.ranks > 1 and self._torchrun:
             started = Torchrun(self.nursery, argv, self.ranks, environ, log)
         elif self.ranks > 1:
             meeting = self._meetings[rack]
             started = Siblings(
-                self.nursery, argv, self.ranks, environ, log, meeting, whole=frozenset(whole)
-            )
+                self.nursery, argv, self.ranks, environ, log, meeting, whole=frozenset(whole),
+                namespace=namespace,
+            )  # fmt: skip
         else:
-            started = Forked(self.nursery, argv, environ, log, whole=0 in whole)
+            started = Forked(
+                self.nursery, argv, environ, log, whole=0 in whole, namespace=namespace
+            )
         self.processes[rack if not name else -1 - len(self.processes)] = started
         return started
 

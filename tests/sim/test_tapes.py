@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mend.coordination.machines import machines_of
 from mend.sim import World
+from mend.trace.format import Entry
 from mend.trace.replay import replay
+from mend.trace.state import decode_state, encode_state
 
 SEEDS = range(40)
 
@@ -24,6 +27,27 @@ def test_every_process_of_a_seed_replays_with_equal_effects(seed: int) -> None:
     begun_anew = any(kind == "lineage" for p in world.processes() for kind, _ in p.notes)
     assert rounds <= len(world.checkers.commits) or begun_anew, "some may have been undone"
     assert rounds or not world.checkers.commits
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 8))
+def test_every_process_replays_from_the_middle_of_its_tape(seed: int) -> None:
+    """Equal effects from there on: whatever a machine keeps is in its state, and what two of them
+    share is shared again."""
+    world = World(seed, record=True)
+    world.run()
+    for process in world.processes():
+        assert process.tape is not None
+        entries = list(process.tape.entries())
+        for middle in (len(entries) // 3, 2 * len(entries) // 3):
+            machines = machines_of(process.tape.parts).named()
+            for entry in entries[:middle]:
+                assert isinstance(entry, Entry)
+                machines[entry.machine].handle(entry.event, entry.now_ns)
+            base = encode_state(machines)
+            assert encode_state(decode_state(base)) == base
+            found = replay(process.tape.parts, entries[middle:], base)
+            assert found.difference is None, (process.me, middle, found.difference)
+            assert found.events == len(entries) - middle
 
 
 def test_nothing_is_recorded_that_nobody_asked_for() -> None:

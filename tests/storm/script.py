@@ -17,30 +17,40 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from tests.process import train
 
 LOOK_STEPS = 12
 """Every so many steps the merged weights themselves are looked at, not only mend's digest."""
+CUT_S = 20.0
+"""Longest wait for the others in a checkpoint."""
 
 
 class Diary:
-    """Lines of one life of one rank, each whole on disk when `write` returns."""
+    """Lines of one life of one rank, each whole on disk when `write` returns. Times are those of
+    the machine's monotonic clock, which all its processes share."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, kind: str, **said: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, **said}) + "\n")
+        line = {"kind": kind, "at_ns": time.monotonic_ns(), **said}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
 
 def hash_of(model: nn.Module) -> str:
-    """Over the bits of every parameter, by name."""
+    """Over the bits of every parameter, by name. Collective where the model is sharded."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     found = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         found.update(name.encode())
-        found.update(parameter.detach().contiguous().numpy().tobytes())
+        found.update(whole.detach().contiguous().numpy().tobytes())
     return found.hexdigest()
 
 
@@ -56,48 +66,107 @@ def seen(status: Any) -> dict[str, Any]:
     }
 
 
-def run(told: dict[str, Any], diary: Diary) -> None:
-    import mend
+class Training:
+    """One life of one rank."""
 
-    rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
-    model = train.build("plain", rack)
-    wrapped: nn.Module = model
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        torch.distributed.init_process_group("gloo")
-        wrapped = train.spread(model, "ddp")
-    optimizer = train.optimizer_of(model)
-    stop, pace_s = Path(told["stop"]), told["pace_ms"] / 1000
-    step = tokens = 0
-    with mend.session(wrapped, mend.MendConfig(**told["config"]), optimizer) as runtime:
-        diary.write("start", step=0, tokens=0, **seen(runtime.status()))
-        while not stopped(stop):
-            step += 1
-            loss = train.loss_of(wrapped, rack, rank, step)
-            optimizer.zero_grad()
-            loss.backward()
-            tokens += train.tokens_of(rack, step)
-            runtime.count_tokens(train.tokens_of(rack, step))
-            optimizer.step()
-            look = {}
-            if step % LOOK_STEPS == 0:
-                with runtime.anchor_weights():
-                    look = {"weights": hash_of(model)}
-            diary.write("step", step=step, tokens=tokens, **seen(runtime.status()), **look)
-            time.sleep(pace_s)
-    end = seen(runtime.status())
-    diary.write("end", step=step, tokens=tokens, **end, weights=hash_of(model))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    def __init__(self, told: dict[str, Any], diary: Diary) -> None:
+        self._told, self._diary = told, diary
+        self._rack, self._rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
+        self._folder = Path(told["stop"]).parent
+        self._model = train.build("plain", self._rack)
+        self._wrapped: nn.Module = self._model
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            torch.distributed.init_process_group("gloo")
+            self._wrapped = train.spread(self._model, told["parallel"])
+        self._optimizer = train.optimizer_of(self._model)
+        self._step = self._tokens = 0
+        self._runtime: Any = None
 
+    def run(self) -> None:
+        import mend
 
-def stopped(stop: Path) -> bool:
-    """Whether the harness has said that training is over: all ranks of a rack hear it together."""
-    there = stop.exists()
-    if not torch.distributed.is_initialized():
-        return there
-    flag = torch.tensor([int(there)])
-    torch.distributed.all_reduce(flag)
-    return bool(flag.item())
+        resume = Path(self._told["resume"]) if self._told["resume"] else None
+        if resume is not None:
+            self._load(resume / f"rack-{self._rack}")
+        config = mend.MendConfig(**self._told["config"])
+        with mend.session(self._wrapped, config, self._optimizer, resume=resume) as runtime:
+            self._runtime = runtime
+            began = hash_of(self._model)
+            with runtime.anchor_weights():
+                weights = hash_of(self._model)
+            named = {"resumed": resume.name} if resume is not None else {}
+            self._write("start", model=began, weights=weights, **named)
+            stopped, cuts = self._asked()
+            while not stopped:
+                self._train()
+                stopped, now = self._asked()
+                if now > cuts:
+                    cuts = now
+                    self._cut(f"cut-{now}")
+        self._write("end", weights=hash_of(self._model))
+        if torch.distributed.is_initialized():
+            if self._told["parallel"] != "ddp":
+                torch.distributed.barrier()  # see examples/fsdp2.py
+            torch.distributed.destroy_process_group()
+
+    def _write(self, kind: str, **more: Any) -> None:
+        status = seen(self._runtime.status())
+        self._diary.write(kind, step=self._step, tokens=self._tokens, **status, **more)
+
+    def _train(self) -> None:
+        self._step += 1
+        loss = train.loss_of(self._wrapped, self._rack, self._rank, self._step)
+        self._optimizer.zero_grad()
+        loss.backward()
+        tokens = train.tokens_of(self._rack, self._step)
+        self._tokens += tokens
+        began_ns = time.monotonic_ns()
+        self._runtime.count_tokens(tokens)
+        self._optimizer.step()
+        inside_ns = time.monotonic_ns() - began_ns
+        look = {}
+        if self._step % LOOK_STEPS == 0:
+            with self._runtime.anchor_weights():
+                look = {"weights": hash_of(self._model)}
+        slept_ns = time.monotonic_ns()
+        time.sleep(self._told["pace_ms"] / 1000)
+        late_ms = (time.monotonic_ns() - slept_ns) / 1e6 - self._told["pace_ms"]
+        self._write("step", inside_ms=inside_ns / 1e6, late_ms=late_ms, **look)
+
+    def _cut(self, name: str) -> None:
+        from mend.errors import CheckpointError
+
+        began_ns, error = time.monotonic_ns(), ""
+        try:
+            self._runtime.checkpoint(self._folder / "cuts" / name, self._save, timeout_s=CUT_S)
+        except CheckpointError as failed:
+            error = str(failed)
+        took_ms = (time.monotonic_ns() - began_ns) / 1e6
+        self._write("cut", name=name, ms=took_ms, error=error)
+
+    def _save(self, folder: Path) -> None:
+        state = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        counted = {"step": self._step, "tokens": self._tokens}
+        torch.save({**state, **counted}, folder / f"script-{self._rank}.pt")
+
+    def _load(self, folder: Path) -> None:
+        """What this script saved there; nothing, if its rack was not in that checkpoint."""
+        if not folder.exists():
+            return
+        sharded = self._told["parallel"] == "fsdp2" and torch.distributed.is_initialized()
+        state = torch.load(folder / f"script-{self._rank}.pt", weights_only=not sharded)
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._step, self._tokens = state["step"], state["tokens"]
+
+    def _asked(self) -> tuple[bool, int]:
+        """Whether the harness has said that training is over, and how many checkpoints it has
+        asked for: all ranks of a rack hear it together."""
+        cuts = [int(path.name.removeprefix("ask-")) for path in self._folder.glob("ask-*")]
+        flags = torch.tensor([int(Path(self._told["stop"]).exists()), max(cuts, default=0)])
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
+        return bool(flags[0]), int(flags[1])
 
 
 def main() -> None:
@@ -105,7 +174,7 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     diary = Diary(Path(told["out"].format(rank=os.environ.get("RANK", "0"))))
     try:
-        run(told, diary)
+        Training(told, diary).run()
     except BaseException as error:
         diary.write("error", name=type(error).__name__, text=str(error))
         raise

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.storm.judge import Life, judge, read_lines
+from tests.storm.judge import DETECT_S, Death, Life, judge, read_lines
+
+STEP_NS = 500_000_000
 
 
 def line(kind: str, step: int, version: int, **more: Any) -> dict[str, Any]:
@@ -24,13 +26,17 @@ def line(kind: str, step: int, version: int, **more: Any) -> dict[str, Any]:
         "ledger": [float(merged), float(tokens - merged), 0.0],
         "versions": [version, version],
         "digest": f"digest {version}",
+        "at_ns": step * STEP_NS,
+        "inside_ms": 0.2,
+        "late_ms": 0.1,
         **more,
     }
 
 
 def diary(end: int = 3) -> list[dict[str, Any]]:
     steps = [line("step", step, step // 2) for step in range(1, 6)]
-    return [line("start", 0, 0), *steps, line("end", 5, end, weights=f"weights {end}")]
+    start = line("start", 0, 0, model="weights 0", weights="weights 0")
+    return [start, *steps, line("end", 5, end, weights=f"weights {end}")]
 
 
 TRUE = [Life(rack=0, life=0, lines=diary()), Life(rack=1, life=0, lines=diary())]
@@ -59,6 +65,9 @@ def test_true_diaries_pass() -> None:
         (altered(3, ledger=[40.0, -10.0, 0.0]), "is negative"),
         (altered(4, versions=[0, 0], digest="digest 0"), "versions [1, 1] became [0, 0]"),
         (altered(-1, ledger=[40.0, 10.0, 0.0]), "exits 0 with 10 tokens that nobody merged"),
+        (altered(0, model="other"), "rack 1 life 0 rank 0 begins with other weights than"),
+        (altered(2, inside_ms=1500.0), "rack 1 life 0 rank 0 was 1500 ms in mend at step 2"),
+        (altered(0, weights="other", model="other"), "has another weights at [0, 0] than rack 0"),
         ([TRUE[0], replace(TRUE[1], lines=diary(4))], "says that all is merged, with versions [4"),
         ([TRUE[0], replace(TRUE[1], lines=diary()[:-1])], "did not come to its end"),
         ([TRUE[0], replace(TRUE[1], lines=[])], "did not come to its end"),
@@ -69,6 +78,48 @@ def test_true_diaries_pass() -> None:
 def test_one_lie_is_one_finding_at_least(lives: list[Life], finding: str) -> None:
     found = judge(lives)
     assert any(finding in sentence for sentence in found), found
+
+
+def test_what_the_machine_or_the_harness_held_up_is_not_held_against_mend() -> None:
+    late = altered(2, inside_ms=1500.0)
+    late[1].lines[4]["late_ms"] = 500.0  # type: ignore[index]
+    assert judge(late) == []
+    stopped = altered(2, inside_ms=1500.0)
+    paused = ((2 * STEP_NS - 1_000_000, 2 * STEP_NS),)
+    assert judge([stopped[0], replace(stopped[1], paused=paused)]) == []
+
+
+def merging_again(step: int) -> list[Life]:
+    """Rack 1 dies at step 4; rack 0 trains on the next version from this step on."""
+    made = [line("step", at, 2 + (at >= step)) for at in range(4, 20)]
+    lines = [*diary()[:4], *made, line("end", 19, 3, weights="w")]
+    return [Life(rack=0, life=0, lines=lines)]
+
+
+def test_the_next_merge_behind_a_death_has_a_bound() -> None:
+    """Step 8 is at the time-out; steps take half a second."""
+    death = Death("kill", 4 * STEP_NS, ((0, 0),), led=False)
+    assert DETECT_S == 4 * STEP_NS / 1e9
+    assert judge(merging_again(10), [death]) == []
+    assert judge(merging_again(11), [replace(death, led=True)]) == []
+    (found,) = judge(merging_again(11), [death])
+    assert "the next merge came 1.50 s after the time-out, 1.00 s is the bound" in found
+    (found,) = judge(merging_again(99), [death])
+    assert found == "behind kill nothing was merged again"
+
+
+def test_a_job_that_was_resumed_begins_with_the_bits_of_its_checkpoint() -> None:
+    """It is another job: its versions are not those of the former one."""
+    cut = line("cut", 2, 1, name="cut-1", error="")
+    before = Life(rack=0, life=0, lines=[*diary()[:3], cut], killed=True)
+    later = [line("start", 2, 1, resumed="cut-1"), line("step", 3, 1), line("step", 4, 2)]
+    later = [*later[:2], {**later[2], "digest": "other"}, line("end", 4, 2, weights="w")]
+    again = Life(rack=0, life=1, lines=later, era=1)
+    again.lines[-1]["digest"] = "other"
+    assert judge([before, again]) == []
+    wrong = [{**later[0], "digest": "other"}, *later[1:]]
+    found = judge([before, replace(again, lines=wrong)])
+    assert any("rack 0 life 1 rank 0 resumes cut-1 with [1, 1]" in sentence for sentence in found)
 
 
 def test_equal_versions_of_two_lives_of_one_rack_are_equal_bits() -> None:

@@ -325,7 +325,7 @@ class MendConfig:
     tape_mb_max: int = _knob(
         1024,
         k.whole(0),
-        "most that a rank's tape takes; beyond it the oldest goes, and with it replay; 0: no tape",
+        "most that a rank's tape takes; replay then begins at the oldest file left; 0: none",
     )
     simulated_merge_delay_ms: float = _knob(
         0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments"

@@ -71,12 +71,11 @@ class Proposer:
 
     def asked(self) -> frozenset[Member]:
         """Whom to ask for a promise: the voters of every roster that may be in force; where some
-        are dead also who has a seat without a vote, for a new lineage."""
+        of any are dead also who has a seat without a vote in any, for a new lineage."""
+        rosters = self._rosters(self.log)
+        all_seats = any(roster.voters & self.dead for roster in rosters)
         return frozenset().union(
-            *(
-                roster.members if roster.voters & self.dead else roster.voters
-                for roster in self._rosters(self.log)
-            )
+            *(roster.members if all_seats else roster.voters for roster in rosters)
         )
 
     def would_win(self, me: Member) -> bool:

@@ -72,6 +72,11 @@ class Roles:
         assert made.rank_machine is not None, "every rank learns"
         return cls(made.rank_machine, made.leader, made.coordinator)
 
+    def named(self) -> dict[str, ev.Machine]:
+        """Those that there are, by what a tape calls them."""
+        found = (self.rank_machine, self.leader, self.coordinator)
+        return {self.name(machine): machine for machine in found if machine is not None}
+
     def name(self, machine: ev.Machine) -> str:
         """What a tape calls it."""
         if machine is self.rank_machine:

@@ -160,11 +160,11 @@ class LiveRank:
             again.check(parts.leader.hello.facts)
         if self.me.rank == 0:
             self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
-        self._record(parts, tuple(numerics.payload_bytes(mine.numel) for mine in owned))
+        roles = self._roles(parts, tuple(numerics.payload_bytes(mine.numel) for mine in owned))
         self.rank = ConcurrentOuterStep(
             self.me,
             self.member,
-            Roles.of_parts(parts),
+            roles,
             owned,
             genesis,
             numerics,
@@ -287,8 +287,9 @@ class LiveRank:
         blobs = self.group.gather_bytes(msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(blob, type=kind) for blob in blobs]
 
-    def _record(self, parts: Parts, payload_bytes: tuple[int, ...]) -> None:
-        """Begin the tape, if there is to be one."""
+    def _roles(self, parts: Parts, payload_bytes: tuple[int, ...]) -> Roles:
+        """Make the machines, and begin their tape, if there is to be one."""
+        roles = Roles.of_parts(parts)
         settings, plan = self.settings, plan_hash(parts.leader.hello) if parts.leader else ""
         if plan:
             self.recorder.note(
@@ -297,6 +298,9 @@ class LiveRank:
         about = {"plan": plan, "config": settings.config, "payload_bytes": payload_bytes}
         header = header_of(settings.job, parts, **about)
         self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
+        if self.tape is not None:
+            self.tape.watch(roles.named())
+        return roles
 
     def _advertised(self) -> str:
         host, address = self.settings.io_loop.advertise_host, self.io_loop.address

@@ -160,6 +160,8 @@ def run(
     parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
     tape = begin(diagnostics_dir, tape_mb_max, header_of(job_id, parts), recorder.note)
     witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
+    if tape is not None:
+        tape.watch({COORDINATOR: witness.coordinator, FOLLOWER: witness.follower})
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):

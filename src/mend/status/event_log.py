@@ -48,6 +48,7 @@ LOUD = frozenset(
         "frame-refused",
         "strangers",
         "tape-gap",
+        "tape-no-base",
         "tape-stopped",
         "placed",
         "buffers-changed",

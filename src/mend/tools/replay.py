@@ -10,7 +10,7 @@ import typer
 
 from mend.errors import TapeError
 from mend.tools import versions
-from mend.trace.reader import RecordedTape, read_tape, tapes_in
+from mend.trace.reader import RecordedTape, part_to_replay, read_tape, tapes_in
 from mend.trace.replay import TEXT_MAX, Difference, replay
 from mend.types import SECOND
 
@@ -33,16 +33,12 @@ def replay_machines(paths: Sequence[Path]) -> int:
 
 
 def _replay(tape: RecordedTape) -> int:
-    header = tape.header
-    if header.segment:
-        raise TapeError(
-            f"{tape.path}: it begins with segment {header.segment}; what was before was deleted, "
-            "as tape_mb_max says. mend explain reads what is left"
-        )
+    base, tape = part_to_replay(tape)
     started = time.monotonic()
-    found = replay(header.parts, tape.entries())
+    found = replay(tape.header.parts, tape.entries(), base)
     seconds = time.monotonic() - started
     end = ""
+    where = f" from {tape.files[0].path.name} on, what was before is deleted" if base else ""
     if found.gap is not None:
         end = f"; then {found.gap.count} events are missing ({found.gap.reason})"
     elif tape.lost:
@@ -51,7 +47,7 @@ def _replay(tape: RecordedTape) -> int:
         end = "; it was never closed: its process was killed, or still runs"
     if found.difference is None:
         typer.echo(
-            f"{tape.path}: equal: {found.events} events, {found.effects} effects, "
+            f"{tape.path}: equal{where}: {found.events} events, {found.effects} effects, "
             f"{found.rounds} rounds, {seconds:.2f} s{end}"
         )
         return EQUAL

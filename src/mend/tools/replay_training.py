@@ -63,7 +63,11 @@ def read_script(paths: Sequence[Path]) -> ReplayScript:
         if tape.header.rack == WITNESS:
             continue
         if tape.header.segment:
-            raise TapeError(f"{tape.path}: its beginning was deleted, as tape_mb_max says")
+            raise TapeError(
+                f"{tape.path}: its beginning was deleted, as tape_mb_max says. Training is "
+                "replayed from its first step only; `mend replay` without a script replays the "
+                "decisions that are left"
+            )
         found.append(recite(tape.header, tape.whole and not tape.lost, tape.entries()))
     if len(jobs := sorted({tape.header.job for tape in found})) > 1:
         raise TapeError(f"there are tapes of several jobs ({', '.join(jobs)}); name those of one")

@@ -6,7 +6,7 @@ row of records, each behind its length. The first record of a file is the `Heade
 
     file    MAGIC, version | chunk | chunk | ...
     chunk   number, deflated bytes, raw bytes, xxh3 of the deflated, xxh32 of this head | deflated
-    record  bytes | msgpack: a Header, then entries and gaps
+    record  bytes | msgpack: a Header, then entries and gaps, of a later file behind a Base
 
 A tape that was closed in order ends with an empty chunk whose number has the bit LAST.
 
@@ -96,6 +96,13 @@ class Gap(Struct, frozen=True, array_like=True, tag=2):
     reason: str
 
 
+class Base(Struct, frozen=True, array_like=True, tag=4):
+    """All that the machines knew when this file began, as `trace.state` writes it. What follows can
+    be replayed from here, once the files before are gone."""
+
+    state: bytes
+
+
 class _Bound(Struct, frozen=True, array_like=True, tag=3):
     header: Header
 
@@ -125,7 +132,7 @@ class Entry:
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Bound | _Given | Gap)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Bound | _Given | Gap | Base)
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (*EVENTS.values(), *EFFECTS.values())
 }
@@ -150,6 +157,10 @@ def record_of_gap(gap: Gap) -> bytes:
     return _encoder.encode(gap)
 
 
+def record_of_base(base: Base) -> bytes:
+    return _encoder.encode(base)
+
+
 def answer_of(effect: Effect) -> Answer:
     """As it would be on the tape."""
     return Answer(type(effect).__name__, _encoder.encode(effect))
@@ -161,7 +172,7 @@ def effect_of(answer: Answer) -> Effect:
     return found
 
 
-def read_record(record: bytes, number: int) -> Header | Entry | Gap:
+def read_record(record: bytes, number: int) -> Header | Entry | Gap | Base:
     """`number`: what an entry is called. Raises TapeError, never anything else."""
     try:
         found = _decoder.decode(record)
@@ -169,7 +180,7 @@ def read_record(record: bytes, number: int) -> Header | Entry | Gap:
         raise TapeError(f"record {number} is not of this format: {error}") from error
     if isinstance(found, _Bound):
         return found.header
-    if isinstance(found, Gap):
+    if isinstance(found, Gap | Base):
         return found
     assert isinstance(found, _Given)
     try:

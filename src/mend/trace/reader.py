@@ -10,13 +10,13 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from mend.errors import TapeError
 from mend.trace import format as form
-from mend.trace.format import Entry, Gap, Head, Header, Unpacker
+from mend.trace.format import Base, Entry, Gap, Head, Header, Unpacker
 
 _NAME = re.compile(r"tape-rack(\d+)-rank(\d+)(?:-life(\d+))?(?:\.(\d+))?\.mend")
 
@@ -81,6 +81,22 @@ def read_tape(path: Path) -> RecordedTape:
         headers.append(header)
         files.append(file)
     return RecordedTape(paths[0], headers[0], tuple(files), lost, files[-1].ended)
+
+
+def part_to_replay(tape: RecordedTape) -> tuple[bytes, RecordedTape]:
+    """The state of the machines where a replay can begin, and the tape from there on. The state is
+    empty where that is the tape's own beginning. Raises TapeError where there is none."""
+    if not tape.header.segment:
+        return b"", tape
+    for place, file in enumerate(tape.files):
+        first = next(_records(file), b"")
+        base = form.read_record(first, 1) if first else None
+        if isinstance(base, Base):
+            return base.state, replace(tape, files=tape.files[place:])
+    raise TapeError(
+        f"{tape.path}: it begins with segment {tape.header.segment}, and no file has the state of "
+        "the machines that a replay would begin from. mend explain reads what is left"
+    )
 
 
 def tapes_in(paths: Sequence[Path]) -> list[Path]:

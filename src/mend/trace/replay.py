@@ -12,6 +12,7 @@ from mend.coordination.events import Effect, Note, RecordCommitted
 from mend.coordination.machines import Parts, machines_of
 from mend.errors import TapeError
 from mend.trace.format import Answer, Entry, Gap, answer_of, effect_of
+from mend.trace.state import decode_state
 
 TEXT_MAX = 300
 """Characters of a value in a difference."""
@@ -38,10 +39,11 @@ class Replayed:
     gap: Gap | None = None
 
 
-def replay(parts: Parts, entries: Iterable[Entry | Gap]) -> Replayed:
-    """Feed new machines what those of the tape were fed. Raises TapeError for a tape that names a
-    machine that the header does not."""
-    machines = machines_of(parts).named()
+def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> Replayed:
+    """Feed new machines what those of the tape were fed; `base`: their state where it begins, if
+    that is not the beginning. Raises TapeError for a tape that names a machine that the header does
+    not, and for a state that does not fit."""
+    machines = decode_state(base) if base else machines_of(parts).named()
     found, rounds = Replayed(), set()
     for entry in entries:
         if isinstance(entry, Gap):

@@ -3,8 +3,9 @@
 The loop only appends what a machine was given and answered to a queue: events and effects are
 frozen, so the thread encodes them later. A disk that is full or hangs loses tape, never training.
 
-Files of one process: `tape-rack0-rank0.mend`, then `tape-rack0-rank0.1.mend` and so on, each at
-most SEGMENT_BYTES and readable by itself. A process that finds a tape of an earlier life writes
+Files of one process: `tape-rack0-rank0.mend`, then `tape-rack0-rank0.1.mend` and so on, each some
+SEGMENT_BYTES and readable by itself: the later ones begin with the state of the machines, which the
+loop writes down between two events. A process that finds a tape of an earlier life writes
 `tape-rack0-rank0-life2.mend`.
 """
 
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -27,8 +28,9 @@ from msgspec.structs import replace
 from mend.coordination.events import Effect, Event, Machine
 from mend.coordination.machines import Parts
 from mend.trace import format as form
-from mend.trace.format import Gap, Header, Packer
+from mend.trace.format import Base, Gap, Header, Packer
 from mend.trace.replay import said
+from mend.trace.state import encode_state
 from mend.types import MB, VERSION
 
 FLUSH_S = 0.25
@@ -46,6 +48,7 @@ CLOSE_S = 5.0
 
 TOO_SLOW = "the disk was too slow"
 
+_Item = tuple[str, int, Event, Sequence[Effect], str] | Gap | Base
 NoteTo = Callable[[str, dict[str, object]], None]
 
 
@@ -117,12 +120,20 @@ class TapeWriter:
         """Entries that will not be on it."""
         self._note = note
         self._files = _Files(folder, header, bytes_max)
-        self._waiting: deque[tuple[str, int, Event, Sequence[Effect], str] | Gap] = deque()
+        self._waiting: deque[_Item] = deque()
         self._missed = 0
+        self._machines: Mapping[str, Machine] = {}
+        self._asked = self._full = False
+        """The writer wants a base for the next file; nobody has begun to write it down."""
         self._stopped = self._closing = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._write, name="mend-tape", daemon=True)
         self._thread.start()
+
+    def watch(self, machines: Mapping[str, Machine]) -> None:
+        """All machines whose events will come: later files begin with their state. Before the first
+        event."""
+        self._machines = machines
 
     def put(
         self,
@@ -141,6 +152,21 @@ class TapeWriter:
             self._waiting.append(Gap(self._missed, TOO_SLOW))
             self._missed = 0
         self._waiting.append((machine, now_ns, event, effects, error))
+        if self._full:
+            self._full = False
+            self._waiting.append(self._base())
+
+    def _base(self) -> Base:
+        """What all machines know behind the newest event; empty where that cannot be written."""
+        try:
+            state = encode_state(self._machines)
+            if len(state) < form.RECORD_BYTES_MAX:
+                return Base(state)
+            reason = f"{len(state)} bytes are too many"
+        except Exception as error:  # training goes on, with a tape that explains but cannot begin
+            reason = said(error)
+        self._note("tape-no-base", {"reason": reason})
+        return Base(b"")
 
     def close(self) -> None:
         """Write what waits, and the end; a disk that hangs is waited for a few seconds only."""
@@ -175,14 +201,27 @@ class TapeWriter:
         records: list[bytes] = []
         size = 0
         while self._waiting:
-            record = self._record(self._waiting.popleft())
+            item = self._waiting.popleft()
+            if isinstance(item, Base):
+                self._put(records)
+                self._files.rotate(item)
+                records, size, self._asked = [], 0, False
+                continue
+            record = self._record(item)
             if records and size + len(record) > form.CHUNK_RAW_BYTES:
-                self._files.write(records)
+                self._put(records)
                 records, size = [], 0
             records.append(record)
             size += len(record)
-        if records:
-            self._files.write(records)
+        self._put(records)
+
+    def _put(self, records: Sequence[bytes]) -> None:
+        """A file that is full ends with the next base; at once where none can come."""
+        self._files.write(records)
+        if self._files.full and not self._machines:
+            self._files.rotate(Base(b""))
+        elif self._files.full and not self._asked:
+            self._asked = self._full = True
 
     def _record(self, item: tuple[str, int, Event, Sequence[Effect], str] | Gap) -> bytes:
         if isinstance(item, Gap):
@@ -213,7 +252,7 @@ class _Files:
         self._stem = f"tape-rack{header.rack}-rank{header.rank}"
         self._sizes: dict[Path, int] = {}
         """Of those that are still there, oldest first."""
-        self._segment = 0
+        self._segment = self._begin_bytes = 0
         self._packer = Packer()
         self._file: BinaryIO | None = None
         self._looked_s = 0.0
@@ -232,12 +271,16 @@ class _Files:
                     raise
                 self._stem = f"{stem}-life{life}"
                 self.path = self._folder / f"{self._stem}.mend"
-        self._begin()
+        self._begin(Base(b""))
+
+    @property
+    def full(self) -> bool:
+        """Whether the next file should begin. What a file begins with does not count."""
+        return self._sizes[self.path] - self._begin_bytes >= self._segment_bytes
 
     def write(self, records: Sequence[bytes]) -> None:
-        if self._sizes[self.path] >= self._segment_bytes:
-            self._rotate()
-        self._append(self._packer.chunk(records))
+        if records:
+            self._append(self._packer.chunk(records))
 
     def check(self) -> None:
         """Whether the file is still there, now and then: what is written to a removed one is lost,
@@ -257,23 +300,28 @@ class _Files:
             file, self._file = self._file, None
             file.close()
 
-    def _begin(self) -> None:
+    def _begin(self, base: Base) -> None:
         self._packer = Packer()
         self._sizes[self.path] = 0
         header = replace(self._header, segment=self._segment)
         chunk = self._packer.chunk([form.record_of_header(header)])
         self._append(form.file_begin() + chunk)
+        if base.state:
+            self._append(self._packer.chunk([form.record_of_base(base)]))
+        self._begin_bytes = self._sizes[self.path]
 
-    def _rotate(self) -> None:
+    def rotate(self, base: Base) -> None:
+        """The next file begins, with this; files that there is no room for go."""
         self.close()
         self._segment += 1
         self.path = self._folder / f"{self._stem}.{self._segment}.mend"
         self._file = self.path.open("xb")
-        while sum(self._sizes.values()) > self._bytes_max - self._segment_bytes:
+        room = self._bytes_max - self._segment_bytes - self._begin_bytes
+        while self._sizes and sum(self._sizes.values()) > room:
             oldest = next(iter(self._sizes))
             oldest.unlink(missing_ok=True)
             del self._sizes[oldest]
-        self._begin()
+        self._begin(base)
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None

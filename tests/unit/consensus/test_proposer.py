@@ -738,6 +738,29 @@ def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> 
     assert [seat.member for seat in record.members] == [member(0), again.member]
 
 
+def test_who_got_a_seat_that_is_not_decided_is_asked_where_voters_of_the_roster_before_died() -> (
+    None
+):
+    """Rack 0 had died, was started again and got a seat without a vote; that could not be decided
+    without its former life. All that are left must promise, so the new life too, but it was never
+    asked: none of the voters of the undecided roster was dead. Nobody decided anything any more."""
+    begin = genesis(racks=2)
+    again = replace(begin.roster[0], member=member(0, life=1))
+    back = replace(roster(1, [0, 1], non_voters=[0]), members=(again, begin.roster[1]))
+    cast = Cast(0, 1, me=1)
+    cast.accepts(FIRST, [begin, back], 1, 1)
+    proposer = cast.stand()
+    proposer.dead = {member(0)}
+    proposer.held = {member(1): (0,), again.member: (-1,)}
+    assert again.member in proposer.asked()
+    assert not cast.promise(1)
+    proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.epoch), accepted=0))
+    assert proposer.try_lead()
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert record.non_voters == (0,)
+
+
 def test_after_the_death_of_who_voted_alone_all_other_seats_begin_together() -> None:
     """Rack 0 decided alone; what it decided, rack 1 or the witness may know."""
     begin = genesis(racks=2, witness=True)

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from mend.coordination.events import Effect, Event, Note, Progress, Tick
-from mend.coordination.machines import RANK_MACHINE, Parts
+from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.machines import RANK_MACHINE, Parts, RankParts, machines_of
 from mend.errors import TapeError
 from mend.trace import format as form
 from mend.trace import writer as tape_module
 from mend.trace.format import Entry, Gap
-from mend.trace.reader import read_tape, tapes_in
+from mend.trace.reader import part_to_replay, read_tape, tapes_in
+from mend.trace.replay import replay
 from mend.trace.writer import TapeWriter, handled, header_of
-from mend.types import MB, Member, Peer
+from mend.types import MB, MS, Member, Peer
 from tests.process.racks import until
 
 PARTS = Parts(Peer(1, 0), Member(1, 7))
@@ -139,6 +141,56 @@ def test_the_oldest_files_go_when_there_is_no_more_room(
     assert left == list(range(60))[-len(left) :]
     assert 0 < len(left) < 60
     assert read_tape(first).header.segment > 0
+
+
+def long_tape(folder: Path, monkeypatch: pytest.MonkeyPatch, **kept: object) -> Notes:
+    """Of a machine that trains for long, with room for its end only. It keeps these as well."""
+    monkeypatch.setattr(tape_module, "SEGMENT_BYTES", 400)
+    parts = Parts(Peer(1, 0), Member(1, 7), RankParts(RankOptions(100 * MS, ranks=2), ("0" * 64,)))
+    notes, machines = Notes(), machines_of(parts).named()
+    vars(machines[RANK_MACHINE]).update(kept)
+    tape = TapeWriter(folder, header_of("job", parts), 20_000, notes)
+    tape.watch(machines)
+    written = 0
+    while len(list(folder.glob("*"))) < 2 or (folder / "tape-rack1-rank0.mend").exists():
+        written += 1
+        handled(tape, RANK_MACHINE, machines[RANK_MACHINE], Progress(written, MS), written * MS)
+        tape._wake.set()  # at once, in place of four times a second
+        until(lambda: not tape._waiting, "what waits is written")
+    tape.close()
+    return notes
+
+
+def test_a_tape_whose_beginning_is_gone_replays_from_the_state_that_its_first_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused: after 12 days of a long run nothing of it could be replayed any more."""
+    assert long_tape(tmp_path, monkeypatch).kinds == []
+    (first,) = tapes_in([tmp_path])
+    tape = read_tape(first)
+    assert tape.header.segment > 0
+    base, part = part_to_replay(tape)
+    assert base
+    assert part.files == tape.files
+    found = replay(part.header.parts, part.entries(), base)
+    assert (found.difference, found.gap) == (None, None)
+    assert found.events == len(list(tape.entries())) > 10
+    assert found.effects > 0
+    assert replay(part.header.parts, part.entries()).difference, "its beginning does matter"
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 21_000
+
+
+def test_without_a_state_a_tape_goes_on_says_so_and_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = long_tape(tmp_path, monkeypatch, strange=pytest)
+    assert set(notes.kinds) == {"tape-no-base"}
+    assert "is no part of a machine's state" in str(notes.said[0][1]["reason"])
+    (first,) = tapes_in([tmp_path])
+    tape = read_tape(first)
+    assert len(list(tape.entries())) > 10
+    with pytest.raises(TapeError, match="no file has the state"):
+        part_to_replay(tape)
 
 
 def test_a_file_that_is_missing_in_the_middle_is_named(

@@ -1,0 +1,193 @@
+"""The state of a process's machines as bytes, and back: a replay can begin from it.
+
+Machines are made of plain values: numbers, text, containers, enums, and objects of the rooms that
+decide. Each is written with its class, so nothing is listed here and a field that is new needs no
+change. Objects and containers that several hold stay one. Reading makes objects of `ROOMS` only,
+sets their fields, and calls nothing of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from mend.coordination.events import Machine
+from mend.errors import TapeError
+
+ROOMS = re.compile(r"mend\.(?:(?:consensus|coordination|detector)\.[a-z_]+|types)")
+"""Modules whose classes may be in a state."""
+
+INT_MAX = 1 << 63
+"""Integers beyond it, of either sign, are written as text."""
+
+_PLAIN = frozenset((type(None), bool, float, str, bytes))
+_CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
+_names: dict[type, str] = {}
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode_state(machines: Mapping[str, Machine]) -> bytes:
+    """Of all machines of a process, by name. Equal states, equal bytes. Raises TypeError for a
+    value that is none of the above."""
+    return _encoder.encode(_Writer().write(dict(machines)))
+
+
+def decode_state(data: bytes) -> dict[str, Machine]:
+    """Machines that decide on as those did. Raises TapeError, never anything else."""
+    try:
+        found = _Reader().read(_decoder.decode(data))
+    except TapeError:
+        raise
+    except Exception as error:  # whatever the bytes are: nothing of them is trusted
+        raise TapeError(f"the state of its machines does not fit this mend: {error!r}") from error
+    if not isinstance(found, dict) or not all(hasattr(each, "handle") for each in found.values()):
+        raise TapeError(f"the state of its machines is a {type(found).__name__}")
+    return found
+
+
+class _Writer:
+    """Values as lists that begin with what they are. `seen`: id -> number of what may be shared."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def write(self, value: object) -> object:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, msgspec.Struct):
+            return ["m", _name(kind), _encoder.encode(value)]
+        if kind is int:
+            assert isinstance(value, int)
+            return value if -INT_MAX <= value < INT_MAX else ["i", str(value)]
+        if kind is tuple or kind is frozenset:
+            return self._items(value, _CONTAINERS[kind])
+        if isinstance(value, Enum):
+            return ["e", _name(kind), value.name]
+        if isinstance(value, tuple):
+            return ["n", _name(kind), *map(self.write, value)]
+        return self._shared(value)
+
+    def _shared(self, value: object) -> object:
+        """What can change, and so must be one where it was one."""
+        if (number := self._seen.get(id(value))) is not None:
+            return ["r", number]
+        self._seen[id(value)] = len(self._seen)
+        kind = type(value)
+        if kind in _CONTAINERS:
+            return self._items(value, _CONTAINERS[kind])
+        if isinstance(value, deque):
+            return ["q", value.maxlen, *self._each(value)]
+        if isinstance(value, dict):
+            pairs = zip(self._each(value.keys()), self._each(value.values()), strict=True)
+            return ["d", *itertools.chain.from_iterable(pairs)]
+        fields = ((name, self.write(each)) for name, each in _fields(value))
+        return ["o", _name(kind), *(each for pair in fields for each in pair)]
+
+    def _items(self, value: Any, mark: str) -> list[object]:
+        items = self._each(value)
+        return [mark, *(sorted(items, key=_encoder.encode) if mark in "sf" else items)]
+
+    def _each(self, values: Collection[Any]) -> list[object]:
+        """A log has thousands of numbers and hashes, which are what they are."""
+        kinds = set(map(type, values))
+        if kinds <= _PLAIN or (kinds == {int} and -INT_MAX <= min(values) <= max(values) < INT_MAX):
+            return list(values)
+        return [self.write(each) for each in values]
+
+
+class _Reader:
+    """`made`: what may be shared, in the order in which it was begun."""
+
+    def __init__(self) -> None:
+        self._made: list[object] = []
+        self._by_mark: dict[str, Callable[[list[Any]], object]] = {
+            "i": lambda of: int(of[0]),
+            "e": lambda of: _enum(*of),
+            "m": lambda of: _struct(*of),
+            "n": lambda of: tuple.__new__(_class(of[0]), map(self.read, of[1:])),
+            "t": lambda of: tuple(map(self.read, of)),
+            "f": lambda of: frozenset(map(self.read, of)),
+            "r": lambda of: self._made[of[0]],
+            "l": lambda of: self._fill([], lambda to: to.extend(map(self.read, of))),
+            "s": lambda of: self._fill(set(), lambda to: to.update(map(self.read, of))),
+            "q": lambda of: self._fill(
+                deque(maxlen=of[0]), lambda to: to.extend(map(self.read, of[1:]))
+            ),
+            "d": lambda of: self._fill(
+                {}, lambda to: to.update((self.read(k), self.read(v)) for k, v in _pairs(of))
+            ),
+            "o": self._object,
+        }
+
+    def read(self, written: Any) -> Any:
+        if not isinstance(written, list):
+            return written
+        return self._by_mark[written[0]](written[1:])
+
+    def _fill(self, empty: Any, fill: Callable[[Any], object]) -> object:
+        self._made.append(empty)
+        fill(empty)
+        return empty
+
+    def _object(self, of: list[Any]) -> object:
+        made: object = object.__new__(_class(of[0]))
+        self._made.append(made)
+        for name, value in _pairs(of[1:]):
+            object.__setattr__(made, name, self.read(value))
+        return made
+
+
+def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(items[::2], items[1::2], strict=True)
+
+
+def _fields(value: object) -> Iterator[tuple[str, object]]:
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    for name in (*slots, *getattr(value, "__dict__", ())):
+        if hasattr(value, name):
+            yield name, getattr(value, name)
+
+
+def _name(kind: type) -> str:
+    if kind in _names:
+        return _names[kind]
+    if not ROOMS.fullmatch(kind.__module__):
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no part of a machine's state")
+    _names[kind] = f"{kind.__module__}:{kind.__qualname__}"
+    return _names[kind]
+
+
+@functools.cache
+def _class(name: str) -> type:
+    module, _, kind = name.partition(":")
+    if not ROOMS.fullmatch(module):
+        raise TapeError(f"{name!r} is no part of a machine's state")
+    found = getattr(importlib.import_module(module), kind)
+    if not isinstance(found, type) or found.__module__ != module:
+        raise TapeError(f"{name!r} is no class of this mend")
+    return found
+
+
+def _enum(name: str, member: str) -> Enum:
+    kind = _class(name)
+    assert issubclass(kind, Enum), name
+    return kind[member]
+
+
+def _struct(name: str, data: bytes) -> object:
+    kind = _class(name)
+    assert issubclass(kind, msgspec.Struct), name
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return _decoders[kind].decode(data)

@@ -295,7 +295,7 @@ class _Learner:
         x = delta if part.residual is None else delta + part.residual
         sent = self.sent(fragment, x)
         part.seq += 1
-        pend = None if self.settings.payload == "float32" else x - sent
+        pend = None if self.settings.payload in ("float32", "sparse") else x - sent
         member = Named(self.number, part.seq, part.anchor.version, tokens, steps)
         part.offer = _Offer(member, delta, sent, pend, self.totals)
         self.log.offers[self.number, fragment, part.seq] = part.offer

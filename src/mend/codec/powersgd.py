@@ -9,10 +9,10 @@ Q = orth(merged S): one power iteration, spread over two rounds. (Refreshing Q f
 matrix itself would keep its span for ever.)
 
 Bits. Every rack decodes and computes the next basis for itself, so both give equal bits on every
-machine. Basis and factor are whole numbers of at most 16 bits times a power of two (the factor: and
-one scale), and products and sums of so few bits are exact in float64. A matrix product therefore
-has one result, whatever library, order, number of threads or fused multiply-add computes it. So has
-X Q, as X is rounded first. `orthonormal` uses single operations and sums of a fixed order.
+machine. Basis and factor are whole numbers of at most 16 bits times a power of two, and products
+and sums of so few bits are exact in float64. A matrix product therefore has one result, whatever
+library, order, number of threads or fused multiply-add computes it. So has X Q, as X is rounded
+first. `orthonormal` uses single operations and sums of a fixed order.
 
 A late offer was encoded with the basis of an older version. The state holds the bases of all
 versions that may still be merged, and a payload names its own: version and checksum.
@@ -42,8 +42,8 @@ from mend.types import Owned
 RANK_MAX = 64
 _HEAD = struct.Struct("<4sIQ")  # magic, base version (modulo 2^32), checksum of its bases
 _MAGIC = b"mPS1"
-_LEVELS = 32767
-"""Of a factor's elements, to either side."""
+_LEVEL_BITS, _LEVELS = 15, (1 << 15) - 1
+"""Of a factor's elements, beside their sign. Their unit is a power of two as well."""
 _BASIS_BITS = 15
 """Of a basis's elements, beside their sign."""
 _EXACT_BITS = 52
@@ -53,7 +53,7 @@ _TINY = 2.0**-60
 decoded is ever subnormal."""
 _NOISE = 2.0**-10
 """Of the merged factor's size: what a basis gets of random directions, so that it always has r."""
-_STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 17
+_STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 16
 """Elements per strip of rows, see codec.blocks."""
 
 
@@ -164,8 +164,7 @@ class LowRank:
         for number, basis_rk in enumerate(self.bases(out_S, after)):
             merged_rk = np.zeros(tuple(basis_rk.shape))
             for each, weight in there:
-                factor_kr = each.factors[number].numpy()
-                merged_rk += factor_kr.T * (weight * each.scales[number])
+                merged_rk += each.factors[number].numpy() * weight
             noise_rk = _noise(basis_rk.shape, (side, number, after))
             basis_rk.copy_(rounded(orthonormal(_mixed(merged_rk, noise_rk))))
 
@@ -184,10 +183,9 @@ class LowRank:
 
 
 class Offered(NamedTuple):
-    """What a payload says. factors: per matrix float64 (k, r), of whole numbers."""
+    """What a payload says. factors: per matrix float64 (r, k)."""
 
     base: int
-    scales: list[float]
     factors: list[Tensor]
     raw_N: Tensor
 
@@ -221,15 +219,17 @@ class LowRankAt:
         payload_B[: _HEAD.size] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         scales, factors, raw = self._cut(payload_B, side)
         for number, each in enumerate(part.matrices):
-            basis_kr = self._basis(self.version)[number]
-            factor_kr = _factor(_whole(x_N, each), basis_kr, side)
-            peak = float(factor_kr.abs().max())
-            scales[number] = 0.0 if peak < _TINY else peak / _LEVELS
+            basis_rk = self._basis(self.version)[number]
+            factor_rk = _factor(_whole(x_N, each), basis_rk, side)
+            peak = float(factor_rk.abs().max())
             if not _TINY <= peak < math.inf:  # or no number: what reads it finds its scale
+                scales[number] = 0.0 if peak < _TINY else math.nan
                 factors[number].zero_()
                 continue
-            factor_kr.mul_(1.0 / float(scales[number])).round_().clamp_(-_LEVELS, _LEVELS)
-            factors[number].copy_(factor_kr)
+            power = math.frexp(peak)[1] - _LEVEL_BITS
+            scales[number] = 2.0**power
+            factor_rk.mul_(2.0**-power).round_().clamp_(-_LEVELS, _LEVELS)
+            factors[number].copy_(factor_rk)
         for each_raw, begin in zip(part.raws, self._raw_begins, strict=False):
             for first in range(0, each_raw.numel, _STRIP_NUMEL):
                 last = min(first + _STRIP_NUMEL, each_raw.numel)
@@ -280,27 +280,34 @@ class LowRankAt:
             wanted = self._part.size(base % 2)
             raise WireError(f"{payload_B.numel()} bytes of {self.name}, {wanted} are needed")
         scales, levels, raw_N = self._cut(payload_B, base % 2)
-        made = Offered(base, scales.tolist(), [each.double() for each in levels], raw_N)
+        units = [float(scale) for scale in scales.tolist()]
+        if any(math.frexp(unit)[0] not in (0.0, 0.5) for unit in units if math.isfinite(unit)):
+            raise WireError(f"a payload of {self.name} whose units are no powers of two")
+        factors = [each.double().mul_(unit) for each, unit in zip(levels, units, strict=True)]
+        made = Offered(base, factors, raw_N)
         self._read[key] = made
         return made
 
     def _decode(self, found: Offered, number: int, first: int, last: int, out: Tensor) -> None:
         """Elements [first, last) of a matrix."""
         each, side = self._part.matrices[number], found.base % 2
-        basis_kr, factor_kr = self._basis(found.base)[number], found.factors[number]
-        left_mr, right_nr = (basis_kr, factor_kr) if side else (factor_kr, basis_kr)
-        scale, done = found.scales[number], 0
+        basis_rk, factor_rk = self._basis(found.base)[number], found.factors[number]
+        left_rm, right_rn = (basis_rk, factor_rk) if side else (factor_rk, basis_rk)
+        room, done = torch.empty(0, dtype=torch.float64), 0
         for top, bottom, low, high in _boxes(first + each.lead, last + each.lead, each.cols):
+            rows, cols = bottom - top, high - low
+            if room.numel() < rows * cols:
+                room = torch.empty(rows * cols, dtype=torch.float64)
+            box = room[: rows * cols].view(rows, cols)
             # Exact: whole numbers of 16 bits each, and at most 64 of their products are added.
-            box = left_mr[top:bottom] @ right_nr[low:high].T
-            numel = (bottom - top) * (high - low)
-            out[done : done + numel].view(bottom - top, high - low).copy_(box.mul_(scale))
-            done += numel
+            torch.mm(left_rm[:, top:bottom].T, right_rn[:, low:high], out=box)
+            out[done : done + rows * cols].view(rows, cols).copy_(box)
+            done += rows * cols
 
     # -------------------------------------------------------------- parts
 
     def _cut(self, payload_B: Tensor, side: int) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Scales (fp32), per matrix the levels (int16, k by r), raw elements (bfloat16)."""
+        """Units (fp32), per matrix the levels (int16, r by k), raw elements (bfloat16)."""
         part, begin = self._part, _HEAD.size
         end = begin + 4 * len(part.matrices)
         scales = payload_B[begin:end].view(torch.float32)
@@ -310,14 +317,14 @@ class LowRankAt:
         cuts = accumulate((part.rank * length for length in lengths), initial=0)
         cut = [levels[first:last] for first, last in pairwise(cuts)]
         raw = payload_B[middle:].view(torch.bfloat16)
-        return scales, [each.view(-1, part.rank) for each in cut], raw
+        return scales, [each.view(part.rank, -1) for each in cut], raw
 
     def _basis(self, version: int) -> list[Tensor]:
-        """Per matrix float64 (k, r), contiguous."""
+        """Per matrix float64 (r, k)."""
         found = self._bases.get(version)
         if found is None:
             bases = self._part.bases(self._state_S, version)
-            found = self._bases[version] = [each.T.double().contiguous() for each in bases]
+            found = self._bases[version] = [each.double() for each in bases]
         return found
 
     def _checksum(self, version: int) -> int:
@@ -335,25 +342,31 @@ def _whole(x_N: Tensor, each: Matrix) -> Tensor:
     return filled.view(each.rows, each.cols)
 
 
-def _factor(x_mn: Tensor, basis_kr: Tensor, side: int) -> Tensor:
-    """X Q (m, r), or X^T L (n, r), in float64. X is rounded to whole numbers of a common unit, so
-    small that every sum is exact."""
-    (rows, cols), rank = x_mn.shape, basis_kr.shape[1]
-    out_kr = torch.zeros(cols if side else rows, rank, dtype=torch.float64)
+def _factor(x_mn: Tensor, basis_rk: Tensor, side: int) -> Tensor:
+    """The transpose of X Q (r, m), or of X^T L (r, n), in float64. X is rounded to whole numbers of
+    a common unit, so small that every sum is exact."""
+    (rows, cols), rank = x_mn.shape, len(basis_rk)
+    out_rk = torch.zeros(rank, cols if side else rows, dtype=torch.float64)
     low, high = (float(value) for value in torch.aminmax(x_mn))
     peak = max(-low, high)
     if peak < _TINY:
-        return out_kr
+        return out_rk
+    if not peak < math.inf:
+        return out_rk.fill_(math.nan)
     terms = (rows if side else cols) - 1
     bits = min(23, _EXACT_BITS - _BASIS_BITS - terms.bit_length())
     shift = bits - math.frexp(peak)[1]
-    for top, bottom in _strips(rows, cols):
-        units = torch.mul(x_mn[top:bottom], 2.0**shift).round_().double()
+    strips = list(_strips(rows, cols))
+    height = max(bottom - top for top, bottom in strips)
+    rounds, units = torch.empty(height, cols), torch.empty(height, cols, dtype=torch.float64)
+    for top, bottom in strips:
+        part, unit = rounds[: bottom - top], units[: bottom - top]
+        unit.copy_(torch.mul(x_mn[top:bottom], 2.0**shift, out=part).round_())
         if side:
-            out_kr.addmm_(units.T, basis_kr[top:bottom])
+            out_rk.addmm_(basis_rk[:, top:bottom], unit)
         else:
-            torch.mm(units, basis_kr, out=out_kr[top:bottom])
-    return out_kr.mul_(2.0**-shift)
+            out_rk[:, top:bottom] = torch.mm(unit, basis_rk.T).T
+    return out_rk.mul_(2.0**-shift)
 
 
 def _strips(rows: int, cols: int) -> Iterator[tuple[int, int]]:

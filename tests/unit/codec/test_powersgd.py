@@ -63,7 +63,7 @@ def after(part: LowRank, state: Tensor, version: int, payloads: list[Tensor]) ->
     ("shape", "rows", "cols"),
     [
         ((8, 6), 8, 6),
-        ((4, 3, 5), 4, 15),
+        ((4, 3, 5), 12, 5),
         ((8, 64, 32), 512, 32),
         ((64, 3, 3, 3), 64, 27),
         ((7,), 1, 7),

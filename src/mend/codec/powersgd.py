@@ -135,10 +135,12 @@ class LowRank:
         return _HEAD.size + 4 * len(self.matrices) + 2 * (factors + raw)
 
     def first(self, state_S: Tensor) -> None:
-        for slot in range(self.slots):
-            for number, basis_rk in enumerate(self.bases(state_S, slot)):
-                noise_rk = _noise(basis_rk.shape, (slot % 2, number))
+        for side in (0, 1):
+            for number, basis_rk in enumerate(self.bases(state_S, side)):
+                noise_rk = _noise(basis_rk.shape, (side, number))
                 basis_rk.copy_(rounded(orthonormal(noise_rk)))
+        for slot in range(2, self.slots):
+            self.slot(state_S, slot).copy_(self.slot(state_S, slot % 2))
 
     def at(self, state_S: Tensor, version: int) -> Codec:
         return LowRankAt(self, state_S, version)

@@ -39,7 +39,7 @@ from mend.tools.demo_model import Size
 from mend.types import Owned, Span
 
 PLAN = Plan(
-    size=Size(64, 2, 4, 64, 4), steps=384, period_steps=16, eval_steps=384, eval_batches=96,
+    size=Size(64, 2, 4, 64, 4), steps=192, period_steps=8, eval_steps=192, eval_batches=48,
     learning_rate=4e-3,
 )  # fmt: skip
 ARMS = ("alone", "none", "int4", "topk", "powersgd-1", "powersgd-4", "powersgd-16")

@@ -7,7 +7,7 @@ One thread. Variants take turns in every repeat, so that a disturbance of the ma
 NAME offer  all that a worker does for an offer with this codec: anchor - snapshot, the check for
             NaN and Inf, the codec, the residual where the codec loses something, the checksum
 NAME codec  the codec alone
-NAME decode the way back, of the whole vector
+NAME decode the way back, of the whole vector (of powersgd the factors are read once, as in a merge)
 memcpy      torch's copy_ of the same elements
 
 A speed is the bytes of the delta (4 per element) per second; memcpy's is what it copies, once.
@@ -27,13 +27,19 @@ from functools import partial
 import torch
 
 from benchmarks._common import arguments, limit, noise, report, spread
-from mend.codec import CODECS
+from mend.codec import Codec, codec_named
 from mend.engine.numerics import Numerics
 from mend.merge import MERGES
 from mend.outer import Nesterov
+from mend.types import Owned, Span
 
-GOALS = {"float32": 1.5, "bfloat16": 3.0, "int8": 3.0, "int4": 1.5, "e3m0": 1.5, "topk": 0.5}
+GOALS = {
+    "float32": 1.5, "bfloat16": 3.0, "int8": 3.0, "int4": 1.5, "e3m0": 1.5, "topk": 0.5,
+    "sparse": 0.5, "powersgd-4": 1.0,
+}  # fmt: skip
 """GB/s of input, one thread."""
+MATRIX = (1024, 4096)
+"""Of which the delta consists, for a codec that has to know it."""
 SCALE = 1e-3
 
 
@@ -74,11 +80,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--numel", type=int, default=50_000_000, help="fp32 elements (default 50000000)"
     )
-    parser.add_argument("--codecs", default=",".join(CODECS), help="(default: all of them)")
+    parser.add_argument("--codecs", default=",".join(GOALS), help="(default: all of them)")
     parser.add_argument("--repeats", type=int, default=9, help="one more warms up (default 9)")
     options = parser.parse_args()
-    if unknown := set(options.codecs.split(",")) - set(CODECS):
-        parser.error(f"--codecs: {sorted(unknown)[0]!r} is none of {', '.join(CODECS)}")
+    if unknown := set(options.codecs.split(",")) - set(GOALS):
+        parser.error(f"--codecs: {sorted(unknown)[0]!r} is none of {', '.join(GOALS)}")
     return options
 
 
@@ -91,13 +97,15 @@ def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[flo
     runs: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(delta)}
     parts = []
     for name in options.codecs.split(","):
-        numerics = Numerics(CODECS[name](), MERGES["mean"](), Nesterov(1.0, 0.0), 1)
+        numerics = Numerics(codec_named(name), MERGES["mean"](), Nesterov(1.0, 0.0), 1)
         parts.append(numerics)
-        runs[f"{name} offer"] = partial(_offer, numerics, snapshot, anchor)
-        runs[f"{name} codec"] = partial(numerics.codec.encode, delta)
-        payload = numerics.codec.encode(delta)
-        decode = partial(numerics.codec.decode, payload, 0, options.numel, out)
-        runs[f"{name} decode"] = decode
+        codecs = numerics.codecs(_owned(options.numel))
+        state = torch.empty(codecs.state_numel)
+        codecs.first(state)
+        codec = codecs.at(state, 0)
+        runs[f"{name} offer"] = partial(_offer, numerics, codec, snapshot, anchor)
+        runs[f"{name} codec"] = partial(codec.encode, delta)
+        runs[f"{name} decode"] = partial(codec.decode, codec.encode(delta), 0, options.numel, out)
     speeds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(options.repeats + 1):
         for name, run in runs.items():
@@ -111,8 +119,16 @@ def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[flo
     return speeds
 
 
-def _offer(numerics: Numerics, snapshot: torch.Tensor, anchor: torch.Tensor) -> str:
-    return numerics.encode(snapshot, None, anchor).checksum
+def _owned(numel: int) -> Owned:
+    """As many matrices as there is room for, and a vector of the rest."""
+    size = MATRIX[0] * MATRIX[1]
+    spans = [Span(0, min(size, numel - begin)) for begin in range(0, numel, size)]
+    shapes = tuple(MATRIX if span.numel == size else (span.numel,) for span in spans)
+    return Owned(tuple(spans), numel, shapes)
+
+
+def _offer(numerics: Numerics, codec: Codec, snapshot: torch.Tensor, anchor: torch.Tensor) -> str:
+    return numerics.encode(snapshot, None, anchor, codec).checksum
 
 
 if __name__ == "__main__":

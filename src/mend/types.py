@@ -94,6 +94,8 @@ class Owned:
 
     spans: tuple[Span, ...]
     numel: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of the copies or shards that the spans count in; empty: each span is a vector of its own."""
 
     @property
     def cuts(self) -> tuple[int, ...]:

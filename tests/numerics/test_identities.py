@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mend.codec import CODECS
-from mend.engine.numerics import Numerics
+from mend.codec import codec_named
+from mend.engine.numerics import Anchor, Numerics
 from mend.fragment import VectorLedger, realign
 from mend.merge import Average
 from mend.outer import Nesterov
-from mend.reference import Settings, lockstep
+from mend.reference import Rack, Settings, lockstep
+from mend.types import Owned, Span
 from tests.numerics.racks import FRAGMENTS, flat, rack
 
 PERIOD, STEPS = 5, 60
@@ -56,12 +57,12 @@ class RankMachine:
             for p, part in zip(self.rack.parameters, parts, strict=True):
                 p.copy_(part.view(p.shape))
 
-    def capture(self) -> Tensor:
+    def capture(self, anchor: Anchor) -> Tensor:
         """The payload. Makes a new offer each round; the one before was named or is forgotten."""
         self.ledger.dropped()
-        delta = self.A - flat(self.rack)
-        encoded = self.numerics.encode(delta, self.e)
-        y = self.numerics.codec.decode(encoded.payload, 0, delta.numel(), torch.empty_like(delta))
+        delta, codec = self.A - flat(self.rack), anchor.codec
+        encoded = self.numerics.encode(delta, self.e, None, codec)
+        y = codec.decode(encoded.payload, 0, delta.numel(), torch.empty_like(delta))
         self.ledger.captured(y)
         self.offer = (delta, encoded.pend)
         if self.case.residual == "at send":
@@ -90,16 +91,24 @@ class RankMachine:
         return self.ledger.error(flat(self.rack), self.A, self.e)
 
 
+def owned(rack: Rack) -> Owned:
+    """All of its parameters, one after the other."""
+    spans = tuple(Span(0, p.numel()) for p in rack.parameters)
+    shapes = tuple(tuple(p.shape) for p in rack.parameters)
+    return Owned(spans, sum(span.numel for span in spans), shapes)
+
+
 def run(case: Case) -> list[RankMachine]:
-    numerics = Numerics(CODECS[case.codec](), Average(), Nesterov(case.lr, case.momentum))
+    numerics = Numerics(codec_named(case.codec), Average(), Nesterov(case.lr, case.momentum))
     non_voters = [RankMachine(n, case, numerics) for n in range(case.racks)]
     chance = torch.Generator().manual_seed(7)
-    anchor, named, after = numerics.genesis(non_voters[0].A), [], numerics.genesis(non_voters[0].A)
+    anchor = after = numerics.genesis(non_voters[0].A, owned(non_voters[0].rack))
+    named: list[int] = []
     for step in range(1, STEPS + 1):
         for rank_machine in non_voters:
             rank_machine.train(step)
         if step % PERIOD == 0:
-            payloads = [rank_machine.capture() for rank_machine in non_voters]
+            payloads = [rank_machine.capture(anchor) for rank_machine in non_voters]
             lots = torch.randint(0, 100, (case.racks,), generator=chance).tolist()
             named = [n for n, lot in enumerate(lots) if lot >= case.exclude_pct] or [0]
             weights = [float(torch.tensor(1 / len(named)))] * len(named)
@@ -131,7 +140,7 @@ CARRY = {
         f"{codec}, {overlap} late, {pct} % excluded": Case(
             racks=3, codec=codec, overlap=overlap, exclude_pct=pct
         )
-        for codec in ("int8", "int4", "e3m0", "topk")
+        for codec in ("int8", "int4", "e3m0", "topk", "powersgd-2", "sparse")
         for overlap in (0, 4)
         for pct in (0, 30)
     },
@@ -168,7 +177,7 @@ def test_a_residual_released_at_the_wrong_moment_leaves_the_ledger_open(release:
     assert opened > 30 * closed
 
 
-@pytest.mark.parametrize(("codec", "gap"), [("int4", 0.01), ("topk", 0.1)])
+@pytest.mark.parametrize(("codec", "gap"), [("int4", 0.01), ("topk", 0.1), ("powersgd-2", 0.1)])
 def test_one_phase_feedback_loses_what_an_excluded_offer_held(codec: str, gap: float) -> None:
     """Open implementations release the residual when they send. Of an offer that no commit names
     the part that was sent is carried, and the residual counts it once more or never."""

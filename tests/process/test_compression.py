@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from mend.codec import CODECS
+from mend.codec import codec_named, fragment_codec
 from mend.fragment.plan import build_plan
+from mend.fragment.shards import replicated
+from mend.types import Owned
 from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import until
@@ -22,10 +24,14 @@ WIRE_PCT = 1.0
 STEPS = 1_000_000
 
 
-def payload_sizes(codec: str) -> list[int]:
-    """Of the broad model's fragments, in a rack of one rank."""
+def parts() -> list[Owned]:
+    """The broad model's fragments, in a rack of one rank."""
     plan = build_plan(train.build("broad", 0), CONFIG["fragments"])
-    return [CODECS[codec]().payload_bytes(layout.numel) for layout in plan]
+    return [replicated(layout, 1, 0).owned for layout in plan]
+
+
+def payload_sizes(codec: str) -> list[int]:
+    return [fragment_codec(codec_named(codec), owned, 2).payload_bytes for owned in parts()]
 
 
 @pytest.mark.parametrize("codec", ["bfloat16", "int8", "int4", "e3m0", "topk"])
@@ -53,6 +59,54 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
     encoded = first.kinds("encoded")
     assert len(encoded) == len(first.kinds("captured"))
     assert all(0 < event["residual"] < 1 for event in encoded)
+
+
+def low_rank_sizes(rank: int) -> list[tuple[int, int]]:
+    """Bytes of an offer against an even and an odd version, by hand: 16 of a header, 4 of a scale
+    per matrix, 2 per element of a factor or of a vector."""
+    sizes = []
+    for owned in parts():
+        even = odd = 16
+        for shape, span in zip(owned.shapes, owned.spans, strict=True):
+            if len(shape) == 2 and min(shape) > rank:
+                even, odd = even + 4 + 2 * rank * shape[0], odd + 4 + 2 * rank * shape[1]
+            else:
+                even, odd = even + 2 * span.numel, odd + 2 * span.numel
+        sizes.append((even, odd))
+    return sizes
+
+
+def test_offers_of_low_rank_are_as_long_as_their_side_says(jobs: Jobs) -> None:
+    """Like the test above. Fragment 0 has had versions 0 to 4 as bases, fragment 1 0 to 3."""
+    config = {**CONFIG, "outer_step_compression_mode": "powersgd", "lockstep": True}
+    config["outer_step_compression_rank"] = 2
+    job = jobs()
+    told = job.gate("pulled")
+    common: dict[str, Any] = {"model": "broad", "config": config, "learning_rate": 1e-6}
+    ends = {0: {"at": {"end": [["pulled", told]]}}, 1: {"at": {"end": [["gate", told]]}}}
+    first, second = job.run(steps=39, **common, per=ends)
+    assert first.digest == second.digest
+    assert first.weights == second.weights
+    assert first.status["codec"] == "powersgd-2"
+    zero, one = low_rank_sizes(2)
+    wanted = 3 * zero[0] + 2 * zero[1] + 2 * one[0] + 2 * one[1]
+    came = int(Path(told).read_text())
+    assert wanted <= came <= (1 + WIRE_PCT / 100) * wanted
+    encoded = first.kinds("encoded")
+    sizes = {(event["fragment"], event["bytes"]) for event in encoded}
+    assert sizes == {(0, zero[0]), (0, zero[1]), (1, one[0]), (1, one[1])}
+    assert all(0 < event["residual"] < 1 for event in encoded)
+
+
+def test_sparse_offers_are_as_long_as_what_changed(jobs: Jobs) -> None:
+    config = {**CONFIG, "outer_step_compression_mode": "sparse", "lockstep": True}
+    first, second = jobs().run(steps=24, model="broad", config=config, learning_rate=1e-6)
+    assert first.digest == second.digest
+    assert first.status["codec"] == "sparse"
+    most = sum(payload_sizes("sparse")[e["fragment"]] for e in first.kinds("captured"))
+    assert 0 < first.status["payload_bytes"] <= most
+    assert first.status["residual_share"] == 0
+    assert len(first.commits) >= 4
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])

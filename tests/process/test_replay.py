@@ -184,7 +184,7 @@ def test_the_first_difference_is_told(recorded: Job, jobs: Jobs) -> None:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_racks_of_several_ranks_are_replayed(jobs: Jobs, parallel: str) -> None:
     job = jobs(ranks=2, name="recorded")
-    payload = "bf16" if parallel == "ddp" else "int4"
+    payload = "bf16" if parallel == "ddp" else "powersgd-1"
     config = {**CONFIG, "outer_step_compression_mode": payload, "merge": "rda"}
     per = {1: {"pace_ms": 12}, 0: {"pace_ms": 4}}
     job.run(steps=24, config=config, parallel=parallel, per=per)

@@ -32,6 +32,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
+LOW_RANK = {"outer_step_compression_mode": "powersgd", "outer_step_compression_rank": 1}
+"""Its basis is a part of the checkpoint."""
+
+
 def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
     return [each for each in result.merges if each["version"] > versions[each["fragment"]]]
 
@@ -43,8 +47,10 @@ def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
         (2, {"payload_dtype": "bfloat16"}),
         (1, {"outer_step_compression_mode": "topk"}),
         (2, {"parallel": "fsdp2"}),
+        (2, LOW_RANK),
+        (2, {"parallel": "fsdp2", **LOW_RANK}),
     ],
-    ids=["1 rank", "ddp, residuals", "topk", "fsdp2"],
+    ids=["1 rank", "ddp, residuals", "topk", "fsdp2", "ddp, low rank", "fsdp2, low rank"],
 )
 def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
     jobs: Jobs, tmp_path: Path, ranks: int, more: dict[str, Any]

@@ -105,14 +105,29 @@ def logged(world: World) -> list[dict[str, Any]]:
     return list(world.checkers.commits.values())
 
 
+def bases_in(
+    outcome: reference.Outcome, fragment: int, version: int, max_age: int, rank: int
+) -> torch.Tensor:
+    """Of the versions that a merge into the next one may name, as an anchor holds them."""
+    slots, found = (max_age + 2) // 2 * 2, [torch.empty(0)]
+    for slot in range(slots if outcome.low_rank else 0):
+        newest = version - (version - slot) % slots
+        bases = outcome.low_rank[fragment].bases[newest if newest >= 0 else -(newest % 2)]
+        mine = [bases[key] for key in sorted(bases) if key[0] == rank]
+        found += [torch.from_numpy(basis).float().reshape(-1) for basis in mine]
+    return torch.cat(found)
+
+
 def digest_in(
-    outcome: reference.Outcome, fragment: int, version: int, ranks: int, rank: int
+    outcome: reference.Outcome, fragment: int, version: int, scenario: Scenario, rank: int
 ) -> str:
     """Of one rank's part of an anchor of the reference."""
-    anchor = outcome.anchors[fragment][version]
+    anchor, ranks = outcome.anchors[fragment][version], scenario.ranks
+    bases = bases_in(outcome, fragment, version, scenario.max_age, rank)
     start, stop = owned_span(anchor.values.numel(), ranks, rank)
     parts = [x[start:stop] for x in (anchor.values, anchor.state) if x is not None]
-    return digest_of(torch.cat(parts), stop - start, version, int(anchor.rounds * WHOLE))
+    data, rounds = torch.cat([*parts, bases]), int(anchor.rounds * WHOLE)
+    return digest_of(data, stop - start, version, rounds, bases.numel())
 
 
 def test_one_of_them_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> None:
@@ -143,7 +158,7 @@ def test_the_reference_finds_the_same_bits(seed: int) -> None:
 
     for fields in logged(world):
         fragment, version = fields["fragment"], fields["version"]
-        found = [digest_in(outcome, fragment, version, ranks, rank) for rank in range(ranks)]
+        found = [digest_in(outcome, fragment, version, scenario, rank) for rank in range(ranks)]
         assert found == fields["digests"], f"fragment {fragment} version {version}"
     for peer, training in world.trainings.items():
         for fragment, track in enumerate(training.trainer.tracks):

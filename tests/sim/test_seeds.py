@@ -67,7 +67,7 @@ def test_the_seeds_cover_what_they_are_for() -> None:
     assert {scenario.racks for scenario in drawn} == {2, 3, 4}
     assert {scenario.ranks for scenario in drawn} == {1, 2}
     assert {scenario.alignment for scenario in drawn} == {"carry", "overwrite", "blend"}
-    assert {scenario.payload for scenario in drawn} == set(CODECS)
+    assert {scenario.payload for scenario in drawn} == {*CODECS, "powersgd-1"}
     assert {(s.merge, s.ranks) for s in drawn} == {(m, r) for m in ("mean", "rda") for r in (1, 2)}
     assert any(scenario.lockstep for scenario in drawn)
     assert any(scenario.loss for scenario in drawn)

@@ -4,46 +4,87 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from typing import cast
 
-from mend.codec.base import Codec
+from mend.codec.base import (
+    Codec,
+    FragmentCodec,
+    LayoutCodec,
+    Stateless,
+    Varying,
+    fragment_codec,
+)
 from mend.codec.blocks import BlockCodec
 from mend.codec.e3m0 import E3M0
 from mend.codec.linear import Int4, Int8
+from mend.codec.powersgd import RANK_MAX, PowerSGD
 from mend.codec.raw import RawBfloat16, RawFloat32
+from mend.codec.sparse import Sparse
 from mend.codec.topk import TopK
 from mend.errors import ConfigError
 
 CODECS: dict[str, Callable[[], Codec]] = {
-    codec.name: codec for codec in (RawFloat32, RawBfloat16, Int8, Int4, E3M0, TopK)
+    codec.name: codec for codec in (RawFloat32, RawBfloat16, Int8, Int4, E3M0, TopK, Sparse)
 }
+
+LAYOUT_CODECS: dict[str, Callable[[], LayoutCodec]] = {
+    f"powersgd-{rank}": partial(PowerSGD, rank) for rank in range(1, RANK_MAX + 1)
+}
+"""Those that have to know the tensors, or have a state."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
 
-def register(name: str, make: Callable[[], Codec]) -> None:
+def is_codec(name: str) -> bool:
+    """Whether a codec of this name is registered here."""
+    return name in CODECS or name in LAYOUT_CODECS
+
+
+def codec_named(name: str) -> Codec | LayoutCodec:
+    """A new one. Raises KeyError for a name that is not registered."""
+    return CODECS[name]() if name in CODECS else LAYOUT_CODECS[name]()
+
+
+def register(name: str, make: Callable[[], Codec] | Callable[[], LayoutCodec]) -> None:
     """Let `outer_step_compression_mode` name a codec of yours, in this process. Every rack must do
     so, under the same name, before its MendConfig is built. Raises ConfigError for a name that
     cannot be, or that is taken."""
     if not _NAME.fullmatch(name):
         rule = "must be a lower-case letter and up to 31 letters, digits, - and _"
         raise ConfigError("codec", name, rule, "Choose another name.")
-    if CODECS.get(name, make) is not make:
+    if is_codec(name) and make not in (CODECS.get(name), LAYOUT_CODECS.get(name)):
         raise ConfigError("codec", name, "is registered already", "Choose another name.")
-    if (found := make().name) != name:
-        rule = f"makes a codec whose name is {found!r}"
+    made = make()
+    if made.name != name:
+        rule = f"makes a codec whose name is {made.name!r}"
         raise ConfigError("codec", name, rule, "Register it under the name that it has.")
-    CODECS[name] = make
+    if isinstance(made, LayoutCodec):
+        LAYOUT_CODECS[name] = cast(Callable[[], LayoutCodec], make)
+    else:
+        CODECS[name] = cast(Callable[[], Codec], make)
 
 
 __all__ = [
     "CODECS",
     "E3M0",
+    "LAYOUT_CODECS",
+    "RANK_MAX",
     "BlockCodec",
     "Codec",
+    "FragmentCodec",
     "Int4",
     "Int8",
+    "LayoutCodec",
+    "PowerSGD",
     "RawBfloat16",
     "RawFloat32",
+    "Sparse",
+    "Stateless",
     "TopK",
+    "Varying",
+    "codec_named",
+    "fragment_codec",
+    "is_codec",
     "register",
 ]

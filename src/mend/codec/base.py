@@ -1,16 +1,19 @@
 """One flat fp32 vector <-> bytes. Runs on workers. Touches tensors; never peers, clocks, files.
 
-Legend: N elements of a rank's part of a fragment, B payload bytes.
+Legend: N elements of a rank's part of a fragment, B payload bytes, S elements of a codec's state.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from mend.errors import WireError
+from mend.types import Owned
 
 
 class Codec(Protocol):
@@ -29,7 +32,7 @@ class Codec(Protocol):
     part by part gives the same bytes, end to end. 0: only the whole vector can be encoded."""
 
     def payload_bytes(self, numel: int) -> int:
-        """B for N = numel elements."""
+        """B for N = numel elements; of a codec that is `Varying`, the most that B can be."""
 
     def encode(self, x_N: Tensor) -> Tensor:
         """fp32 N -> uint8 B, contiguous on CPU. May alias x_N only where `exact`. Every element is
@@ -39,6 +42,104 @@ class Codec(Protocol):
         """Elements [start, stop) as fp32; into `out` (fp32, stop - start) or, where free, a view of
         the payload. Any range is allowed; one that is cut at multiples of `block` is fast. Raises
         WireError when the payload has no such elements."""
+
+
+@runtime_checkable
+class Varying(Protocol):
+    """A codec whose payloads of N elements are not all of one size. An offer then says its size."""
+
+    def check(self, payload_B: Tensor, numel: int) -> None:
+        """Raises WireError when `decode` could not read all N elements of this payload."""
+
+
+class FragmentCodec(Protocol):
+    """The codec of a rank's part of one fragment. Its state is a vector that lies behind the values
+    of every anchor: it has that anchor's version, is in its digest, and travels with it to a rack
+    that joins and into checkpoints."""
+
+    @property
+    def state_numel(self) -> int:
+        """S; 0: it has no state."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether its codecs are `Varying`."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """The most that a payload can be."""
+
+    def first(self, state_S: Tensor) -> None:
+        """Write the state that a run begins with (fp32): equal bits on every rack."""
+
+    def at(self, state_S: Tensor, version: int) -> Codec:
+        """The codec of the anchor of this version: encodes offers against it, and decodes those of
+        every base that a merge into the next version may still name."""
+
+    def advance(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        state_S: Tensor,
+        version: int,
+        out_S: Tensor,
+    ) -> None:
+        """Write the state of `version` + 1, from that of `version` and what was merged into it,
+        ascending by rack. Equal bits on every machine: the digest of the anchor covers them."""
+
+
+@runtime_checkable
+class LayoutCodec(Protocol):
+    """A codec that has to know which tensors a vector holds, or what was merged before."""
+
+    name: str
+    exact: bool
+
+    def of(self, owned: Owned, max_age: int) -> FragmentCodec:
+        """For these elements. An offer that is merged may be `max_age` versions old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stateless:
+    """The FragmentCodec of a `Codec`, which is the same for every fragment and version."""
+
+    codec: Codec
+    numel: int
+
+    @property
+    def state_numel(self) -> int:
+        return 0
+
+    @property
+    def varies(self) -> bool:
+        return isinstance(self.codec, Varying)
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.codec.payload_bytes(self.numel)
+
+    def first(self, state_S: Tensor) -> None:
+        """There is none."""
+
+    def at(self, state_S: Tensor, version: int) -> Codec:
+        return self.codec
+
+    def advance(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        state_S: Tensor,
+        version: int,
+        out_S: Tensor,
+    ) -> None:
+        """There is none."""
+
+
+def fragment_codec(codec: Codec | LayoutCodec, owned: Owned, max_age: int) -> FragmentCodec:
+    """The codec of a rank's part of a fragment."""
+    if isinstance(codec, LayoutCodec):
+        return codec.of(owned, max_age)
+    return Stateless(codec, owned.numel)
 
 
 def check_row(payload_B: Tensor) -> None:

@@ -56,13 +56,17 @@ FACTS = (
 )
 """What must be equal on all racks."""
 
-COMPRESSIONS = ("none", "bf16", "int8", "int4", "quant4", "e3m0", "topk")
+COMPRESSIONS = (
+    "none", "bf16", "int8", "int4", "quant4", "e3m0", "topk", "powersgd", "sparse",
+)  # fmt: skip
 """Words of outer_step_compression_mode, beside the names of codecs."""
 
 _CODEC_OF = {"bf16": "bfloat16", "quant4": "int4"}
 
-NOT_BUILT = ("powersgd", "sparse")
-"""Compressions that descriptions of this system name, and that are refused."""
+RANK_DEFAULT = 4
+
+AGE_MAX_OF_BASES = 8
+"""Most rounds that an offer of powersgd may be late: every anchor holds the bases of as many."""
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -152,9 +156,9 @@ def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ..
 
 
 def _is_codec(word: str) -> bool:
-    from mend.codec import CODECS  # loads torch, which a witness has no use for
+    from mend.codec import is_codec  # loads torch, which a witness has no use for
 
-    return word in CODECS
+    return is_codec(word)
 
 
 @_from_all_sources
@@ -259,10 +263,16 @@ class MendConfig:
         "none",
         k.text(
             f"one of {', '.join(COMPRESSIONS)}, or the name of a registered codec",
-            lambda word: word in COMPRESSIONS or word in NOT_BUILT or _is_codec(word),
+            lambda word: word in COMPRESSIONS or _is_codec(word),
         ),
         "compression of deltas on the wire; what it drops is sent with a later round "
         "(compression.md)",
+    )
+    outer_step_compression_rank: int = _knob(
+        RANK_DEFAULT,
+        k.whole(1, 64),
+        "columns that powersgd sends of each matrix; read where outer_step_compression_mode is "
+        "powersgd",
     )
     lockstep: bool = _knob(False, k.YES_NO, "every rack waits for every round at its apply point")
     max_age: int = _knob(2, k.whole(0, 64), "rounds that an offer may be late and still be merged")
@@ -390,8 +400,10 @@ class MendConfig:
 
     @property
     def codec(self) -> str:
-        """Of deltas on the wire: a name of mend.codec.CODECS."""
-        return codec_of(self.outer_step_compression_mode, self.payload_dtype)
+        """Of deltas on the wire: a name that mend.codec.codec_named knows."""
+        return codec_of(
+            self.outer_step_compression_mode, self.payload_dtype, self.outer_step_compression_rank
+        )
 
     @property
     def ramp_rounds(self) -> int:
@@ -468,8 +480,10 @@ class MendConfig:
         return tuple((name, str(getattr(self, name))) for name in FACTS)
 
 
-def codec_of(compression: str, payload_dtype: str) -> str:
-    """The codec that the two settings choose."""
+def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> str:
+    """The codec that these settings choose."""
+    if compression == "powersgd":
+        return f"powersgd-{rank}"
     return payload_dtype if compression == "none" else _CODEC_OF.get(compression, compression)
 
 
@@ -518,9 +532,9 @@ def _refuse_pairs(c: MendConfig) -> None:
 
 def _refuse_compression(c: MendConfig) -> None:
     mode = c.outer_step_compression_mode
-    if mode in NOT_BUILT:
-        remedy = "Use int4, e3m0 (4 bits) or topk (1/141 of fp32)."
-        raise ConfigError("outer_step_compression_mode", mode, "is not built yet", remedy)
+    if c.codec.startswith("powersgd-") and c.max_age > AGE_MAX_OF_BASES:
+        rule = f"must be {AGE_MAX_OF_BASES} or less with powersgd, which keeps a basis per round"
+        raise ConfigError("max_age", c.max_age, rule, "Lower it, or use another compression.")
     if mode != "none" and c.payload_dtype not in ("float32", c.codec):
         rule = f"contradicts outer_step_compression_mode={mode!r}"
         raise ConfigError("payload_dtype", c.payload_dtype, rule, "Leave one of the two out.")

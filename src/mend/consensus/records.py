@@ -20,6 +20,7 @@ Hex = Annotated[str, Meta(max_length=64, pattern=r"^([0-9a-f]{2})*\Z")]
 TEXT_MAX = 4096
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]
+Sizes = Annotated[tuple[Count, ...], Meta(max_length=1024)]
 Digests = Annotated[tuple[Hex, ...], Meta(max_length=1024)]
 Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**62)], ...], Meta(max_length=1024)]
 """Newest version per fragment; -1 = none yet."""
@@ -79,6 +80,8 @@ class Offer(Word, frozen=True):
     applied: Count
     """Version the rack trains on now; grows while the offer stays open."""
     norm: Norm = 0.0
+    sizes: Sizes = ()
+    """Bytes of the payload of each rank; empty where they follow from plan and codec."""
 
 
 class Share(Word, frozen=True):

@@ -62,6 +62,8 @@ class Encoded:
     declined: str = ""
     norm: float = 0.0
     """Greatest magnitude of this rank's part."""
+    size: int = 0
+    """Bytes of the payload; 0: as many as the codec makes of every vector of this length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -394,6 +394,7 @@ class Leader:
                     checksums=tuple(part.checksum for part in parts),
                     applied=min(part.applied for part in parts),
                     norm=max(part.norm for part in parts),
+                    sizes=sizes if any(sizes := tuple(part.size for part in parts)) else (),
                 )
             )
         return tuple(offers)

@@ -281,6 +281,8 @@ class Part(Word, frozen=True):
     applied: Count
     declined: Text
     norm: Norm = 0.0
+    size: Count = 0
+    """Bytes; 0: as the codec always makes of a part."""
 
 
 class Partial(Word, frozen=True):

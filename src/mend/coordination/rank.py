@@ -109,11 +109,12 @@ class RankMachine:
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
-            case ev.Encoded(p, seq, checksum, declined, norm) if (
+            case ev.Encoded(p, seq, checksum, declined, norm, size) if (
                 p in self.parts and self.parts[p].seq == seq
             ):
-                part = replace(self.parts[p], checksum=checksum, declined=declined, norm=norm)
-                self.parts[p] = part
+                self.parts[p] = replace(
+                    self.parts[p], checksum=checksum, declined=declined, norm=norm, size=size
+                )
             case ev.Fetched():
                 self._on_fetched(event, now_ns, effects)
             case ev.Measured(p):

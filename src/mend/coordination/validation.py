@@ -192,6 +192,8 @@ def _offers_misfit(offers: Iterable[Offer], fragments: int, ranks: int) -> str:
     for offer in offers:
         if offer.fragment >= fragments or len(offer.checksums) != ranks:
             return f"an offer of fragment {offer.fragment} with {len(offer.checksums)} checksums"
+        if len(offer.sizes) not in (0, ranks):
+            return f"an offer of fragment {offer.fragment} with {len(offer.sizes)} sizes"
     return ""
 
 

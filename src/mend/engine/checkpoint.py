@@ -36,7 +36,7 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.engine.progress import OfferProgress, Progress
 from mend.engine.rack import RackGroup
 from mend.errors import CheckpointError
-from mend.types import VERSION
+from mend.types import VERSION, Owned
 
 T = TypeVar("T")
 
@@ -178,13 +178,13 @@ class Part:
         m = self.manifest
         return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds)
 
-    def anchor(self, fragment: int, numel: int, numerics: Numerics) -> Anchor:
+    def anchor(self, fragment: int, owned: Owned, numerics: Numerics) -> Anchor:
         """Raises CheckpointError for what is not as it was written."""
         mine = self.state.progress.fragments[fragment]
-        data = numerics.empty(numel)
+        data = numerics.empty(owned)
         found = self._tensor(f"{fragment}.anchor", data.numel())
         data.copy_(found)
-        anchor = numerics.adopt(data, numel, mine.version, mine.rounds)
+        anchor = numerics.adopt(data, owned, mine.version, mine.rounds)
         if anchor.digest != mine.digest:
             raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
         return anchor
@@ -210,8 +210,8 @@ class Part:
         for each in self.state.offers:
             track = tracks[each.fragment]
             anchor, numel = track.anchor, track.owned.numel
-            if anchor.version != each.base:  # of which only the number is known
-                anchor = Anchor(torch.empty(0), 0, each.base, "")
+            if anchor.version != each.base:
+                anchor = anchor.of_base(each.base)
             delta_N = self._tensor(f"{each.fragment}.delta", numel)
             found.append(
                 OpenOffer(

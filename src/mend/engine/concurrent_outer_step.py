@@ -295,7 +295,8 @@ class ConcurrentOuterStep:
             if offer.landed is not None:
                 offer.landed()
             anchor_N = None if offer.encoded else offer.anchor.values
-            return self.numerics.encode(offer.delta_N, offer.residual_N, anchor_N)
+            codec = offer.anchor.codec
+            return self.numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
 
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
@@ -311,9 +312,15 @@ class ConcurrentOuterStep:
                 offer.pend_N, offer.encoded = result.pend, True
                 self._encoded(offer, result)
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
-                self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm))
+                size = result.payload.numel() if self._varies(fragment) else 0
+                made = ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size)
+                self.tell(made)
 
         self.host.work(job, done)
+
+    def _varies(self, fragment: int) -> bool:
+        """Whether an offer of this fragment has to say how long it is."""
+        return self.numerics.codecs(self.owned[fragment]).varies
 
     def _encoded(self, offer: OpenOffer, made: Encoded) -> None:
         size, fp32_bytes = made.payload.numel(), 4 * offer.delta_N.numel()
@@ -327,7 +334,12 @@ class ConcurrentOuterStep:
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer
         name = (offer.member, offer.fragment, offer.seq)
-        size = self.numerics.payload_bytes(self.owned[offer.fragment].numel)
+        most = self.numerics.payload_bytes(self.owned[offer.fragment])
+        size = offer.sizes[self.me.rank] if self._varies(offer.fragment) and offer.sizes else most
+        if size > most:
+            wrong = f"its offer has {size} bytes, {most} are the most that it can have"
+            self.tell(ev.Fetched(*name, error=wrong))
+            return
         payload = self.numerics.buffers.empty(size, torch.uint8)
         checksum = (
             offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
@@ -342,8 +354,8 @@ class ConcurrentOuterStep:
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
-        numel = self.owned[fragment].numel
-        data = self.numerics.empty(numel)
+        owned = self.owned[fragment]
+        data = self.numerics.empty(owned)
 
         def finish(result: Anchor | Exception) -> None:
             if isinstance(result, Exception):
@@ -360,7 +372,7 @@ class ConcurrentOuterStep:
             if error is not None:
                 finish(error)
             else:
-                adopt = partial(self.numerics.adopt, data, numel, version, effect.rounds)
+                adopt = partial(self.numerics.adopt, data, owned, version, effect.rounds)
                 self.host.work(adopt, finish)
 
         key = state_key(self.me.rank, fragment, version, effect.digest)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mend.codec import CODECS
+from mend.codec import codec_named
 from mend.engine.cuda_staging import CudaPin
 from mend.engine.live_rank import LiveRank
 from mend.engine.numerics import Numerics
@@ -37,11 +37,13 @@ def live_rank(
     """`place`: (number, count) of this process among those on this machine. With a model on a GPU
     memory is locked, and workers stay on the cores near it. Raises what a LiveRank raises."""
     outer = OUTERS["nesterov"](rules.outer_lr, rules.momentum, rules.momentum_ramp)
-    codec, merge = CODECS[rules.codec](), MERGES[rules.merge]()
+    codec, merge = codec_named(rules.codec), MERGES[rules.merge]()
     device = device_of(p for _, p in exchanged_parameters(model, frozen=settings.frozen))
     pin, cores = None, None
     if device is not None and device.type == "cuda":
         pin, cores = CudaPin(), worker_cores(device.index or 0, *place)
-    numerics = Numerics(codec, merge, outer, pool_threads(), rules.spare, pin, cores)
+    numerics = Numerics(
+        codec, merge, outer, pool_threads(), rules.spare, pin, cores, settings.max_age
+    )
     near = replace(settings, io_loop=replace(settings.io_loop, cores=cores))
     return LiveRank(model, near, numerics)

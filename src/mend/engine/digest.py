@@ -14,6 +14,7 @@ from torch import Tensor
 DIGEST_BLOCK_BYTES = 4 << 20
 _HEADER = struct.Struct("!8sQQ?")  # magic, version, numel, has_state
 _ROUNDS = struct.Struct("!Q")
+_CODEC = struct.Struct("!5sQ")
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -56,24 +57,32 @@ class _BlockHashes:
 
 
 class StateDigest:
-    """sha256 over a header, the xxh3_128 of every 4 MiB of the values, then of the outer state.
+    """sha256 over a header, the xxh3_128 of every 4 MiB of the values, of the outer state, of the
+    codec's state.
 
-    The rounds merged so far are a part of the outer state, and in the header where there is one.
+    The rounds merged so far are a part of the outer state, and in the header where there is one. So
+    is the length of the codec's state (`codec_numel`).
 
     Detects accidents, not adversaries. Values and state are cut separately, so both can be fed as
     they are made.
     """
 
-    def __init__(self, numel: int, version: int, has_state: bool, rounds: int = 0) -> None:
+    def __init__(
+        self, numel: int, version: int, has_state: bool, rounds: int = 0, codec_numel: int = 0
+    ) -> None:
         has_state = has_state and numel > 0
         self._header = _HEADER.pack(b"mend-st1", version, numel, has_state)
         self._header += _ROUNDS.pack(rounds) if has_state else b""
-        self._values, self._state = _BlockHashes(), _BlockHashes()
+        self._header += _CODEC.pack(b"codec", codec_numel) if codec_numel else b""
+        self._values, self._state, self._codec = _BlockHashes(), _BlockHashes(), _BlockHashes()
 
     def feed(self, values_n: Tensor, state_n: Tensor | None) -> None:
         self._values.feed(bytes_of(values_n))
         if state_n is not None:
             self._state.feed(bytes_of(state_n))
+
+    def feed_codec(self, state_S: Tensor) -> None:
+        self._codec.feed(bytes_of(state_S))
 
     def extend(self, rest: StateDigest) -> None:
         """Append the digest of the elements that follow; the parts so far are whole blocks."""
@@ -82,7 +91,7 @@ class StateDigest:
 
     def hexdigest(self) -> str:
         return hashlib.sha256(
-            self._header + self._values.finish() + self._state.finish()
+            self._header + self._values.finish() + self._state.finish() + self._codec.finish()
         ).hexdigest()
 
 
@@ -94,10 +103,12 @@ def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
     return b"".join(xxhash.xxh3_64_digest(data[begin:end]) for begin, end in spans)
 
 
-def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0) -> str:
-    """Digest of an anchor; `data`: fp32, N = numel values, or 2N with the outer state behind.
-    `rounds`: that it has behind it, in parts of `weights.WHOLE`."""
-    has_state = data.numel() > numel
-    digest = StateDigest(numel, version, has_state, rounds)
-    digest.feed(data[:numel], data[numel:] if has_state else None)
+def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0, codec_numel: int = 0) -> str:
+    """Digest of an anchor; `data`: fp32, N = numel values, N of outer state if there is any, then
+    `codec_numel` of the codec's. `rounds`: that it has behind it, in parts of `weights.WHOLE`."""
+    end = data.numel() - codec_numel
+    has_state = end > numel
+    digest = StateDigest(numel, version, has_state, rounds, codec_numel)
+    digest.feed(data[:numel], data[numel:end] if has_state else None)
+    digest.feed_codec(data[end:])
     return digest.hexdigest()

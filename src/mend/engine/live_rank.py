@@ -55,7 +55,7 @@ from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
-from mend.types import SECOND, WITNESS, Member, Peer
+from mend.types import SECOND, WITNESS, Member, Owned, Peer
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class LiveRank:
             again.check(parts.leader.hello.facts)
         if self.me.rank == 0:
             self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
-        roles = self._roles(parts, tuple(numerics.payload_bytes(mine.numel) for mine in owned))
+        roles = self._roles(parts, tuple(numerics.payload_bytes(mine) for mine in owned))
         self.rank = ConcurrentOuterStep(
             self.me,
             self.member,
@@ -269,17 +269,15 @@ class LiveRank:
             values_N = torch.empty(held.owned.numel, dtype=torch.float32)
             view.read(held.owned, values_N)
             if part is None:
-                tracks.append(FragmentState(view, held, numerics.genesis(values_N)))
+                tracks.append(FragmentState(view, held, numerics.genesis(values_N, held.owned)))
                 continue
-            track = FragmentState(
-                view, held, part.anchor(layout.fragment, values_N.numel(), numerics)
-            )
+            track = FragmentState(view, held, part.anchor(layout.fragment, held.owned, numerics))
             part.restore(layout.fragment, track)
             tracks.append(track)
         if self._side is not None:
-            numels = [track.owned.numel for track in tracks]
-            self._side.prepare(max(numels))
-            _prepare(numerics, numels)
+            owned = [track.owned for track in tracks]
+            self._side.prepare(max(part.numel for part in owned))
+            _prepare(numerics, owned)
         return tracks
 
     def _of_all_ranks(self, mine: T, kind: type[T]) -> list[T]:
@@ -467,12 +465,13 @@ class LiveRank:
                 self.io_loop.send(effect.to, effect.body)
 
 
-def _prepare(numerics: Numerics, numels: Sequence[int]) -> None:
+def _prepare(numerics: Numerics, owned: Sequence[Owned]) -> None:
     """Have all memory of the run ready: locking takes a while, and would hold up the first rounds.
 
     A second version of every anchor, and vectors for the rounds in flight.
     """
-    second = [numerics.empty(numel) for numel in numels]
+    second = [numerics.empty(part) for part in owned]
     flying = numerics.buffers.idle_max - len(second)
-    ready = [numerics.buffers.empty(max(numels)) for _ in range(flying)]
+    numel = max(part.numel for part in owned)
+    ready = [numerics.buffers.empty(numel) for _ in range(flying)]
     del second, ready

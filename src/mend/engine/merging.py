@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor
 
 from mend.coordination import events as ev
-from mend.engine.digest import digest_of, digests_of_tensors
+from mend.engine.digest import digests_of_tensors
 from mend.engine.numerics import Anchor
 from mend.engine.sums import Tensors, factors_in
 from mend.errors import Diverged, MendError, Unmergeable
@@ -29,10 +29,11 @@ class Merging:
 
     def measure(self, effect: ev.Measure) -> None:
         key = (effect.fragment, effect.version, effect.attempt)
+        anchor = self._rank.anchors[(effect.fragment, effect.version - 1)]
         tensors = self._tensors[effect.fragment]
 
         def job(payloads: list[Tensor]) -> bytes:
-            return self._numerics.measure(payloads, effect.weights, tensors)
+            return self._numerics.measure(payloads, effect.weights, tensors, anchor)
 
         self._work(
             effect,
@@ -159,8 +160,7 @@ def _spoiled(payloads: list[Tensor], checksums: list[str], anchor: Anchor) -> li
         for i, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
         if checksum_of(payload.numpy().data) != checksum
     ]
-    found = digest_of(anchor.data, anchor.numel, anchor.version, anchor.rounds)
-    return bad if found == anchor.digest else [-1, *bad]
+    return bad if anchor.recomputed() == anchor.digest else [-1, *bad]
 
 
 def said(error: Exception | None) -> str:

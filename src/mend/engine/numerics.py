@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -21,7 +21,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from mend.codec import Codec
+from mend.codec import Codec, FragmentCodec, LayoutCodec, Varying, fragment_codec
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
@@ -31,6 +31,7 @@ from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.merge import PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer, Rates
+from mend.types import Owned, Span
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 # Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
@@ -79,6 +80,15 @@ def _sound(values_n: Tensor) -> bool:
     return math.isfinite(values_n.dot(values_n).item()) or _magnitude(values_n) < NORM_MAX
 
 
+def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
+    """Why this codec cannot read the payload, or empty."""
+    try:
+        codec.check(payload_B, numel)
+    except WireError as error:
+        return str(error)
+    return ""
+
+
 def first_unsound(values_N: Tensor) -> int | None:
     """The first element that is no number below NORM_MAX."""
     for start, stop in _blocks(values_N.numel(), _SINGLE_NUMEL):
@@ -93,10 +103,15 @@ def _check_buffer(data: Tensor, size: int) -> None:
     assert found == ((size,), torch.float32, True), f"no anchor buffer of {size}: {found}"
 
 
+def _owned(part: Owned | int) -> Owned:
+    """A number of elements: of one tensor without a shape."""
+    return part if isinstance(part, Owned) else Owned((Span(0, part),), part)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Anchor:
-    """A committed (or tentative) fragment part: N values, then N of outer state if there is any.
-    Never written to."""
+    """A committed (or tentative) fragment part: N values, N of outer state if there is any, then
+    the state of its codec. Never written to."""
 
     data: Tensor
     numel: int
@@ -104,6 +119,8 @@ class Anchor:
     digest: str
     rounds: int = 0
     """That it has behind it, in parts of `weights.WHOLE`."""
+    codecs: FragmentCodec | None = None
+    """None: of an anchor that nothing is encoded against."""
 
     @property
     def values(self) -> Tensor:
@@ -111,7 +128,31 @@ class Anchor:
 
     @property
     def state(self) -> Tensor | None:
-        return self.data[self.numel :] if self.data.numel() > self.numel else None
+        end = self.data.numel() - self.codec_numel
+        return self.data[self.numel : end] if end > self.numel else None
+
+    @property
+    def codec_numel(self) -> int:
+        return self.codecs.state_numel if self.codecs is not None else 0
+
+    @property
+    def codec_state(self) -> Tensor:
+        return self.data[self.data.numel() - self.codec_numel :]
+
+    @property
+    def codec(self) -> Codec:
+        """Encodes offers against this anchor, decodes those that a merge into the next one names.
+        A new one each time: it keeps what it has read."""
+        assert self.codecs is not None, f"version {self.version} is only a number here"
+        return self.codecs.at(self.codec_state, self.version)
+
+    def of_base(self, base: int) -> Anchor:
+        """An older one, of which nothing is left but the number and what encodes against it."""
+        return Anchor(self.codec_state, 0, base, "", codecs=self.codecs)
+
+    def recomputed(self) -> str:
+        """The digest that its bits have now."""
+        return digest_of(self.data, self.numel, self.version, self.rounds, self.codec_numel)
 
     def view(self) -> memoryview:
         """The bytes a donor serves."""
@@ -133,24 +174,29 @@ class Encoded:
 
 
 class Numerics:
-    """codec + merge + outer step of one run. Any number of workers may share it.
+    """codec + merge + outer step of one run. Any number of workers may share it. A part of a
+    fragment is named by what the rank owns of it, or by the number of its elements.
 
-    `pool`: threads that share what is long; the bits do not depend on how many, as every operation
-    is element-wise and every digest block lies in one part. `buffers`: `spare` large vectors are
-    kept from round to round. The training thread uses both.
+    `max_age`: how many versions old an offer may be and still be merged. `pool`: threads that share
+    what is long; the bits do not depend on how many, as every operation is element-wise and every
+    digest block lies in one part. `buffers`: `spare` large vectors are kept from round to round.
+    The training thread uses both.
     """
 
     def __init__(
         self,
-        codec: Codec,
+        codec: Codec | LayoutCodec,
         merge: Merge,
         outer: OuterOptimizer,
         threads: int = 1,
         spare: int = 0,
         pin: Pin | None = None,
         cores: frozenset[int] | None = None,
+        max_age: int = 2,
     ) -> None:
         self.codec, self.rule, self.outer = codec, merge, outer
+        self._max_age = max_age
+        self._codecs: dict[Owned, FragmentCodec] = {}
         self.measuring = merge if isinstance(merge, Measuring) else None
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
 
@@ -160,60 +206,87 @@ class Numerics:
         self.buffers.close()
         return self.pool.close()
 
-    def payload_bytes(self, numel: int) -> int:
-        return self.codec.payload_bytes(numel)
+    def codecs(self, part: Owned | int) -> FragmentCodec:
+        owned = _owned(part)
+        found = self._codecs.get(owned)
+        if found is None:
+            made = fragment_codec(self.codec, owned, self._max_age)
+            found = self._codecs.setdefault(owned, made)
+        return found
 
-    def empty(self, numel: int) -> Tensor:
+    def payload_bytes(self, part: Owned | int) -> int:
+        """The most that a payload can be."""
+        return self.codecs(part).payload_bytes
+
+    def _data_numel(self, part: Owned | int) -> int:
+        numel = _owned(part).numel
+        return (2 * numel if self.outer.has_state else numel) + self.codecs(part).state_numel
+
+    def empty(self, part: Owned | int) -> Tensor:
         """An unwritten anchor buffer: for a state pull, or for `merge(out=)`."""
-        return self.buffers.empty(2 * numel if self.outer.has_state else numel)
+        return self.buffers.empty(self._data_numel(part))
 
-    def genesis(self, values_N: Tensor) -> Anchor:
-        """Version 0: a copy of the values, zero outer state."""
-        numel = values_N.numel()
-        data = self.empty(numel)
+    def genesis(self, values_N: Tensor, owned: Owned | None = None) -> Anchor:
+        """Version 0: a copy of the values, zero outer state, the first state of the codec."""
+        part = owned or _owned(values_N.numel())
+        numel, codecs = part.numel, self.codecs(part)
+        data = self.empty(part)
         data[:numel].copy_(values_N)
         data[numel:].zero_()
-        return self.adopt(data, numel, 0)
+        codecs.first(data[data.numel() - codecs.state_numel :])
+        return self.adopt(data, part, 0)
 
-    def adopt(self, data: Tensor, numel: int, version: int, rounds: int = 0) -> Anchor:
+    def adopt(self, data: Tensor, part: Owned | int, version: int, rounds: int = 0) -> Anchor:
         """Take over a filled buffer. The caller compares the digest with the one in the log."""
-        size = 2 * numel if self.outer.has_state else numel
-        _check_buffer(data, size)
-        return Anchor(data, numel, version, digest_of(data, numel, version, rounds), rounds)
+        _check_buffer(data, self._data_numel(part))
+        made = Anchor(data, _owned(part).numel, version, "", rounds, self.codecs(part))
+        return replace(made, digest=made.recomputed())
 
     def encode(
-        self, delta_N: Tensor, residual_N: Tensor | None, anchor_N: Tensor | None = None
+        self,
+        delta_N: Tensor,
+        residual_N: Tensor | None,
+        anchor_N: Tensor | None = None,
+        codec: Codec | None = None,
     ) -> Encoded:
         """x = delta + residual; payload = C(x); pend = x - decode(payload).
 
-        With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. The
+        With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. `codec`:
+        that of the anchor it is against; None: the one that is the same for all. The
         payload may share the memory of `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of
         NORM_MAX in x, or when x leaves the range of the codec; `delta_N` is of no use then.
         """
-        numel, block = delta_N.numel(), max(1, self.codec.block)
+        codec = codec or self.codecs(delta_N.numel()).at(delta_N[:0], 0)
+        numel, block = delta_N.numel(), max(1, codec.block)
         x_N = delta_N if residual_N is None else self.buffers.empty(numel)
         # x is ours to overwrite unless it is the delta itself.
         own_x = x_N is not delta_N
-        pend_N = None if self.codec.exact else x_N if own_x else self.buffers.empty(numel)
+        pend_N = None if codec.exact else x_N if own_x else self.buffers.empty(numel)
         parts = list(_blocks(numel, max(1, PORTION_NUMEL // block) * block))
         norms, lengths = [0.0] * len(parts), [(0.0, 0.0)] * max(1, len(parts))
         payload_B = None
-        if self.codec.block:  # every part can be encoded for itself, while it is in the cache
-            payload_B = self.buffers.empty(self.payload_bytes(numel), torch.uint8)
+        if codec.block:  # every part can be encoded for itself, while it is in the cache
+            payload_B = self.buffers.empty(codec.payload_bytes(numel), torch.uint8)
 
         def fill(position: int) -> None:
             begin, end = parts[position]
             norms[position] = self._fill(delta_N, residual_N, anchor_N, x_N, begin, end)
             if payload_B is not None:
-                first, count = self.payload_bytes(begin), self.payload_bytes(end - begin)
+                first, count = codec.payload_bytes(begin), codec.payload_bytes(end - begin)
                 part_B = payload_B[first : first + count]
-                part_B.copy_(self.codec.encode(x_N[begin:end]))
-                lengths[position] = self._unsent(x_N, part_B, pend_N, begin, end)
+                part_B.copy_(codec.encode(x_N[begin:end]))
+                lengths[position] = self._unsent(codec, x_N, part_B, pend_N, begin, end)
 
         self.pool.each([partial(fill, position) for position in range(len(parts))])
         if payload_B is None:
-            payload_B = self.codec.encode(x_N)
-            lengths = [self._unsent(x_N, payload_B, pend_N, 0, numel)]
+            encoded_B = payload_B = codec.encode(x_N)
+
+            def compare(position: int) -> None:
+                begin, end = parts[position]
+                found = self._unsent(codec, x_N, encoded_B, pend_N, begin, end, begin)
+                lengths[position] = found
+
+            self.pool.each([partial(compare, position) for position in range(len(parts))])
         checksum = xxhash.xxh3_128()
         view = bytes_of(payload_B)
         for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
@@ -247,12 +320,19 @@ class Numerics:
         return norm
 
     def measure(
-        self, payloads: Sequence[Tensor], weights: Sequence[float], tensors: Tensors
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        tensors: Tensors,
+        anchor: Anchor | None = None,
     ) -> bytes:
-        """The sums over this part of the tensors, for the leader. Raises WireError like `merge`."""
-        rule = self.measuring
+        """The sums over this part of the tensors, for the leader. `anchor`: of the merge; needed by
+        a codec with a state. Raises WireError like `merge`."""
+        rule, numel = self.measuring, tensors.cuts[-1]
         assert rule is not None, f"{self.rule.name} needs no sums"
-        self._check_payloads(payloads, tensors.cuts[-1])
+        none = torch.empty(0)
+        codec = anchor.codec if anchor is not None else self.codecs(numel).at(none, 0)
+        self._check_payloads(codec, payloads, numel)
         pieces = [
             (number, begin + first, begin + last)
             for number, (begin, end) in enumerate(tensors.measured)
@@ -262,7 +342,7 @@ class Numerics:
 
         def job(position: int) -> None:
             _, start, stop = pieces[position]
-            found[position] = self._measured(rule, payloads, start, stop)
+            found[position] = self._measured(rule, codec, payloads, start, stop)
 
         self.pool.each([partial(job, position) for position in range(len(pieces))])
         grams = [nothing(len(payloads))] * len(tensors.measured)
@@ -270,12 +350,14 @@ class Numerics:
             grams[number] = grams[number].plus(gram)
         return partial_of(tuple(weights), grams)
 
-    def _measured(self, rule: Measuring, payloads: Sequence[Tensor], begin: int, end: int) -> Gram:
+    def _measured(
+        self, rule: Measuring, codec: Codec, payloads: Sequence[Tensor], begin: int, end: int
+    ) -> Gram:
         gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
         rooms = [torch.empty(min(size, end - begin)) for _ in payloads]
         for first, last in _blocks(end - begin, size):
             decoded = [
-                self.codec.decode(payload, begin + first, begin + last, room[: last - first])
+                codec.decode(payload, begin + first, begin + last, room[: last - first])
                 for payload, room in zip(payloads, rooms, strict=True)
             ]
             gram = gram.plus(rule.measure(decoded))
@@ -303,20 +385,27 @@ class Numerics:
         WireError for a payload of another size, Unmergeable when an element of the result is no
         number below NORM_MAX.
         """
-        data = self.empty(anchor.numel) if out is None else out
+        codecs, codec = anchor.codecs, anchor.codec
+        assert codecs is not None, "an anchor that is merged into has a codec"
+        data = self.buffers.empty(anchor.data.numel()) if out is None else out
         runs = runs or [(anchor.numel, tuple(weights))]
-        self._check(payloads, runs, anchor, data)
+        self._check(codec, payloads, runs, anchor, data)
         parts = self._parts(anchor.numel)
         after, has_state = anchor.rounds + part, self.outer.has_state
-        digests = [StateDigest(anchor.numel, version, has_state, after) for _ in parts]
+        state_numel = codecs.state_numel
+        digests = [StateDigest(anchor.numel, version, has_state, after, state_numel) for _ in parts]
         rates = self.rates(anchor.rounds, part, len(payloads))
-        span = partial(self._merge_span, payloads, runs, anchor, data, rates)
+        span = partial(self._merge_span, codec, payloads, runs, anchor, data, rates)
         self.pool.each(
             [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
         )
         for rest in digests[1:]:
             digests[0].extend(rest)
-        return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after)
+        state_S = data[data.numel() - state_numel :]
+        if state_numel:
+            codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
+            digests[0].feed_codec(state_S)
+        return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after, codecs)
 
     def rates(self, rounds: int, part: int, members: int) -> Rates:
         """Of the outer step behind so many rounds; both in parts of WHOLE."""
@@ -335,9 +424,10 @@ class Numerics:
         """`merge` in the calling thread, without the bookkeeping: fills `data`, feeds `digest`
         block by block while it is in the cache."""
         runs = [(anchor.numel, tuple(weights))]
-        self._check(payloads, runs, anchor, data)
+        codec = anchor.codec
+        self._check(codec, payloads, runs, anchor, data)
         rates = self.rates(anchor.rounds, WHOLE, len(payloads))
-        self._merge_span(payloads, runs, anchor, data, rates, digest, 0, anchor.numel, block)
+        self._merge_span(codec, payloads, runs, anchor, data, rates, digest, 0, anchor.numel, block)
 
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
@@ -348,6 +438,7 @@ class Numerics:
 
     def _merge_span(
         self,
+        codec: Codec,
         payloads: Sequence[Tensor],
         runs: Sequence[tuple[int, Weights]],
         anchor: Anchor,
@@ -361,15 +452,11 @@ class Numerics:
         numel, size = anchor.numel, block or block_numel()
         old_state, has_state = anchor.state, self.outer.has_state
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
-        scratch = (
-            [torch.empty_like(delta_n) for _ in payloads]
-            if not self.codec.exact
-            else [delta_n] * len(payloads)
-        )
+        scratch = [torch.empty_like(delta_n) for _ in payloads]
         for start, stop, weights in _stretches(runs, begin, end, size):
             merged = delta_n[: stop - start]
             decoded = [
-                self.codec.decode(payload, start, stop, room[: stop - start])
+                codec.decode(payload, start, stop, room[: stop - start])
                 for payload, room in zip(payloads, scratch, strict=True)
             ]
             self.rule.block(decoded, weights, merged)
@@ -386,6 +473,7 @@ class Numerics:
 
     def _check(
         self,
+        codec: Codec,
         payloads: Sequence[Tensor],
         runs: Sequence[tuple[int, Weights]],
         anchor: Anchor,
@@ -401,25 +489,38 @@ class Numerics:
                     f"{weight=} is no float32"
                 )
         size = 2 * anchor.numel if self.outer.has_state else anchor.numel
+        size += anchor.codec_numel
         _check_buffer(anchor.data, size)
         _check_buffer(data, size)
         assert size == 0 or data.data_ptr() != anchor.data.data_ptr(), (
             "an anchor is never overwritten"
         )
-        self._check_payloads(payloads, anchor.numel)
+        self._check_payloads(codec, payloads, anchor.numel)
 
-    def _check_payloads(self, payloads: Sequence[Tensor], numel: int) -> None:
-        expected = self.codec.payload_bytes(numel)
+    def _check_payloads(self, codec: Codec, payloads: Sequence[Tensor], numel: int) -> None:
+        if isinstance(codec, Varying):
+            if any(_misfit(codec, payload, numel) for payload in payloads):
+                raise Unmergeable("", ())
+            return
+        expected = codec.payload_bytes(numel)
         for position, payload in enumerate(payloads):
             if payload.numel() != expected:
                 raise WireError(
-                    f"payload {position} has {payload.numel()} bytes, {self.codec.name}: {expected}"
+                    f"payload {position} has {payload.numel()} bytes, {codec.name}: {expected}"
                 )
 
     def _unsent(
-        self, x_N: Tensor, payload_B: Tensor, pend_N: Tensor | None, begin: int, end: int
+        self,
+        codec: Codec,
+        x_N: Tensor,
+        payload_B: Tensor,
+        pend_N: Tensor | None,
+        begin: int,
+        end: int,
+        skip: int = 0,
     ) -> tuple[float, float]:
-        """pend = x - decode(payload), for the elements [begin, end) that the payload holds.
+        """pend = x - decode(payload), for the elements [begin, end), which the payload holds behind
+        `skip` others.
         `pend_N` may be `x_N`; it is None where nothing is lost. Returns the squares of the lengths
         of pend and x, for people: their bits depend on the machine."""
         if pend_N is None:
@@ -430,13 +531,14 @@ class Numerics:
         size, unsent, length = block_numel(), 0.0, 0.0
         scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32)
         for start, stop in _blocks(end - begin, size):
-            sent_n = self.codec.decode(payload_B, start, stop, scratch_n[: stop - start])
+            room_n = scratch_n[: stop - start]
+            sent_n = codec.decode(payload_B, skip + start, skip + stop, room_n)
             x_n = x_N[begin + start : begin + stop]
             length += x_n.dot(x_n).item()
             pend_n = torch.sub(x_n, sent_n, out=pend_N[begin + start : begin + stop])
             square = pend_n.dot(pend_n).item()
             if not math.isfinite(square) and not _magnitude(pend_n) < NORM_MAX:
-                what = f"the delta rounded to {self.codec.name}"
+                what = f"the delta rounded to {codec.name}"
                 self._refuse(pend_n, begin + start, what)
             unsent += square
         return unsent, length
@@ -456,12 +558,16 @@ class Numerics:
         numel = anchor.numel
         if first_unsound(anchor.values) is not None:
             return Unmergeable("the anchor itself holds no numbers", ())
-        room_n = torch.empty(min(block_numel(), numel), dtype=torch.float32)
+        room_n, codec = torch.empty(min(block_numel(), numel), dtype=torch.float32), anchor.codec
+        if isinstance(codec, Varying):
+            misfits = [_misfit(codec, payload, numel) for payload in payloads]
+            if wrong := tuple(i for i, misfit in enumerate(misfits) if misfit):
+                return Unmergeable(misfits[wrong[0]], wrong)
         norms = []
         for payload in payloads:
             norm = 0.0
             for start, stop in _blocks(numel, block_numel()):
-                decoded = self.codec.decode(payload, start, stop, room_n[: stop - start])
+                decoded = codec.decode(payload, start, stop, room_n[: stop - start])
                 found = _magnitude(decoded)
                 norm = max(norm, found if found == found else math.inf)
             norms.append(norm)

@@ -198,7 +198,8 @@ def holding(layout: Layout, boxes: Sequence[Sequence[Shard]], rank: int) -> Hold
         replicas.append(team)
         spans.append(owned_span(mine.numel, len(team), team.index(rank)))
     local = tuple(box.numel for box in boxes[rank])
-    return Holding(local, tuple(replicas), _owned(spans))
+    shapes = tuple(box.shape for box in boxes[rank])
+    return Holding(local, tuple(replicas), _owned(spans, shapes))
 
 
 def replicated(layout: Layout, ranks: int, rank: int) -> Holding:
@@ -242,6 +243,6 @@ def _places(owned: Owned) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(owned.cuts)]
 
 
-def _owned(spans: Iterable[Span]) -> Owned:
+def _owned(spans: Iterable[Span], shapes: tuple[tuple[int, ...], ...] = ()) -> Owned:
     kept = tuple(spans)
-    return Owned(kept, sum(span.numel for span in kept))
+    return Owned(kept, sum(span.numel for span in kept), shapes)

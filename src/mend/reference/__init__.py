@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from mend.reference import payloads
+from mend.reference.low_rank import Factors, Fragment, rank_of
 from mend.reference.radial import fp32, radial
 
 
@@ -41,7 +42,7 @@ class Settings:
     outer_lr: float = 1.0
     momentum: float = 0.0
     ramp: int = 0  # c > 0: after k rounds the momentum is k / (k + c), at most `momentum`
-    payload: str = "float32"  # or what else `payloads.sent` knows
+    payload: str = "float32"  # or what else `payloads.sent` knows, or powersgd-1 to powersgd-64
     ranks: int = 1  # of a rack: each sends its own part of every parameter
     token_weighted: bool = True  # by tokens times tokens per step, per period spanned; else alike
     radial: Collection[int] = ()  # parameters merged by length and direction; the rest by the mean
@@ -145,6 +146,7 @@ class Outcome:
     thetas: list[list[Tensor]]
     commits: list[Commit]
     facts: list[Facts]
+    low_rank: Sequence[Fragment] = ()  # their bases, where payloads are of low rank
 
 
 # ---------------------------------------------------------------------------------- the arithmetic
@@ -219,6 +221,7 @@ class _Offer:
     sent: Tensor  # y, what the others decode
     pend: Tensor | None  # x - y: becomes the residual if, and only if, a commit names the offer
     totals: tuple[int, int]
+    factors: Factors = field(default_factory=dict)
 
 
 @dataclass
@@ -238,6 +241,7 @@ class _Log:
 
     settings: Settings
     numels: list[int]  # of the parameters
+    low_rank: list[Fragment]  # of all fragments, where payloads are of low rank
     anchors: list[list[Anchor]]
     commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
     offers: dict[tuple[int, int, int], _Offer] = field(default_factory=dict)  # rack, p, seq
@@ -257,6 +261,9 @@ class _Log:
         delta = self.merged(commit.fragment, [offer.sent for offer in offers], weights)
         s = part(commit, self.settings)
         versions.append(outer_step(versions[-1], delta, self.settings, s, len(racks)))
+        if self.low_rank:
+            found = [(o.member.base, o.factors, w) for o, w in zip(offers, weights, strict=True)]
+            self.low_rank[commit.fragment].merged(commit.version - 1, found)
         self.commits[commit.fragment, commit.version] = commit
 
     def merged(self, fragment: int, offers: list[Tensor], weights: list[float]) -> Tensor:
@@ -293,17 +300,19 @@ class _Learner:
         assert min(tokens, steps) >= 1, f"rack {self.number} has {tokens=} {steps=} to offer"
         delta = part.anchor.values - self.theta(fragment)
         x = delta if part.residual is None else delta + part.residual
-        sent = self.sent(fragment, x)
+        sent, factors = self.sent(fragment, x)
         part.seq += 1
-        pend = None if self.settings.payload == "float32" else x - sent
+        pend = None if self.settings.payload in ("float32", "sparse") else x - sent
         member = Named(self.number, part.seq, part.anchor.version, tokens, steps)
-        part.offer = _Offer(member, delta, sent, pend, self.totals)
+        part.offer = _Offer(member, delta, sent, pend, self.totals, factors)
         self.log.offers[self.number, fragment, part.seq] = part.offer
         self.events.append(Captured(step, fragment, part.seq))
         return part.offer
 
-    def sent(self, fragment: int, x: Tensor) -> Tensor:
+    def sent(self, fragment: int, x: Tensor) -> tuple[Tensor, Factors]:
         """Every rank encodes its parts of all parameters of the fragment, end to end."""
+        if self.log.low_rank:
+            return self.log.low_rank[fragment].sent(x, self.parts[fragment].anchor.version)
         ranks, sent, spans, start = self.settings.ranks, torch.empty_like(x), [], 0
         for numel in (self.log.numels[i] for i in self.settings.fragments[fragment]):
             spans.append([start + numel * r // ranks for r in range(ranks + 1)])
@@ -311,7 +320,7 @@ class _Learner:
         for r in range(ranks):
             own = torch.cat([torch.arange(cuts[r], cuts[r + 1]) for cuts in spans])
             sent[own] = payloads.sent(x[own], self.settings.payload)
-        return sent
+        return sent, {}
 
     def apply(self, fragment: int, version: int, step: int) -> None:
         """Go to anchor `version`; the commits on the way tell what became of the open offer."""
@@ -359,14 +368,17 @@ def _start(racks: Sequence[Rack], settings: Settings) -> tuple[_Log, list[_Learn
     first = [_flat(racks[0], indices) for indices in settings.fragments]
     states = [torch.zeros_like(v) if fp32(settings.momentum) else None for v in first]
     anchors = [[Anchor(0, v, b)] for v, b in zip(first, states, strict=True)]
-    log = _Log(settings, [p.numel() for p in racks[0].parameters], anchors)
+    shapes = [[racks[0].parameters[i].shape for i in indices] for indices in settings.fragments]
+    rank = rank_of(settings.payload)
+    low = [Fragment(each, settings.ranks, rank) for each in shapes] if rank else []
+    log = _Log(settings, [p.numel() for p in racks[0].parameters], low, anchors)
     return log, [_Learner(number, rack, log) for number, rack in enumerate(racks)]
 
 
 def _outcome(log: _Log, learners: list[_Learner]) -> Outcome:
     thetas = [[x.theta(p) for p in range(len(log.anchors))] for x in learners]
     facts = [Facts(x.totals[1], tuple(x.events)) for x in learners]
-    return Outcome(log.anchors, thetas, list(log.commits.values()), facts)
+    return Outcome(log.anchors, thetas, list(log.commits.values()), facts, log.low_rank)
 
 
 # -------------------------------------------------------------------------------- the two programs

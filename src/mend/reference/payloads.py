@@ -16,7 +16,7 @@ _TINY = 2.0**-100
 
 def sent(x_N: Tensor, payload: str) -> Tensor:
     """What the others decode."""
-    if payload == "float32":
+    if payload in ("float32", "sparse"):
         return x_N
     if payload == "bfloat16":
         return x_N.to(torch.bfloat16).float()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mend.consensus.records import Drop
 from mend.consensus.weights import part_of
-from mend.engine.digest import digest_of
 from mend.engine.numerics import Anchor, Numerics, first_unsound
 from mend.engine.trainer import POLL_NS, OpenOffer
 from mend.fragment.ledger import VectorLedger
@@ -183,7 +182,7 @@ class Checkers:
         if first_unsound(anchor.values) is not None:
             self.problem("I8", f"{watched.process.me} trains on an anchor that is no numbers")
         if anchor.version == version:
-            digest = digest_of(anchor.data, anchor.numel, anchor.version, anchor.rounds)
+            digest = anchor.recomputed()
             if self.bits.setdefault((rail, fragment, version), digest) != digest:
                 self.problem(
                     "I1",

@@ -58,6 +58,8 @@ LOCKSTEP_SURVIVES_NOT = ("crash", "restart")
 """In lockstep every rack waits for every other: a rack that is gone ends the job, as promised."""
 
 LOSSY = ("bfloat16", "int8", "int4", "e3m0", "topk")
+VARYING = ("powersgd-1", "sparse")
+"""Codecs whose offers say their sizes; the first has a state."""
 
 PATIENCE_NS = 20 * SECOND
 """What a patient job adds to the time that all racks need for their training."""
@@ -154,7 +156,7 @@ def _workload(seed: int, rng: random.Random) -> Scenario:
         lockstep=lockstep,
         overlapped=rng.random() < 0.8,
         alignment=rng.choice(ALIGNMENTS),
-        payload=rng.choice(("float32", "float32", LOSSY[seed // 2 % len(LOSSY)])),
+        payload=_payload(seed, rng.choice(("float32", "float32", LOSSY[seed // 2 % len(LOSSY)]))),
         momentum=rng.choice((0.0, 0.0, 0.5)),
         ramp=(0, 1, 3)[seed % 3],
         max_age=rng.choice((0, 1, 2, 2)),
@@ -166,6 +168,10 @@ def _workload(seed: int, rng: random.Random) -> Scenario:
         merge="rda" if rng.random() < 0.25 else "mean",
         shutdown_ns=SHUTDOWN_NS,
     )
+
+
+def _payload(seed: int, drawn: str) -> str:
+    return VARYING[seed // 16 % len(VARYING)] if seed % 16 == 7 else drawn
 
 
 def _fit(scenario: Scenario, fixed: dict[str, Any], rng: random.Random) -> Scenario:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mend.codec import Codec
+from mend.codec import Codec, LayoutCodec
 from mend.engine.numerics import Encoded, Numerics
 from mend.merge import Merge
 from mend.outer import OuterOptimizer
@@ -21,21 +21,27 @@ class Spoiler(Numerics):
     def __init__(
         self,
         spoils: Callable[[], float | None],
-        codec: Codec,
+        codec: Codec | LayoutCodec,
         merge: Merge,
         outer: OuterOptimizer,
+        max_age: int,
     ) -> None:
-        super().__init__(codec, merge, outer)
+        super().__init__(codec, merge, outer, max_age=max_age)
         self._spoils = spoils
 
     def encode(
-        self, delta_N: Tensor, residual_N: Tensor | None, anchor_N: Tensor | None = None
+        self,
+        delta_N: Tensor,
+        residual_N: Tensor | None,
+        anchor_N: Tensor | None = None,
+        codec: Codec | None = None,
     ) -> Encoded:
-        made = super().encode(delta_N, residual_N, anchor_N)
+        made = super().encode(delta_N, residual_N, anchor_N, codec)
         value = self._spoils()
         if value is None or not delta_N.numel():
             return made
-        payload_B = self.codec.encode(torch.full_like(delta_N, value))
+        own = codec or self.codecs(delta_N.numel()).at(delta_N[:0], 0)
+        payload_B = own.encode(torch.full_like(delta_N, value))
         return dataclasses.replace(
             made, payload=payload_B, checksum=checksum_of(payload_B.numpy().data)
         )

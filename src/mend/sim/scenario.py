@@ -107,6 +107,11 @@ class Scenario:
         works = zip(self.steps, self.step_ns, paused, strict=True)
         return max(n * ns + more for n, ns, more in works)
 
+    def shape(self, fragment: int) -> tuple[int, ...]:
+        """Of the fragment's one tensor: a matrix for a codec that sends those of low rank."""
+        rows = self.numel + fragment
+        return (rows, 4) if self.payload.startswith("powersgd") else (rows,)
+
     def end_of(self, fault: Fault) -> int:
         """When a fault ends at the latest: faults of a duration end at the quiet time."""
         return min(fault.end_ns, self.quiet_ns) if self.quiet_ns else fault.end_ns

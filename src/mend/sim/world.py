@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mend.codec import CODECS
+from mend.codec import codec_named
 from mend.consensus.records import Policy, Seat
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
@@ -315,7 +315,7 @@ class World(Writer):
         generator = torch.Generator().manual_seed(scenario.seed * 100 + whose)
         model = nn.ParameterList(
             [
-                nn.Parameter(torch.randn(scenario.numel + p, generator=generator))
+                nn.Parameter(torch.randn(scenario.shape(p), generator=generator))
                 for p in range(scenario.fragments)
             ]
         )
@@ -326,10 +326,10 @@ class World(Writer):
             held = replicated(layout, scenario.ranks, rank)
             values_N = torch.empty(held.owned.numel)
             view.read(held.owned, values_N)
-            anchor = numerics.genesis(values_N)
+            anchor = numerics.genesis(values_N, held.owned)
             if first := scenario.first:
-                numel, rounds = anchor.numel, rounds_before(first)
-                anchor = numerics.adopt(anchor.data, numel, first, rounds)
+                rounds = rounds_before(first)
+                anchor = numerics.adopt(anchor.data, held.owned, first, rounds)
             tracks.append(FragmentState(view, held, anchor))
         return list(model), tracks
 
@@ -352,7 +352,7 @@ class World(Writer):
         scenario = self.scenario
         generator = torch.Generator().manual_seed(scenario.seed * 100 + 50 + rack)
         table = [
-            torch.randn(UPDATES, scenario.numel + p, generator=generator) * 0.01
+            torch.randn(UPDATES, *scenario.shape(p), generator=generator) * 0.01
             for p in range(scenario.fragments)
         ]
         return [[rows[i] for rows in table] for i in range(UPDATES)]
@@ -368,7 +368,7 @@ class World(Writer):
         outer = OUTERS["nesterov"](
             0.7 if scenario.momentum else 1.0, scenario.momentum, scenario.ramp
         )
-        rules = CODECS[scenario.payload](), MERGES[scenario.merge](), outer
+        rules = codec_named(scenario.payload), MERGES[scenario.merge](), outer, scenario.max_age
         return Spoiler(partial(self.broken.spoils, rack), *rules)
 
     def _rank_options(self) -> RankOptions:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mend.codec import CODECS
+from mend.codec import CODECS, RANK_MAX, is_codec
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
 from mend.errors import ConfigError
@@ -148,8 +148,8 @@ def codecs_of(text: str) -> tuple[str, ...]:
     """`float32,int4`. Raises ConfigError."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in found:
-        if name not in CODECS:
-            rule = f"{name!r} is none of {', '.join(CODECS)}"
+        if not is_codec(name):
+            rule = f"{name!r} is none of {', '.join(CODECS)}, powersgd-1 to powersgd-{RANK_MAX}"
             raise ConfigError("--codecs", text, rule, "Name codecs, separated by commas.")
     return found
 

@@ -211,6 +211,7 @@ def _constants(device: str) -> dict[str, float]:
         "link_share": plan.LINK_SHARE,
         "round_trips": doctor_estimate.ROUND_TRIPS,
         "encode_ns": doctor_estimate.ENCODE_NS,
+        "side": doctor_estimate.SIDE,
         "copy_ns": plan.COPY_NS[device],
         "margin": doctor_estimate.MARGIN,
         "busy_max": plan.BUSY_MAX,
@@ -308,6 +309,8 @@ def assumptions(asked: Asked, told: str) -> str:
     cut = "fragments of equal size" + ("" if asked.largest else " (--largest-tensor not given)")
     if asked.largest:
         cut = f"fragments of equal size but for one tensor of {asked.largest / 1e6:.4g}M"
+    if any(name.startswith("powersgd") for name in asked.codecs):
+        cut += f"; powersgd as for matrices of {fixed['side']:.0f} x {fixed['side']:.0f}"
     return (
         f"assumed: {fixed['link_share']:.0%} of the rate is payload; an exchange takes "
         f"{fixed['round_trips']:.0f} round trips, {fixed['encode_ns']:g} ns per element to encode "

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from mend.codec import CODECS
+from mend.codec import CODECS, codec_named, fragment_codec
 from mend.config.settings import MendConfig
 from mend.config.wiring import rounds_in_flight
 from mend.coordination.schedule import gap_steps
 from mend.errors import ConfigError
 from mend.tools.doctor.terms import Finding, rate
+from mend.types import Owned, Span
 
 ROUND_TRIPS = 6
 """Of one exchange between racks that a witness coordinates: an offer is announced (1), pulled and
@@ -26,6 +27,9 @@ ANCHOR_VERSIONS = 2
 FP32 = 4
 NUMEL_LARGE = 1 << 24
 """Enough that the blocks of a codec are as good as whole."""
+
+SIDE = 1024
+"""Rows and columns of the matrices of a model of which nothing but its size is known."""
 
 ENCODE_NS = 1.0
 """Per element: delta, encoding and checksum on a worker; docs/benchmarks.md measured 0.6 with a
@@ -160,7 +164,7 @@ def exchange_of(
     Every rack pulls the payload of every other one; its ranks share the network and not the work.
     """
     part = math.ceil(params / config.fragments)
-    payload = CODECS[config.codec]().payload_bytes(math.ceil(part / ranks)) * ranks
+    payload = payload_bytes(config.codec, math.ceil(part / ranks)) * ranks
     size = payload * (config.racks - 1)
     return Exchange(
         bytes=size,
@@ -272,12 +276,21 @@ def summary_of(exchange: Exchange, mbit: float) -> dict[str, object]:
     }
 
 
+def payload_bytes(codec: str, numel: int) -> int:
+    """Of so many elements; for a codec that has to know the tensors, as if they were matrices of
+    SIDE x SIDE, the last one smaller."""
+    spans = [Span(0, min(SIDE * SIDE, numel - begin)) for begin in range(0, numel, SIDE * SIDE)]
+    shapes = tuple((-(-span.numel // SIDE), SIDE) for span in spans)
+    owned = Owned(tuple(spans), numel, shapes)
+    return fragment_codec(codec_named(codec), owned, 0).payload_bytes
+
+
 def item_bytes(codec: str) -> float:
     """Of a payload, per element of a long vector."""
-    return CODECS[codec]().payload_bytes(NUMEL_LARGE) / NUMEL_LARGE
+    return payload_bytes(codec, NUMEL_LARGE) / NUMEL_LARGE
 
 
 def params_of_tapes(payload_bytes: Sequence[int], codec: str) -> int:
     """Elements of what one rank owns, by the payloads on its tape; a little more where the codec
-    fills up blocks. 0 for a codec that is not known here."""
+    fills up blocks. 0 for a codec whose sizes do not say it, or that is not known here."""
     return round(sum(payload_bytes) / item_bytes(codec)) if codec in CODECS else 0

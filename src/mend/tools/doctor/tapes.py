@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mend.config.settings import codec_of
+from mend.config.settings import RANK_DEFAULT, codec_of
 from mend.errors import TapeError
 from mend.tools.doctor.estimate import params_of_tapes
 from mend.tools.doctor.terms import Finding
@@ -69,7 +69,9 @@ def _planned(headers: Sequence[Header]) -> Planned:
 def _codec_of(config: Mapping[str, object]) -> str:
     """By the settings on a tape."""
     compression = str(config.get("outer_step_compression_mode", "none"))
-    return codec_of(compression, str(config.get("payload_dtype", "")))
+    rank = config.get("outer_step_compression_rank", RANK_DEFAULT)
+    columns = rank if isinstance(rank, int) else RANK_DEFAULT
+    return codec_of(compression, str(config.get("payload_dtype", "")), columns)
 
 
 def of_planned(found: Sequence[Planned]) -> Iterator[Finding]:

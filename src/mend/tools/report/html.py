@@ -167,6 +167,8 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str
         saved = f"{short(fp32_bytes - size)}B less per receiver than fp32"
         found.append(("Compression", f"{fp32_bytes / size:.3g} x", saved))
         found.append(("Residual", f"{middle:.1%}", "of an offer's length, sent later; median"))
+        energy = 1 - middle * middle
+        found.append(("Captured", f"{energy:.1%}", "of an offer's energy (squares), median"))
     rounds, momentum = facts.outer
     if momentum:
         found.append(

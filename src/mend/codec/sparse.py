@@ -1,0 +1,112 @@
+"""codec.sparse: what is not zero, exactly. Runs on workers. Touches tensors; never peers, clocks,
+files.
+
+For deltas most of which is 0: experts that no token reached, rows of an embedding that no batch
+held, parameters that are frozen for a while. A payload is N (u64), per block of 4096 elements how
+many of them have a bit set (u32), then the blocks. A block without any is nothing. Of others there
+is a mask (a bit per element, the lowest first) and the elements it names, or, where that is no
+shorter, all elements. So a payload is never longer than the vector by more than 12 bytes and 4 for
+each 4096 elements.
+
+Legend: N elements of a vector, K blocks, B payload bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mend.codec.base import check_row
+from mend.errors import WireError
+
+BLOCK = 4096
+_HEAD = 8
+
+
+class Sparse:
+    """Nothing is lost, not even the sign of a zero, so there is no residual."""
+
+    name = "sparse"
+    exact = True
+    block = 0
+
+    def payload_bytes(self, numel: int) -> int:
+        return _HEAD + 4 * -(-numel // BLOCK) + 4 * numel
+
+    def encode(self, x_N: Tensor) -> Tensor:
+        values_N = x_N.contiguous().numpy()
+        numel, blocks = values_N.size, -(-values_N.size // BLOCK)
+        payload_B = np.empty(self.payload_bytes(numel), dtype=np.uint8)
+        payload_B[:_HEAD].view("<u8")[0] = numel
+        counts_K = payload_B[_HEAD : _HEAD + 4 * blocks].view("<u4")
+        end = _HEAD + 4 * blocks
+        for number in range(blocks):
+            part = values_N[number * BLOCK : (number + 1) * BLOCK]
+            there = part.view(np.int32) != 0
+            count = counts_K[number] = int(np.count_nonzero(there))
+            if not count:
+                continue
+            mask = -(-part.size // 8)
+            if mask + 4 * count < 4 * part.size:
+                payload_B[end : end + mask] = np.packbits(there, bitorder="little")
+                end, part = end + mask, part[there]
+            payload_B[end : end + 4 * part.size] = part.view(np.uint8)
+            end += 4 * part.size
+        return torch.from_numpy(payload_B[:end].copy())
+
+    def check(self, payload_B: Tensor, numel: int) -> None:
+        found, _, ends = _table(payload_B)
+        if found != numel or ends[-1] != payload_B.numel():
+            raise WireError(f"{payload_B.numel()} bytes are no sparse payload of {numel} elements")
+
+    def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
+        numel, counts_K, ends = _table(payload_B)
+        if not 0 <= start <= stop <= numel or ends[-1] != payload_B.numel():
+            raise WireError(
+                f"elements [{start}, {stop}) are not in a sparse payload of {numel} elements, "
+                f"{payload_B.numel()} bytes"
+            )
+        data = payload_B.numpy()
+        target = out.numpy()
+        for number in range(start // BLOCK, -(-stop // BLOCK)):
+            begin = number * BLOCK
+            first, last = max(start, begin), min(stop, begin + BLOCK)
+            part = target[first - start : last - start]
+            size = min(BLOCK, numel - begin)
+            body = data[ends[number] : ends[number + 1]]
+            part[:] = _block(body, int(counts_K[number]), size)[first - begin : last - begin]
+        return out
+
+
+def _block(body: np.ndarray, count: int, size: int) -> np.ndarray:
+    """The elements of one block."""
+    if len(body) == 4 * size:
+        return body.view("<f4")
+    whole = np.zeros(size, dtype=np.float32)
+    if count:
+        mask = -(-size // 8)
+        there = np.unpackbits(body[:mask], count=size, bitorder="little").view(bool)
+        if np.count_nonzero(there) != count:
+            raise WireError("the mask of a sparse block does not hold as many as it says")
+        whole[there] = body[mask:].view("<f4")
+    return whole
+
+
+def _table(payload_B: Tensor) -> tuple[int, np.ndarray, np.ndarray]:
+    """N, the counts, and where each block ends in the payload (K + 1; the first begins there)."""
+    check_row(payload_B)
+    data = payload_B.numpy()
+    numel = int(data[:_HEAD].copy().view("<u8")[0]) if data.size >= _HEAD else -1
+    blocks = -(-numel // BLOCK)
+    if numel < 0 or data.size < _HEAD + 4 * blocks:
+        raise WireError(f"{data.size} bytes are no sparse payload")
+    counts_K = data[_HEAD : _HEAD + 4 * blocks].copy().view("<u4").astype(np.int64)
+    sizes_K = np.full(blocks, BLOCK, dtype=np.int64)
+    if blocks:
+        sizes_K[-1] = numel - (blocks - 1) * BLOCK
+    if (counts_K > sizes_K).any():
+        raise WireError("a sparse block says that it holds more than it can")
+    bytes_K = np.minimum(-(-sizes_K // 8) + 4 * counts_K, 4 * sizes_K)
+    bytes_K[counts_K == 0] = 0
+    return numel, counts_K, np.cumsum([_HEAD + 4 * blocks, *bytes_K])

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from mend.consensus.records import Mark
-from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen
+from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen, Wanting
 from mend.coordination.events import Progress as Stepped
+from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.digest import digest_of
 from mend.engine.fragment_state import (
     AgreeMin,
@@ -30,7 +31,8 @@ from mend.engine.numerics import Anchor
 from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
-from mend.errors import CheckpointError, GaveUp, StartTimeout
+from mend.engine.training_state import Received
+from mend.errors import CheckpointError, GaveUp, StartTimeout, StateRefused
 from mend.types import MS, SECOND
 
 POLL_NS = 50 * MS
@@ -219,6 +221,7 @@ class Trainer(TrainerRounds):
         running job begins with what is decided newest, as soon as it has copied that. Raises what
         stopped the start.
         """
+        copied = yield from self._copy_state(limit_ns // 2)
         deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
         while not anchors:
             fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
@@ -243,9 +246,60 @@ class Trainer(TrainerRounds):
             self._offer_again()
         elif self._resumed is not None:
             self._forget_progress()
+        self._go_on_from(copied)
         self._stand()
         if self._joins():
             self._note("joined", {"versions": [anchor.version for anchor in anchors]})
+
+    def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
+        """Of a rack that joins: get the training state of a donor and load it, before the weights,
+        which grow old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to
+        `limit_ns` for a donor to copy, and as long as its bytes come. Raises StateRefused where the
+        racks' optimizers are made in different ways."""
+        yield Wait(lambda: self.member in self.published.members, limit_ns)
+        state, published = self.training_state, self.published
+        if state is None or not self._joins():
+            return None
+        able = [int(bool(state.optimizers) and state.enabled)]
+        if not (able if self.options.ranks == 1 else (yield AgreeMin(able)))[0]:
+            state.begins_fresh(state.why_not())
+            return None
+        self._post(Wanting(True))
+        yield Wait(lambda: published.copied is not None, limit_ns)
+        found, published.copied = published.copied, None
+        self._post(Wanting(False))
+        step = found.step if isinstance(found, Received) else -1
+        agreed = [step, -step]
+        if self.options.ranks > 1:
+            agreed = yield AgreeMin(agreed)
+        if not isinstance(found, Received) or agreed != [step, -step]:
+            waited = f"no rack gave a copy within {limit_ns / SECOND:g} s"
+            state.begins_fresh(found if isinstance(found, str) else waited)
+            return None
+        refusal = None
+        try:
+            state.load(found)
+        except StateRefused as error:
+            refusal = error
+        fine = [int(refusal is None)]
+        if not (fine if self.options.ranks == 1 else (yield AgreeMin(fine)))[0]:
+            raise refusal or StateRefused("another rank of this rack cannot take the copied state")
+        return found
+
+    def _go_on_from(self, copied: Received | None) -> None:
+        """The donor's step is this rack's. Its fragments are due where the schedule has them; what
+        it has trained so far is nothing."""
+        if copied is None:
+            return
+        self.step = step = copied.step
+        for fragment, track in enumerate(self.tracks):
+            track.tokens_mark, track.steps_mark = self.tokens, step
+            first, period = self.schedule.first(fragment), self.schedule.period_steps
+            last = first + (step - first) // period * period
+            self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
+        self.calendar.past(step)
+        self._marked_step = step
+        self._post(Stepped(step, 0))
 
     def resume(self, state: Progress, offers: Sequence[OpenOffer]) -> None:
         """Before `begin`: go on from a checkpoint. The tracks have its anchors and residuals."""

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +48,30 @@ class Options:
     resume: str = ""
 
 
-def adamw(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+Made = list[torch.optim.Optimizer]
+
+
+def adamw(model: nn.Module, lr: float) -> Made:
     """Two groups with hyperparameters of their own."""
     weights = [p for p in model.parameters() if p.ndim > 1]
     biases = [p for p in model.parameters() if p.ndim < 2]
-    return torch.optim.AdamW(
-        [{"params": weights}, {"params": biases, "weight_decay": 0.0}], lr=lr, amsgrad=True
-    )
+    groups = [{"params": weights}, {"params": biases, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=lr, amsgrad=True)]
 
 
-def muon(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """Of matrices only; the rest of the model stays as it is."""
-    return torch.optim.Muon([p for p in model.parameters() if p.ndim == 2], lr=lr)
+def muon(model: nn.Module, lr: float) -> Made:
+    """For matrices; AdamW for the rest."""
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    return [torch.optim.AdamW(rest, lr=lr), torch.optim.Muon(matrices, lr=lr)]
 
 
-def sgd(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+def sgd(model: nn.Module, lr: float) -> Made:
+    return [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)]
 
 
 class Callback(torch.optim.SGD):
-    """Keeps a function in its state: nothing of it can travel."""
+    """Keeps a function in its state, which cannot travel."""
 
     def step(self, closure: Any = None) -> Any:
         for parameter in self.param_groups[0]["params"]:
@@ -74,11 +79,11 @@ class Callback(torch.optim.SGD):
         return super().step(closure)
 
 
-def callback(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    return Callback(model.parameters(), lr=lr)
+def callback(model: nn.Module, lr: float) -> Made:
+    return [Callback(model.parameters(), lr=lr)]
 
 
-MADE: dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]] = {
+MADE: dict[str, Callable[[nn.Module, float], Made]] = {
     "adamw": adamw, "muon": muon, "sgd": sgd, "callback": callback,
 }  # fmt: skip
 
@@ -119,65 +124,97 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
-def run(options: Options, result: dict[str, Any]) -> None:
-    rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
+class Training:
+    """All that a script has besides the model."""
+
+    def __init__(self, options: Options, model: nn.Module) -> None:
+        self.options = options
+        self.optimizers = MADE[options.optimizer](model, options.learning_rate)
+        self.schedulers = [
+            torch.optim.lr_scheduler.ExponentialLR(each, 0.999)
+            for each in self.optimizers
+            if options.schedules
+        ]
+        self.scaler = torch.amp.GradScaler(options.device, init_scale=2.0**4, growth_interval=7)
+        self.place = Place()
+
+    def register(self, runtime: mend.Runtime) -> None:
+        if self.options.registers:
+            for number, scheduler in enumerate(self.schedulers):
+                runtime.register_state(f"scheduler {number}", scheduler)
+            runtime.register_state("scaler", self.scaler)
+            runtime.register_state("place", self.place, scope="rack")
+
+    def standing(self) -> str:
+        """Digest of what the next step begins with."""
+        states = [each.state_dict() for each in (*self.optimizers, *self.schedulers)]
+        return digest([*states, self.scaler.state_dict()])
+
+    def step(self, loss: torch.Tensor) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        for scheduler in self.schedulers:
+            scheduler.step()
+        self.place.batches += 1
+
+
+def modelled(options: Options, rack: int, rank: int) -> tuple[nn.Module, nn.Module]:
+    """Bare, and spread over the ranks of this rack."""
     model = train.build(options.model, rack)
     ranks, gpu = int(os.environ.get("WORLD_SIZE", "1")), options.device == "cuda"
     if gpu:
         torch.cuda.set_device(rack * ranks + rank)
         model.cuda()
-    wrapped: nn.Module = model
-    if ranks > 1:
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
-        wrapped = train.spread(model, options.parallel, options.device)
-    optimizer = MADE[options.optimizer](model, options.learning_rate)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
-    if not options.schedules:  # as a script without one
-        optimizer = MADE[options.optimizer](model, options.learning_rate)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=7)
-    place = Place()
-    acts = train.Acts(model, wrapped, optimizer)
+    if ranks == 1:
+        return model, model
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    return model, train.spread(model, options.parallel, options.device)
+
+
+def run(options: Options, result: dict[str, Any]) -> None:
+    rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
+    model, wrapped = modelled(options, rack, rank)
+    training = Training(options, model)
+    acts = train.Acts(model, wrapped, training.optimizers[0])
     resume = {"resume": options.resume} if options.resume else {}
     if options.resume:
-        train.load(Path(options.resume) / f"rack-{rack}", model, optimizer)
+        load(Path(options.resume) / f"rack-{rack}", model, training.optimizers)
     config = mend.MendConfig(**options.config)
     states: dict[str, str] = result.setdefault("states", {})
-
-    def standing() -> str:
-        kept = [optimizer.state_dict()]
-        if options.schedules:
-            kept += [scheduler.state_dict(), scaler.state_dict()]
-        return digest(kept)
-
-    with mend.session(wrapped, config, optimizer, **resume) as runtime:
-        acts.runtime = runtime
-        if options.registers and options.schedules:
-            runtime.register_state("scheduler", scheduler)
-            runtime.register_state("scaler", scaler)
-            runtime.register_state("place", place, scope="rack")
-        step = runtime.status().step
-        result["begun"] = [step, standing(), optimizer.param_groups[0]["lr"], place.batches]
+    with mend.session(wrapped, config, training.optimizers, **resume) as runtime:
+        training.register(runtime)
+        step, rate = runtime.status().step, training.optimizers[0].param_groups[0]["lr"]
+        result["begun"] = [step, training.standing(), rate, training.place.batches]
         while not runtime.any_rank(Path(options.stop).exists()):
             step += 1
-            states[str(step - 1)] = standing()
+            states[str(step - 1)] = training.standing()
             acts.do(options.at.get(str(step), []))
-            loss = train.loss_of(wrapped, rack, rank, step)
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            if options.schedules:
-                scheduler.step()
-            place.batches += 1
+            training.step(train.loss_of(wrapped, rack, rank, step))
             if folder := options.checkpoints.get(str(step)):
-                runtime.checkpoint(folder, lambda path: train.save(model, optimizer, "", False, path))
+                runtime.checkpoint(folder, partial(save, model, training.optimizers))
             time.sleep(options.pace_ms / 1000)
-        states[str(step)] = standing()
+        states[str(step)] = training.standing()
     result["status"] = train.seen(runtime.status())
     result["weights"] = train.weights(model)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+def save(model: nn.Module, optimizers: Made, folder: Path) -> None:
+    state = [model.state_dict(), *(each.state_dict() for each in optimizers)]
+    torch.save(state, folder / f"script-{os.environ.get('RANK', '0')}.pt")
+
+
+def load(folder: Path, model: nn.Module, optimizers: Made) -> None:
+    weights, *states = torch.load(folder / f"script-{os.environ.get('RANK', '0')}.pt")
+    model.load_state_dict(weights)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        optimizer.load_state_dict(state)
 
 
 def main() -> None:

@@ -337,6 +337,8 @@ class CopyState:
     size: int
     digest: str
     holder: Address
+    shared: bool = False
+    """All ranks of the rack get the same bytes: the first pulls them, for all."""
 
 
 @dataclass(frozen=True, slots=True)

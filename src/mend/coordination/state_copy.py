@@ -67,8 +67,16 @@ class StateCopies:
         if log.member(found.donor.rack) != found.donor:
             return []
         self.pulling, self.retry_ns, rank = True, 0, self.me.rank
-        holder = log.seats[found.donor.rack].lanes[rank]
-        return [CopyState(found.donor, found.step, found.sizes[rank], found.digests[rank], holder)]
+        return [
+            CopyState(
+                found.donor,
+                found.step,
+                found.sizes[rank],
+                found.digests[rank],
+                log.seats[found.donor.rack].lanes[rank],
+                shared=len(found.digests) > 1 and len(set(found.digests)) == 1,
+            )
+        ]
 
     def copied(self, event: StateCopied, now_ns: int) -> list[Effect]:
         self.pulling = False

@@ -32,7 +32,7 @@ from mend.engine.replay_training import Again
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
-from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Trainer, Wait
+from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import TrainingState
 from mend.errors import GaveUp, UsageError
@@ -138,7 +138,6 @@ class LiveRank:
             post=self._post,
             own=self._own,
             note=self.recorder.note,
-            give=self._give_state,
             numerics=numerics,
             side=self._side,
         )
@@ -355,12 +354,12 @@ class LiveRank:
     def carry(self, state: TrainingState) -> None:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
         registered. Raises CheckpointError."""
-        self.trainer.training_state = state
+        self.trainer.training_state, self.trainer.give = state, self._give_state
         part = self._resumed
         if part is not None:
             together(self.group, lambda: part.registered(self.me.rank, state))
 
-    def live(self, doing: Generator[Wait | AgreeMin | Share, Any, T]) -> T:
+    def live(self, doing: Generator[Wait | AgreeMin | Share | Spread, Any, T]) -> T:
         """Drive a generator of `steps` on this thread; returns what it does."""
         answer: object = None
         while True:
@@ -374,7 +373,7 @@ class LiveRank:
                 raise
             answer = self._answer(request)
 
-    def _answer(self, request: Wait | AgreeMin | Share) -> object:
+    def _answer(self, request: Wait | AgreeMin | Share | Spread) -> object:
         match request:
             case Wait(ready, limit_ns):
                 return self.published.wait(ready, limit_ns / SECOND)
@@ -382,6 +381,9 @@ class LiveRank:
                 return self.group.minimum(values)
             case Share(_, slice_N, mine):
                 return self.group.share(slice_N, mine)
+            case Spread(data_B):
+                self.group.spread(data_B)
+                return None
 
     def checkpoint(self, folder: Path, save: Callable[[Path], None] | None, limit_ns: int) -> None:
         """Write this rack's part, with all other racks at one place of the log. See `api`."""

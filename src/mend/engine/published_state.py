@@ -118,6 +118,8 @@ class PublishedState:
         """Racks that join and wait for a copy of this rack's training state."""
         self.copied: Received | str | None = None
         """What a donor has copied for this rack, or why there is nothing."""
+        self.pulling = False
+        """Whether it is on its way."""
         self.fresh = False
         """Something was published since the training thread last looked; read without the lock."""
 
@@ -166,7 +168,7 @@ class PublishedState:
     def receive(self, found: Received | str) -> None:
         """A donor's training state is here, or will not come, for this reason."""
         with self.changed:
-            self.copied = found
+            self.copied, self.pulling = found, False
             self.changed.notify_all()
 
     def restore(self, snapshot: Snapshot) -> None:

@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import xxhash
 from torch import Tensor
 
 from mend.coordination import events as ev
-from mend.engine.digest import DIGEST_BLOCK_BYTES, bytes_of
+from mend.engine.digest import bytes_of, digest_of_state
 from mend.engine.merging import said
 from mend.engine.training_state import Received
 from mend.types import Member, training_state_key
@@ -22,14 +21,6 @@ BYTES_PER_ELEMENT_MAX = 64
 SMALL_BYTES = 256 << 20
 """A rank that joins takes no copy of more than SMALL_BYTES and BYTES_PER_ELEMENT_MAX for each
 element of the model together: the size comes from another process."""
-
-
-def digest_of_state(data_B: Tensor) -> str:
-    """xxh3_128 of the bytes, as the lane checks it."""
-    digest, view = xxhash.xxh3_128(), bytes_of(data_B)
-    for start in range(0, len(view), DIGEST_BLOCK_BYTES):
-        digest.update(view[start : start + DIGEST_BLOCK_BYTES])
-    return digest.hexdigest()
 
 
 class StateCopying:
@@ -77,10 +68,16 @@ class StateCopying:
         data_B = torch.empty(effect.size, dtype=torch.uint8)
 
         def done(error: Exception | None) -> None:
+            rank.published.pulling = False
             if error is None:
-                found = Received(donor.rack, effect.step, effect.digest, data_B)
-                rank.published.receive(found)
+                told = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
+                rank.published.receive(Received(*told))
             end(said(error))
+
+        if effect.shared and rank.me.rank != 0:  # the first rank passes it on
+            done(None)
+            return
+        rank.published.pulling = True
 
         key = training_state_key(donor, rank.me.rank, rank.member, effect.step, effect.digest)
         rank.host.fetch((effect.holder,), key, effect.digest, data_B.numpy().data, done)

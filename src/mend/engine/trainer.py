@@ -16,7 +16,7 @@ from mend.consensus.records import Mark
 from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen, Wanting
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
-from mend.engine.digest import digest_of
+from mend.engine.digest import digest_of, digest_of_state
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -24,6 +24,7 @@ from mend.engine.fragment_state import (
     Ledger,
     OpenOffer,
     Share,
+    Spread,
     StepOptions,
     Wait,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Ledger",
     "OpenOffer",
     "Share",
+    "Spread",
     "StepOptions",
     "Trainer",
     "Wait",
@@ -256,35 +258,51 @@ class Trainer(TrainerRounds):
         which grow old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to
         `limit_ns` for a donor to copy, and as long as its bytes come. Raises StateRefused where the
         racks' optimizers are made in different ways."""
-        yield Wait(lambda: self.member in self.published.members, limit_ns)
         state, published = self.training_state, self.published
-        if state is None or not self._joins():
+        if state is None:
             return None
-        able = [int(bool(state.optimizers) and state.enabled)]
-        if not (able if self.options.ranks == 1 else (yield AgreeMin(able)))[0]:
-            state.begins_fresh(state.why_not())
+        yield Wait(lambda: self.member in published.members, limit_ns)
+        if not self._joins():
             return None
-        self._post(Wanting(True))
-        yield Wait(lambda: published.copied is not None, limit_ns)
-        found, published.copied = published.copied, None
-        self._post(Wanting(False))
-        step = found.step if isinstance(found, Received) else -1
-        agreed = [step, -step]
-        if self.options.ranks > 1:
-            agreed = yield AgreeMin(agreed)
-        if not isinstance(found, Received) or agreed != [step, -step]:
-            waited = f"no rack gave a copy within {limit_ns / SECOND:g} s"
-            state.begins_fresh(found if isinstance(found, str) else waited)
+        able = yield from self._all_ranks([int(bool(state.optimizers) and state.enabled)])
+        found: Received | str = state.why_not()
+        if able[0]:
+            found = yield from self._await_copy(limit_ns)
+        if isinstance(found, str):
+            state.begins_fresh(found)
             return None
+        if found.shared:
+            yield Spread(found.data_B)
         refusal = None
         try:
+            if found.shared and digest_of_state(found.data_B) != found.digest:
+                raise StateRefused(f"the copy of rack {found.donor} was damaged inside this rack")
             state.load(found)
         except StateRefused as error:
             refusal = error
-        fine = [int(refusal is None)]
-        if not (fine if self.options.ranks == 1 else (yield AgreeMin(fine)))[0]:
+        if not (yield from self._all_ranks([int(refusal is None)]))[0]:
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
         return found
+
+    def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
+        """What a donor has copied, the same step on all ranks; or why there is nothing."""
+        published = self.published
+        self._post(Wanting(True))
+        waits = True
+        while waits:  # a pull that stalls ends by itself
+            here: bool = yield Wait(lambda: published.copied is not None, limit_ns)
+            waits = not here and published.pulling and published.failure is None
+        found, published.copied = published.copied, None
+        self._post(Wanting(False))
+        step = found.step if isinstance(found, Received) else -1
+        agreed = yield from self._all_ranks([step, -step])
+        if isinstance(found, Received) and agreed != [step, -step]:
+            return "the ranks of this rack got copies of different steps, or some got none"
+        return found or f"no rack gave a copy within {limit_ns / SECOND:g} s"
+
+    def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
+        """The minimum over the ranks of this rack."""
+        return values if self.options.ranks == 1 else (yield AgreeMin(values))
 
     def _go_on_from(self, copied: Received | None) -> None:
         """The donor's step is this rack's. Its fragments are due where the schedule has them; what

@@ -75,7 +75,6 @@ class TrainerRounds:
         post: Callable[[Event], None],
         own: Callable[[OpenOffer], None],
         note: Callable[[str, dict[str, object]], None],
-        give: GiveState = lambda *_: None,
         numerics: Numerics,
         side: Side | None = None,
     ) -> None:
@@ -92,7 +91,8 @@ class TrainerRounds:
         """What a rack that joins gets beside anchors; None: it gets nothing."""
         self.state_due: Member | None = None
         """A rack that joins, for which it is copied before the next step."""
-        self._give_state, self._given = give, set[Member]()
+        self.give: GiveState = lambda *_: None
+        self._given = set[Member]()
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
         """What this rank goes on from, with the offers that were open then."""
         self.step = 0
@@ -352,7 +352,7 @@ class TrainerRounds:
                 data_B: Tensor | str = self.training_state.take(self.step)
             except StateRefused as error:
                 data_B = str(error)
-        self._give_state(to, self.step, data_B)
+        self.give(to, self.step, data_B)
         size = 0 if isinstance(data_B, str) else data_B.numel()
         about: dict[str, object] = {"to": to.rack, "step": self.step, "bytes": size}
         about["ms"] = (self._now_ns() - begun_ns) // MS

@@ -37,12 +37,14 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Received:
-    """What a donor's rank had at one step. `data_B`: of the digest that it told."""
+    """What a donor's rank had at one step. `data_B`: of the digest that it told. `shared`: all
+    ranks of the rack get the same bytes, which only the first has pulled."""
 
     donor: int
     step: int
     digest: str
     data_B: Tensor
+    shared: bool = False
 
 
 class TrainingState:
@@ -323,14 +325,12 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
 def _set_exactly(
     optimizer: torch.optim.Optimizer, params: Sequence[Tensor], state: Mapping[Any, Any]
 ) -> None:
-    """`load_state_dict` casts to the type of the parameter; some keep wider state than that."""
+    """`load_state_dict` casts to the type of the parameter, and some keep wider state than that; of
+    a string it makes another one."""
     for index, values in state.items():
         if not isinstance(index, int) or not isinstance(values, dict):
             continue
-        held = optimizer.state[params[index]]
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                held[key] = value
+        optimizer.state[params[index]].update(values)
 
 
 def first_difference(path: Path, one: Any, other: Any) -> Path:

@@ -19,7 +19,7 @@ from mend.coordination.messages import Envelope, Message
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
+from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Spread, Trainer, Wait
 from mend.errors import CheckpointError, Diverged
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
@@ -358,6 +358,7 @@ class Training:
             self._wait = (request, self.process.loop.now_ns, token)
             self.process.later(request.limit_ns, lambda: self._time_is_up(token))
         else:
+            assert not isinstance(request, Spread), "no training state is simulated"
             self.collective.ask(
                 self.process.me.rank,
                 request,

@@ -67,9 +67,10 @@ def run(told: dict[str, Any], diary: Diary) -> None:
         wrapped = train.spread(model, "ddp")
     optimizer = train.optimizer_of(model)
     stop, pace_s = Path(told["stop"]), told["pace_ms"] / 1000
-    step = tokens = 0
+    tokens = 0
     with mend.session(wrapped, mend.MendConfig(**told["config"]), optimizer) as runtime:
-        diary.write("start", step=0, tokens=0, **seen(runtime.status()))
+        step = runtime.status().step  # of a rack that joins: its donor's
+        diary.write("start", step=step, tokens=0, **seen(runtime.status()))
         while not stopped(stop):
             step += 1
             loss = train.loss_of(wrapped, rack, rank, step)

@@ -15,6 +15,8 @@ from mend.types import Member
 
 Reports = Mapping[int, Report | None]
 
+LEAVES = "it leaves the job, and nobody else trains"
+
 
 def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:
     """For every live rack that asks: the lowest that trains, and has not refused it."""
@@ -31,7 +33,8 @@ def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Do
 def copies_of(
     log: LogState, reports: Reports, live: frozenset[int], donors: Sequence[Donor]
 ) -> tuple[StateCopy, ...]:
-    """What the donors have copied; for a rack that all have refused, the refusal of the lowest."""
+    """What the donors have copied; for a rack that none will give it to, the reason of the
+    lowest."""
     found = []
     named = {each.to: each.donor for each in donors}
     for rack in _asking(log, reports, live):
@@ -40,7 +43,11 @@ def copies_of(
             report = reports[named[to].rack]
             found += [c for c in (report.copies if report else ()) if c.to == to][:1]
         else:
-            refusals = (_refusal(reports[r], to) for r in _training(log, reports, live))
+            training = _training(log, reports, live)
+            refusals = [_refusal(reports[r], to) for r in training]
+            if not training:
+                leaving = [log.seats[r].member for r in _leaving(log, reports, live)]
+                refusals = [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
             found += [each for each in refusals if each is not None][:1]
     return tuple(found)
 
@@ -87,6 +94,11 @@ def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int
         for rack in there
         if (report := reports.get(rack)) is not None and not (report.wants or report.leaving)
     ]
+
+
+def _leaving(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
+    there = (rack for rack in sorted(log.seats) if rack in live)
+    return [rack for rack in there if (report := reports.get(rack)) is not None and report.leaving]
 
 
 def _refusal(report: Report | None, to: Member) -> StateCopy | None:

@@ -44,7 +44,7 @@ class CountedSteps:
         self.borrowed = False
         """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
         self.movement = Movement(unwrap(model), parameters, rank.recorder.note)
-        self.movement.resumed = self._trainer.step > 0
+        self.movement.resumed = self._trainer.resumes
         self._hooks = StepHooks(
             parameters,
             optimizers,

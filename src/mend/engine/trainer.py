@@ -234,7 +234,7 @@ class Trainer(TrainerRounds):
                     f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
                 )
             anchors = yield from self._first_anchors()
-        own = self._resumed is not None and not self._joins()
+        own = self.resumes
         if own:
             yield from self._check_begun(anchors)
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
@@ -318,6 +318,12 @@ class Trainer(TrainerRounds):
         self.calendar.past(step)
         self._marked_step = step
         self._post(Stepped(step, 0))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether this rank begins with the weights of a checkpoint, which hold more than the
+        anchor."""
+        return self._resumed is not None and not self._joins()
 
     def resume(self, state: Progress, offers: Sequence[OpenOffer]) -> None:
         """Before `begin`: go on from a checkpoint. The tracks have its anchors and residuals."""

@@ -108,6 +108,12 @@ class Checkers:
         elif moment == "after":
             for p, ledger in enumerate(watched.ledgers):
                 ledger.moved(watched.before[p], self._theta(watched, p))
+            if training.moments is not None and not training.moments.fits(training.trainer.step):
+                self.problem(
+                    "twin",
+                    f"{watched.process.me} has made step {training.trainer.step} with the "
+                    "optimizer's state of another one",
+                )
         self._bounds(watched)
 
     def _cut(self, watched: Watched) -> None:

@@ -89,6 +89,8 @@ class Scenario:
     draws it, as little as the next."""
     cut_step: int = 0
     """Step behind which every rack makes a checkpoint; 0: none."""
+    carries: bool = False
+    """Ranks have an optimizer with a state, which a rack that joins gets. No seed draws it."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 

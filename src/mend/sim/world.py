@@ -40,6 +40,7 @@ from mend.sim.checkers import Checkers
 from mend.sim.faults import Broken, Hands, target
 from mend.sim.generate import draw
 from mend.sim.loop import Loop
+from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.process import Collective, Process, Training, WatchedState
@@ -286,6 +287,8 @@ class World(Writer):
             watch=self.checkers.watch,
         )
         self._resume_and_cut(training, tracks)
+        if scenario.carries:
+            training.carry(Moments(parameters, process.me.rank), process.note)
         held.append(training)
         process.trainer = training
         self.trainings[process.me] = training

@@ -84,6 +84,16 @@ def test_where_all_refuse_the_joiner_hears_it() -> None:
     assert copies_of(log(), told, ALL, ()) == (no(0),)
 
 
+def test_where_all_leave_the_joiner_hears_it() -> None:
+    """They wait for it: it must not wait for them."""
+    told = reports(leaving=True) | {1: report(1, leaving=True)}
+    assert donors_of(log(), told, ALL) == ()
+    (said,) = copies_of(log(), told, ALL, ())
+    assert (said.donor, said.refused) == (member(0), "it leaves the job, and nobody else trains")
+    told = reports(leaving=True) | {1: None}
+    assert copies_of(log(), told, frozenset({1, 2}), ()) == (), "one may be heard yet"
+
+
 def test_a_racks_copy_is_that_of_all_its_ranks_at_one_step() -> None:
     def ranks(*copies: RankCopy | None) -> Any:
         return [rank_report(1, copies=(copy,) if copy else ()) for copy in copies]

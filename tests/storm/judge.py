@@ -46,7 +46,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def judge(lives: Sequence[Life]) -> list[str]:
     """Every broken promise as a sentence; none when all was kept."""
     found = [sentence for life in lives for sentence in _alone(life)]
-    return [*found, *_equal_bits(lives), *_one_end(lives)]
+    return [*found, *_equal_bits(lives), *_one_end(lives), *_twins(lives)]
 
 
 # ------------------------------------------------------------------ one life
@@ -146,3 +146,23 @@ def _one_end(lives: Sequence[Life]) -> Iterator[str]:
                 said = f"{what} {end[what]} and not {first[0][what]} of {first[1]}"
                 yield f"{life} says that all is merged, with {said}"
                 break
+
+
+# ------------------------------------------------------------------ those that joined
+
+
+def _twins(lives: Sequence[Life]) -> Iterator[str]:
+    """Who begins behind the first step has the optimizer's state that another rack had then."""
+    for life in lives:
+        first = life.lines[0] if life.lines else {"step": 0}
+        if not first["step"]:
+            continue
+        donors = {
+            line["state"]
+            for other in lives
+            if other.rack != life.rack and other.rank == life.rank
+            for line in other.lines
+            if line["kind"] == "step" and line["step"] == first["step"]
+        }
+        if first["state"] not in donors:
+            yield f"{life} begins behind step {first['step']} with a state that no rack had then"

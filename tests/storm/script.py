@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from tests.process import train
+from tests.process.twin import digest
 
 LOOK_STEPS = 12
 """Every so many steps the merged weights themselves are looked at, not only mend's digest."""
@@ -70,7 +71,8 @@ def run(told: dict[str, Any], diary: Diary) -> None:
     tokens = 0
     with mend.session(wrapped, mend.MendConfig(**told["config"]), optimizer) as runtime:
         step = runtime.status().step  # of a rack that joins: its donor's
-        diary.write("start", step=step, tokens=0, **seen(runtime.status()))
+        begun = digest(optimizer.state_dict())
+        diary.write("start", step=step, tokens=0, state=begun, **seen(runtime.status()))
         while not stopped(stop):
             step += 1
             loss = train.loss_of(wrapped, rack, rank, step)
@@ -83,6 +85,7 @@ def run(told: dict[str, Any], diary: Diary) -> None:
             if step % LOOK_STEPS == 0:
                 with runtime.anchor_weights():
                     look = {"weights": hash_of(model)}
+            look["state"] = digest(optimizer.state_dict())
             diary.write("step", step=step, tokens=tokens, **seen(runtime.status()), **look)
             time.sleep(pace_s)
     end = seen(runtime.status())

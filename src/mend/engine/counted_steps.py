@@ -115,7 +115,8 @@ class CountedSteps:
 
     def _between(self) -> None:
         """Two steps lie before and behind: what a rack that joins gets is of one moment."""
-        self._trainer.give_state()
+        if self._trainer.state_due is not None:
+            self._trainer.give_state()
 
     def _before(self) -> None:
         self.movement.check_load()

@@ -287,8 +287,6 @@ class World(Writer):
             watch=self.checkers.watch,
         )
         self._resume_and_cut(training, tracks)
-        if scenario.carries:
-            training.carry(Moments(parameters, process.me.rank), process.note)
         held.append(training)
         process.trainer = training
         self.trainings[process.me] = training
@@ -337,6 +335,9 @@ class World(Writer):
         return list(model), tracks
 
     def _resume_and_cut(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+        if self.scenario.carries:
+            process = training.process
+            training.carry(Moments(training.parameters, process.me.rank), process.note)
         training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
         if self.scenario.first:
             training.trainer.resume(_progress(tracks), ())

@@ -113,7 +113,7 @@ def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
     assert hand.trainer.standing[:2] == (9, 0)
     hand.step(3)
     (captured,) = [event for event in hand.events if isinstance(event, Captured)]
-    assert (captured.capture_step, captured.steps, captured.tokens) == (12, 3, 30)
+    assert (captured.step, captured.steps, captured.tokens) == (12, 3, 30)
 
 
 @pytest.mark.parametrize(

@@ -728,7 +728,7 @@ def test_ranks_of_a_donor_copy_behind_one_step() -> None:
     """The other rank hears of it later."""
     hand = donor(ranks=2)
     hand.published.asked = (THEIRS,)
-    hand.agree = lambda values: [*values[:-2], 0, 0] if len(values) > 2 else values
+    hand.agree = lambda values: [*values[:2], 0, 0, *values[4:]]  # behind what is open
     hand.step(2)
     hand.trainer.give_state()
     assert hand.given == []

@@ -264,7 +264,7 @@ class Trainer(TrainerRounds):
         yield Wait(lambda: self.member in published.members, limit_ns)
         if not self._joins():
             return None
-        able = yield from self._all_ranks([int(bool(state.optimizers) and state.enabled)])
+        able = yield from self._all_ranks([int(state.enabled)])
         found: Received | str = state.why_not()
         if able[0]:
             found = yield from self._await_copy(limit_ns)

@@ -64,11 +64,10 @@ class TrainingState:
         self._names, self._note = names, note
         self._registered: dict[str, tuple[Stateful, Scope]] = {}
         self._begun = False
-        self._job: dict[str, Any] = {}
-        """Of a donor or a checkpoint, by name: what waits to be registered here."""
-        self._rack: dict[str, Any] = {}
-        self._from = ""
-        """Where `_job` comes from, for people."""
+        self._waiting: dict[str, dict[str, Any]] = {scope: {} for scope in SCOPES}
+        """Of a donor or a checkpoint, by scope and name: what waits to be registered here."""
+        self._of: dict[str, str] = dict.fromkeys(SCOPES, "")
+        """Where that comes from, for people."""
         self._fresh = ""
         """Why this rack's state is not that of a donor although it joins; empty: it is, or it
         does not join."""
@@ -100,12 +99,11 @@ class TrainingState:
 
     def _restore(self, name: str, value: Stateful, scope: Scope) -> None:
         """What a donor or a checkpoint has of it; say so where there is nothing."""
-        source = self._job if scope == "job" else self._rack
-        if name in source:
-            _load(name, value, source.pop(name))
-            self._note("state-loaded", {"name": name, "scope": scope, "of": self._from})
+        if name in self._waiting[scope]:
+            _load(name, value, self._waiting[scope].pop(name))
+            self._note("state-loaded", {"name": name, "scope": scope, "of": self._of[scope]})
         elif self.joins:
-            reason = self._fresh or f"{self._from} has registered no such name"
+            reason = self._fresh or f"{self._of[scope]} has registered no such name"
             if scope == "rack":
                 reason = "it is of scope rack, which no other rack has"
             self._note("state-fresh", {"name": name, "scope": scope, "reason": reason})
@@ -117,12 +115,14 @@ class TrainingState:
             return
         if self.copied:
             self._refuse_schedulers()
+            self._tell_of_no_optimizer()
         self._begun = True
-        left = sorted((*self._job, *self._rack))
-        if left:
-            remedy = "call runtime.register_state with this name before the first step"
-            self._note("state-unclaimed", {"names": left, "of": self._from, "remedy": remedy})
-        self._job, self._rack = {}, {}
+        for scope in SCOPES:
+            if left := sorted(self._waiting[scope]):
+                remedy = "call runtime.register_state with this name before the first step"
+                about = {"names": left, "of": self._of[scope], "remedy": remedy}
+                self._note("state-unclaimed", about)
+        self._waiting = {scope: {} for scope in SCOPES}
 
     def _refuse_schedulers(self) -> None:
         """A scheduler that begins anew would set other learning rates than the donor has."""
@@ -132,11 +132,18 @@ class TrainingState:
             if scheduled and not any(each is optimizer for each in known):
                 raise UsageError(
                     f"a learning-rate scheduler drives {name}, and it is not registered: this rack "
-                    f"joined at {self._from}, and the scheduler would begin anew with other "
-                    "learning rates than the other racks have. Call "
+                    f"joined with the state of {self._of['job']}, and the scheduler would begin "
+                    "anew with other learning rates than the other racks have. Call "
                     "runtime.register_state('scheduler', scheduler) on every rack, right after "
                     "mend_init"
                 )
+
+    def _tell_of_no_optimizer(self) -> None:
+        values = [value for value, _ in self._registered.values()]
+        if not self.optimizers and not any(hasattr(value, "param_groups") for value in values):
+            reason = "mend_init was given no optimizer, and none is registered"
+            self.account += f"; the optimizer is fresh: {reason}"
+            self._note("state-fresh", {"name": "optimizer", "reason": reason})
 
     # -------------------------------------------------------------- for a rack that joins
 
@@ -158,26 +165,23 @@ class TrainingState:
                 f"rack {found.donor} trains with {_listed(theirs)}, this rack with "
                 f"{_listed(self.optimizers)}: give mend_init the same optimizers on every rack"
             )
-        self._from = f"rack {found.donor}, step {found.step}"
+        self._of["job"] = f"rack {found.donor}, step {found.step}"
         for name, optimizer in self.optimizers.items():
             changed = self._adopt(name, optimizer, theirs[name])
             if changed:
                 more = {"and_more": len(changed) - DIFFERENCES_MAX}
                 about: dict[str, object] = {"optimizer": name, "changed": changed[:DIFFERENCES_MAX]}
                 self._note("made-equal", about | (more if len(changed) > DIFFERENCES_MAX else {}))
-        self._job, self.joins, self.copied = dict(value["job"]), True, True
+        self._waiting["job"], self.joins, self.copied = dict(value["job"]), True, True
         self.account = f"copied from rack {found.donor} at step {found.step}"
         about = {"donor": found.donor, "step": found.step, "digest": found.digest}
-        listed = [*self.optimizers, *sorted(self._job)]
+        listed = [*self.optimizers, *sorted(value["job"])]
         self._note("state-copied", {**about, "bytes": found.data_B.numel(), "of": listed})
 
     def why_not(self) -> str:
         """Why this rank asks for no copy."""
-        if not self.enabled:
-            return "join_copies_state is off"
-        if not self.optimizers:
-            return "mend_init was given no optimizer"
-        return "another rank of this rack asks for none"
+        mine = not self.enabled
+        return "join_copies_state is off" if mine else "another rank of this rack asks for none"
 
     def begins_fresh(self, reason: str) -> None:
         """This rack joins, and has no donor's state."""
@@ -235,7 +239,8 @@ class TrainingState:
     def resume(self, data_B: Tensor, where: str) -> None:
         """What `registered` gave. Before a donor's state, if there is one."""
         value = unpack(where, data_B)
-        self._job, self._rack, self._from = dict(value["job"]), dict(value["rack"]), where
+        for scope in SCOPES:
+            self._waiting[scope], self._of[scope] = dict(value[scope]), where
 
 
 # ------------------------------------------------------------------ optimizers

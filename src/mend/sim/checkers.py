@@ -101,6 +101,7 @@ class Checkers:
         watched = self.ranks[training.process.me]
         if moment == "before":
             watched.before = [self._theta(watched, p) for p in range(len(watched.ledgers))]
+            self._twin(training)
         elif moment == "cut":
             self._cut(watched)
         elif moment == "written":
@@ -108,13 +109,14 @@ class Checkers:
         elif moment == "after":
             for p, ledger in enumerate(watched.ledgers):
                 ledger.moved(watched.before[p], self._theta(watched, p))
-            if training.moments is not None and not training.moments.fits(training.trainer.step):
-                self.problem(
-                    "twin",
-                    f"{watched.process.me} has made step {training.trainer.step} with the "
-                    "optimizer's state of another one",
-                )
         self._bounds(watched)
+
+    def _twin(self, training: Training) -> None:
+        """Whoever begins with another rack's optimizer and step: they belong together."""
+        moments, step = training.moments, training.trainer.step
+        if moments is not None and not moments.fits(step):
+            me = training.process.me
+            self.problem("twin", f"{me} has made {step} steps, its optimizer's state is of others")
 
     def _cut(self, watched: Watched) -> None:
         """All ranks write the same versions; what they count as merged, these have merged."""

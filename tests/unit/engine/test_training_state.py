@@ -235,3 +235,23 @@ def test_an_object_that_does_not_take_its_state_is_named() -> None:
     donor.to(twin)
     with pytest.raises(StateRefused, match=r"curve: Picky\.load_state_dict does not take"):
         twin.state.register("curve", Picky(), "job")
+
+
+def test_a_script_that_gives_no_optimizer_may_register_it_else_it_is_told_that_it_is_fresh() -> (
+    None
+):
+    for registers in (True, False):
+        donor, twin = Script(steps=2, lr=0.1), Script(lr=0.7)
+        for script in (donor, twin):
+            script.state.optimizers = {}
+        if registers:
+            donor.state.register("mine", donor.optimizer, "job")
+        donor.to(twin)
+        if registers:
+            twin.state.register("mine", twin.optimizer, "job")
+        twin.state.before_step()
+        same = first_difference((), donor.optimizer.state_dict(), twin.optimizer.state_dict()) == ()
+        assert same == registers
+        told = [each["name"] for each in twin.kinds("state-fresh")]
+        assert told == ([] if registers else ["optimizer"])
+        assert ("the optimizer is fresh" in twin.state.account) != registers

@@ -65,6 +65,7 @@ class StateCopies:
             self.done = True
             return [NoState(f"rack {found.donor.rack} cannot give it: {found.refused}")]
         if log.member(found.donor.rack) != found.donor:
+            self.tries = TRIES_MAX
             return []
         self.pulling, self.retry_ns, rank = True, 0, self.me.rank
         return [

@@ -88,7 +88,11 @@ def test_a_refusal_ends_it_with_the_reason() -> None:
 
 def test_a_donor_that_has_left_is_not_asked() -> None:
     twin = joiner(copy())
-    assert twin.pull(log(1, 2), 0) == []
+    twin.pull(log(), 0)
+    twin.copied(StateCopied(DONOR, 7, digest(7), "the connection broke"), 0)
+    assert twin.due_ns() != []
+    assert twin.pull(log(1, 2), 10 * SECOND) == []
+    assert twin.due_ns() == [], "or it would be due for ever"
 
 
 def test_ranks_of_equal_bytes_are_told_that_one_pull_is_enough() -> None:

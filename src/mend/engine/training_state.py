@@ -120,8 +120,8 @@ class TrainingState:
         for scope in SCOPES:
             if left := sorted(self._waiting[scope]):
                 remedy = "call runtime.register_state with this name before the first step"
-                about = {"names": left, "of": self._of[scope], "remedy": remedy}
-                self._note("state-unclaimed", about)
+                about: dict[str, object] = {"names": left, "of": self._of[scope]}
+                self._note("state-unclaimed", about | {"remedy": remedy})
         self._waiting = {scope: {} for scope in SCOPES}
 
     def _refuse_schedulers(self) -> None:

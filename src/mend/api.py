@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from mend.engine.live_rank import BUFFERS_PAGE, LiveRank
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.outcome import Ended, Outcome
 from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
+from mend.engine.training_state import Stateful, TrainingState
 from mend.errors import ConfigError, Diverged, MendError, NotMerged, UsageError
 from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
@@ -90,6 +91,7 @@ def mend_init(
         _refuse_strangers(model, optimizers, config)
         if config.async_tp_enabled:
             async_tp = AsyncTp.enable(model, mesh, rank.recorder.note)
+        rank.carry(_training_state(model, config, rank, optimizers))
         rank.begin()
         runtime = Runtime(model, config, rank, optimizers, async_tp)
         registry.enter(model, runtime)
@@ -216,6 +218,25 @@ class Runtime:
         """One step is done, unless an optimizer given to mend_init has counted it already."""
         if not self._steps.by_given_optimizer:
             self.step()
+
+    def register_state(
+        self, name: str, value: Stateful, scope: Literal["job", "rack"] = "job"
+    ) -> None:
+        """Have `value` (anything with state_dict and load_state_dict) travel with this rack.
+
+        `scope="job"`: what all racks have in common, such as a learning-rate scheduler or a grad
+        scaler. A rack that joins gets it from another rack, with the optimizers that mend_init was
+        given. `scope="rack"`: what is this rack's own, such as a place in the data or random
+        generators; no other rack has it, so a rack that joins begins with its own fresh one.
+        Both are a part of `checkpoint`, and are loaded by `mend_init(resume=)`.
+
+        Call it right after mend_init, on every rank, with the same names on every rack. Where there
+        is something to load, it is loaded at once: the rest of the script sees it. Raises
+        UsageError (after the first step, a name twice, no state dict) and StateRefused (a value
+        that cannot travel, by its place; a state that `value` does not take).
+        """
+        if self._trainer.training_state is not None:
+            self._trainer.training_state.register(name, value, scope)
 
     def record(self, **values: float) -> None:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
@@ -357,6 +378,7 @@ class Runtime:
             protection=rank.settings.io_loop.protection,
             log_lines_lost=rank.recorder.lines_lost,
             slow=tuple(map(slow_rack, published.slow)),
+            joined_state=trainer.training_state.account if trainer.training_state else "",
         )
 
     # -------------------------------------------------------------- the older, explicit surface
@@ -442,6 +464,17 @@ def _rank_of(
         return LocalOnlyRank(settings)
     settings = replace(settings, resume=Path(resume) if resume is not None else None)
     return live_rank(model, settings, rules_of(config), local_place())
+
+
+def _training_state(
+    model: nn.Module,
+    config: MendConfig,
+    rank: LiveRank | LocalOnlyRank,
+    optimizers: Sequence[HoldsParameters],
+) -> TrainingState:
+    names = {id(p): name for name, p in exchanged_parameters(model, frozen=True)}
+    enabled = config.join_copies_state
+    return TrainingState(optimizers, names, rank.recorder.note, enabled=enabled)
 
 
 def _refuse_strangers(

@@ -62,6 +62,11 @@ class CheckpointError(MendError):
     model, plan or lineage, or the racks do not have the same one."""
 
 
+class StateRefused(UsageError):
+    """An optimizer or a registered object holds a value that cannot travel to another rack or into
+    a checkpoint, or one of another shape than here. Named by its place."""
+
+
 class WireError(MendError):
     """A frame from the network is not a message of this protocol."""
 

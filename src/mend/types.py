@@ -122,6 +122,12 @@ def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
     return _KEY.pack(b"s", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
 
 
+def training_state_key(donor: Member, rank: int, to: Member, step: int, digest: str) -> bytes:
+    """Pull key of what one rank of a donor trains with, as it was copied for a rack that joins."""
+    rest = bytes.fromhex(digest)[:16]
+    return _KEY.pack(b"t", donor.rack, donor.incarnation, rank, to.rack, step, to.incarnation, rest)
+
+
 def without_incarnation(key: bytes) -> bytes:
     """What of a key stays the same when the job is started again: the identity simulated delays
     draw from."""

@@ -18,6 +18,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 2,
     "stall_max_s": 0.2,
     "shutdown_timeout_s": 20,
+    "join_copies_state": False,  # the other rack waits at a gate, where it copies nothing
 }
 
 

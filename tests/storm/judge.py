@@ -92,7 +92,8 @@ def judge(lives: Sequence[Life], deaths: Sequence[Death] = ()) -> list[str]:
     """Every broken promise as a sentence; none when all was kept."""
     found = [sentence for life in lives for sentence in _alone(life)]
     for era in sorted({life.era for life in lives}):
-        found += _equal_bits([life for life in lives if life.era == era])
+        mine = [life for life in lives if life.era == era]
+        found += [*_equal_bits(mine), *_twins(mine)]
     found += _one_end([life for life in lives if life.era == max(each.era for each in lives)])
     return [*found, *_resumed(lives), *_merged_again(waits(lives, deaths))]
 
@@ -281,3 +282,23 @@ def _one_end(lives: Sequence[Life]) -> Iterator[str]:
                 said = f"{what} {end[what]} and not {first[0][what]} of {first[1]}"
                 yield f"{life} says that all is merged, with {said}"
                 break
+
+
+# ------------------------------------------------------------------ those that joined
+
+
+def _twins(lives: Sequence[Life]) -> Iterator[str]:
+    """Who begins behind the first step has the optimizer's state that another rack had then."""
+    for life in lives:
+        first = life.lines[0] if life.lines else {"step": 0}
+        if not first["step"] or "resumed" in first:
+            continue
+        donors = {
+            line["state"]
+            for other in lives
+            if other.rack != life.rack and other.rank == life.rank
+            for line in other.lines
+            if line["kind"] == "step" and line["step"] == first["step"]
+        }
+        if first["state"] not in donors:
+            yield f"{life} begins behind step {first['step']} with a state that no rack had then"

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tests.process import train
+from tests.process.twin import digest
 
 LOOK_STEPS = 12
 """Every so many steps the merged weights themselves are looked at, not only mend's digest."""
@@ -91,11 +92,14 @@ class Training:
         config = mend.MendConfig(**self._told["config"])
         with mend.session(self._wrapped, config, self._optimizer, resume=resume) as runtime:
             self._runtime = runtime
+            if resume is None:
+                self._step = runtime.status().step  # of a rack that joins: its donor's
             began = hash_of(self._model)
             with runtime.anchor_weights():
                 weights = hash_of(self._model)
             named = {"resumed": resume.name} if resume is not None else {}
-            self._write("start", model=began, weights=weights, **named)
+            state = digest(self._optimizer.state_dict())
+            self._write("start", model=began, weights=weights, state=state, **named)
             stopped, cuts = self._asked()
             while not stopped:
                 self._train()
@@ -128,6 +132,7 @@ class Training:
         if self._step % LOOK_STEPS == 0:
             with self._runtime.anchor_weights():
                 look = {"weights": hash_of(self._model)}
+        look["state"] = digest(self._optimizer.state_dict())
         slept_ns = time.monotonic_ns()
         time.sleep(self._told["pace_ms"] / 1000)
         late_ms = (time.monotonic_ns() - slept_ns) / 1e6 - self._told["pace_ms"]

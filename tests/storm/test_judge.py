@@ -150,3 +150,15 @@ def test_a_line_that_a_dead_process_was_writing_is_left_out(tmp_path: Path) -> N
     assert read_lines(path) == []
     path.write_text('{"step": 1}\n{"st')
     assert read_lines(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize(("state", "fine"), [("state 3", True), ("state 2", False)])
+def test_who_joins_has_the_state_of_the_step_it_begins_behind(state: str, fine: bool) -> None:
+    lines = [{**each, "state": f"state {each['step']}"} for each in diary()]
+    killed = replace(TRUE[1], lines=lines[:3], code=-9, killed=True)
+    again = [{**line("start", 3, 1), "tokens": 0, "told_tokens": 0, "ledger": [0.0] * 3}]
+    life = Life(rack=1, life=1, lines=[{**again[0], "state": state}], code=-9, killed=True)
+    found = judge([replace(TRUE[0], lines=lines), killed, life])
+    assert found == (
+        [] if fine else [f"{life} begins behind step 3 with a state that no rack had then"]
+    )

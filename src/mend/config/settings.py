@@ -206,6 +206,12 @@ class MendConfig:
         k.YES_NO,
         "exchange parameters that need no gradient, too: for those that are unfrozen later",
     )
+    join_copies_state: bool = _knob(
+        True,
+        k.YES_NO,
+        "a rack that joins a running job gets the optimizer's state, what is registered and the "
+        "step from another rack; false: they begin fresh",
+    )
     quorum_min_learners: int = _knob(
         1, k.whole(1, RACKS_MAX), "racks that a merge needs at least (K)"
     )

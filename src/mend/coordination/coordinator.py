@@ -15,6 +15,7 @@ from mend.consensus.log import Log, witness_votes
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import AcceptorState, Commit, Drop, Genesis, Lineage, Offer, Policy
 from mend.coordination.admission import Admission, first_to_begin
+from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
@@ -650,6 +651,9 @@ class Coordinator:
         offers = tuple(self.offers[key] for key in sorted(self.offers))
         expected = range(0 if log.committed.begun else self.options.racks)
         missing = tuple(rack for rack in expected if rack not in self.views)
+        reports = self._reports()
+        donors = donors_of(log.committed, reports, lively)
+        copies = copies_of(log.committed, reports, lively, donors)
         for view in self.views.values():
             if view.gone:
                 continue
@@ -673,6 +677,8 @@ class Coordinator:
                 missing=missing,
                 why=self._why(bool(missing)),
                 slow=self.paces.judged,
+                donors=donors,
+                copies=copies,
             )
             heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
             due = view.next_orders(orders, log, known, now_ns, heartbeat_ns, detect_ns)

@@ -125,6 +125,36 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanting:
+    """The rack joins and waits for a donor's training state; not `on`: it waits no more."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateTaken:
+    """A donor's rank has copied its training state behind `step`, for a rack that joins, and serves
+    it; or it cannot, for the reason that `refused` is."""
+
+    to: Member
+    step: int
+    size: int
+    digest: str
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopied:
+    """A pull of a donor's training state ended; its digest was compared with what the donor
+    said."""
+
+    donor: Member
+    step: int
+    digest: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Spoiled:
     """The bytes of a held version are not what they were."""
 
@@ -201,6 +231,9 @@ Event = (
     | Summed
     | Merged
     | Copied
+    | Wanting
+    | StateTaken
+    | StateCopied
     | Spoiled
     | Applied
     | Discarded
@@ -298,6 +331,33 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyState:
+    """Pull this rank's part of what a donor has copied of its training state."""
+
+    donor: Member
+    step: int
+    size: int
+    digest: str
+    holder: Address
+    shared: bool = False
+    """All ranks of the rack get the same bytes: the first pulls them, for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoState:
+    """There will be no copy of a donor's training state."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeState:
+    """The rack that joins needs the copy no more."""
+
+    to: Member
+
+
+@dataclass(frozen=True, slots=True)
 class PublishAnchor:
     """The rank holds this decided version: serve it and show it to the training thread."""
 
@@ -385,6 +445,9 @@ Effect = (
     | Measure
     | Sum
     | Copy
+    | CopyState
+    | NoState
+    | FreeState
     | PublishAnchor
     | RecordCommitted
     | Restored

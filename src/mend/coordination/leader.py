@@ -14,6 +14,7 @@ from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
 from mend.consensus.records import BAD_MAX, Offer, Record
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
+from mend.coordination.donors import asked_of, copies_of_rack, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.coordination.flow import Again, Flow, Portion
 from mend.coordination.marks import cut_of_rack
@@ -345,6 +346,8 @@ class Leader:
             bad=_bad(ranks),
             pace=replace(self._pace(), time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0),
             cut=cut_of_rack(ranks) if complete else None,
+            wants=complete and all(rank.wants for rank in ranks),
+            copies=copies_of_rack(self.member, ranks) if complete else (),
         )
 
     def _pace(self) -> Pace:
@@ -438,6 +441,8 @@ class Leader:
             why=self.why(),
             failure=self.failure,
             finish=self.left(),
+            asked=asked_of(orders, self.member) if not self.silent else (),
+            copy=copy_for(orders, self.member),
         )
 
 

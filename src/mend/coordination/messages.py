@@ -208,6 +208,39 @@ class FailSlow(Word, frozen=True):
     sure_milli: Count = 1000
 
 
+JOINERS_MAX = 64
+"""Racks that join at once."""
+
+
+class RankCopy(Word, frozen=True):
+    """What one rank has copied of its training state for a rack that joins, behind a step; or why
+    it cannot (`refused`)."""
+
+    to: Member
+    step: Count
+    size: Annotated[int, Meta(ge=0, le=2**50)]
+    digest: Hex
+    refused: Text = ""
+
+
+class StateCopy(Word, frozen=True):
+    """The same of a whole rack: one step, sizes in bytes and digests per rank."""
+
+    to: Member
+    donor: Member
+    step: Count
+    sizes: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**50)], ...], Meta(max_length=1024)]
+    digests: Digests
+    refused: Text = ""
+
+
+class Donor(Word, frozen=True):
+    """`donor` is to copy its training state for `to`, which joins."""
+
+    to: Member
+    donor: Member
+
+
 class Report(State, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
@@ -239,6 +272,10 @@ class Report(State, frozen=True, tag=12):
     pace: Pace = Pace()
     cut: Cut | None = None
     """The checkpoint that all its ranks wait in."""
+    wants: bool = False
+    """It joins, and waits for the training state of another rack."""
+    copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
+    """What it has copied as a donor."""
 
 
 class Orders(State, frozen=True, tag=13):
@@ -266,6 +303,9 @@ class Orders(State, frozen=True, tag=13):
     snapshot: Snapshot | None = None
     """Of `prev`, for a receiver whose log ends before what the sender still has."""
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
+    donors: Annotated[tuple[Donor, ...], Meta(max_length=JOINERS_MAX)] = ()
+    copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
+    """What these donors have copied."""
 
 
 class Part(Word, frozen=True):
@@ -322,6 +362,8 @@ class RankReport(State, frozen=True, tag=14):
     """Serial of the newest orders of its leader."""
     pace: Pace = Pace()
     cut: Cut | None = None
+    wants: bool = False
+    copies: Annotated[tuple[RankCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
 
 
 class RankOrders(State, frozen=True, tag=15):
@@ -343,6 +385,10 @@ class RankOrders(State, frozen=True, tag=15):
     """Every rank of this rack may stop: the rack has left."""
     snapshot: Snapshot | None = None
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
+    asked: Annotated[tuple[Member, ...], Meta(max_length=JOINERS_MAX)] = ()
+    """Racks that join, for which this one is the donor."""
+    copy: StateCopy | None = None
+    """What a donor has copied for this rack."""
 
 
 Message = (

@@ -32,6 +32,7 @@ from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import Bad, Cut, Gather, OfferId, Part, RankOrders, RankReport
 from mend.coordination.slow import RankPace
+from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
 from mend.types import Member, Peer
@@ -71,6 +72,7 @@ class RankMachine:
     def __post_init__(self) -> None:
         self.replicas = [FragmentReplica() for _ in self.own_digests]
         self.pace = RankPace(self.me.rack, self.me.rank, self.options.detector)
+        self.copies = StateCopies(self.me)
         self.own_versions = self.own_versions or (0,) * len(self.own_digests)
 
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
@@ -79,6 +81,7 @@ class RankMachine:
         if self._seated():
             for fragment in range(len(self.replicas)):
                 self._settle(fragment, now_ns, effects)
+            effects += self.copies.pull(self.folded, now_ns)
         self._pull(now_ns, effects)
         self._flush(now_ns, effects)
         return effects
@@ -91,6 +94,7 @@ class RankMachine:
         waits += self.fetch_queue.dues_ns()
         if self._seated():  # only then `handle` looks at them; else they would be due for ever
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
+            waits += self.copies.due_ns()
         return min(waits)
 
     # -------------------------------------------------------------- events
@@ -125,6 +129,12 @@ class RankMachine:
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
             case ev.Copied(p, version, error):
                 self._on_copied(p, version, error, now_ns, effects)
+            case ev.Wanting(on):
+                self.copies.wants = on
+            case ev.StateTaken():
+                self.copies.taken(event)
+            case ev.StateCopied():
+                effects += self.copies.copied(event, now_ns)
             case ev.Spoiled(p, version):
                 self.replicas[p].held.discard(version)
                 effects.append(ev.DropAnchor(p, version))
@@ -151,6 +161,7 @@ class RankMachine:
             return
         self.orders_serial, self.settled = orders.serial, orders.settled
         self._read(orders, now_ns, effects)
+        effects += self.copies.read(orders, self.folded)
         for offer in orders.offers:
             self._on_offer(offer)
         for gather in orders.gathers:
@@ -460,4 +471,6 @@ class RankMachine:
             bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
             pace=self.pace.verdict,
             cut=self.cut,
+            wants=self.copies.wants,
+            copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
         )

@@ -24,7 +24,15 @@ from mend.consensus.records import (
     Roster,
     Snapshot,
 )
-from mend.coordination.messages import Gather, Hello, Orders, RankOrders, RankReport, Report
+from mend.coordination.messages import (
+    Gather,
+    Hello,
+    Orders,
+    RankOrders,
+    RankReport,
+    Report,
+    StateCopy,
+)
 from mend.types import Member
 
 
@@ -70,6 +78,10 @@ def report_misfit(report: Report, member: Member, policy: Policy) -> str:
     numbers += [bad.offer.fragment for bad in report.bad]
     if any(len(held.digests) != ranks for held in report.held):
         return "a result without one digest per rank"
+    if any(copy.donor != member for copy in report.copies):
+        return "a copy in the name of another rack"
+    if misfit := _copies_misfit(report.copies, ranks):
+        return misfit
     return _offers_misfit(report.offers, fragments, ranks) or _numbers_misfit(numbers, fragments)
 
 
@@ -97,6 +109,7 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
         or _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
+        or _copies_misfit(orders.copies, ranks)
     )
 
 
@@ -117,6 +130,7 @@ def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
         or _gathers_misfit(orders.gathers, fragments, ranks)
         or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
         or _numbers_misfit((total.fragment for total in orders.totals), fragments)
+        or _copies_misfit((orders.copy,) if orders.copy else (), ranks)
     )
 
 
@@ -194,6 +208,13 @@ def _offers_misfit(offers: Iterable[Offer], fragments: int, ranks: int) -> str:
             return f"an offer of fragment {offer.fragment} with {len(offer.checksums)} checksums"
         if len(offer.sizes) not in (0, ranks):
             return f"an offer of fragment {offer.fragment} with {len(offer.sizes)} sizes"
+    return ""
+
+
+def _copies_misfit(copies: Iterable[StateCopy], ranks: int) -> str:
+    for copy in copies:
+        if not copy.refused and {len(copy.sizes), len(copy.digests)} != {ranks}:
+            return f"a copy of {len(copy.sizes)} ranks, {len(copy.digests)} digests"
     return ""
 
 

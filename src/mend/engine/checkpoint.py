@@ -27,15 +27,19 @@ from mend.engine.checkpoint_files import (
     rank_file,
     read_manifest,
     read_rank,
+    registered_file,
     summed,
     write_rank,
+    write_whole,
 )
-from mend.engine.digest import digest_of
+from mend.engine.digest import bytes_of, digest_of
 from mend.engine.fragment_state import FragmentState, OpenOffer
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.progress import OfferProgress, Progress
 from mend.engine.rack import RackGroup
-from mend.errors import CheckpointError
+from mend.engine.trainer import Trainer
+from mend.engine.training_state import TrainingState
+from mend.errors import CheckpointError, StateRefused
 from mend.types import VERSION, Owned
 
 T = TypeVar("T")
@@ -83,16 +87,16 @@ class Writer:
         self,
         part: Path,
         mark: Mark,
-        state: tuple[Progress, Sequence[OpenOffer]],
-        tracks: Sequence[FragmentState],
+        trainer: Trainer,
         save: Callable[[Path], None] | None,
     ) -> None:
         """All ranks together: into the folder `part`, which has its final name behind it. `save`
         writes what the script wants beside it."""
         group, leads = self.group, self.group.rank == 0
         together(group, lambda: begin_part(part) if leads else None)
-        progress, offers = state
-        together(group, lambda: self._write_rank(part, progress, offers, tracks))
+        progress, offers = trainer.state()
+        together(group, lambda: self._write_rank(part, progress, offers, trainer.tracks))
+        together(group, lambda: self._write_registered(part, trainer))
         if save is not None:
             together(group, lambda: save(part))
         listed = together(group, lambda: files_in(part) if leads else [])
@@ -132,6 +136,13 @@ class Writer:
             for o in offers
         )  # fmt: skip
         write_rank(part / rank_file(self.group.rank), State(progress, open_), tensors)
+
+    def _write_registered(self, part: Path, trainer: Trainer) -> None:
+        """What the script has registered, in a file of its own."""
+        state = trainer.training_state
+        data_B = state.registered(trainer.step) if state is not None else None
+        if data_B is not None:
+            write_whole(part / registered_file(self.group.rank), bytes_of(data_B))
 
     def _manifest(self, mark: Mark, ranks: Sequence[Progress], files: Sequence[File]) -> Manifest:
         first = ranks[0]
@@ -203,6 +214,18 @@ class Part:
             )
         if f"{fragment}.residual" in self.tensors:
             track.residual_N = self._tensor(f"{fragment}.residual", numel)
+
+    def registered(self, rank: int, state: TrainingState) -> None:
+        """Have what the script had registered wait for it to be registered again."""
+        name = registered_file(rank)
+        path = rack_folder(self.folder, self.manifest.rack) / name
+        if name not in {file.name for file in self.manifest.files}:
+            return
+        try:
+            data = bytearray(path.read_bytes())
+            state.resume(torch.frombuffer(data, dtype=torch.uint8), f"checkpoint {self.folder}")
+        except StateRefused as error:
+            raise CheckpointError(str(error)) from error
 
     def offers(self, tracks: Sequence[FragmentState]) -> list[OpenOffer]:
         """What was open."""

@@ -2,6 +2,7 @@
 with bounds and checksums, never unpickled.
 
     FOLDER/rack-0/rank-0.safetensors    tensors of a rank, and its progress as JSON
+                  registered-0.safetensors    what it has registered (register_state)
                   ...                   whatever the script saves beside them
                   manifest.json         what it is of, and every file with size and sha256
                   COMPLETE              sha256 of the manifest: all racks have written their part
@@ -95,6 +96,10 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
+def registered_file(rank: int) -> str:
+    return f"registered-{rank}.safetensors"
+
+
 # ------------------------------------------------------------------ writing
 
 
@@ -141,7 +146,7 @@ def summed(folder: Path, names: Sequence[str], *, sync: bool = False) -> list[Fi
     return found
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """A file that is there with all its bytes, or not at all."""
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:

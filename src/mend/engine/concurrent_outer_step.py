@@ -40,6 +40,7 @@ from mend.engine.host import Foreigners, HostInterface
 from mend.engine.merging import Merging, said
 from mend.engine.numerics import Anchor, Encoded, Numerics
 from mend.engine.published_state import PublishedState
+from mend.engine.state_copying import StateCopying
 from mend.engine.sums import tensors_of
 from mend.engine.trainer import OpenOffer
 from mend.engine.turnout import REMEDY
@@ -129,6 +130,7 @@ class ConcurrentOuterStep:
         flags = plain or [()] * len(owned)
         tensors = [tensors_of(mine, of) for mine, of in zip(owned, flags, strict=True)]
         self._merging = Merging(self, tensors)
+        self._states = StateCopying(self)
         self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
         self._silent: set[int] = set()
         self._twin = ""
@@ -147,6 +149,7 @@ class ConcurrentOuterStep:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
+            self.published.asked = body.asked
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It looks here for the coordinator, so its addresses number the racks otherwise.
             at = body.seat.address
@@ -176,6 +179,10 @@ class ConcurrentOuterStep:
     def own(self, offer: OpenOffer) -> None:
         """The training thread hands over the tensors of a capture, before the Captured event."""
         self.offers[(offer.fragment, offer.seq)] = offer
+
+    def give_state(self, to: Member, step: int, data_B: Tensor | str) -> None:
+        """The training thread has copied its training state for a rack that joins, or cannot."""
+        self._states.give(to, step, data_B)
 
     def tick(self) -> None:
         """Let every machine look at the clock whose deadline has passed."""
@@ -230,6 +237,12 @@ class ConcurrentOuterStep:
                 self._merging.merge(effect)
             case ev.Copy():
                 self._copy(effect)
+            case ev.CopyState():
+                self._states.copy(effect)
+            case ev.NoState(reason):
+                self.published.receive(reason)
+            case ev.FreeState(to):
+                self._states.free(to)
             case ev.PublishAnchor(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.RecordCommitted(record, rounds, part):

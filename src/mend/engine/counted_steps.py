@@ -44,10 +44,11 @@ class CountedSteps:
         self.borrowed = False
         """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
         self.movement = Movement(unwrap(model), parameters, rank.recorder.note)
-        self.movement.resumed = self._trainer.step > 0
+        self.movement.resumed = self._trainer.resumes
         self._hooks = StepHooks(
             parameters,
             optimizers,
+            between=self._between,
             before=self._before,
             after=self._after,
             take_tokens=self._take_tokens,
@@ -69,6 +70,7 @@ class CountedSteps:
                 self.count_tokens(more)
         self._before()
         self._after(self._take_tokens())
+        self._between()  # the script says when a step is done, with all that belongs to it
 
     @property
     def by_given_optimizer(self) -> bool:
@@ -111,8 +113,15 @@ class CountedSteps:
         fields |= {"parameters": len(held_by(optimizer)), "exchanged": len(self._names)}
         self._rank.recorder.note("counting", fields)
 
+    def _between(self) -> None:
+        """Two steps lie before and behind: what a rack that joins gets is of one moment."""
+        if self._trainer.state_due is not None:
+            self._trainer.give_state()
+
     def _before(self) -> None:
         self.movement.check_load()
+        if (state := self._trainer.training_state) is not None:
+            state.before_step()
 
     def _after(self, tokens: int | None) -> None:
         if self.borrowed:

@@ -41,7 +41,15 @@ class Share:
     holding: Holding
 
 
-Doing = Generator[Wait | AgreeMin | Share, Any, None]
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Answered when `data_B` (bytes, of one size on all ranks of the rack) holds those of the
+    first rank."""
+
+    data_B: Tensor
+
+
+Doing = Generator[Wait | AgreeMin | Share | Spread, Any, None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mend.coordination.events import Cutting, Event
 from mend.coordination.machines import Parts
@@ -32,8 +32,9 @@ from mend.engine.replay_training import Again
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
-from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Trainer, Wait
+from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
+from mend.engine.training_state import TrainingState
 from mend.errors import GaveUp, UsageError
 from mend.fragment.device import Side, device_of
 from mend.fragment.plan import (
@@ -120,7 +121,7 @@ class LiveRank:
         inventories = self._inventories(model)
         plain = self._plain(model)
         facts = self._model_facts(model, plain, inventories)
-        part = self._part()
+        self._resumed = part = self._part()
         tracks = together(self.group, lambda: self._tracks(model, inventories, numerics, part))
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
@@ -352,7 +353,15 @@ class LiveRank:
         # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
 
-    def live(self, doing: Generator[Wait | AgreeMin | Share, Any, T]) -> T:
+    def carry(self, state: TrainingState) -> None:
+        """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
+        registered. Raises CheckpointError."""
+        self.trainer.training_state, self.trainer.give = state, self._give_state
+        part = self._resumed
+        if part is not None:
+            together(self.group, lambda: part.registered(self.me.rank, state))
+
+    def live(self, doing: Generator[Wait | AgreeMin | Share | Spread, Any, T]) -> T:
         """Drive a generator of `steps` on this thread; returns what it does."""
         answer: object = None
         while True:
@@ -366,7 +375,7 @@ class LiveRank:
                 raise
             answer = self._answer(request)
 
-    def _answer(self, request: Wait | AgreeMin | Share) -> object:
+    def _answer(self, request: Wait | AgreeMin | Share | Spread) -> object:
         match request:
             case Wait(ready, limit_ns):
                 return self.published.wait(ready, limit_ns / SECOND)
@@ -374,6 +383,9 @@ class LiveRank:
                 return self.group.minimum(values)
             case Share(_, slice_N, mine):
                 return self.group.share(slice_N, mine)
+            case Spread(data_B):
+                self.group.spread(data_B)
+                return None
 
     def checkpoint(self, folder: Path, save: Callable[[Path], None] | None, limit_ns: int) -> None:
         """Write this rack's part, with all other racks at one place of the log. See `api`."""
@@ -383,7 +395,7 @@ class LiveRank:
         part = folder / f".rack-{self.me.rack}.part"
         try:
             writer = Writer(self.group, self.me.rack, self._facts)
-            writer.write(part, mark, self.trainer.state(), self.trainer.tracks, save)
+            writer.write(part, mark, self.trainer, save)
         except BaseException:
             self._post(Cutting(""))
             if self.me.rank == 0:
@@ -404,6 +416,9 @@ class LiveRank:
 
     def _own(self, offer: OpenOffer) -> None:
         self.io_loop.call(lambda: self.rank.own(offer))
+
+    def _give_state(self, to: Member, step: int, data_B: Tensor | str) -> None:
+        self.io_loop.call(lambda: self.rank.give_state(to, step, data_B))
 
     # -------------------------------------------------------------- the end
 

@@ -25,6 +25,7 @@ from mend.engine.rank_config import Settings
 from mend.engine.threads import from_outside
 from mend.engine.trainer import Doing, OpenOffer, Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
+from mend.engine.training_state import TrainingState
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.status.event_log import EventLog
@@ -74,6 +75,10 @@ class LocalOnlyRank:
             note=self.recorder.note,
             numerics=self.numerics,
         )
+
+    def carry(self, state: TrainingState) -> None:
+        """Nobody asks for it."""
+        self.trainer.training_state = state
 
     def begin(self) -> None:
         """Nobody is waited for."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from mend.consensus.records import Commit, Genesis, Last, Lineage, Mark, Record, Roster, Snapshot
 from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
+from mend.engine.training_state import Received
 from mend.engine.turnout import Turnout
 from mend.errors import MendError
 from mend.types import Member
@@ -113,6 +114,12 @@ class PublishedState:
         self.written: Mark | None = None
         """The newest that all its racks have written."""
         self.members: frozenset[Member] = frozenset()
+        self.asked: tuple[Member, ...] = ()
+        """Racks that join and wait for a copy of this rack's training state."""
+        self.copied: Received | str | None = None
+        """What a donor has copied for this rack, or why there is nothing."""
+        self.pulling = False
+        """Whether it is on its way."""
         self.fresh = False
         """Something was published since the training thread last looked; read without the lock."""
 
@@ -156,6 +163,12 @@ class PublishedState:
                 self.written = record
             elif isinstance(record, Mark):
                 self.mark = record, tuple(panel.decided for panel in self.panels)
+            self.changed.notify_all()
+
+    def receive(self, found: Received | str) -> None:
+        """A donor's training state is here, or will not come, for this reason."""
+        with self.changed:
+            self.copied, self.pulling = found, False
             self.changed.notify_all()
 
     def restore(self, snapshot: Snapshot) -> None:

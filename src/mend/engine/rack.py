@@ -17,6 +17,7 @@ from mend.fragment.shards import Holding, put_together, take
 from mend.types import owned_span
 
 _BLOB_BYTES_MAX = 64 << 20
+_SPREAD_BYTES = 64 << 20
 
 _kept: dict[tuple[tuple[int, ...], str], tuple[object, dist.ProcessGroup]] = {}
 """(members, backend) -> the world it was made in, and the group. It ends with that world: torch
@@ -110,6 +111,12 @@ class RackGroup:
             return rows
 
         return put_together(holding, slice_N, gather)
+
+    def spread(self, data_B: Tensor) -> None:
+        """`data_B` (uint8, of one size on all ranks) becomes that of the first rank."""
+        for start in range(0, data_B.numel(), _SPREAD_BYTES):
+            piece_B = data_B[start : start + _SPREAD_BYTES]
+            dist.broadcast(piece_B, src=self.members[0], group=self._group)
 
     def barrier(self) -> None:
         if self.ranks > 1:

@@ -81,17 +81,20 @@ class StepHooks:
         exchanged: Iterable[nn.Parameter],
         given: Sequence[HoldsParameters],
         *,
+        between: Callable[[], None],
         before: Callable[[], None],
         after: Callable[[int | None], None],
         take_tokens: Callable[[], int | None],
         found: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        """`exchanged`: the parameters that mend exchanges. `found` is told which optimizer is
-        counted when none was given."""
+        """`exchanged`: the parameters that mend exchanges. `between` is called before any optimizer
+        of them moves, of several the first: all that belongs to the counted steps is done then.
+        `found` is told which optimizer is counted when none was given."""
         self._exchanged = {id(p) for p in exchanged}
         self._counted = {id(p) for p in held_by(given[-1])} if given else set[int]()
         self.counting = Counting.GIVEN if given else Counting.UNDECIDED
-        self._before, self._after = before, after
+        self._given = {id(p) for each in given for p in held_by(each)}
+        self._between, self._before, self._after = between, before, after
         self._take_tokens, self._found = take_tokens, found
         self._answers = WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]()
         self._inside: list[int] = []
@@ -141,6 +144,8 @@ class StepHooks:
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._concerns(optimizer):
+            if self._given and any(id(p) in self._given for p in held_by(optimizer)):
+                self._between()
             return
         if id(optimizer) in self._inside:  # its last step raised, and so never ended
             del self._inside[self._inside.index(id(optimizer)) :]
@@ -148,6 +153,8 @@ class StepHooks:
         self._inside.append(id(optimizer))
         if outermost:
             self.flush()
+            if self.counting is not Counting.MANUAL:
+                self._between()
             self._before()
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:

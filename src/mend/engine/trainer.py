@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from mend.consensus.records import Mark
-from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen
+from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen, Wanting
 from mend.coordination.events import Progress as Stepped
-from mend.engine.digest import digest_of
+from mend.coordination.schedule import NEVER_CAPTURED
+from mend.engine.digest import digest_of, digest_of_state
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -23,6 +24,7 @@ from mend.engine.fragment_state import (
     Ledger,
     OpenOffer,
     Share,
+    Spread,
     StepOptions,
     Wait,
 )
@@ -30,7 +32,8 @@ from mend.engine.numerics import Anchor
 from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
-from mend.errors import CheckpointError, GaveUp, StartTimeout
+from mend.engine.training_state import Received
+from mend.errors import CheckpointError, GaveUp, StartTimeout, StateRefused
 from mend.types import MS, SECOND
 
 POLL_NS = 50 * MS
@@ -49,6 +52,7 @@ __all__ = [
     "Ledger",
     "OpenOffer",
     "Share",
+    "Spread",
     "StepOptions",
     "Trainer",
     "Wait",
@@ -219,6 +223,7 @@ class Trainer(TrainerRounds):
         running job begins with what is decided newest, as soon as it has copied that. Raises what
         stopped the start.
         """
+        copied = yield from self._copy_state(limit_ns // 2)
         deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
         while not anchors:
             fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
@@ -229,7 +234,7 @@ class Trainer(TrainerRounds):
                     f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
                 )
             anchors = yield from self._first_anchors()
-        own = self._resumed is not None and not self._joins()
+        own = self.resumes
         if own:
             yield from self._check_begun(anchors)
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
@@ -243,9 +248,82 @@ class Trainer(TrainerRounds):
             self._offer_again()
         elif self._resumed is not None:
             self._forget_progress()
+        self._go_on_from(copied)
         self._stand()
         if self._joins():
             self._note("joined", {"versions": [anchor.version for anchor in anchors]})
+
+    def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
+        """Of a rack that joins: get the training state of a donor and load it, before the weights,
+        which grow old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to
+        `limit_ns` for a donor to copy, and as long as its bytes come. Raises StateRefused where the
+        racks' optimizers are made in different ways."""
+        state, published = self.training_state, self.published
+        if state is None:
+            return None
+        yield Wait(lambda: self.member in published.members, limit_ns)
+        if not self._joins():
+            return None
+        able = yield from self._all_ranks([int(state.enabled)])
+        found: Received | str = state.why_not()
+        if able[0]:
+            found = yield from self._await_copy(limit_ns)
+        if isinstance(found, str):
+            state.begins_fresh(found)
+            return None
+        if found.shared:
+            yield Spread(found.data_B)
+        refusal = None
+        try:
+            if found.shared and digest_of_state(found.data_B) != found.digest:
+                raise StateRefused(f"the copy of rack {found.donor} was damaged inside this rack")
+            state.load(found)
+        except StateRefused as error:
+            refusal = error
+        if not (yield from self._all_ranks([int(refusal is None)]))[0]:
+            raise refusal or StateRefused("another rank of this rack cannot take the copied state")
+        return found
+
+    def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
+        """What a donor has copied, the same step on all ranks; or why there is nothing."""
+        published = self.published
+        self._post(Wanting(True))
+        waits = True
+        while waits:  # a pull that stalls ends by itself
+            here: bool = yield Wait(lambda: published.copied is not None, limit_ns)
+            waits = not here and published.pulling and published.failure is None
+        found, published.copied = published.copied, None
+        self._post(Wanting(False))
+        step = found.step if isinstance(found, Received) else -1
+        agreed = yield from self._all_ranks([step, -step])
+        if isinstance(found, Received) and agreed != [step, -step]:
+            return "the ranks of this rack got copies of different steps, or some got none"
+        return found or f"no rack gave a copy within {limit_ns / SECOND:g} s"
+
+    def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
+        """The minimum over the ranks of this rack."""
+        return values if self.options.ranks == 1 else (yield AgreeMin(values))
+
+    def _go_on_from(self, copied: Received | None) -> None:
+        """The donor's step is this rack's. Its fragments are due where the schedule has them; what
+        it has trained so far is nothing."""
+        if copied is None:
+            return
+        self.step = step = copied.step
+        for fragment, track in enumerate(self.tracks):
+            track.tokens_mark, track.steps_mark = self.tokens, step
+            first, period = self.schedule.first(fragment), self.schedule.period_steps
+            last = first + (step - first) // period * period
+            self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
+        self.calendar.past(step)
+        self._marked_step = step
+        self._post(Stepped(step, 0))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether this rank begins with the weights of a checkpoint, which hold more than the
+        anchor."""
+        return self._resumed is not None and not self._joins()
 
     def resume(self, state: Progress, offers: Sequence[OpenOffer]) -> None:
         """Before `begin`: go on from a checkpoint. The tracks have its anchors and residuals."""

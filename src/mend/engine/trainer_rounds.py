@@ -41,7 +41,8 @@ from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
-from mend.errors import Diverged, GaveUp
+from mend.engine.training_state import TrainingState
+from mend.errors import Diverged, GaveUp, StateRefused
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.view import Pieces, portions
@@ -50,6 +51,9 @@ from mend.types import MS, SECOND, Member
 SAMPLE_NS_MIN = 50 * MS
 """A sample of the step time covers steps that took at least so long: the work for a sample, and its
 place on the tape, are bounded however short the steps are."""
+
+GiveState = Callable[[Member, int, Tensor | str], None]
+"""Hands the loop a copy of the training state behind a step, or why there is none."""
 
 
 class TrainerRounds:
@@ -83,6 +87,12 @@ class TrainerRounds:
         self._buffers, self._pool = numerics.buffers, numerics.pool
         self.outcome = Outcome("running")
         """How this rank left the job."""
+        self.training_state: TrainingState | None = None
+        """What a rack that joins gets beside anchors; None: it gets nothing."""
+        self.state_due: Member | None = None
+        """A rack that joins, for which it is copied before the next step."""
+        self.give: GiveState = lambda *_: None
+        self._given = set[Member]()
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
         """What this rank goes on from, with the offers that were open then."""
         self.step = 0
@@ -305,13 +315,49 @@ class TrainerRounds:
         yield from self._await_results(ends)
         eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
         flags = self._opened() if polls else []
-        agreed = yield from self._agree_and_apply(eligible, [*flags, *(-v for v in flags)])
+        asked = self._asked()
+        life = [] if asked is None else [asked.incarnation]
+        both = [*flags, *(-v for v in flags), *life, *(-v for v in life)]
+        agreed = yield from self._agree_and_apply(eligible, both)
+        if life and agreed[-2:] == [life[0], -life[0]] != [0, 0]:
+            self.state_due = asked
         for fragment in ends:
             offer = self.tracks[fragment].offer
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
-        least, greatest = agreed[: len(flags)], agreed[len(flags) :]
+        least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
         return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
+
+    # -------------------------------------------------------------- for racks that join
+
+    def _asked(self) -> Member | None:
+        """The first rack that joins and has no copy of this one's training state yet; without
+        such a rack one that is none. None: this rank has nothing to give."""
+        if self.training_state is None:
+            return None
+        asked = self.published.asked
+        self._given &= set(asked)
+        return next((to for to in asked if to not in self._given), Member(0, 0))
+
+    def give_state(self) -> None:
+        """Between two steps, if it is due: copy the training state, for a rack that joins. Costs
+        this step one copy of it to host memory."""
+        to, self.state_due = self.state_due, None
+        if to is None or self.training_state is None:
+            return
+        self._given.add(to)
+        begun_ns = self._now_ns()
+        with self.untimed():
+            try:
+                data_B: Tensor | str = self.training_state.take(self.step)
+            except StateRefused as error:
+                data_B = str(error)
+        self.give(to, self.step, data_B)
+        size = 0 if isinstance(data_B, str) else data_B.numel()
+        about: dict[str, object] = {"to": to.rack, "step": self.step, "bytes": size}
+        about["ms"] = (self._now_ns() - begun_ns) // MS
+        refused = {"refused": data_B} if isinstance(data_B, str) else {}
+        self._note("state-given", about | refused)
 
     def _opened(self) -> list[int]:
         """Per fragment the version of which a round is open, as far as this rank has heard; else

@@ -100,6 +100,7 @@ class Checkers:
         watched = self.ranks[training.process.me]
         if moment == "before":
             watched.before = [self._theta(watched, p) for p in range(len(watched.ledgers))]
+            self._twin(training)
         elif moment == "cut":
             self._cut(watched)
         elif moment == "written":
@@ -108,6 +109,13 @@ class Checkers:
             for p, ledger in enumerate(watched.ledgers):
                 ledger.moved(watched.before[p], self._theta(watched, p))
         self._bounds(watched)
+
+    def _twin(self, training: Training) -> None:
+        """Whoever begins with another rack's optimizer and step: they belong together."""
+        moments, step = training.moments, training.trainer.step
+        if moments is not None and not moments.fits(step):
+            me = training.process.me
+            self.problem("twin", f"{me} has made {step} steps, its optimizer's state is of others")
 
     def _cut(self, watched: Watched) -> None:
         """All ranks write the same versions; what they count as merged, these have merged."""

@@ -19,12 +19,14 @@ from mend.coordination.messages import Envelope, Message
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Trainer, Wait
+from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Spread, Trainer, Wait
+from mend.engine.training_state import TrainingState
 from mend.errors import CheckpointError, Diverged
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
 from mend.sim.loop import Loop
+from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.tape import MemoryTape
 from mend.types import MS, SECOND, Address, Member, Peer
@@ -242,14 +244,17 @@ def _slices(shares: list[Share], team: tuple[int, ...], slots: tuple[int, ...]) 
     return [take(shares[rank].slice_N, shares[rank].holding.owned, slots) for rank in team]
 
 
+Asked = AgreeMin | Share | Spread
+
+
 class Collective:
     """The in-rack collectives: everybody's answer is ready when everybody has asked."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.asked: dict[int, tuple[AgreeMin | Share, Callable[[object], None]]] = {}
+        self.asked: dict[int, tuple[Asked, Callable[[object], None]]] = {}
 
-    def ask(self, rank: int, request: AgreeMin | Share, answer: Callable[[object], None]) -> None:
+    def ask(self, rank: int, request: Asked, answer: Callable[[object], None]) -> None:
         self.asked[rank] = (request, answer)
         if len(self.asked) < self.ranks:
             return
@@ -259,6 +264,13 @@ class Collective:
         assert len({type(request) for request in requests}) == 1, (
             f"ranks of a rack are out of step: {requests}"
         )
+        spread = [request.data_B for request in requests if isinstance(request, Spread)]
+        for data_B in spread:
+            data_B.copy_(spread[0])
+        if spread:
+            for give in answers:
+                give(None)
+            return
         lists = [request.values for request in requests if isinstance(request, AgreeMin)]
         shares = [request for request in requests if isinstance(request, Share)]
         if lists:
@@ -318,6 +330,17 @@ class Training:
         self.cut_limit_ns = 0
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
+        self.moments: Moments | None = None
+        """The state of its optimizer, where ranks have one."""
+
+    def carry(self, moments: Moments, note: Callable[[str, dict[str, object]], None]) -> None:
+        """Train with an optimizer that has a state."""
+        self.moments = moments
+        self.trainer.training_state = TrainingState([moments], {}, note)
+        self.trainer.give = self._give
+
+    def _give(self, to: Member, step: int, data_B: Tensor | str) -> None:
+        self.process.later(THREAD_HOP_NS, lambda: self.rank.give_state(to, step, data_B))
 
     def look(self) -> None:
         """After anything happened in this process: may the training thread go on?"""
@@ -401,8 +424,11 @@ class Training:
             return
 
     def _step(self) -> None:
+        self.trainer.give_state()
         step = self.trainer.step + 1
         self._watch("before", self)
+        if self.moments is not None:
+            self.moments.step(step)
         with torch.no_grad():
             for parameter, change in zip(self.parameters, self._update(step), strict=True):
                 parameter.add_(change)

@@ -40,6 +40,7 @@ from mend.sim.checkers import Checkers
 from mend.sim.faults import Broken, Hands, target
 from mend.sim.generate import draw
 from mend.sim.loop import Loop
+from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.process import Collective, Process, Training, WatchedState
@@ -334,6 +335,9 @@ class World(Writer):
         return list(model), tracks
 
     def _resume_and_cut(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+        if self.scenario.carries:
+            process = training.process
+            training.carry(Moments(training.parameters, process.me.rank), process.note)
         training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
         rack = training.process.me.rack
         training.pauses = {step: ns for who, step, ns in self.scenario.pauses if who == rack}

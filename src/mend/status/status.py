@@ -115,3 +115,6 @@ class Status:
     """Lines of the log that nobody took: its pipe was full, or closed."""
     slow: tuple[SlowRack, ...] = ()
     """Racks that are slow, as the coordinator has heard and judged, ascending."""
+    joined_state: str = ""
+    """Of a rack that joined a running job: "copied from rack 0 at step 124", or "fresh: " and why
+    its optimizer and registered objects began anew. Empty: it began with the others."""

@@ -123,6 +123,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("payload_dtype", value) for value in ("fp32", "int8")),
     *(("lockstep", value) for value in ("on", 1)),
     *(("exchange_frozen", value) for value in ("on", 1)),
+    *(("join_copies_state", value) for value in ("on", 1)),
     *(("max_age", value) for value in (-1, 65)),
     *(("tape_mb_max", value) for value in (-1, 0.5)),
     *(("start_timeout_s", value) for value in (0, -1, 86_401, float("inf"))),

@@ -13,7 +13,7 @@ from mend.codec import CODECS
 from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Schedule
-from mend.engine.fragment_state import AgreeMin, Doing, Wait
+from mend.engine.fragment_state import AgreeMin, Doing, Spread, Wait
 from mend.engine.fragment_state import Share as ShareSlice
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
@@ -51,7 +51,9 @@ class Hand:
         self.published = PublishedState(fragments)
         self.events: list[Event] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.asked: list[Wait | AgreeMin | ShareSlice] = []
+        self.asked: list[Wait | AgreeMin | ShareSlice | Spread] = []
+        self.given: list[tuple[Member, int, Tensor | str]] = []
+        """Copies of the training state, for racks that join."""
         self.offers: list[OpenOffer] = []
         self.during: Callable[[], object] = lambda: None
         """What happens while the thread waits."""
@@ -81,6 +83,7 @@ class Hand:
             numerics=self.numerics,
             side=side,
         )
+        self.trainer.give = lambda *given: self.given.append(given)
 
     def _own(self, offer: OpenOffer) -> None:
         """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard
@@ -126,11 +129,13 @@ class Hand:
             assert len(self.asked) < 1000, "it waits for ever"
             answer = self._answer(request)
 
-    def _answer(self, request: Wait | AgreeMin | ShareSlice) -> object:
+    def _answer(self, request: Wait | AgreeMin | ShareSlice | Spread) -> object:
         if isinstance(request, AgreeMin):
             return [
                 min(pair) for pair in zip(request.values, self.agree(request.values), strict=True)
             ]
+        if isinstance(request, Spread):
+            return None
         if isinstance(request, ShareSlice):
             return torch.cat([request.slice_N] * self.ranks)
         if not request.ready():

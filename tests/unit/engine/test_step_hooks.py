@@ -22,9 +22,12 @@ class Counted:
             parameter.grad = torch.ones_like(parameter)
         self.heard: list[str] = []
         self.tokens: list[int | None] = []
+        self.between: list[int] = []
+        """How much had been heard by then."""
         self.hooks = StepHooks(
             list(self.model.parameters()),
             given,
+            between=lambda: self.between.append(len(self.heard)),
             before=lambda: self.heard.append("before"),
             after=lambda tokens: self.heard.append(f"after {tokens}"),
             take_tokens=lambda: self.tokens.pop() if self.tokens else None,
@@ -108,3 +111,19 @@ def test_what_optimizers_may_be() -> None:
     assert optimizers_of((one, one)) == [one, one]
     with pytest.raises(UsageError, match="a list with Linear"):
         optimizers_of([one, model])
+
+
+def test_between_two_steps_is_before_the_first_of_several_optimizers_moves() -> None:
+    """What a rack that joins gets has all of one step, and nothing of the next."""
+    counted = Counted()
+    first, second = counted.optimizer(0), counted.optimizer(1)
+    counted = Counted(first, second, model=counted.model)
+    for _ in range(2):
+        first.step()
+        second.step()
+    assert counted.heard == ["before", "after None"] * 2, "the last one counts"
+    assert counted.between == [0, 0, 2, 2]
+    counted = Counted()
+    counted.hooks.count_by_hand()
+    counted.optimizer().step()
+    assert counted.between == [], "the script says when a step is done"

@@ -4,6 +4,8 @@ work in silence."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace as replaced
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,19 @@ from msgspec.structs import replace
 
 from mend.consensus.log import Log
 from mend.consensus.records import Commit, Genesis, Mark, Record, Seat, Share
-from mend.coordination.events import Captured, Cutting, Idle, Leaving, StillOpen
+from mend.coordination.events import Captured, Cutting, Idle, Leaving, StillOpen, Wanting
+from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing
 from mend.engine.trainer import LEAVE_NS, POLL_NS, SAY_NS
-from mend.errors import CheckpointError, Diverged, GaveUp, PlanMismatch, StartTimeout
+from mend.engine.training_state import Received, TrainingState
+from mend.errors import (
+    CheckpointError,
+    Diverged,
+    GaveUp,
+    PlanMismatch,
+    StartTimeout,
+    StateRefused,
+)
 from mend.types import SECOND
 from tests.unit.coordination.nouns import policy
 from tests.unit.engine.hand import MINE, SHUTDOWN_NS, THEIRS, Hand
@@ -67,6 +78,99 @@ def test_what_stopped_the_start_is_raised() -> None:
     hand.during = lambda: hand.published.fail(PlanMismatch("lr is 9 there and 0.1 here"))
     with pytest.raises(PlanMismatch, match="lr is 9"):
         hand.run(hand.trainer.begin(SECOND))
+
+
+# -------------------------------------------------------------- a rack that joins
+
+
+def joiner(momentum: float = 0.9, **options: Any) -> tuple[Hand, torch.optim.Optimizer]:
+    """Of a job that was begun by others; it has read the log."""
+    hand = Hand(**options)
+    begin(hand)
+    hand.published.founders = frozenset({THEIRS})
+    optimizer = torch.optim.SGD(hand.model.parameters(), lr=0.5, momentum=momentum)
+    hand.trainer.training_state = state_of(hand, optimizer)
+    return hand, optimizer
+
+
+def state_of(hand: Hand, *optimizers: torch.optim.Optimizer) -> TrainingState:
+    def note(kind: str, fields: dict[str, Any]) -> None:
+        hand.notes.append((kind, fields))
+
+    return TrainingState(optimizers, {}, note)
+
+
+def given(step: int) -> Received:
+    """By a donor of the same model, with another learning rate."""
+    hand = Hand()
+    optimizer = torch.optim.SGD(hand.model.parameters(), lr=0.25, momentum=0.9)
+    hand.model[0].grad = torch.ones(hand.model[0].shape)
+    optimizer.step()
+    data_B = state_of(hand, optimizer).take(step)
+    return Received(1, step, digest_of_state(data_B), data_B)
+
+
+def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
+    """H 4, tau 2: behind step 9 it is due after 12, as its donor is."""
+    hand, optimizer = joiner()
+    hand.during = lambda: hand.published.receive(given(9))
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert [event for event in hand.events if isinstance(event, Wanting)] == [
+        Wanting(True), Wanting(False),
+    ]  # fmt: skip
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    (held,) = optimizer.state.values()
+    assert held["momentum_buffer"].tolist() == [1.0] * 4
+    assert hand.trainer.standing[:2] == (9, 0)
+    hand.step(3)
+    (captured,) = [event for event in hand.events if isinstance(event, Captured)]
+    assert (captured.step, captured.steps, captured.tokens) == (12, 3, 30)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("rack 1 cannot give it: a hook", "rack 1 cannot give it: a hook"),
+        (None, "no rack gave a copy within 4.5 s"),
+    ],
+)
+def test_without_a_donors_state_it_begins_fresh_and_says_so(told: Any, reason: str) -> None:
+    hand, optimizer = joiner()
+    if told is not None:
+        hand.during = lambda: hand.published.receive(told)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert dict(hand.notes)["state-fresh"]["reason"] == reason
+    assert hand.trainer.training_state is not None
+    assert hand.trainer.training_state.account == f"fresh: {reason}"
+    assert (hand.trainer.step, optimizer.param_groups[0]["lr"]) == (0, 0.5)
+
+
+def test_what_one_rank_cannot_take_no_rank_of_the_rack_takes() -> None:
+    hand, _ = joiner(ranks=2)
+    hand.during = lambda: hand.published.receive(given(9))
+    hand.agree = lambda values: (
+        [0] if values == [1] and hand.trainer.training_state.copied else values
+    )
+    with pytest.raises(StateRefused, match="another rank of this rack cannot take"):
+        hand.run(hand.trainer.begin(9 * SECOND))
+
+
+def test_ranks_whose_copies_are_of_different_steps_begin_fresh() -> None:
+    hand, optimizer = joiner(ranks=2)
+    hand.during = lambda: hand.published.receive(given(9))
+    hand.agree = lambda values: [7, -9] if values == [9, -9] else values
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert "different steps" in dict(hand.notes)["state-fresh"]["reason"]
+    assert (hand.trainer.step, optimizer.param_groups[0]["lr"]) == (0, 0.5)
+
+
+def test_what_is_passed_on_inside_a_rack_is_compared_with_its_digest() -> None:
+    hand, _ = joiner(ranks=2)
+    whole = given(9)
+    other = replaced(whole, data_B=whole.data_B.flip(0), shared=True)
+    hand.during = lambda: hand.published.receive(other)
+    with pytest.raises(StateRefused, match="damaged inside this rack"):
+        hand.run(hand.trainer.begin(9 * SECOND))
 
 
 # -------------------------------------------------------------- drain

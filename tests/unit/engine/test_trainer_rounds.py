@@ -9,15 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from torch import Tensor
 
 from mend.consensus.records import Last, Snapshot
 from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen, Timed
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
+from mend.engine.training_state import TrainingState
 from mend.errors import GaveUp, MendError
 from mend.fragment.ledger import VectorLedger
 from mend.types import SECOND, Member
 from tests.unit.coordination.nouns import genesis, log_of
-from tests.unit.engine.hand import GIVE_UP_NS, MINE, NUMEL, STALL_NS, Hand
+from tests.unit.engine.hand import GIVE_UP_NS, MINE, NUMEL, STALL_NS, THEIRS, Hand
 
 PATIENT: dict[str, Any] = {"stall_max_ns": 0}
 """Options of a thread that never waits."""
@@ -686,3 +688,67 @@ def snapshot_with(rack: Member, named: int, ended: int, version: int) -> Snapsho
     log.decide(1)
     last = Last(rack, 0, named, version if named else 0, ended)
     return replace(log.snapshot(), versions=(version,), last=(last,))
+
+
+# -------------------------------------------------------------- a donor
+
+
+def donor(**options: Any) -> Hand:
+    hand = Hand(polls=2, **options)
+    optimizer = torch.optim.SGD(hand.model.parameters(), lr=0.5)
+    hand.trainer.training_state = TrainingState([optimizer], {}, lambda *_: None)
+    return hand
+
+
+def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
+    """All that belongs to a step is done by then: a scheduler steps behind the optimizer."""
+    hand = donor()
+    hand.published.asked = (THEIRS,)
+    hand.step()
+    hand.trainer.give_state()
+    assert hand.given == [], "it has not looked yet"
+    hand.step()
+    assert hand.given == []
+    hand.trainer.give_state()
+    ((to, step, data_B),) = hand.given
+    assert (to, step) == (THEIRS, 2)
+    assert isinstance(data_B, Tensor)
+    hand.step(4)
+    hand.trainer.give_state()
+    assert len(hand.given) == 1, "it was asked once"
+    hand.published.asked = ()
+    hand.step(2)
+    hand.published.asked = (THEIRS,)
+    hand.step(2)
+    hand.trainer.give_state()
+    assert [step for _, step, _ in hand.given] == [2, 10], "asked anew: the copy was freed"
+
+
+def test_ranks_of_a_donor_copy_behind_one_step() -> None:
+    """The other rank hears of it later."""
+    hand = donor(ranks=2)
+    hand.published.asked = (THEIRS,)
+    hand.agree = lambda values: [*values[:2], 0, 0, *values[4:]]  # behind what is open
+    hand.step(2)
+    hand.trainer.give_state()
+    assert hand.given == []
+    hand.agree = lambda values: values
+    hand.step(2)
+    hand.trainer.give_state()
+    assert [step for _, step, _ in hand.given] == [4]
+
+
+def test_a_donor_that_cannot_says_why() -> None:
+    hand = donor()
+    hand.trainer.training_state = TrainingState([Wrapper()], {}, lambda *_: None)
+    hand.published.asked = (THEIRS,)
+    hand.step(2)
+    hand.trainer.give_state()
+    assert hand.given == [(THEIRS, 2, "optimizer (Wrapper) has no state_dict")]
+
+
+class Wrapper:
+    """Of an optimizer; it has nothing but its groups."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []

@@ -1,0 +1,106 @@
+"""Who gives its training state (optimizers, registered objects, step) to a rack that joins.
+
+The rack asks in its reports, the coordinator names a donor in its orders, the donor copies its
+state behind a step and says so in its own reports, and the orders pass that on. Whole states all
+of it, like every other message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mend.consensus.log import LogState
+from mend.coordination.messages import Donor, Orders, RankReport, Report, StateCopy
+from mend.types import Member
+
+Reports = Mapping[int, Report | None]
+
+LEAVES = "it leaves the job, and nobody else trains"
+
+
+def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:
+    """For every live rack that asks: the lowest that trains, and has not refused it."""
+    asking = _asking(log, reports, live)
+    found = []
+    for rack in asking:
+        to = log.seats[rack].member
+        able = (r for r in _training(log, reports, live) if not _refusal(reports[r], to))
+        if (donor := next(able, None)) is not None:
+            found.append(Donor(to, log.seats[donor].member))
+    return tuple(found)
+
+
+def copies_of(
+    log: LogState, reports: Reports, live: frozenset[int], donors: Sequence[Donor]
+) -> tuple[StateCopy, ...]:
+    """What the donors have copied; for a rack that none will give it to, the reason of the
+    lowest."""
+    found = []
+    named = {each.to: each.donor for each in donors}
+    for rack in _asking(log, reports, live):
+        to = log.seats[rack].member
+        if to in named:
+            report = reports[named[to].rack]
+            found += [c for c in (report.copies if report else ()) if c.to == to][:1]
+        else:
+            training = _training(log, reports, live)
+            refusals = [_refusal(reports[r], to) for r in training]
+            if not training:
+                leaving = [log.seats[r].member for r in _leaving(log, reports, live)]
+                refusals = [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
+            found += [each for each in refusals if each is not None][:1]
+    return tuple(found)
+
+
+def copies_of_rack(member: Member, ranks: Sequence[RankReport]) -> tuple[StateCopy, ...]:
+    """What all ranks of a donor have copied, at one step; a refusal of one of them is the rack's.
+
+    `ranks`: of all its ranks, in their order."""
+    found = []
+    for to in sorted({copy.to for rank in ranks for copy in rank.copies}):
+        copies = [copy for rank in ranks for copy in rank.copies if copy.to == to]
+        refused = next((copy.refused for copy in copies if copy.refused), "")
+        step = copies[0].step
+        if refused:
+            found.append(StateCopy(to, member, step, (), (), refused))
+        elif len(copies) == len(ranks) and all(copy.step == step for copy in copies):
+            sizes, digests = (c.size for c in copies), (c.digest for c in copies)
+            found.append(StateCopy(to, member, step, tuple(sizes), tuple(digests)))
+    return tuple(found)
+
+
+def asked_of(orders: Orders | None, member: Member) -> tuple[Member, ...]:
+    """Racks for which this one is the donor."""
+    return tuple(each.to for each in orders.donors if each.donor == member) if orders else ()
+
+
+def copy_for(orders: Orders | None, member: Member) -> StateCopy | None:
+    """What was copied for this rack."""
+    found = (each for each in (orders.copies if orders else ()) if each.to == member)
+    return next(found, None)
+
+
+def _asking(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
+    there = (rack for rack in sorted(log.seats) if rack in live)
+    return [rack for rack in there if (report := reports.get(rack)) is not None and report.wants]
+
+
+def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
+    """Live racks that neither leave nor join."""
+    newcomers = log.non_voters - log.demoted
+    there = (rack for rack in sorted(log.seats) if rack in live and rack not in newcomers)
+    return [
+        rack
+        for rack in there
+        if (report := reports.get(rack)) is not None and not (report.wants or report.leaving)
+    ]
+
+
+def _leaving(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
+    there = (rack for rack in sorted(log.seats) if rack in live)
+    return [rack for rack in there if (report := reports.get(rack)) is not None and report.leaving]
+
+
+def _refusal(report: Report | None, to: Member) -> StateCopy | None:
+    copies = report.copies if report is not None else ()
+    return next((copy for copy in copies if copy.to == to and copy.refused), None)

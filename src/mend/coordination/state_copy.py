@@ -1,0 +1,95 @@
+"""One rank's side of copying the training state: what it has copied as a donor, what it pulls as a
+rack that joins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mend.consensus.log import LogState
+from mend.coordination.events import (
+    CopyState,
+    Effect,
+    FreeState,
+    NoState,
+    Note,
+    StateCopied,
+    StateTaken,
+)
+from mend.coordination.fetch_queue import RETRY_NS_MIN
+from mend.coordination.messages import RankCopy, RankOrders, StateCopy
+from mend.types import Member, Peer
+
+TRIES_MAX = 4
+"""Pulls of one copy that fail, before a rack that joins waits for that of another donor."""
+
+
+@dataclass
+class StateCopies:
+    """Pure. `wants`: this rank's rack joins and waits for a donor's state."""
+
+    me: Peer
+    wants: bool = False
+    given: dict[Member, RankCopy] = field(default_factory=dict)
+    """As a donor: what is served, by the rack that it is for."""
+    found: StateCopy | None = None
+    """As a rack that joins: what a donor has copied for it."""
+    pulling: bool = False
+    done: bool = False
+    tries: int = 0
+    """Of `found`."""
+    retry_ns: int = 0
+
+    def taken(self, event: StateTaken) -> None:
+        copy = RankCopy(event.to, event.step, event.size, event.digest, event.refused)
+        self.given[event.to] = copy
+
+    def read(self, orders: RankOrders, log: LogState) -> list[Effect]:
+        """A refusal stays as long as the rack that it is for: it is why this one is not asked."""
+        there = {
+            to for to, copy in self.given.items() if copy.refused and log.member(to.rack) == to
+        }
+        gone = sorted(self.given.keys() - there - set(orders.asked))
+        for to in gone:
+            del self.given[to]
+        if orders.copy is not None and orders.copy != self.found:
+            self.found, self.tries, self.retry_ns = orders.copy, 0, 0
+        return [FreeState(to) for to in gone]
+
+    def pull(self, log: LogState, now_ns: int) -> list[Effect]:
+        """Begin the pull that is due."""
+        found = self.found
+        waits = not self.wants or self.pulling or self.done or now_ns < self.retry_ns
+        if found is None or waits or self.tries >= TRIES_MAX:
+            return []
+        if found.refused:
+            self.done = True
+            return [NoState(f"rack {found.donor.rack} cannot give it: {found.refused}")]
+        if log.member(found.donor.rack) != found.donor:
+            self.tries = TRIES_MAX
+            return []
+        self.pulling, self.retry_ns, rank = True, 0, self.me.rank
+        return [
+            CopyState(
+                found.donor,
+                found.step,
+                found.sizes[rank],
+                found.digests[rank],
+                log.seats[found.donor.rack].lanes[rank],
+                shared=len(found.digests) > 1 and len(set(found.digests)) == 1,
+            )
+        ]
+
+    def copied(self, event: StateCopied, now_ns: int) -> list[Effect]:
+        self.pulling = False
+        if not event.error:
+            self.done = True
+            return []
+        about: dict[str, object] = {"donor": event.donor.rack, "step": event.step}
+        if self.found is not None and self.found.donor == event.donor:
+            self.tries += 1
+            self.retry_ns = now_ns + (RETRY_NS_MIN << self.tries)
+        return [Note("state-copy-failed", about | {"error": event.error})]
+
+    def due_ns(self) -> list[int]:
+        waits = self.wants and 0 < self.tries < TRIES_MAX and not (self.pulling or self.done)
+        return [self.retry_ns] if waits else []

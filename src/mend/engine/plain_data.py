@@ -1,0 +1,250 @@
+"""State dicts as bytes: plain values and tensors, in the format of the safetensors library.
+
+Never unpickled: what is read can only be a value of the kinds named here. Everything else is
+refused when it is written, by its place and type.
+
+    length of the header, 8 bytes | header as JSON, padded to 8 bytes | bytes of all tensors
+
+The plain values stand in the header's `__metadata__`, each tensor in them by its number. Dicts are
+written in the order of their keys, so equal contents are equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mend.engine.digest import bytes_of
+from mend.errors import StateRefused
+
+HEADER_BYTES_MAX = 64 << 20
+DEPTH_MAX = 64
+"""Of dicts, lists and tuples inside each other."""
+
+_LENGTH_BYTES, _ALIGNMENT = 8, 8
+_INT64 = range(-(1 << 63), 1 << 63)
+_KEY = "mend"
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32,
+    "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Path = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """A tensor that was read, and the kind of device that it was on. Of a DTensor: what one rank
+    held of it, with its whole `shape` and its `placements` as text."""
+
+    tensor: Tensor
+    device: str
+    shape: tuple[int, ...] = ()
+    placements: str = ""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def said(path: Path) -> str:
+    """A place in a state dict, for people: `optimizer['state'][0]['exp_avg']`."""
+    return str(path[0]) + "".join(f"[{part!r}]" for part in path[1:])
+
+
+# ------------------------------------------------------------------ writing
+
+
+class Packing:
+    """Plain values and tensors on their way to bytes. Raises StateRefused for a value of another
+    type. The tensors are read when they are written, not before."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self._tensors: list[Tensor] = []
+        tree = self._plain((name,), value)
+        sizes = [tensor.nbytes for tensor in self._tensors]
+        # Wide elements first, so that all of them lie at multiples of their size.
+        order = sorted(range(len(sizes)), key=lambda i: -self._tensors[i].element_size())
+        header: dict[str, object] = {
+            "__metadata__": {_KEY: msgspec.json.encode(tree).decode()},
+        }
+        self._places, end = dict[int, int](), 0
+        for i in order:
+            self._places[i], end = end, end + sizes[i]
+            tensor = self._tensors[i]
+            header[str(i)] = {
+                "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
+                "data_offsets": [self._places[i], end],
+            }  # fmt: skip
+        head = msgspec.json.encode(header)
+        head += b" " * (-len(head) % _ALIGNMENT)
+        if len(head) > HEADER_BYTES_MAX:
+            raise StateRefused(f"{name} has plain values of {len(head)} bytes; too many")
+        self._head = len(head).to_bytes(_LENGTH_BYTES, "little") + head
+        self.size = len(self._head) + end
+
+    def write(self) -> Tensor:
+        """All of it as bytes (uint8), in one pass over the tensors."""
+        out_B = torch.empty(self.size, dtype=torch.uint8)
+        head = len(self._head)
+        out_B[:head] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
+        for i, tensor in enumerate(self._tensors):
+            if tensor.numel():
+                start = head + self._places[i]
+                room_B = out_B[start : start + tensor.nbytes]
+                room_B.view(tensor.dtype).copy_(tensor.detach().reshape(-1))
+        return out_B
+
+    def _plain(self, path: Path, value: object) -> object:
+        if len(path) > DEPTH_MAX:
+            raise StateRefused(f"{said(path)} lies {len(path)} levels deep; {DEPTH_MAX} can travel")
+        if value is None or type(value) in (bool, str):
+            return value
+        if type(value) is int:
+            return value if value in _INT64 else {"t": "int", "v": str(value)}
+        if type(value) is float:
+            return value if math.isfinite(value) else {"t": "float", "v": str(value)}
+        if type(value) is bytes:
+            return {"t": "bytes", "v": base64.b64encode(value).decode()}
+        if isinstance(value, Tensor):
+            return self._tensor(path, value)
+        if type(value) is np.ndarray:
+            return {"t": "array", "v": self._tensor(path, _of_array(path, value))}
+        if isinstance(value, dict) and (kind := _DICTS.get(type(value))):
+            return {"t": kind, "v": self._items(path, value)}
+        if type(value) in (list, tuple):
+            found = [self._plain((*path, i), each) for i, each in enumerate(value)]  # type: ignore[arg-type, var-annotated]
+            return found if type(value) is list else {"t": "tuple", "v": found}
+        raise _refusal(path, value)
+
+    def _items(self, path: Path, value: Mapping[object, object]) -> list[object]:
+        keys = list(value)
+        for key in keys:
+            if type(key) not in (str, int, bool, float):
+                raise _refusal((*path, key), key, "a key that is ")
+        if type(value) is not OrderedDict:
+            keys.sort(key=lambda key: (type(key).__name__, key))
+        return [[self._plain(path, key), self._plain((*path, key), value[key])] for key in keys]
+
+    def _tensor(self, path: Path, value: Tensor) -> object:
+        more: dict[str, object] = {}
+        device = value.device.type
+        if isinstance(value, DTensor):
+            more = {"shape": list(value.shape), "placements": str(value.placements)}
+            value = value.to_local()
+        plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided
+        if not plain or value.dtype not in _NAMES:
+            raise _refusal(path, value, f"{value.layout} of {value.dtype}, ")
+        self._tensors.append(value)
+        return {"t": "tensor", "v": len(self._tensors) - 1, "device": device, **more}
+
+
+_DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+
+
+def _of_array(path: Path, value: Any) -> Tensor:
+    try:
+        return torch.from_numpy(value.copy())
+    except TypeError as error:
+        raise _refusal(path, value, f"of {value.dtype}, ") from error
+
+
+def _refusal(path: Path, value: object, more: str = "") -> StateRefused:
+    kind = type(value)
+    return StateRefused(
+        f"{said(path)} is {more}a {kind.__module__}.{kind.__qualname__}, which cannot travel: "
+        "numbers, strings, bytes, lists, tuples, dicts, dense tensors and numpy arrays can"
+    )
+
+
+def check(name: str, value: object) -> None:
+    """Whether all of it can travel. Raises StateRefused."""
+    Packing(name, value)
+
+
+# ------------------------------------------------------------------ reading
+
+
+def unpack(name: str, data_B: Tensor) -> Any:
+    """The value again. Its tensors are `Carried`, their memory is that of `data_B`. Raises
+    StateRefused for bytes that are none of `Packing`."""
+    try:
+        return _Reading(data_B).value
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise StateRefused(f"{name} is damaged: {error!r}") from error
+
+
+class _Reading:
+    def __init__(self, data_B: Tensor) -> None:
+        view = bytes_of(data_B)
+        size = int.from_bytes(view[:_LENGTH_BYTES], "little")
+        if size > min(HEADER_BYTES_MAX, len(view) - _LENGTH_BYTES):
+            raise ValueError(f"a header of {size} bytes")
+        start = _LENGTH_BYTES + size
+        raw = msgspec.json.decode(view[_LENGTH_BYTES:start], type=dict[str, msgspec.Raw])
+        about = msgspec.json.decode(raw.pop("__metadata__"), type=dict[str, str])
+        self._tensors = {
+            int(name): _sliced(data_B[start:], msgspec.json.decode(each, type=_Entry))
+            for name, each in raw.items()
+        }
+        self.value = self._value(msgspec.json.decode(about[_KEY]), 1)
+
+    def _value(self, found: object, depth: int) -> object:
+        if depth > DEPTH_MAX + 2:
+            raise ValueError("too deep")
+        if isinstance(found, list):
+            return [self._value(each, depth + 1) for each in found]
+        if not isinstance(found, dict):
+            return found
+        kind, value = found["t"], found["v"]
+        if kind == "tensor":
+            return self._carried(found)
+        if kind == "array":
+            return self._carried(value).tensor.numpy().copy()
+        if kind in ("int", "float"):
+            return int(value) if kind == "int" else float(value)
+        if kind == "bytes":
+            return base64.b64decode(value, validate=True)
+        if kind == "tuple":
+            return tuple(self._value(each, depth + 1) for each in value)
+        made = {name: of for of, name in _DICTS.items()}[kind]()
+        for key, each in value:
+            made[self._value(key, depth + 1)] = self._value(each, depth + 1)
+        return made
+
+    def _carried(self, found: Mapping[str, Any]) -> Carried:
+        shape = tuple(int(size) for size in found.get("shape", ()))
+        return Carried(
+            self._tensors[found["v"]], str(found["device"]), shape, str(found.get("placements", ""))
+        )
+
+
+def _sliced(data_B: Tensor, entry: _Entry) -> Tensor:
+    dtype = DTYPES[entry.dtype]
+    begin, end = entry.data_offsets
+    numel = math.prod(entry.shape)
+    if min(entry.shape, default=0) < 0 or not 0 <= begin <= end <= data_B.numel():
+        raise ValueError(f"a tensor {entry}")
+    if end - begin != numel * dtype.itemsize:
+        raise ValueError(f"a tensor {entry}")
+    if not numel:
+        return torch.empty(entry.shape, dtype=dtype)
+    return data_B[begin:end].view(dtype).reshape(entry.shape)

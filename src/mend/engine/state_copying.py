@@ -1,0 +1,83 @@
+"""Moves the training state of a donor to a rack that joins. Loop thread; the bytes move in workers
+and the lane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mend.coordination import events as ev
+from mend.engine.digest import bytes_of, digest_of_state
+from mend.engine.merging import said
+from mend.engine.training_state import Received
+from mend.types import Member, training_state_key
+
+if TYPE_CHECKING:
+    from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+
+BYTES_PER_ELEMENT_MAX = 64
+SMALL_BYTES = 256 << 20
+"""A rank that joins takes no copy of more than SMALL_BYTES and BYTES_PER_ELEMENT_MAX for each
+element of the model together: the size comes from another process."""
+
+
+class StateCopying:
+    """Of one rank: what it serves as a donor, what it pulls as a joiner."""
+
+    def __init__(self, rank: ConcurrentOuterStep) -> None:
+        self._rank = rank
+        self._served: dict[Member, bytes] = {}
+        """By the rack that it is for: the key."""
+
+    def give(self, to: Member, step: int, data_B: Tensor | str) -> None:
+        rank, me = self._rank, self._rank.me
+        if isinstance(data_B, str):
+            rank.tell(ev.StateTaken(to, step, 0, "", data_B))
+            return
+        copied = data_B
+
+        def done(digest: str | Exception) -> None:
+            if isinstance(digest, Exception):
+                rank.broken(digest)
+                return
+            key = training_state_key(rank.member, me.rank, to, step, digest)
+            self.free(to)
+            self._served[to] = key
+            rank.host.serve(key, bytes_of(copied))
+            rank.tell(ev.StateTaken(to, step, copied.numel(), digest))
+
+        rank.host.work(lambda: digest_of_state(copied), done)
+
+    def free(self, to: Member) -> None:
+        if (key := self._served.pop(to, None)) is not None:
+            self._rank.host.drop(key)
+
+    def copy(self, effect: ev.CopyState) -> None:
+        rank, donor = self._rank, effect.donor
+
+        def end(error: str) -> None:
+            rank.tell(ev.StateCopied(donor, effect.step, effect.digest, error))
+
+        elements = sum(owned.numel for owned in rank.owned) * rank.roles.rank_machine.options.ranks
+        limit = SMALL_BYTES + BYTES_PER_ELEMENT_MAX * elements
+        if effect.size > limit:
+            end(f"it has {effect.size} bytes; at most {limit} are taken")
+            return
+        data_B = torch.empty(effect.size, dtype=torch.uint8)
+
+        def done(error: Exception | None) -> None:
+            rank.published.pulling = False
+            if error is None:
+                told = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
+                rank.published.receive(Received(*told))
+            end(said(error))
+
+        if effect.shared and rank.me.rank != 0:  # the first rank passes it on
+            done(None)
+            return
+        rank.published.pulling = True
+
+        key = training_state_key(donor, rank.me.rank, rank.member, effect.step, effect.digest)
+        rank.host.fetch((effect.holder,), key, effect.digest, data_B.numpy().data, done)

@@ -1,0 +1,389 @@
+"""What a script trains with besides the weights: its optimizers, and what it registers.
+
+A rack that joins gets it from a donor, at one step of the donor's; a checkpoint keeps what was
+registered. All of it travels as plain data (`plain_data`). Training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mend.engine.plain_data import Carried, Packing, Path, check, said, unpack
+from mend.engine.step_hooks import HoldsParameters, held_by
+from mend.errors import StateRefused, UsageError
+
+Scope = Literal["job", "rack"]
+SCOPES: tuple[Scope, ...] = ("job", "rack")
+NAME_MAX = 64
+OBJECTS_MAX = 256
+DIFFERENCES_MAX = 8
+"""Changed hyperparameters that are named; further ones are counted."""
+
+Note = Callable[[str, dict[str, object]], None]
+
+
+class Stateful(Protocol):
+    """What `register_state` takes."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Received:
+    """What a donor's rank had at one step. `data_B`: of the digest that it told. `shared`: all
+    ranks of the rack get the same bytes, which only the first has pulled."""
+
+    donor: int
+    step: int
+    digest: str
+    data_B: Tensor
+    shared: bool = False
+
+
+class TrainingState:
+    """Of one rank. `names`: id of a parameter -> its name in the model."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[HoldsParameters],
+        names: Mapping[int, str],
+        note: Note,
+        *,
+        enabled: bool = True,
+    ) -> None:
+        """`enabled`: a rack that joins asks for a donor's state."""
+        self.enabled = enabled
+        self.optimizers = dict(zip(_titles(optimizers), optimizers, strict=True))
+        self._names, self._note = names, note
+        self._registered: dict[str, tuple[Stateful, Scope]] = {}
+        self._begun = False
+        self._waiting: dict[str, dict[str, Any]] = {scope: {} for scope in SCOPES}
+        """Of a donor or a checkpoint, by scope and name: what waits to be registered here."""
+        self._of: dict[str, str] = dict.fromkeys(SCOPES, "")
+        """Where that comes from, for people."""
+        self._fresh = ""
+        """Why this rack's state is not that of a donor although it joins; empty: it is, or it
+        does not join."""
+        self.joins = self.copied = False
+        self.account = ""
+        """For the status: what became of it."""
+
+    # -------------------------------------------------------------- registering
+
+    def register(self, name: str, value: Stateful, scope: str) -> None:
+        """See `Runtime.register_state`."""
+        if self._begun:
+            raise UsageError(f"register_state({name!r}) after a step; call it before the first one")
+        if not 0 < len(name) <= NAME_MAX:
+            raise UsageError(f"register_state({name!r}): a name of 1 to {NAME_MAX} characters")
+        if scope not in SCOPES:
+            raise UsageError(f"register_state({name!r}, scope={scope!r}): one of {SCOPES}")
+        if name in self._registered or len(self._registered) >= OBJECTS_MAX:
+            why = "is taken" if name in self._registered else f"is one of more than {OBJECTS_MAX}"
+            raise UsageError(f"register_state({name!r}): the name {why}")
+        missing = [m for m in ("state_dict", "load_state_dict") if not hasattr(value, m)]
+        if missing:
+            raise UsageError(
+                f"register_state({name!r}): {type(value).__name__} has no {missing[0]}"
+            )
+        check(name, value.state_dict())
+        self._registered[name] = (value, scope)
+        self._restore(name, value, scope)
+
+    def _restore(self, name: str, value: Stateful, scope: Scope) -> None:
+        """What a donor or a checkpoint has of it; say so where there is nothing."""
+        if name in self._waiting[scope]:
+            _load(name, value, self._waiting[scope].pop(name))
+            self._note("state-loaded", {"name": name, "scope": scope, "of": self._of[scope]})
+        elif self.joins:
+            reason = self._fresh or f"{self._of[scope]} has registered no such name"
+            if scope == "rack":
+                reason = "it is of scope rack, which no other rack has"
+            self._note("state-fresh", {"name": name, "scope": scope, "reason": reason})
+
+    def before_step(self) -> None:
+        """Before the first own step. Raises UsageError where that would not go on with what the
+        donor has."""
+        if self._begun:
+            return
+        if self.copied:
+            self._refuse_schedulers()
+            self._tell_of_no_optimizer()
+        self._begun = True
+        for scope in SCOPES:
+            if left := sorted(self._waiting[scope]):
+                remedy = "call runtime.register_state with this name before the first step"
+                about: dict[str, object] = {"names": left, "of": self._of[scope]}
+                self._note("state-unclaimed", about | {"remedy": remedy})
+        self._waiting = {scope: {} for scope in SCOPES}
+
+    def _refuse_schedulers(self) -> None:
+        """A scheduler that begins anew would set other learning rates than the donor has."""
+        known = [each for value, _ in self._registered.values() for each in _drives(value)]
+        for name, optimizer in self.optimizers.items():
+            scheduled = getattr(optimizer.step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
+            if scheduled and not any(each is optimizer for each in known):
+                raise UsageError(
+                    f"a learning-rate scheduler drives {name}, and it is not registered: this rack "
+                    f"joined with the state of {self._of['job']}, and the scheduler would begin "
+                    "anew with other learning rates than the other racks have. Call "
+                    "runtime.register_state('scheduler', scheduler) on every rack, right after "
+                    "mend_init"
+                )
+
+    def _tell_of_no_optimizer(self) -> None:
+        values = [value for value, _ in self._registered.values()]
+        if not self.optimizers and not any(hasattr(value, "param_groups") for value in values):
+            reason = "mend_init was given no optimizer, and none is registered"
+            self.account += f"; the optimizer is fresh: {reason}"
+            self._note("state-fresh", {"name": "optimizer", "reason": reason})
+
+    # -------------------------------------------------------------- for a rack that joins
+
+    def take(self, step: int) -> Tensor:
+        """A copy of all that is of the job, as bytes. Raises StateRefused."""
+        states = {n: v.state_dict() for n, (v, scope) in self._registered.items() if scope == "job"}
+        optimizers = {name: self._optimizer(name, of) for name, of in self.optimizers.items()}
+        for name, value in states.items():
+            check(name, value)  # named by itself
+        return Packing("state", {"step": step, "optimizers": optimizers, "job": states}).write()
+
+    def load(self, found: Received) -> None:
+        """Load the optimizers; the rest waits to be registered. Raises StateRefused, by name, where
+        the optimizers here are made in another way."""
+        value = unpack(f"the state of rack {found.donor}", found.data_B)
+        theirs = value["optimizers"]
+        if sorted(theirs) != sorted(self.optimizers):
+            raise StateRefused(
+                f"rack {found.donor} trains with {_listed(theirs)}, this rack with "
+                f"{_listed(self.optimizers)}: give mend_init the same optimizers on every rack"
+            )
+        self._of["job"] = f"rack {found.donor}, step {found.step}"
+        for name, optimizer in self.optimizers.items():
+            changed = self._adopt(name, optimizer, theirs[name])
+            if changed:
+                more = {"and_more": len(changed) - DIFFERENCES_MAX}
+                about: dict[str, object] = {"optimizer": name, "changed": changed[:DIFFERENCES_MAX]}
+                self._note("made-equal", about | (more if len(changed) > DIFFERENCES_MAX else {}))
+        self._waiting["job"], self.joins, self.copied = dict(value["job"]), True, True
+        self.account = f"copied from rack {found.donor} at step {found.step}"
+        about = {"donor": found.donor, "step": found.step, "digest": found.digest}
+        listed = [*self.optimizers, *sorted(value["job"])]
+        self._note("state-copied", {**about, "bytes": found.data_B.numel(), "of": listed})
+
+    def why_not(self) -> str:
+        """Why this rank asks for no copy."""
+        mine = not self.enabled
+        return "join_copies_state is off" if mine else "another rank of this rack asks for none"
+
+    def begins_fresh(self, reason: str) -> None:
+        """This rack joins, and has no donor's state."""
+        self.joins, self._fresh, self.account = True, reason, f"fresh: {reason}"
+        effect = "the optimizer and what is registered begin as this script made them"
+        self._note("state-fresh", {"name": "optimizer", "reason": reason, "effect": effect})
+
+    def _optimizer(self, name: str, optimizer: HoldsParameters) -> dict[str, Any]:
+        """Its state dict, and what must be alike where it is loaded."""
+        if not hasattr(optimizer, "state_dict"):
+            raise StateRefused(f"{name} ({type(optimizer).__name__}) has no state_dict")
+        params = held_by(optimizer)
+        return {
+            "kind": _kind(optimizer),
+            "parameters": [self._names.get(id(p), "") for p in params],
+            "shapes": [list(_local(p).shape) for p in params],
+            "state": optimizer.state_dict(),
+        }
+
+    def _adopt(self, name: str, optimizer: HoldsParameters, theirs: Any) -> list[str]:
+        """Returns the hyperparameters that were otherwise, as text."""
+        mine = self._optimizer(name, optimizer)
+        for what in ("kind", "parameters", "shapes"):
+            if theirs[what] != mine[what]:
+                raise StateRefused(_difference(name, what, theirs[what], mine[what]))
+        groups = theirs["state"].get("param_groups", [])
+        own = mine["state"].get("param_groups", [])
+        if [each.get("params") for each in groups] != [each.get("params") for each in own]:
+            raise StateRefused(f"{name} has other parameter groups than the donor's")
+        params = held_by(optimizer)
+        state = _resolved((name, "state"), theirs["state"], params)
+        changed = _changed(own, groups)
+        optimizer.load_state_dict(state)  # type: ignore[attr-defined]
+        if isinstance(optimizer, torch.optim.Optimizer):
+            _set_exactly(optimizer, params, state["state"])
+        loaded = optimizer.state_dict()  # type: ignore[attr-defined]
+        if place := first_difference((name,), state, loaded):
+            raise StateRefused(
+                f"{said(place)} is not as it was at the donor once it is loaded: "
+                f"{_kind(optimizer)}.load_state_dict changes it"
+            )
+        return changed
+
+    # -------------------------------------------------------------- checkpoints
+
+    def registered(self, step: int) -> Tensor | None:
+        """What is registered, of both scopes, as bytes; None: nothing is. Raises StateRefused."""
+        if not self._registered:
+            return None
+        found: dict[str, dict[str, Any]] = {scope: {} for scope in SCOPES}
+        for name, (value, scope) in self._registered.items():
+            found[scope][name] = value.state_dict()
+        return Packing("registered", {"step": step, **found}).write()
+
+    def resume(self, data_B: Tensor, where: str) -> None:
+        """What `registered` gave. Before a donor's state, if there is one."""
+        value = unpack(where, data_B)
+        for scope in SCOPES:
+            self._waiting[scope], self._of[scope] = dict(value[scope]), where
+
+
+# ------------------------------------------------------------------ optimizers
+
+
+def _titles(optimizers: Sequence[object]) -> list[str]:
+    if len(optimizers) < 2:
+        return ["optimizer"] * len(optimizers)
+    return [f"optimizer {number}" for number in range(len(optimizers))]
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _difference(name: str, what: str, there: Any, here: Any) -> str:
+    if what == "kind":
+        return f"{name} is a {there} at the donor and a {here} here; make the same on every rack"
+    if len(there) != len(here):
+        return f"{name} holds {len(there)} parameters at the donor and {len(here)} here"
+    i = next(i for i in range(len(here)) if there[i] != here[i])
+    return f"parameter {i} of {name}: {what} {there[i]} at the donor, {here[i]} here"
+
+
+def _changed(own: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = []
+    for number, (mine, other) in enumerate(zip(own, theirs, strict=True)):
+        for key in sorted({*mine, *other}):
+            here, there = _shown(mine.get(key)), _shown(other.get(key))
+            if here != there:
+                found.append(f"group {number} {key}: {here} -> {there}")
+    return found
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Carried):
+        value = value.tensor
+    return str(value.tolist()) if isinstance(value, Tensor) else repr(value)
+
+
+def _resolved(path: Path, value: Any, params: Sequence[Tensor]) -> Any:
+    """Tensors where they belong: on the device of the parameter they are of, or on the CPU."""
+    if isinstance(value, Carried):
+        return _placed(path, value, params)
+    if isinstance(value, dict):
+        made = type(value)()
+        for key, each in value.items():
+            made[key] = _resolved((*path, key), each, params)
+        return made
+    if isinstance(value, list | tuple):
+        return type(value)(_resolved((*path, i), each, params) for i, each in enumerate(value))
+    return value
+
+
+def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
+    """path: name, "state", "state", number of the parameter, ...; else of no parameter."""
+    index = path[3] if len(path) > 3 and path[2] == "state" else None
+    like = params[index] if isinstance(index, int) and 0 <= index < len(params) else None
+    on_cpu = value.device == "cpu"
+    device = torch.device("cpu") if on_cpu else like.device if like is not None else None
+    # A copy: the memory of what was received is freed.
+    tensor = value.tensor.clone() if device is None or on_cpu else value.tensor.to(device)
+    if device is None:
+        tensor = tensor.to(value.device)
+    if not value.placements:
+        return tensor
+    if not isinstance(like, DTensor) or str(like.placements) != value.placements:
+        has = str(like.placements) if isinstance(like, DTensor) else "not sharded"
+        raise StateRefused(
+            f"{said(path)} is sharded as {value.placements} at the donor, {has} here"
+        )
+    whole = torch.Size(value.shape)
+    stride = torch.empty(whole, device="meta").stride()
+    return DTensor.from_local(
+        tensor, like.device_mesh, like.placements, run_check=False, shape=whole, stride=stride
+    )
+
+
+def _set_exactly(
+    optimizer: torch.optim.Optimizer, params: Sequence[Tensor], state: Mapping[Any, Any]
+) -> None:
+    """`load_state_dict` casts to the type of the parameter, and some keep wider state than that; of
+    a string it makes another one."""
+    for index, values in state.items():
+        if not isinstance(index, int) or not isinstance(values, dict):
+            continue
+        optimizer.state[params[index]].update(values)
+
+
+def first_difference(path: Path, one: Any, other: Any) -> Path:
+    """The first place where two state dicts are not equal, to the bit; empty: there is none."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        same = isinstance(one, Tensor) and isinstance(other, Tensor) and _equal(one, other)
+        return () if same else path
+    if isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() != other.keys():
+            return (*path, next(iter(one.keys() ^ other.keys())))
+        each = ((key, one[key], other[key]) for key in one)
+    elif isinstance(one, list | tuple) and type(one) is type(other):
+        if len(one) != len(other):
+            return path
+        each = ((i, one[i], other[i]) for i in range(len(one)))
+    else:
+        same = type(one) is type(other) and (one == other or (one != one and other != other))
+        return () if same else path
+    found = (first_difference((*path, key), a, b) for key, a, b in each)
+    return next((place for place in found if place), ())
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    one, other = _local(one).detach(), _local(other).detach()
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    if not one.numel():
+        return True
+    return torch.equal(
+        one.contiguous().reshape(-1).view(torch.uint8).cpu(),
+        other.contiguous().reshape(-1).view(torch.uint8).cpu(),
+    )
+
+
+# ------------------------------------------------------------------ registered objects
+
+
+def _drives(value: object) -> list[object]:
+    """The optimizers that a registered object refers to, itself or by what it holds."""
+    held = [value, *getattr(value, "__dict__", {}).values()]
+    return [getattr(each, "optimizer", None) for each in held]
+
+
+def _load(name: str, value: Stateful, state: Any) -> None:
+    try:
+        value.load_state_dict(_resolved((name,), state, ()))
+    except Exception as error:
+        raise StateRefused(
+            f"{name}: {type(value).__name__}.load_state_dict does not take what was saved of it: "
+            f"{error!r}"
+        ) from error

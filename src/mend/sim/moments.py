@@ -1,0 +1,41 @@
+"""An optimizer's state that tells of how many steps, and of which, it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+_MODULUS = 2**31 - 1
+
+
+class Moments:
+    """What a simulated script trains with besides the weights: one number for each of its ranks,
+    which every step changes, whatever was trained."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters)}]
+        self._rank = rank
+        self.trail = torch.tensor([self._expected(0)])
+
+    def step(self, number: int) -> None:
+        self.trail = (self.trail * 3 + number) % _MODULUS
+
+    def fits(self, steps: int) -> bool:
+        """Whether it is what a rank has that has made so many steps, or has gone on from one."""
+        return int(self.trail) == self._expected(steps)
+
+    def _expected(self, steps: int) -> int:
+        value = self._rank
+        for number in range(1, steps + 1):
+            value = (value * 3 + number) % _MODULUS
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        groups = [{"params": list(range(len(group["params"])))} for group in self.param_groups]
+        return {"state": {0: {"trail": self.trail}}, "param_groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trail = state["state"][0]["trail"]

@@ -1,0 +1,257 @@
+"""What a script trains with is taken from one rank and loaded by another; what differs is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mend.engine.training_state import Received, TrainingState, first_difference
+from mend.errors import StateRefused, UsageError
+
+
+class Script:
+    """A model with an optimizer, some steps on, and what mend keeps of them."""
+
+    def __init__(
+        self, kind: Any = torch.optim.AdamW, steps: int = 0, dtype: Any = None, **made: Any
+    ) -> None:
+        self.model = nn.Linear(3, 2, dtype=dtype)
+        self.optimizer = kind(self.model.parameters(), **made)
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        self.state = TrainingState(
+            [self.optimizer], names, lambda kind, fields: self.notes.append((kind, fields))
+        )
+        for step in range(steps):
+            self.step(step)
+
+    def step(self, seed: int) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=rng).to(parameter.dtype)
+        self.optimizer.step()
+
+    def to(self, other: Script, step: int = 5) -> None:
+        other.state.load(Received(0, step, "ab", self.state.take(step)))
+
+    def kinds(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.notes if each == kind]
+
+
+class Box:
+    """Anything with a state."""
+
+    def __init__(self, value: Any = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+class Wide(torch.optim.Optimizer):
+    """Keeps fp32 moments and a word beside parameters of another type."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            held = self.state[parameter]
+            moment = held.setdefault("moment", torch.zeros(parameter.shape))
+            moment += parameter.grad.float() / 3
+            held["phase"] = {"word": "warm"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
+        (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+        (torch.optim.Adagrad, {"lr": 0.01}),
+        (torch.optim.LBFGS, {"lr": 0.01}),
+        (Wide, {}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_goes_on_to_the_bit(kind: Any, made: dict[str, Any], dtype: Any) -> None:
+    """torch casts a loaded state to the type of its parameter, which would round `Wide`'s."""
+    if kind is torch.optim.LBFGS:
+        donor, twin = Script(kind, dtype=dtype, **made), Script(kind, dtype=dtype, **made)
+    else:
+        donor, twin = Script(kind, 3, dtype, **made), Script(kind, dtype=dtype, **made)
+    twin.model.load_state_dict(donor.model.state_dict())
+    donor.to(twin)
+    assert first_difference((), donor.optimizer.state_dict(), twin.optimizer.state_dict()) == ()
+    if kind is not torch.optim.LBFGS:
+        for script in (donor, twin):
+            script.step(9)
+        for one, other in zip(donor.model.parameters(), twin.model.parameters(), strict=True):
+            assert torch.equal(one, other)
+    (copied,) = twin.kinds("state-copied")
+    assert (copied["donor"], copied["step"], copied["of"]) == (0, 5, ["optimizer"])
+    assert twin.state.account == "copied from rack 0 at step 5"
+
+
+def test_the_copy_is_of_the_moment_it_was_taken() -> None:
+    donor, twin = Script(steps=2, lr=0.1), Script(lr=0.1)
+    data_B = donor.state.take(2)
+    moment = donor.optimizer.state_dict()["state"][0]["exp_avg"].clone()
+    donor.step(7)
+    twin.state.load(Received(0, 2, "ab", data_B))
+    found = twin.optimizer.state_dict()["state"][0]["exp_avg"]
+    assert torch.equal(found, moment)
+    data_B.zero_()
+    assert torch.equal(found, moment), "and does not live in what was received"
+
+
+def test_other_hyperparameters_become_the_donors_and_are_told() -> None:
+    donor, twin = Script(steps=1, lr=0.1, weight_decay=0.2), Script(lr=0.7)
+    donor.to(twin)
+    assert twin.optimizer.param_groups[0]["lr"] == 0.1
+    (told,) = twin.kinds("made-equal")
+    assert told["changed"] == ["group 0 lr: 0.7 -> 0.1", "group 0 weight_decay: 0.01 -> 0.2"]
+
+
+def _halves(model_parameters: Any, **made: Any) -> torch.optim.Optimizer:
+    first, second = model_parameters
+    return torch.optim.AdamW([{"params": [first]}, {"params": [second]}], **made)
+
+
+def _reversed(model_parameters: Any, **made: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(list(model_parameters)[::-1], **made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (torch.optim.Adam, "optimizer is a torch.optim.adamw.AdamW at the donor and a torch.optim"),
+        (_halves, "optimizer has other parameter groups than the donor's"),
+        (_reversed, "parameter 0 of optimizer: parameters weight at the donor, bias here"),
+    ],
+)
+def test_another_optimizer_is_refused_by_name(kind: Any, said: str) -> None:
+    donor, twin = Script(steps=1, lr=0.1), Script(kind, lr=0.1)
+    before = str(twin.optimizer.state_dict())
+    with pytest.raises(StateRefused) as error:
+        donor.to(twin)
+    assert said in str(error.value)
+    assert str(twin.optimizer.state_dict()) == before
+
+
+def test_an_optimizer_that_changes_what_it_loads_is_refused() -> None:
+    class Forgetful(torch.optim.SGD):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            self.param_groups[0]["lr"] *= 2
+
+    donor = Script(Forgetful, 1, lr=0.1, momentum=0.9)
+    with pytest.raises(StateRefused, match=r"optimizer\['param_groups'\]\[0\]\['lr'\] is not as"):
+        donor.to(Script(Forgetful, lr=0.1, momentum=0.9))
+
+
+def test_what_is_registered_of_the_job_is_loaded_and_what_is_the_racks_begins_fresh() -> None:
+    donor, twin = Script(steps=1, lr=0.1), Script(lr=0.1)
+    for name, scope in (("curve", "job"), ("place", "rack"), ("gone", "job")):
+        donor.state.register(name, Box(7), scope)
+    donor.to(twin)
+    curve, place, new = Box(1), Box(1), Box(1)
+    twin.state.register("curve", curve, "job")
+    twin.state.register("place", place, "rack")
+    twin.state.register("new", new, "job")
+    assert [box.value for box in (curve, place, new)] == [7, 1, 1]
+    assert [each["name"] for each in twin.kinds("state-fresh")] == ["place", "new"]
+    twin.state.before_step()
+    (left,) = twin.kinds("state-unclaimed")
+    assert left["names"] == ["gone"]
+    with pytest.raises(UsageError, match="after a step; call it before the first one"):
+        twin.state.register("late", Box(), "job")
+
+
+def test_a_scheduler_that_would_begin_anew_is_refused() -> None:
+    """Where it is registered, or none, or all begin together, it is fine."""
+    donor = Script(steps=1, lr=0.1)
+    for registered in (True, False):
+        twin = Script(lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(twin.optimizer)
+        twin.state.before_step()
+        twin = Script(lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(twin.optimizer)
+        donor.to(twin)
+        if registered:
+            twin.state.register("scheduler", scheduler, "job")
+            twin.state.before_step()
+        else:
+            with pytest.raises(UsageError, match="a learning-rate scheduler drives optimizer"):
+                twin.state.before_step()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "scope", "said"),
+    [
+        ("", Box(), "job", "a name of 1 to 64 characters"),
+        ("x", Box(), "world", "one of ('job', 'rack')"),
+        ("x", object(), "job", "object has no state_dict"),
+        ("x", Box(print), "job", "x['value'] is a builtins.builtin_function_or_method"),
+        ("taken", Box(), "job", "the name is taken"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(name: str, value: Any, scope: str, said: str) -> None:
+    script = Script(lr=0.1)
+    script.state.register("taken", Box(), "job")
+    with pytest.raises(UsageError) as error:
+        script.state.register(name, value, scope)
+    assert said in str(error.value)
+
+
+def test_a_checkpoint_has_both_scopes() -> None:
+    first, again = Script(lr=0.1), Script(lr=0.1)
+    assert first.state.registered(3) is None
+    first.state.register("curve", Box({"at": torch.arange(3)}), "job")
+    first.state.register("place", Box(40), "rack")
+    saved = first.state.registered(3)
+    assert isinstance(saved, Tensor)
+    again.state.resume(saved, "checkpoint x")
+    curve, place = Box(), Box()
+    again.state.register("curve", curve, "job")
+    again.state.register("place", place, "rack")
+    assert curve.value["at"].tolist() == [0, 1, 2]
+    assert place.value == 40
+    assert again.kinds("state-fresh") == []
+
+
+def test_an_object_that_does_not_take_its_state_is_named() -> None:
+    class Picky(Box):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError("other")
+
+    donor, twin = Script(lr=0.1), Script(lr=0.1)
+    donor.state.register("curve", Box(7), "job")
+    donor.to(twin)
+    with pytest.raises(StateRefused, match=r"curve: Picky\.load_state_dict does not take"):
+        twin.state.register("curve", Picky(), "job")
+
+
+def test_a_script_that_gives_no_optimizer_may_register_it_else_it_is_told_that_it_is_fresh() -> (
+    None
+):
+    for registers in (True, False):
+        donor, twin = Script(steps=2, lr=0.1), Script(lr=0.7)
+        for script in (donor, twin):
+            script.state.optimizers = {}
+        if registers:
+            donor.state.register("mine", donor.optimizer, "job")
+        donor.to(twin)
+        if registers:
+            twin.state.register("mine", twin.optimizer, "job")
+        twin.state.before_step()
+        same = first_difference((), donor.optimizer.state_dict(), twin.optimizer.state_dict()) == ()
+        assert same == registers
+        told = [each["name"] for each in twin.kinds("state-fresh")]
+        assert told == ([] if registers else ["optimizer"])
+        assert ("the optimizer is fresh" in twin.state.account) != registers

@@ -202,7 +202,7 @@ class Racks:
         # One process imports torch, and all others are its forks: they start in no time.
         self._spawn = multiprocessing.get_context("forkserver")
         self._spawn.set_forkserver_preload(["benchmarks._work"])
-        *self._ports, extra = free_ports(count + 1)
+        *self.ports, extra = free_ports(count + 1)
         self._folder = tempfile.TemporaryDirectory()
         self.pipes: dict[int, Connection] = {}
         self._newest: dict[int, Any] = {}
@@ -217,7 +217,7 @@ class Racks:
     def start(self, rack: int) -> Connection:
         ours, theirs = self._spawn.Pipe()
         args = RackArgs(
-            theirs, rack, self._ports, self._folder.name, self._options, self._witness_addr
+            theirs, rack, self.ports, self._folder.name, self._options, self._witness_addr
         )
         process = self._spawn.Process(target=self._target, args=(args,), daemon=not self._parents)
         process.start()
@@ -225,6 +225,10 @@ class Racks:
         self.pipes[rack], self._newest[rack] = ours, process
         self._processes.append(process)
         return ours
+
+    def pid(self, rack: int) -> int:
+        """Of its newest life."""
+        return int(self._newest[rack].pid)
 
     def kill(self, rack: int) -> float:
         """SIGKILL. Returns when it was sent, by time.monotonic."""

@@ -12,11 +12,15 @@ from mend.errors import AddressInUse, ConfigError, TransportError
 from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
 from mend.transport.security import Secrets
-from mend.types import KEY_BYTES, SECOND, Address
+from mend.types import KEY_BYTES, MS, SECOND, Address
 
 CONNECTIONS_MAX = 64
 LOOK_NS = SECOND
 """How often a connection that waits for a request looks whether it has taken too long."""
+
+ADMIT_NS = 5 * MS
+"""Between two connections, beyond CONNECTIONS_MAX at once: each costs a thread. Who comes faster
+waits in the kernel's queue."""
 
 JOIN_SECONDS_MAX = 0.5
 
@@ -92,6 +96,7 @@ class Holder:
         self.port: int = self._listener.getsockname()[1]
         self.bytes_sent = 0
         self.rejected = 0
+        self._next_ns = 0
         self._served: dict[bytes, memoryview] = {}
         self._lock = threading.Lock()
         self._connections: dict[_Connection, threading.Thread] = {}
@@ -141,6 +146,14 @@ class Holder:
                     continue
                 return
             self._admit(sock, str(where[0]))
+            self._rest()
+
+    def _rest(self) -> None:
+        """Of the accepting thread: a flood of connections is to be no flood of threads."""
+        now_ns = time.monotonic_ns()
+        self._next_ns = max(self._next_ns, now_ns - CONNECTIONS_MAX * ADMIT_NS) + ADMIT_NS
+        if self._next_ns > now_ns:
+            self._closed.wait((self._next_ns - now_ns) / SECOND)
 
     def _admit(self, sock: socket.socket, host: str) -> None:
         """Start a thread for it, at the cost of another one when all places are taken."""

@@ -56,8 +56,13 @@ CURVE_BYTES = 33
 REPLIES_MAX = 2
 """Answers that wait for one stranger's connection; who does not read gets no more."""
 
-FRAMES_PER_TURN = 64
-"""Frames read ahead before the loop may run something else."""
+FRAMES_PER_TURN, BYTES_PER_TURN = 64, 8 << 20
+"""Read ahead before the loop may run something else."""
+
+FLOOD_REST_S = 0.01
+"""Of the inbox after a turn that has not emptied it: whoever floods it has the loop read at most
+6,400 frames a second, and the rest waits on his side. Connections are read in turns, so that a
+friend's frame waits no longer for it than one rest."""
 
 _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLOUT)
 """As plain numbers: arithmetic on pyzmq's enums runs through Python code, for every frame."""
@@ -131,6 +136,7 @@ class ZmqSideband:
         self._waiting: asyncio.Future[Received] | None = None
         self._ready: deque[Received] = deque()
         self._armed = False
+        self._flooded = False
         self._watched = False
         self._closed = False
         self._replied = False
@@ -322,7 +328,7 @@ class ZmqSideband:
         """The same, with where it came from."""
         assert self._waiting is None, "two tasks receive on one sideband"
         while not self._ready and not self._armed and not self._closed:
-            await asyncio.sleep(0)  # once per `_drain`: a flood must not starve others
+            await asyncio.sleep(FLOOD_REST_S if self._flooded else 0)
             if not self._closed:
                 self._drain()
         if self._closed:
@@ -330,13 +336,15 @@ class ZmqSideband:
         return self._ready.popleft() if self._ready else await self._wait()
 
     def _drain(self) -> None:
-        """Move what has arrived to `_ready`, up to FRAMES_PER_TURN. `_armed`: that was all.
+        """Move what has arrived to `_ready`, up to a turn's limits. `_armed`: that was all;
+        `_flooded`: that was not.
 
         libzmq's descriptor signals edges, so waiting on it is right only when armed. The inbox is
         asked after a frame whether there is more: EAGAIN as an exception costs as much as a frame.
         """
-        inbox, self._armed = self._inbox, False
+        inbox, self._armed, self._flooded = self._inbox, False, False
         prefix, take = self._diverted or (b"", None)
+        bytes_max = self.bytes_received + BYTES_PER_TURN
         for _ in range(FRAMES_PER_TURN):
             try:
                 route = inbox.recv(_DONTWAIT)  # of the sender's connection
@@ -357,6 +365,9 @@ class ZmqSideband:
             if not _events(inbox) & _POLLIN:
                 self._armed = True
                 return
+            if self.bytes_received >= bytes_max:
+                break
+        self._flooded = True
 
     def _signed(self) -> tuple[bytes, Peer | None]:
         """A frame, and whose key its connection has shown."""
@@ -373,9 +384,7 @@ class ZmqSideband:
         """
         waiting: asyncio.Future[Received] = self._loop.create_future()
         self._waiting = waiting
-        if not self._watched:
-            self._loop.add_reader(self._descriptor, self._arrived)
-            self._watched = True
+        self._watch()
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -394,7 +403,18 @@ class ZmqSideband:
         if self._ready:
             self._waiting.set_result(self._ready.popleft())
         elif not self._armed:  # a whole turn of what is not for `receive`, and there is more
-            self._loop.call_soon(self._arrived)
+            self._unwatch()  # new connections signal, too
+            self._loop.call_later(FLOOD_REST_S, self._rested)
+
+    def _rested(self) -> None:
+        if self._waiting is not None and not self._closed:
+            self._watch()
+            self._arrived()
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._loop.add_reader(self._descriptor, self._arrived)
+            self._watched = True
 
     def _unwatch(self) -> None:
         if self._watched:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -22,6 +23,7 @@ from mend.errors import (
 )
 from mend.transport import bulk_server
 from mend.transport.bulk_client import BulkLane, checksum_of
+from mend.transport.bulk_server import ADMIT_NS, CONNECTIONS_MAX
 from mend.transport.bulk_transfer import AHEAD, LENGTH_MIN
 from mend.transport.bulk_wire import (
     GONE,
@@ -386,6 +388,20 @@ async def test_garbage_closes_its_connection_and_no_other(
     assert await pulled(lane(), [holder.address], b"four") == b"four"
     holder.close()
     assert holder.rejected == 1
+
+
+async def test_a_flood_of_connections_is_no_flood_of_threads(lane: Callable[..., BulkLane]) -> None:
+    """Slowness can only make it take less: the count is held against the time that there was."""
+    holder = lane()
+    holder.serve(KEY, memoryview(b"four"))
+    since_ns = time.monotonic_ns()
+    with contextlib.ExitStack() as opened:
+        for _ in range(4 * CONNECTIONS_MAX):
+            sock = opened.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(holder.address)
+        assert await pulled(lane(), [holder.address], b"four") == b"four"
+        assert holder.rejected <= CONNECTIONS_MAX + (time.monotonic_ns() - since_ns) // ADMIT_NS
 
 
 async def test_drop_takes_effect_at_the_next_chunk(lane: Callable[..., BulkLane]) -> None:

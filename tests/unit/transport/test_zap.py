@@ -10,7 +10,14 @@ import pytest
 import zmq
 
 from mend.transport.security import PERSON, Secret, Secrets
-from mend.transport.zap import peer_of, pin
+from mend.transport.zap import (
+    ANSWERS_PER_TURN,
+    ENDPOINT,
+    FLOOD_REST_S,
+    Zap,
+    peer_of,
+    pin,
+)
 from mend.transport.zmq import ZmqSideband
 from mend.types import WITNESS, Peer
 
@@ -185,3 +192,25 @@ async def test_bytes_that_are_no_handshake_hold_up_nobody(sideband: MakeSideband
 
 def test_a_name_stands_for_its_process() -> None:
     assert peer_of("65535.0") == Peer(WITNESS, 0)
+
+
+async def test_a_flood_of_handshakes_does_not_keep_the_loop() -> None:
+    """Handshakes are libzmq's work, and its question is ours: it asks without end here."""
+    asked, answered, loop = 1_000, 0, asyncio.get_running_loop()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    zap = Zap(context, {})
+    asking = context.socket(zmq.DEALER)
+    asking.connect(ENDPOINT)
+    since_s = loop.time()
+    for _ in range(asked):
+        asking.send_multipart([b"", b"1.0", b"1", b"mend", b"", b"", b"CURVE", bytes(32)])
+    while answered < asked:
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.sleep(0)
+        while asking.poll(0):
+            assert asking.recv_multipart()[3] == b"400"
+            answered += 1
+        assert answered <= ((loop.time() - since_s) / FLOOD_REST_S + 2) * ANSWERS_PER_TURN
+    zap.close()
+    asking.close(linger=0)
+    context.term()

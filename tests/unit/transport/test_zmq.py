@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -12,8 +13,11 @@ import zmq
 
 from mend.errors import AddressInUse, ConfigError
 from mend.transport.zmq import (
+    BYTES_PER_TURN,
     EARLY_BYTES_MAX,
     EARLY_FRAMES_MAX,
+    FLOOD_REST_S,
+    FRAMES_PER_TURN,
     INBOX_FRAMES_MAX,
     OUTBOX_FRAMES_MAX,
     ZmqSideband,
@@ -302,3 +306,63 @@ async def test_who_asks_and_does_not_read_gets_no_more(sideband: MakeSideband) -
         greedy.close()
         modest.close()
     receiving.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - nothing tells what has been heard
+            await asyncio.sleep(0.001)
+
+
+FLOOD = 3_000
+"""Frames; a loop that reads without a rest takes some 20 ms for them."""
+
+
+@pytest.mark.parametrize("prefix", [b"", b"look"])
+async def test_a_flood_is_read_no_faster_than_its_limit_and_a_friend_in_its_turn(
+    sideband: MakeSideband, prefix: bytes
+) -> None:
+    """`prefix`: the flood is of frames that are diverted, and never reach `receive`. Slowness can
+    only make it read less: the count is held against the time that there was."""
+    there, friend = sideband(), sideband()
+    heard: list[bytes] = []
+    there.divert(b"look", lambda _, frame: heard.append(frame))
+    loop = asyncio.get_running_loop()
+    friend.connect(B, there.address)
+    friend.send(B, b"first")
+    assert await there.receive() == b"first"
+
+    async def listen() -> None:
+        while True:
+            heard.append(await there.receive())
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as flooder:
+        flooder.setsockopt(zmq.LINGER, 0)
+        flooder.setsockopt(zmq.SNDHWM, 0)
+        flooder.connect(there.address)
+        since_s = loop.time()
+        for number in range(FLOOD):
+            flooder.send(prefix + b"%d" % number)
+        friend.send(B, b"friend")
+        listening = asyncio.create_task(listen())
+        await until(lambda: b"friend" in heard)
+        assert len(heard) < FLOOD, "it does not stand behind the flood"
+        await until(lambda: len(heard) >= FLOOD / 2)
+        turns = (loop.time() - since_s) / FLOOD_REST_S + 2
+        assert len(heard) <= turns * FRAMES_PER_TURN
+        listening.cancel()
+
+
+async def test_a_turn_reads_a_bounded_number_of_bytes(sideband: MakeSideband) -> None:
+    there = sideband()
+    frame, turns = bytes(BYTES_PER_TURN // 4), []
+    drain = there._drain
+    there._drain = lambda: (drain(), turns.append(there.bytes_received))[0]  # type: ignore[method-assign]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as flooder:
+        flooder.connect(there.address)
+        for _ in range(40):
+            flooder.send(frame)
+        for _ in range(40):
+            assert len(await asyncio.wait_for(there.receive(), 60)) == len(frame)
+    steps = [after - before for before, after in itertools.pairwise([0, *turns])]
+    assert max(steps) <= BYTES_PER_TURN

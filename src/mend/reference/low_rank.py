@@ -64,7 +64,7 @@ class Part:
         return torch.from_numpy(found.astype(np.float32)), factor
 
     def next_basis(self, merged_rk: Array, seed: Sequence[int]) -> Array:
-        noise = _noise(*merged_rk.shape, seed)
+        noise = _noise(len(merged_rk), merged_rk.shape[1], seed)
         peak = np.abs(merged_rk).max()
         return _basis(merged_rk / peak + noise / 1024 if peak > 0 else noise)
 

@@ -44,7 +44,7 @@ LIMIT_S = 560
 def found() -> dict[str, dict[str, str]]:
     """Case -> what it came to, or why it was refused."""
     steps = dict.fromkeys(LONG, 50) | dict.fromkeys(SHORT, 3) | dict.fromkeys(RAGGED, 5)
-    steps |= {"fused": 50, "sp 2": 50} | dict.fromkeys(FUSED, 3)
+    steps |= {"fused": 10, "sp 2": 10} | dict.fromkeys(FUSED, 3)
     steps |= dict.fromkeys(APART, 3) | dict.fromkeys(REFUSED, 1)
     done = subprocess.run(
         [

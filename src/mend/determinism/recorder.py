@@ -239,9 +239,8 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._own_from_here()
 
     def _name(self, root: nn.Module) -> None:
-        kind = type(root).__name__
         for name, module in root.named_modules():
-            self._modules[id(module)] = plain_name(name) or kind
+            self._modules[id(module)] = plain_name(name) or type(module).__name__
 
     def _own_from_here(self) -> None:
         module = self._stack[-1][0] if self._stack else ""

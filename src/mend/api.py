@@ -17,6 +17,7 @@ from torch import nn
 from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
+from mend.determinism.enabling import Determinism, Level, enable_for_rack
 from mend.engine import registry
 from mend.engine.construction import live_rank
 from mend.engine.counted_steps import CountedSteps
@@ -48,6 +49,8 @@ def mend_init(
     *,
     mesh: DeviceMesh | None = None,
     resume: str | Path | None = None,
+    determinism: Level | None = None,
+    seed: int = 0,
 ) -> Runtime:
     """Join the job and return when this rack trains on the version 0 that all racks share.
 
@@ -61,9 +64,12 @@ def mend_init(
     the optimizer first. The job goes on with its versions, outer state, open offers, tokens and
     step (`status().step`). None: a new job.
 
+    `determinism`: "run" or "shape" enables mend.determinism until the rack leaves, in this thread;
+    generators are seeded from `seed` and the rack's number. One that is enabled already stays.
+
     Raises ConfigError, UsageError (called twice; an optimizer of another model), PlanMismatch (the
-    racks' models or settings differ), Refused, StartTimeout, AddressInUse, CheckpointError (none
-    is complete, it is damaged or of another model or plan, or the racks have different ones).
+    racks' models or settings differ), Refused, StartTimeout, AddressInUse, NotDeterministic, or
+    CheckpointError (none is complete, damaged, of another model or plan; racks differ in theirs).
     """
     config = config if config is not None else MendConfig()
     members = None
@@ -74,31 +80,28 @@ def mend_init(
         raise UsageError(
             "mend_init was called twice for this model; call mend_shutdown(model) first"
         )
-    if config.inactive_fields:
-        warnings.warn(
-            "mend accepts these settings but does not act on them yet: "
-            f"{', '.join(config.inactive_fields)}",
-            stacklevel=2,
-        )
+    _warn_of_settings(config)
     asked, config = config, placed(config, members)
-    rank = _rank_of(model, config, members, resume)
-    _warn_of_statistics(model, config)
-    if config != asked:
-        about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
-        rank.recorder.note("placed", about)
-    async_tp = AsyncTp()
-    try:
+    with contextlib.ExitStack() as undo:
+        switches = enable_for_rack(determinism, seed, config.rack_number)
+        if switches is not None:
+            undo.callback(switches.close)
+        rank = _rank_of(model, config, members, resume)
+        undo.callback(rank.abort)
+        _warn_of_statistics(model, config)
+        if config != asked:
+            about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
+            rank.recorder.note("placed", about)
+        async_tp = AsyncTp()
         _refuse_strangers(model, optimizers, config)
         if config.async_tp_enabled:
             async_tp = AsyncTp.enable(model, mesh, rank.recorder.note)
+            undo.callback(async_tp.close)
         rank.carry(_training_state(model, config, rank, optimizers))
         rank.begin()
-        runtime = Runtime(model, config, rank, optimizers, async_tp)
+        runtime = Runtime(model, config, rank, optimizers, async_tp, switches)
         registry.enter(model, runtime)
-    except BaseException:
-        async_tp.close()
-        rank.abort()
-        raise
+        undo.pop_all()
     return runtime
 
 
@@ -136,6 +139,8 @@ def session(
     keep_local: bool = False,
     mesh: DeviceMesh | None = None,
     resume: str | Path | None = None,
+    determinism: Level | None = None,
+    seed: int = 0,
 ) -> Iterator[Runtime]:
     """mend_init now, mend_shutdown at the end.
 
@@ -143,7 +148,9 @@ def session(
     when work of this rack was not merged, Diverged when its weights are no numbers; the model then
     holds its own weights.
     """
-    runtime = mend_init(model, config, optimizer, mesh=mesh, resume=resume)
+    runtime = mend_init(
+        model, config, optimizer, mesh=mesh, resume=resume, determinism=determinism, seed=seed
+    )
     try:
         yield runtime
     except BaseException as error:
@@ -180,9 +187,10 @@ class Runtime:
         rank: LiveRank | LocalOnlyRank,
         optimizers: Sequence[HoldsParameters],
         async_tp: AsyncTp,
+        switches: Determinism | None = None,
     ) -> None:
         self.config = config
-        self._async_tp = async_tp
+        self._async_tp, self._switches = async_tp, switches
         self._rank, self._trainer = rank, rank.trainer
         self._closed = False
         self._last: Status | None = None
@@ -448,6 +456,8 @@ class Runtime:
             self._last = self._status()
         self._finalizer.detach()
         self._async_tp.close()
+        if self._switches is not None and self._switches.is_of_this_thread:
+            self._switches.close()
         self._rank.abort()
         registry.leave(self)
 
@@ -502,6 +512,15 @@ def _refuse_strangers(
         warnings.warn(
             f"the optimizer trains {len(others)} parameters that are not the model's; mend does "
             "not exchange them, so they will differ between racks. Make them a part of the model",
+            stacklevel=3,
+        )
+
+
+def _warn_of_settings(config: MendConfig) -> None:
+    if config.inactive_fields:
+        warnings.warn(
+            "mend accepts these settings but does not act on them yet: "
+            f"{', '.join(config.inactive_fields)}",
             stacklevel=3,
         )
 

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -35,7 +36,10 @@ from torch.nn.parallel import DistributedDataParallel
 from mend.determinism import (
     ColumnParallel,
     DeterministicTrainer,
+    GatherTokens,
     RowParallel,
+    SequenceParallel,
+    SplitTokens,
     ddp_hook,
     digest,
     enable,
@@ -43,6 +47,9 @@ from mend.determinism import (
     optimizer_digest,
     sequences,
     weight_digest,
+)
+from mend.determinism import (
+    cross_entropy as sharded_cross_entropy,
 )
 from tests.unit.determinism.llama import WORDS, Llama, loss_of
 
@@ -54,13 +61,15 @@ CLIP = 1.0
 class Case:
     """How the same training is cut."""
 
-    kind: str  # one, ddp, fsdp, tp; sequences of many lengths: padded, packed
+    kind: str  # one, ddp, fsdp, tp, sp; sequences of many lengths: padded, packed
     ranks: int = 1
     microbatches: int = 1
     fixed: bool = True  # the sums over ranks are mend's
     level: str = "shape"
     checkpointed: bool = False
     threads: int = 1
+    fused: bool = False  # gate and up are one layer; wide enough to be cut over 8 ranks
+    cut_words: bool = True  # sp: the vocabulary, too, and the loss over it
 
 
 CASES = {
@@ -80,6 +89,12 @@ CASES = {
     "tp 2": Case("tp", 2),
     "tp 4, microbatches 2": Case("tp", 4, 2),
     "tp 8": Case("tp", 8, checkpointed=True),
+    "fused": Case("one", fused=True),
+    "fused tp 2": Case("tp", 2, fused=True),
+    "sp 2": Case("sp", 2, fused=True),
+    "sp 2, whole head": Case("sp", 2, fused=True, cut_words=False),
+    "sp 4, microbatches 2": Case("sp", 4, 2, fused=True, checkpointed=True),
+    "sp 8": Case("sp", 8, fused=True),
     "torch's tp 2": Case("tp", 2, fixed=False),
     "padded": Case("padded"),
     "packed": Case("packed"),
@@ -93,10 +108,16 @@ CASES = {
 def train(case: Case, steps: int) -> dict[str, str]:
     """The digests of one rank."""
     torch.set_num_threads(case.threads)
-    group = dist.group.WORLD if case.ranks > 1 and case.kind != "tp" else None
+    group = dist.group.WORLD if case.kind in ("ddp", "fsdp") else None
     rank = dist.get_rank() if case.ranks > 1 else 0
     with enable(SEED, case.level):  # type: ignore[arg-type]
-        inner: nn.Module = Llama(layers=1, dropout=0.1, checkpointed=case.checkpointed)
+        inner: nn.Module = Llama(
+            layers=1,
+            dropout=0.1,
+            checkpointed=case.checkpointed,
+            fused=case.fused,
+            hidden=2048 if case.fused else 64,
+        )
         model = wrapped(inner, case)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         trainer = DeterministicTrainer(
@@ -112,7 +133,8 @@ def train(case: Case, steps: int) -> dict[str, str]:
             losses = [ragged_step(trainer, case, batch(step)) for step in range(steps)]
         else:
             parts = [mine(batch(step), case, rank) for step in range(steps)]
-            losses = [trainer.step(part, loss_of) for part in parts]
+            loss_fn = loss_over_words if case.kind == "sp" and case.cut_words else loss_of
+            losses = [trainer.step(part, loss_fn) for part in parts]
         return {
             "weights": weight_digest(model),
             "optimizer": optimizer_digest(optimizer),
@@ -134,15 +156,39 @@ def wrapped(model: nn.Module, case: Case) -> nn.Module:
             fix_fsdp(model)
     if case.kind == "tp":
         cut_layers(model, ColumnParallel if case.fixed else ColwiseParallel, case)
+    if case.kind == "sp":
+        cut_tokens(model, case)
     return model
 
 
 def cut_layers(model: nn.Module, columns: Any, case: Case) -> None:
     mesh = init_device_mesh("cpu", (case.ranks,))
     rows = RowParallel if case.fixed else RowwiseParallel
-    plan = {f"blocks.*.{name}": columns() for name in ("query", "key", "value", "gate", "up")}
+    names = ("query", "key", "value", *(() if case.fused else ("gate", "up")))
+    plan = {f"blocks.*.{name}": columns() for name in names}
+    if case.fused:
+        plan["blocks.*.gate_up"] = ColumnParallel(fused=2)
     plan |= {f"blocks.*.{name}": rows() for name in ("out", "down")}
     parallelize_module(model, mesh, plan)
+
+
+def cut_tokens(model: nn.Module, case: Case) -> None:
+    """Sequence parallelism: between the linear layers a rank has its share of the tokens."""
+    columns = partial(ColumnParallel, tokens_cut=True)
+    plan: dict[str, ParallelStyle] = {"embedding": SplitTokens(), "norm": SequenceParallel()}
+    plan |= {f"blocks.*.{name}": columns() for name in ("query", "key", "value")}
+    plan["blocks.*.gate_up"] = columns(fused=2)
+    plan |= {f"blocks.*.{name}": RowParallel(tokens_cut=True) for name in ("out", "down")}
+    for name in ("norm_in", "norm_mid", "dropout"):
+        plan[f"blocks.*.{name}"] = SequenceParallel()
+    plan["head"] = columns() if case.cut_words else GatherTokens()
+    parallelize_module(model, init_device_mesh("cpu", (case.ranks,)), plan)
+
+
+def loss_over_words(model: nn.Module, words_BT: Tensor) -> Tensor:
+    """loss_of() where every rank has its share of the vocabulary."""
+    logits = model(words_BT[:, :-1])
+    return sharded_cross_entropy(logits.flatten(0, 1), words_BT[:, 1:].flatten())
 
 
 def batch(step: int) -> Tensor:
@@ -152,7 +198,7 @@ def batch(step: int) -> Tensor:
 
 def mine(rows: Tensor, case: Case, rank: int) -> Tensor:
     """Of the global batch the rows of this rank: microbatch by microbatch, rank by rank."""
-    if case.kind == "tp":
+    if case.kind in ("tp", "sp"):
         return rows
     cut = rows.view(case.microbatches, case.ranks, -1, rows.shape[1])
     return cut[:, rank].reshape(-1, rows.shape[1])

@@ -31,6 +31,7 @@ SHORT = [
         "tp 8",
     ],
 ]
+FUSED = ["fused tp 2", "sp 2, whole head", "sp 4, microbatches 2", "sp 8"]
 RAGGED = ["padded", "packed"]
 APART = ["run: one", "run: microbatches 4", "run: ddp 4"]
 REFUSED = {"unfixed ddp 4": "c10d.allreduce_", "torch's tp 2": "linear of a DTensor"}
@@ -43,10 +44,11 @@ LIMIT_S = 560
 def found() -> dict[str, dict[str, str]]:
     """Case -> what it came to, or why it was refused."""
     steps = dict.fromkeys(LONG, 50) | dict.fromkeys(SHORT, 3) | dict.fromkeys(RAGGED, 5)
+    steps |= {"fused": 10, "sp 2": 10} | dict.fromkeys(FUSED, 3)
     steps |= dict.fromkeys(APART, 3) | dict.fromkeys(REFUSED, 1)
     done = subprocess.run(
         [
-            *[sys.executable, "-m", "tests.process.equal_bits", "3:one"],
+            *[sys.executable, "-m", "tests.process.equal_bits", "3:one", "3:fused"],
             *(f"{count}:{name}" for name, count in steps.items()),
         ],
         cwd=Path(__file__).parents[2],
@@ -57,9 +59,12 @@ def found() -> dict[str, dict[str, str]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    short, *said = [json.loads(line) for line in done.stdout.splitlines()]
+    short, short_fused, *said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["name"] for each in said] == list(steps)
-    return {each["name"]: each["found"] for each in said} | {"one, 3 steps": short["found"]}
+    return {each["name"]: each["found"] for each in said} | {
+        "one, 3 steps": short["found"],
+        "fused, 3 steps": short_fused["found"],
+    }
 
 
 def differ(found: dict[str, dict[str, str]], one: str, others: Sequence[str]) -> set[str]:
@@ -75,6 +80,13 @@ def test_every_other_cut(found: dict[str, dict[str, str]]) -> None:
     """Ranks by DDP, FSDP2 and TP, times microbatches; checkpointing; threads."""
     assert differ(found, "one, 3 steps", SHORT) == set()
     assert found["one"] != found["one, 3 steps"]
+
+
+def test_tokens_vocabulary_and_fused_layers_cut(found: dict[str, dict[str, str]]) -> None:
+    """Sequence parallelism; gate and up as one layer; the loss over shares of the words."""
+    assert differ(found, "fused", ["sp 2"]) == set()
+    assert differ(found, "fused, 3 steps", FUSED) == set()
+    assert found["fused"] != found["one"]
 
 
 def test_packed_sequences_are_padded_ones(found: dict[str, dict[str, str]]) -> None:

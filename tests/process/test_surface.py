@@ -62,6 +62,20 @@ def test_an_optimizer_that_trains_something_else_is_refused(alone: Configure) ->
         mend.mend_init(model, alone(), part).abort()
 
 
+def test_a_job_at_level_shape_merges_to_the_end(alone: Configure) -> None:
+    """Strict: an operator of mend's own that keeps no bits would raise."""
+    ends = []
+    for _ in range(2):
+        model, optimizer = fresh()
+        with mend.session(model, alone(**LOCKSTEP), optimizer, determinism="shape") as runtime:
+            for step in range(1, 13):
+                backward(model, step)
+                optimizer.step()
+        assert runtime.status().outcome == "merged"
+        ends.append(runtime.status().anchor_digest)
+    assert ends[0] == ends[1]
+
+
 def test_a_parameter_that_is_replaced_later_stops_the_rack(alone: Configure) -> None:
     model = train.build("plain", 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -5,6 +5,8 @@ from mend.determinism.collectives import all_gather, all_reduce, ddp_hook, fix_f
 from mend.determinism.digests import digest, optimizer_digest, weight_digest
 from mend.determinism.enabling import Determinism, enable
 from mend.determinism.layout import rows, sequences
+from mend.determinism.sequence_parallel import GatherTokens, SequenceParallel, SplitTokens
+from mend.determinism.sharded_loss import cross_entropy
 from mend.determinism.tensor_parallel import ColumnParallel, RowParallel
 from mend.determinism.trainer import DeterministicTrainer, Verdict
 
@@ -12,10 +14,14 @@ __all__ = [
     "ColumnParallel",
     "Determinism",
     "DeterministicTrainer",
+    "GatherTokens",
     "RowParallel",
+    "SequenceParallel",
+    "SplitTokens",
     "Verdict",
     "all_gather",
     "all_reduce",
+    "cross_entropy",
     "ddp_hook",
     "digest",
     "enable",

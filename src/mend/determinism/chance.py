@@ -46,8 +46,9 @@ def kept_elements(x: Tensor, p: float, layer: int) -> Tensor:
         within = torch.cat([torch.arange(size) for size in at.lengths])
         hashed = _mix(_mix(torch.tensor(layer) + at.first_row + row) ^ within)
         rest = list(x.shape[lead:])
-    for size in rest:
-        hashed = _mix(hashed[..., None] ^ torch.arange(size))
+    for dim, size in enumerate(rest):
+        first_index = at.first_token if dim == 0 else 0
+        hashed = _mix(hashed[..., None] ^ torch.arange(first_index, first_index + size))
     kept = ((hashed >> (64 - _BITS)) & ((1 << _BITS) - 1)) >= round(p * (1 << _BITS))
     return kept.reshape(shape)
 

@@ -67,6 +67,19 @@ def all_gather(tensor: Tensor, group: Group = None, dim: int = 0) -> Tensor:
         return whole.movedim(0, dim)
 
 
+def sum_over_shares(x: Tensor, dim: int, group: Group = None) -> Tensor:
+    """The tree over a dimension, which is removed; every rank has an equal share. A collective.
+
+    Only what is a subtree of the whole is summed before it goes over the wire.
+    """
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    share = x.shape[dim]
+    leaves = share & -share
+    moved = wide.movedim(dim, 0)
+    parts = tree_sum(moved.reshape(share // leaves, leaves, *moved.shape[1:]), 1)
+    return tree_sum(all_gather(parts, group), 0).to(x.dtype)
+
+
 def ddp_hook(group: Group, bucket: Any) -> torch.futures.Future[Tensor]:
     """For DistributedDataParallel: model.register_comm_hook(None, ddp_hook)."""
     gradients = bucket.buffer()

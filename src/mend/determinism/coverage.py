@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,12 +111,26 @@ class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.unreached[name] += 1
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Inside, operators are this room's own: below autograd, and Coverage does not see them."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(keys):
-        yield
+class unseen:
+    """Inside, operators are this room's own: below autograd, and Coverage does not see them. Memory
+    that they ask for is not filled first, as torch does where algorithms are deterministic: they
+    read nothing that they have not written."""
+
+    __slots__ = ("_below", "_excluded", "_filled")
+
+    def __enter__(self) -> None:
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+        self._filled = torch._C._get_deterministic_fill_uninitialized_memory()
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
+        self._below = torch._C._AutoDispatchBelowAutograd()
+        self._excluded = torch._C._ExcludeDispatchKeyGuard(keys)
+        self._below.__enter__()  # type: ignore[no-untyped-call]
+        self._excluded.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *fault: object) -> None:
+        self._excluded.__exit__(None, None, None)
+        self._below.__exit__(None, None, None)
+        torch._C._set_deterministic_fill_uninitialized_memory(self._filled)
 
 
 def hidden(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 
 def weight_digest(model: nn.Module) -> str:
     """Of all parameters and persistent buffers, by name; wrappers do not change it."""
-    return digest({_plain(name): value for name, value in model.state_dict().items()})
+    return digest({plain_name(name): value for name, value in model.state_dict().items()})
 
 
 def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
@@ -78,7 +78,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 

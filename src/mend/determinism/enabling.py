@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mend.determinism.coverage import Coverage
 from mend.determinism.gemm import shapes_without_blas
@@ -88,8 +90,13 @@ class Determinism(Closes):
         """Level shape: products whose order BLAS did not keep, made one addition at a time."""
         return len(shapes_without_blas())
 
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether close() can put all back: the watch of level shape is one of the thread."""
+        return self._coverage is None or self._coverage in _get_current_dispatch_mode_stack()
+
     def close(self) -> None:
-        """Put every switch back. A second call does nothing."""
+        """Put every switch back, in the thread that called enable(). A second call does nothing."""
         global _enabled
         if _enabled is self:
             _enabled = None
@@ -150,6 +157,21 @@ def enable(
     return state
 
 
+def enable_for_rack(level: Level | None, seed: int, rack: int) -> Determinism | None:
+    """What mend_init does with `determinism`; None where there is nothing to put back. Racks train
+    on data of their own, so each has its own numbers."""
+    if level is None:
+        return None
+    if _enabled is None:
+        return enable(seed_of(seed, rack), level)
+    if _enabled.level != level:
+        raise UsageError(
+            f"mend_init was asked for determinism={level!r}, and level {_enabled.level} is enabled "
+            "already; ask for that one, or leave one of the two out"
+        )
+    return None
+
+
 def enabled() -> Determinism | None:
     """What is on in this process."""
     return _enabled
@@ -160,6 +182,11 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Of a step, or of a rack: 32 bits that depend on both, and are far apart for neighbours."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:4], "big")
 
 
 def random_state() -> dict[str, Any]:

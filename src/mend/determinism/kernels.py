@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mend.determinism.collectives import sum_over_shares
 from mend.determinism.gemm import batch_product
 from mend.determinism.layout import layout, unpack
 from mend.determinism.trees import tree_sum, tree_sum_dims
@@ -44,6 +45,11 @@ def sum_dims(
     x = x if dtype is None else x.to(dtype)
     dims = sorted({each % x.dim() for each in dim}) if dim else list(range(x.dim()))
     at = layout()
+    if at.token_group is not None and dims[:2] == [0, 1] and dims == list(range(len(dims))):
+        rest = x.shape[len(dims) :]
+        by_token = tree_sum_dims(_fp32(x), dims[2:], True) if len(dims) > 2 else _fp32(x)
+        summed = tree_sum(sum_over_shares(by_token, 1, at.token_group), 0).to(x.dtype)
+        return summed.reshape((1,) * len(dims) + rest if keepdim else rest)
     if dims and dims == list(range(len(dims))) and at.packs(x, len(dims)):
         rest = x.shape[len(dims) :]
         summed = tree_sum_dims(unpack(x.reshape(-1, *rest), at.lengths), (0, 1))
@@ -235,7 +241,7 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
     return (_fp32(grad) * derivative).to(x.dtype)
 
 
-# layer norm; aten composes rms_norm from mean, rsqrt and products
+# layer norm; rms_norm is in norms.py
 
 
 def layer_norm(

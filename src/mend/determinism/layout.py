@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mend.errors import NotDeterministic, UsageError
@@ -17,11 +18,14 @@ from mend.errors import NotDeterministic, UsageError
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Lengths of packed sequences, none: every row of a batch is one. `first_row`: of the global
-    batch. `count`: rows of this batch, 0: not told."""
+    batch. `count`: rows of this batch, 0: not told. `token_group`: the ranks that share the tokens
+    of every row, whose share here begins at `first_token`."""
 
     lengths: tuple[int, ...] = ()
     first_row: int = 0
     count: int = 0
+    token_group: dist.ProcessGroup | None = None
+    first_token: int = 0
 
     @property
     def tokens(self) -> int:
@@ -62,7 +66,7 @@ def sequences(lengths: Sequence[int]) -> Iterator[None]:
     """
     if not lengths or min(lengths) < 1:
         raise UsageError(f"lengths={tuple(lengths)}: one length of at least 1 for every sequence")
-    token = _layout.set(Layout(tuple(map(int, lengths)), layout().first_row, layout().count))
+    token = _layout.set(replace(layout(), lengths=tuple(map(int, lengths))))
     try:
         yield
     finally:
@@ -76,7 +80,18 @@ def rows(first: int, count: int = 0) -> Iterator[None]:
     `count`: so many rows has this batch. Then (rows * T, ...) is known to be T tokens of each, and
     a tensor with another first dimension is refused. Forward and backward both belong inside.
     """
-    token = _layout.set(Layout(layout().lengths, first, count))
+    token = _layout.set(replace(layout(), first_row=first, count=count))
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+@contextmanager
+def share_of_tokens(group: dist.ProcessGroup, first: int) -> Iterator[None]:
+    """Inside, the second dimension of (rows, tokens, ...) is this rank's share, from token `first`
+    on; sums over all tokens are those of all ranks."""
+    token = _layout.set(replace(layout(), token_group=group, first_token=first))
     try:
         yield
     finally:

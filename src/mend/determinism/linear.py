@@ -23,11 +23,22 @@ class Order:
     leaf_in: int
     leaf_out: int
 
-    def complete_output(self, product: Tensor) -> None:
-        """In place, in fp32, before the bias."""
+    def whole_input(self, x: Tensor) -> Tensor:
+        """x of all tokens, where ranks hold shares of them."""
+        return x
 
-    def complete_input_gradient(self, product: Tensor) -> None:
-        """The same of the gradient of x."""
+    def whole_gradient(self, grad: Tensor) -> Tensor:
+        """The same of the gradient of the output."""
+        return grad
+
+    def output(self, product: Tensor) -> Tensor:
+        """The product, in fp32 and before the bias, as the layer returns it."""
+        return product
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        """grad @ weight as x has it, in fp32; (..., K)."""
+        product = rows_product(grad.reshape(-1, grad.shape[-1]), weight.t(), self.leaf_out)
+        return product.view(*grad.shape[:-1], weight.shape[1])
 
 
 class Linear(torch.autograd.Function):
@@ -45,14 +56,14 @@ class Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.layout, ctx.order, ctx.has_bias = layout(), order, bias is not None
         with unseen():
-            product = rows_product(x.reshape(-1, x.shape[-1]), weight, order.leaf_in)
-            order.complete_output(product)
+            whole = order.whole_input(x)
+            product = rows_product(whole.reshape(-1, x.shape[-1]), weight, order.leaf_in)
+            product = order.output(product.view(*whole.shape[:-1], weight.shape[0]))
             if bias is not None:
                 product = product + bias
             product = product.to(x.dtype)
             # Not view(): FSDP2 warns of a module whose output is one.
-            shape = (*x.shape[:-1], weight.shape[0])
-            output: Tensor = torch.ops.aten._unsafe_view(product, shape)
+            output: Tensor = torch.ops.aten._unsafe_view(product, product.shape)
             return output
 
     @staticmethod
@@ -61,14 +72,14 @@ class Linear(torch.autograd.Function):
         (x, weight), order = ctx.saved_tensors, ctx.order
         dx = dw = db = None
         with unseen():
+            grad = order.whole_gradient(grad)
             if ctx.needs_input_grad[0]:
-                product = rows_product(grad.reshape(-1, grad.shape[-1]), weight.t(), order.leaf_out)
-                order.complete_input_gradient(product)
-                dx = product.view(x.shape).to(x.dtype)
+                dx = order.input_gradient(grad, weight).to(x.dtype)
             if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
                 grad_BTN = by_sequence(grad, ctx.layout)
                 if ctx.needs_input_grad[1]:
-                    dw = outer_product(grad_BTN, by_sequence(x, ctx.layout)).to(weight.dtype)
+                    x_BTK = by_sequence(order.whole_input(x), ctx.layout)
+                    dw = outer_product(grad_BTN, x_BTK).to(weight.dtype)
                 if ctx.has_bias and ctx.needs_input_grad[2]:
                     db = tree_sum_dims(grad_BTN, (0, 1))
         return dx, dw, db, None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mend.determinism import attention, chance, kernels, linear
+from mend.determinism import attention, chance, kernels, linear, norms
 from mend.determinism.coverage import hidden
 from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
@@ -22,6 +22,7 @@ WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
     "addmm": linear.addmm,
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     "dropout": chance.dropout,
+    "rms_norm": norms.rms_norm,
 }
 """Differentiated by what they are made of. They see the batch as the module gave it."""
 

@@ -10,72 +10,123 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from mend.determinism.collectives import all_reduce
+from mend.determinism.collectives import all_gather, all_reduce, reduce_scatter
 from mend.determinism.enabling import enabled
 from mend.determinism.gemm import leaf_of
 from mend.determinism.linear import Linear, Order
+from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic, UsageError
+
+TOKENS = 1
+"""The dimension that ranks share between layers; (rows, tokens, features)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut(Order):
-    """Of a layer that is cut: `sums_in`: over ranks forward (the inputs are cut), otherwise
-    backward (the outputs are)."""
+    """Of a layer that is cut. `sums_in`: over ranks forward (the inputs are cut), otherwise
+    backward (the outputs are). `fused`: layers that the outputs hold one behind another, each cut.
+    `tokens_cut`: the uncut side is this rank's share of the tokens."""
 
     group: dist.ProcessGroup
     sums_in: bool
+    fused: int = 1
+    tokens_cut: bool = False
 
-    def complete_output(self, product: Tensor) -> None:
+    def whole_input(self, x: Tensor) -> Tensor:
+        return all_gather(x, self.group, TOKENS) if self.tokens_cut and not self.sums_in else x
+
+    def whole_gradient(self, grad: Tensor) -> Tensor:
+        return all_gather(grad, self.group, TOKENS) if self.tokens_cut and self.sums_in else grad
+
+    def output(self, product: Tensor) -> Tensor:
+        return self._completed(product) if self.sums_in else product
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        # Zero-argument super() knows nothing of a class that slots=True has made anew.
         if self.sums_in:
-            all_reduce(product, self.group)
+            return Order.input_gradient(self, grad, weight)
+        pairs = zip(grad.chunk(self.fused, -1), weight.chunk(self.fused), strict=True)
+        parts = [self._completed(Order.input_gradient(self, *pair)) for pair in pairs]
+        return parts[0] if self.fused == 1 else tree_sum(torch.stack(parts), 0)
 
-    def complete_input_gradient(self, product: Tensor) -> None:
-        if not self.sums_in:
+    def _completed(self, product: Tensor) -> Tensor:
+        """The sum over ranks, of all tokens or of this rank's."""
+        if not self.tokens_cut:
             all_reduce(product, self.group)
+            return product
+        (rows, tokens), ranks = product.shape[:2], dist.get_world_size(self.group)
+        shares = product.reshape(rows, ranks, tokens // ranks, *product.shape[2:])
+        mine = torch.empty_like(shares.select(TOKENS, 0).contiguous())
+        reduce_scatter(mine, shares.movedim(TOKENS, 0).contiguous(), self.group)
+        return mine
 
 
 class _Parallel(ParallelStyle):
     """Cuts one nn.Linear; its parameters become DTensors, so that digests, checkpoints and the
-    optimizer see the whole layer."""
+    optimizer see the whole layer.
+
+    `tokens_cut`: between layers every rank has its share of the tokens (sequence_parallel.py).
+    """
 
     sums_in: bool
+
+    def __init__(self, *, tokens_cut: bool = False) -> None:
+        super().__init__()
+        self.tokens_cut, self.fused = tokens_cut, 1
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, nn.Linear):
             raise UsageError(f"{type(self).__name__} cuts nn.Linear, not {type(module).__name__}")
-        if device_mesh.ndim != 1:
-            raise UsageError(f"a mesh of {device_mesh.ndim} dimensions; name one, as mesh['tp']")
-        ranks = device_mesh.size()
         outputs, inputs = module.weight.shape
         summed = inputs if self.sums_in else outputs
-        if summed % ranks or (summed // ranks) % leaf_of(summed) or ranks & (ranks - 1):
+        parts = device_mesh.size() * self.fused
+        if summed % parts or (summed // parts) % leaf_of(summed) or parts & (parts - 1):
             leaves = summed // leaf_of(summed)
+            fused = f" of {self.fused} fused layers" if self.fused > 1 else ""
             raise NotDeterministic(
-                f"{summed} features are {leaves} leaves of {leaf_of(summed)}, which {ranks} ranks "
-                "cannot share as subtrees",
-                "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8",
+                f"{summed} features{fused} are {leaves} leaves of {leaf_of(summed)}, which "
+                f"{device_mesh.size()} ranks cannot share as subtrees",
+                "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8 (of fused layers: "
+                "of 256 for every rank and layer)",
             )
-        cut = Cut(leaf_of(inputs), leaf_of(outputs), device_mesh.get_group(), self.sums_in)
-        places = {"weight": Shard(1 if self.sums_in else 0)}
-        places["bias"] = Replicate() if self.sums_in else Shard(0)  # type: ignore[assignment]
+        orders = leaf_of(inputs), leaf_of(outputs)
+        cut = Cut(*orders, group_of(device_mesh), self.sums_in, self.fused, self.tokens_cut)
+        places = {"weight": self._place(), "bias": Replicate() if self.sums_in else self._place()}
         for name, parameter in list(module.named_parameters(recurse=False)):
             whole = distribute_tensor(parameter.detach(), device_mesh, [places[name]])
             module.register_parameter(name, nn.Parameter(whole, parameter.requires_grad))
         module.forward = partial(_forward, module, cut)  # type: ignore[method-assign]
         return module
 
+    def _place(self) -> Placement:
+        if self.fused > 1:
+            return _StridedShard(0, split_factor=self.fused)
+        return Shard(1 if self.sums_in else 0)
+
 
 class ColumnParallel(_Parallel):
     """The outputs are cut: every rank has the whole input and its share of the output features.
-    As torch's ColwiseParallel; query, key, value, gate and up."""
+    As torch's ColwiseParallel; query, key, value, gate and up, the head of a cut vocabulary.
+
+    `fused`: so many layers of equal sizes are one, as gate and up of SwiGLU (2), or query, key and
+    value. Of each the rank has its share, in their order: `gate, up = layer(x).chunk(2, -1)`.
+    """
 
     sums_in = False
+
+    def __init__(self, *, fused: int = 1, tokens_cut: bool = False) -> None:
+        super().__init__(tokens_cut=tokens_cut)
+        if fused < 1:
+            raise UsageError(f"fused={fused}: at least one layer")
+        self.fused = fused
 
 
 class RowParallel(_Parallel):
@@ -85,16 +136,37 @@ class RowParallel(_Parallel):
     sums_in = True
 
 
-def _forward(module: nn.Linear, cut: Cut, x: Tensor) -> Tensor:
+def group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Raises UsageError for a mesh of several dimensions."""
+    if mesh.ndim != 1:
+        raise UsageError(f"a mesh of {mesh.ndim} dimensions; name one, as mesh['tp']")
+    return mesh.get_group()
+
+
+def refuse_other_levels(what: str) -> None:
+    """Raises UsageError unless level shape is on."""
     active = enabled()
     if active is None or active.level != "shape":
-        raise UsageError(
-            'this layer is cut by mend.determinism: call it under enable(level="shape")'
-        )
+        raise UsageError(f'{what} is cut by mend.determinism: call it under enable(level="shape")')
+
+
+def _forward(module: nn.Linear, cut: Cut, x: Tensor) -> Tensor:
+    refuse_other_levels("this layer")
+    if cut.tokens_cut:
+        refuse_tokens(x, 1 if not cut.sums_in else dist.get_world_size(cut.group))
     weight, bias = (_local(parameter) for parameter in (module.weight, module.bias))
     assert weight is not None
     output: Tensor = Linear.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
     return output
+
+
+def refuse_tokens(x: Tensor, ranks: int) -> None:
+    """Raises UsageError where tokens have no dimension of their own, or no equal shares."""
+    if x.dim() < 3 or x.shape[TOKENS] % ranks:
+        raise UsageError(
+            f"a tensor of shape {tuple(x.shape)}: where ranks share the tokens it is (rows, "
+            f"tokens, features), and {ranks} ranks have equal shares"
+        )
 
 
 def _local(parameter: Tensor | None) -> Tensor | None:

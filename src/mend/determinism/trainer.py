@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ from mend.determinism.enabling import (
     enabled,
     random_state,
     seed_all,
+    seed_of,
     set_random_state,
 )
 from mend.determinism.layout import layout, rows
@@ -149,7 +149,7 @@ class DeterministicTrainer(Closes):
 
     def _backward(self, batch: Batch, loss_fn: LossFn[Batch], number: int) -> Tensor:
         """Makes the gradients of one microbatch; returns its share of the global batch's loss."""
-        seed_all(seed_of_step(self.seed, self.steps))
+        seed_all(seed_of(self.seed, self.steps))
         ranks, rank = 1, 0
         if self.group is not None:
             ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
@@ -211,11 +211,6 @@ def rows_in(batch: Any) -> int:
     if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes)):
         return 0
     return next((rows for part in parts if (rows := rows_in(part))), 0)
-
-
-def seed_of_step(seed: int, step: int) -> int:
-    """32 bits that depend on both, and are far apart for neighbours."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{step}".encode()).digest()[:4], "big")
 
 
 class _Snapshot:

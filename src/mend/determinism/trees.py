@@ -17,14 +17,26 @@ def tree_sum(x: Tensor, dim: int) -> Tensor:
     """Sum over one dimension, which is removed. fp32 for narrower floats, rounded once."""
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     wide = wide.movedim(dim, 0) if dim else wide
-    if wide.shape[0] == 0:
+    count = wide.shape[0]
+    if count == 0:
         return x.new_zeros(wide.shape[1:])
-    while (count := wide.shape[0]) > 1:
-        pairs = wide[0 : count - 1 : 2] + wide[1::2]
-        wide = torch.cat([pairs, wide[-1:]]) if count % 2 else pairs
+    if count > 1:
+        nodes = wide.new_empty((count + 1) // 2, *wide.shape[1:])
+        torch.add(wide[0 : count - 1 : 2], wide[1::2], out=nodes[: count // 2])
+        if count % 2:
+            nodes[-1].copy_(wide[-1])
+        wide = _summed_in_place(nodes)
     # A sum of nothing but -0 depends on how many zeros follow it.
     total = wide[0] + 0.0
     return total if wide.dtype == x.dtype else total.to(x.dtype)
+
+
+def _summed_in_place(nodes: Tensor) -> Tensor:
+    """One node, in the place of the first."""
+    while (count := nodes.shape[0]) > 1:
+        nodes[0 : count - 1 : 2].add_(nodes[1::2])
+        nodes = nodes[::2]
+    return nodes
 
 
 def tree_sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:

@@ -20,6 +20,8 @@ from mend.tools.launch_command import PASS_ON, launch_command
 from mend.tools.plan_command import plan_command
 from mend.tools.prefixed_output import let_go
 from mend.tools.report.command import report_command
+from mend.tools.repro_command import HELP as REPRO_HELP
+from mend.tools.repro_command import repro_command
 from mend.tools.retire_command import retire_command
 from mend.tools.tape_commands import WithCommand, explain_command, replay_command
 from mend.tools.top.command import top_command
@@ -228,6 +230,7 @@ app.command("doctor")(doctor_command)
 app.command("plan")(plan_command)
 app.command("replay", cls=WithCommand)(replay_command)
 app.command("explain")(explain_command)
+app.command("repro", cls=WithCommand, help=REPRO_HELP)(repro_command)
 app.command("report")(report_command)
 app.command("top")(top_command)
 app.command("retire")(retire_command)

@@ -90,7 +90,7 @@ def launch_command(
         job_id=job_id,
         base_port=base_port,
         log_dir=log_dir,
-        env=dict(_pair(text) for text in env or []),
+        env=dict(pair_of(text) for text in env or []),
         max_restarts=max_restarts,
         link=link,
     )
@@ -99,8 +99,9 @@ def launch_command(
     raise typer.Exit(status)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair_of(text: str, option: str = "--env") -> tuple[str, str]:
+    """K=V of the command line."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise typer.BadParameter(f"{text!r} is not K=V", param_hint="--env")
+        raise typer.BadParameter(f"{text!r} is not K=V", param_hint=option)
     return key, value

@@ -13,16 +13,23 @@ WORDS = 64
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, groups: int, hidden: int, dropout: float) -> None:
+    """`fused`: gate and up are one layer, whose outputs are halved."""
+
+    def __init__(
+        self, width: int, heads: int, groups: int, hidden: int, dropout: float, fused: bool
+    ) -> None:
         super().__init__()
-        self.head_width = width // heads
+        self.head_width, self.fused = width // heads, fused
         self.norm_in, self.norm_mid = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, groups * self.head_width)
         self.value = nn.Linear(width, groups * self.head_width)
         self.out = nn.Linear(width, width, bias=False)
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
+        if fused:
+            self.gate_up = nn.Linear(width, 2 * hidden)
+        else:
+            self.gate = nn.Linear(width, hidden, bias=False)
+            self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
         self.dropout = nn.Dropout(dropout)
 
@@ -34,9 +41,12 @@ class Block(nn.Module):
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         x = x + self.dropout(self.out(seen.transpose(1, 2).flatten(2)))
         normal = self.norm_mid(x)
-        return cast(
-            Tensor, x + self.dropout(self.down(F.silu(self.gate(normal)) * self.up(normal)))
+        gate, up = (
+            self.gate_up(normal).chunk(2, -1)
+            if self.fused
+            else (self.gate(normal), self.up(normal))
         )
+        return cast(Tensor, x + self.dropout(self.down(F.silu(gate) * up)))
 
     def heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -52,11 +62,12 @@ class Llama(nn.Module):
         layers: int = 2,
         dropout: float = 0.0,
         checkpointed: bool = False,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, groups, hidden, dropout) for _ in range(layers)
+            Block(width, heads, groups, hidden, dropout, fused) for _ in range(layers)
         )
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, WORDS, bias=False)

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import mend
+from mend.determinism import enable
+from mend.determinism.enabling import enabled
 from mend.engine.local_only import LocalOnlyRank
 from mend.errors import UsageError
 
@@ -112,6 +114,45 @@ def test_progress_is_written_while_it_trains(config: Callable[..., Any], tmp_pat
     assert written.wait(30)
     mend.mend_shutdown(model)
     assert [e["step"] for e in events(tmp_path) if e["kind"] == "progress"][:2] == [1, 1]
+
+
+def test_determinism_is_on_until_the_rack_leaves(config: Callable[..., Any]) -> None:
+    """Racks with one seed draw numbers of their own; rack 1 draws the same again."""
+    drawn = []
+    for rack in (1, 1, 0):
+        model = nn.Linear(2, 2)
+        how = {"determinism": "shape", "seed": 7}
+        with mend.session(model, config(rack=rack), **how):  # type: ignore[arg-type]
+            state = enabled()
+            assert state is not None
+            assert state.level == "shape"
+            drawn.append(float(torch.rand(())))
+            with pytest.raises(UsageError, match="level shape is enabled"):
+                mend.mend_init(nn.Linear(2, 2), config(), determinism="run")
+        assert enabled() is None
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_determinism_that_is_on_already_stays(config: Callable[..., Any]) -> None:
+    with enable(3) as state:
+        mend.mend_init(nn.Linear(2, 2), config(), determinism="run").abort()
+        assert enabled() is state
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    strange = torch.optim.SGD(other.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="none of the model's"):
+        mend.mend_init(model, config(), strange, determinism="shape")
+    assert enabled() is None, "a rack that did not join has left no switch on"
+
+
+def test_an_abort_in_another_thread_leaves_the_watch_to_its_own(config: Callable[..., Any]) -> None:
+    runtime = mend.mend_init(nn.Linear(2, 2), config(), determinism="shape")
+    thread = threading.Thread(target=runtime.abort)
+    thread.start()
+    thread.join()
+    state = enabled()
+    assert state is not None
+    state.close()
+    assert enabled() is None
 
 
 def test_misuse_is_told_as_in_a_job(config: Callable[..., Any]) -> None:

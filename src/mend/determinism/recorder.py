@@ -1,0 +1,384 @@
+"""Digests of a training script that knows nothing of it: of every step, and of every operator of a
+chosen step. Sees modules and optimizers through torch's global hooks; changes no bit, draws no
+random number, and hands what it finds to a function.
+
+A step is one call of any torch optimizer's step(). Entries of a step are in the order in which they
+happened; `compare` of comparison.py reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mend.determinism.digests import digest, plain_name, tensor_hash
+
+FORMAT = 1
+
+Write = Callable[[dict[str, Any]], None]
+"""Takes one record: the header, a step, or an entry of a step. JSON can hold each."""
+
+MODULE = "(module)"
+"""The operator of an entry that stands for a whole call of a module."""
+
+UNDEFINED = frozenset(
+    ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+)
+"""Operators whose result holds whatever was in memory."""
+
+OVERWRITES = frozenset(
+    ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "set_")
+)
+"""Operators that write their first argument and do not read it."""
+
+WAITED = ("allreduce", "allgather", "_allgather", "reduce_scatter", "_reduce_scatter", "alltoall")
+"""Collectives whose result is waited for, so that it can be read. All ranks run each of them."""
+
+NUMBERS_MAX = 64
+"""Characters of an operator's numbers; of more the hash is kept."""
+
+_LAST_SEQUENCE_NR = (1 << 64) - 1
+"""That of an AccumulateGrad node."""
+
+
+class Recorder:
+    """Records the steps up to `last` (0: all), and every operator of steps `detail` (first, last).
+
+    `write` gets a header at once, then one record per step and entry. Behind step `last` the
+    script is ended by SystemExit. Forked children (loader workers) record nothing.
+    """
+
+    def __init__(self, write: Write, *, last: int = 0, detail: tuple[int, int] = (0, 0)) -> None:
+        self._write, self._last, self._detail = write, last, detail
+        self._pid, self._undo, self._step = os.getpid(), ExitStack(), 1
+        self._losses: list[str] = []
+        self._names: dict[int, str] = {}
+        self._before: dict[str, Any] = {}
+        self._trace = _Trace(self)
+        write(header())
+
+    def __enter__(self) -> Recorder:
+        hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+            register_module_forward_pre_hook(self._name_parameters),
+        ]
+        if self._detail[1]:
+            hooks += [
+                register_module_forward_pre_hook(self._trace.enter_module),
+                register_module_forward_hook(self._trace.leave_module, always_call=True),
+            ]
+            self._undo.enter_context(self._trace)
+            self._undo.callback(setattr, nn.Module, "__call__", nn.Module.__call__)
+            nn.Module.__call__ = self._trace.with_keywords(nn.Module.__call__)  # type: ignore[method-assign]
+        for hook in hooks:
+            self._undo.callback(hook.remove)
+        backward, autograd = torch.autograd.backward, torch.autograd
+
+        def with_loss(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.here:
+                with self._trace.aside():
+                    self._losses += [tensor_hash(each).hex() for each in _tensors(tensors)]
+            return backward(tensors, *args, **kwargs)
+
+        autograd.backward = with_loss
+        self._undo.callback(setattr, autograd, "backward", backward)
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self._undo.close()
+
+    @property
+    def here(self) -> bool:
+        return os.getpid() == self._pid
+
+    @property
+    def detailed(self) -> bool:
+        """Whether every operator is recorded now."""
+        return self._detail[0] <= self._step <= self._detail[1] and self.here
+
+    def _name_parameters(self, module: nn.Module, args: Any) -> None:
+        """The outermost module that holds a parameter runs first, in the first step."""
+        if self._step == 1 and self.here:
+            for name, parameter in module.named_parameters():
+                self._names.setdefault(id(parameter), plain_name(name))
+
+    def entry(self, record: dict[str, Any]) -> None:
+        self._write({"step": self._step, **record})
+
+    def name_of(self, parameter: object, number: int) -> str:
+        return self._names.get(id(parameter), f"parameter {number}")
+
+    def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
+        every = [each for group in optimizer.param_groups for each in group["params"]]
+        return [(self.name_of(each, number), each) for number, each in enumerate(every)]
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.here:
+            return
+        with self._trace.aside():
+            named = self._parameters(optimizer)
+            gradients = [(name, each.grad) for name, each in named if each.grad is not None]
+            self._before = {"losses": self._losses, **self._parts("gradients", gradients)}
+            if self._step == 1:
+                self._before |= self._parts("start", named)
+        self._losses = []
+        self._trace.optimizer = type(optimizer).__name__
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.here:
+            return
+        self._trace.optimizer = ""
+        with self._trace.aside():
+            named = self._parameters(optimizer)
+            states = [(name, optimizer.state.get(each, {})) for name, each in named]
+            after = {**self._parts("weights", named), **self._parts("optimizer", states)}
+        self._write({"step": self._step, "end": True, **self._before, **after})
+        self._trace.begin()
+        done, self._step = self._step, self._step + 1
+        if done == self._last:
+            raise SystemExit(0)
+
+    def _parts(self, part: str, named: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """One digest, and one per name where names may be asked for."""
+        each = [[name, digest(value)[:32]] for name, value in named]
+        whole = {part: digest([hashed for _, hashed in each])[:32]}
+        return whole | ({f"{part} by name": each} if self.detailed or part == "start" else {})
+
+
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operators of a step: hashes of what goes in and of what comes out, and whose they are.
+
+    An operator of the backward pass belongs to the module that ran when its node of the graph was
+    made: nodes are numbered in the order of the forward pass.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder, self.optimizer, self._busy = recorder, "", False
+        self._modules: dict[int, str] = {}
+        self._stack: list[tuple[str, list[Any]]] = []
+        self._keywords: dict[str, Any] = {}
+        self.begin()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def begin(self) -> None:
+        """A new step: no call of the model yet."""
+        self._call, self._rows = 0, 0
+        self._owners: list[tuple[int, str, int, int]] = [(0, "", 0, 0)]
+        """From this number of a node on: module, call, rows."""
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, operators are the recorder's own."""
+        was, self._busy = self._busy, True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._busy = was
+
+    # modules
+
+    def with_keywords(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's global hooks are not given what a module is called with by name."""
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._keywords = kwargs
+            return call(module, *args, **kwargs)
+
+        return called
+
+    def enter_module(self, module: nn.Module, positional: Any) -> None:
+        if not self._recorder.detailed or self._busy:
+            return
+        args, self._keywords = (positional, self._keywords), {}
+        if not self._stack:
+            self._name(module)
+        if not self._stack and torch._C._current_autograd_node() is None:
+            self._call += 1
+            first = next(iter(_tensors(args)), None)
+            self._rows = 0 if first is None or not first.dim() else first.shape[0]
+        name = self._modules.get(id(module), type(module).__name__)
+        with self.aside():
+            own = (*module.parameters(False), *module.buffers(False))
+            before = [self._hashes(each) for each in (*_tensors(args), *own)]
+        self._stack.append((name, before))
+        self._own_from_here()
+
+    def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._stack or self._busy:
+            return
+        before = self._stack[-1][1]
+        if self._recorder.detailed:
+            with self.aside():
+                after = [self._hashes(each) for each in _tensors(output)]
+            self._record(MODULE, before, after, [], "")
+        self._stack.pop()
+        self._own_from_here()
+
+    def _name(self, root: nn.Module) -> None:
+        for name, module in root.named_modules():
+            self._modules[id(module)] = plain_name(name) or type(module).__name__
+
+    def _own_from_here(self) -> None:
+        module = self._stack[-1][0] if self._stack else ""
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._owners.append((number, module, self._call, self._rows))
+
+    # operators
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._busy or not self._recorder.detailed:
+            return func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        read, written = _arguments(func, args, kwargs)
+        with self.aside():
+            before = [self._hashes(each) for each in read]
+            # What is written as well as read counts as an input that somebody else may fill.
+            changed = [] if name in OVERWRITES else [self._hashes(each) for each in written]
+        result = func(*args, **kwargs)
+        _wait_for(func, result)
+        with self.aside():
+            undefined = name in UNDEFINED
+            after = [] if undefined else [self._hashes(each) for each in _tensors(result)]
+            after += [self._hashes(each) for each in written]
+        self._record(str(func), before, after, changed, _numbers(args, kwargs))
+        return result
+
+    def _record(
+        self, name: str, read: list[Any], results: list[Any], changed: list[Any], numbers: str
+    ) -> None:
+        direction, module, call = self._place()
+        self._recorder.entry(
+            {
+                "at": [direction, module, name],
+                "call": call,
+                "numbers": numbers,
+                "in": [each for each in read if each],
+                "changed": [each for each in changed if each],
+                "out": [each for each in results if each],
+            }
+        )
+
+    def _place(self) -> tuple[str, str, int]:
+        """Direction, module, number of the model's call in this step (0: none)."""
+        node: Any = torch._C._current_autograd_node()
+        if self._stack:
+            return "forward" if node is None else "recompute", self._stack[-1][0], self._call
+        if node is not None:
+            module, call = self._owner(node)
+            return "backward", module, call
+        if self.optimizer:
+            return "optimizer", self.optimizer, 0
+        return "forward", "", self._call
+
+    def _owner(self, node: Any) -> tuple[str, int]:
+        number = node._sequence_nr()
+        if number == _LAST_SEQUENCE_NR:
+            parameter = getattr(node, "variable", None)
+            return self._recorder.name_of(parameter, 0), self._call
+        _, module, call, self._rows = self._owners[
+            bisect_right(self._owners, number, key=lambda owner: owner[0]) - 1
+        ]
+        return module, call
+
+    def _hashes(self, tensor: Tensor) -> list[Any] | None:
+        """[shape, hash, hashes of the rows of the batch or none]; None: it has no bytes here."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+            return None
+        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        octets = flat.view(torch.uint8).numpy()
+        rows, by_row = self._rows, ""
+        if rows and tensor.dim() and tensor.shape[0] and tensor.shape[0] % rows == 0:
+            by_row = "".join(xxhash.xxh3_64_hexdigest(row.data) for row in octets.reshape(rows, -1))
+        return [list(tensor.shape), xxhash.xxh3_128_hexdigest(octets.data), by_row]
+
+
+def header() -> dict[str, Any]:
+    """What two runs should have in common."""
+    return {
+        "format": FORMAT,
+        "rank": int(os.environ.get("RANK", "0")),
+        "ranks": int(os.environ.get("WORLD_SIZE", "1")),
+        "facts": {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "CPU": torch.backends.cpu.get_cpu_capability(),
+            "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        },
+    }
+
+
+def _arguments(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors that an operator reads, and those that it writes."""
+    read: list[Tensor] = []
+    written: list[Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        alias = argument.alias_info
+        (written if alias is not None and alias.is_write else read).extend(_tensors(value))
+    return read, written
+
+
+def _numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What an operator is given beside tensors, as far as it is numbers."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return f"[{','.join(map(text, value))}]"
+        return repr(value) if isinstance(value, (bool, int, float, complex, str)) else "-"
+
+    whole = text([*args, *kwargs.values()])
+    return whole if len(whole) <= NUMBERS_MAX else xxhash.xxh3_128_hexdigest(whole.encode())
+
+
+def _wait_for(func: Any, result: Any) -> None:
+    """A collective's result is there when its work is done."""
+    space, _, name = func._schema.name.partition("::")
+    if space == "c10d" and name.startswith(WAITED):
+        for each in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(each, torch.ScriptObject):
+                torch.distributed.Work.unbox(each).wait()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Of nested lists, tuples and dicts, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return _tensors(vars(value)) if is_dataclass(value) else []

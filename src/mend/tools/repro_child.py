@@ -1,0 +1,47 @@
+"""`python -m mend.tools.repro_child FOLDER LAST FIRST:LAST [-m] SCRIPT [ARGS]...` runs a script as
+`python SCRIPT` does, and records its steps into FOLDER/rank-N.jsonl.
+
+LAST: the step behind which the script is ended, 0: none. FIRST:LAST: steps of which every operator
+is recorded, 0:0: none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from mend.determinism.recorder import Recorder
+
+
+def main() -> None:
+    folder, last, detail, *command = sys.argv[1:]
+    first, _, final = detail.partition(":")
+    path = Path(folder) / f"rank-{os.environ.get('RANK', '0')}.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+
+        def write(record: dict[str, Any]) -> None:
+            file.write(json.dumps(record) + "\n")
+            if "at" not in record:
+                file.flush()  # who waits counts the steps
+
+        with Recorder(write, last=int(last), detail=(int(first), int(final))):
+            run(command)
+
+
+def run(command: list[str]) -> None:
+    """As the interpreter does with these arguments."""
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = command
+    sys.path[0] = str(Path(command[0]).resolve().parent)
+    runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ STAMP := $(VENV)/stamp
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -17,14 +17,19 @@ demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; 
 
 test: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
 test: $(STAMP) ## run all tests, two or three at a time
-	$(PYTEST) -n 2 --dist worksteal -m "not process" --durations=30
+	$(PYTEST) -n 2 --dist worksteal -m "not process" --ignore tests/process --durations=30
 	$(PYTEST) -n 3 --dist worksteal -m process --durations=30 || [ $$? -eq 5 ] # 5: there is none
 
 check: $(STAMP) ## format, lint, types, and who may import what
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory --jobs 2 types map
+
+types:
 	$(BIN)/mypy --strict src
-	$(PYTEST) -q tests/test_map.py
+
+map: # its tests need no torch, which conftest.py loads
+	$(PYTEST) -q --noconftest tests/test_map.py
 
 format: $(STAMP) ## put the code into its one format
 	$(BIN)/ruff check --fix-only .

@@ -432,7 +432,7 @@ def caught(mutant: Mutant) -> tuple[bool, str]:
         for name in ("src", "tests", "benchmarks", "pyproject.toml", "CHANGELOG.md"):
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, copy / name)  # compiled files are told by their times
             else:
                 shutil.copy(source, copy / name)
         file = copy / "src/mend" / mutant.file

@@ -83,7 +83,7 @@ def test_equal_racks_are_not_named() -> None:
 
 def test_the_same_seed_and_a_replay_come_to_the_same_verdicts() -> None:
     faults = (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)
-    worlds = [World(slowed(3, faults), record=True) for _ in range(2)]
+    worlds = [World(slowed(3, faults), record=record) for record in (True, False)]
     for world in worlds:
         world.run()
     notes = [

@@ -1,7 +1,7 @@
 """225 whole jobs with faults, and what a seed promises: the same run, every time.
 
 Every run looks at I1..I6 while it goes (mend.sim.checkers). A failing seed prints its story; look
-closer with `mend simulate --seed N --trace`.
+closer with `mend simulate --seed N --trace`. The first 40 seeds are run in test_tapes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mend.sim.faults import KINDS
 from mend.sim.scenario import SHUTDOWN_NS, calm
 from mend.sim.story import setup
 from mend.types import MS, SECOND, Address, Peer
+from tests.sim.test_tapes import TAPED
 
 SEEDS, BLOCK = 225, 25
 RADIAL_SEEDS = 30
@@ -38,12 +39,12 @@ def told(report: SimulationReport) -> str:
     return "\n".join([setup(report.scenario), *(f"    {each}" for each in report.problems)])
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", range(TAPED, SEEDS, BLOCK))
 def test_no_invariant_breaks(first: int) -> None:
-    reports = [World(seed).run() for seed in range(first, first + BLOCK)]
+    reports = [World(seed).run() for seed in range(first, min(first + BLOCK, SEEDS))]
     broken = [told(report) for report in reports if report.problems]
     assert not broken, "\n" + "\n".join(broken)
-    assert sum(report.commits for report in reports) > BLOCK, "hardly anything was committed"
+    assert sum(report.commits for report in reports) > len(reports), "hardly anything was committed"
 
 
 @pytest.mark.parametrize("seed", [0, 7, 11, 27])

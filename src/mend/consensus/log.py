@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mend.consensus.records import (
     RECORDS_FORMAT,
@@ -104,6 +104,9 @@ class LogState:
     mark_versions: tuple[int, ...] = ()
     """What was decided of every fragment before it."""
 
+    def __post_init__(self) -> None:
+        self._count_seats()
+
     @property
     def begun(self) -> bool:
         return bool(self.versions)
@@ -117,28 +120,21 @@ class LogState:
         """Number of the newest checkpoint."""
         return self.mark.number if self.mark is not None else 0
 
-    @property
-    def voters(self) -> frozenset[Member]:
-        return voters_of(self.seats.values(), self.non_voters, self.witness)
-
-    @property
-    def members(self) -> frozenset[Member]:
-        """All that have a seat, and the witness."""
-        return voters_of(self.seats.values(), (), self.witness)
+    def _count_seats(self) -> None:
+        """Derive `voters` and `members` (all that have a seat, and the witness). Every event asks
+        for them; they change with the roster only."""
+        self.voters = voters_of(self.seats.values(), self.non_voters, self.witness)
+        self.members = voters_of(self.seats.values(), (), self.witness)
 
     def copy(self) -> LogState:
         """An own one to go on with."""
-        return replace(
-            self,
-            seats=dict(self.seats),
-            versions=list(self.versions),
-            digests=list(self.digests),
-            ended=dict(self.ended),
-            named=dict(self.named),
-            work=dict(self.work),
-            rounds=list(self.rounds),
-            norms=list(self.norms),
-        )
+        other = copy(self)
+        other.seats = dict(self.seats)
+        other.versions, other.digests = list(self.versions), list(self.digests)
+        other.ended, other.named = dict(self.ended), dict(self.named)
+        other.work, other.rounds = dict(self.work), list(self.rounds)
+        other.norms = list(self.norms)
+        return other
 
     def member(self, rack: int) -> Member | None:
         seat = self.seats.get(rack)
@@ -161,6 +157,7 @@ class LogState:
             self.seats = {seat.member.rack: seat for seat in record.roster}
             self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
             self.non_voters = frozenset(record.non_voters)
+            self._count_seats()
             self.versions = list(record.first())
             self.digests = list(record.digests)
             self.norms = [()] * len(record.digests)
@@ -218,6 +215,7 @@ class LogState:
         self.work = {key: work for key, work in self.work.items() if key[0] in stay}
         self.seats = {seat.member.rack: seat for seat in record.members}
         self.non_voters, self.witness = non_voters, record.witness
+        self._count_seats()
         self.roster_number = record.number
 
     def _begin_anew(self, record: Lineage) -> None:
@@ -309,15 +307,18 @@ class Log:
 
     def lineage_at(self, index: int) -> str:
         """What it was when record `index` was the last one."""
-        found = (name for begun, name in reversed(self._lineages) if begun <= index)
-        return next(found, "")
+        for begun, name in reversed(self._lineages):
+            if begun <= index:
+                return name
+        return ""
 
     def continues(self, lineage: str, index: int) -> bool:
         """Whether what is said in `lineage`, behind record `index`, is said in this job. One that
         is known to be over is not; the newest may not be decided yet, here or there."""
+        if lineage == self.lineage:
+            return True
         over = [name for begun, name in self._lineages if begun <= self.decided][:-1]
-        here = (self.lineage, self.lineage_at(min(index, self.last)))
-        return lineage in here and lineage not in over
+        return lineage == self.lineage_at(min(index, self.last)) and lineage not in over
 
     def knows(self, lineage: str) -> bool:
         """Whether this log is of that lineage, or was before it began anew."""
@@ -496,7 +497,7 @@ class Log:
 
         Empty when that far back is compacted.
         """
-        if not self.reaches(index):
+        if index == self.last or not self.reaches(index):
             return ()
         end = min(self.last if stop is None else stop, index + SENT_AT_ONCE)
         return tuple(self._records[i] for i in range(index + 1, end + 1))
@@ -506,6 +507,8 @@ class Log:
         way: no more than RECORDS_BYTES_MAX with that, but for one record at least where nothing is.
         The undecided end is left whole: a voter takes it as a whole."""
         records = self.after(index, stop)
+        if not records:
+            return ()
         start = self._sizes[max(known, self._first - 1)]
         for fits, i in enumerate(range(index + 1, min(index + len(records), self.decided) + 1)):
             if self._sizes[i] - start > RECORDS_BYTES_MAX and (fits or index > known):

@@ -207,6 +207,8 @@ class Proposer:
 
     def may_append(self) -> bool:
         """Nothing goes behind an undecided Roster; the undecided end stays short."""
+        if self.log.last == self.log.decided:
+            return True
         undecided = list(self.log.undecided())
         return len(undecided) < UNDECIDED_MAX and not any(
             isinstance(record, Roster | Lineage) for record in undecided
@@ -246,6 +248,8 @@ class Proposer:
         """Index i is decided when a quorum of the roster in force at i accepted it in this epoch,
         Genesis when all its members did; returns what is newly so."""
         log, index = self.log, self.log.decided
+        if index == log.last:
+            return []
         reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}
         if index == 0 and not log.roster_at(1).members <= {m for m in reached if reached[m] > 0}:
             return []  # all must begin this job, and no other: a majority could begin two

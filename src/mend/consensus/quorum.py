@@ -32,8 +32,9 @@ def quorum(votes: Set[Acceptor], voters: Set[Acceptor]) -> bool:
     The witness sorts behind every rack.
     """
     counted = votes & voters
-    if 2 * len(counted) != len(voters):
-        return 2 * len(counted) > len(voters)
+    twice, whole = 2 * len(counted), len(voters)
+    if twice != whole:
+        return twice > whole
     return bool(voters) and min(voters) in counted
 
 

@@ -127,8 +127,8 @@ class Coordinator:
         if not self.proposer.leading:
             due_ns = self._founds_ns() if self._homeless() else self.election.due_ns()
             return due_ns if due_ns is not None else self.ending.due_ns
-        sent = [view.sent_ns for view in self.views.values() if not view.gone]
-        waits = [sent_ns + self.options.heartbeat_ns for sent_ns in sent]
+        heartbeat_ns = self.options.heartbeat_ns
+        waits = [view.sent_ns + heartbeat_ns for view in self.views.values() if not view.gone]
         return min([*waits, *self.round_dues], default=None)
 
     # -------------------------------------------------------------- what is said
@@ -451,15 +451,16 @@ class Coordinator:
         """To a fixed point: a decision lets rounds commit, and a commit may be decided at once."""
         if not self.log.committed.begun:
             self._try_genesis(now_ns, effects)
-        before = -1
-        while before != (before := self.log.last + self.log.decided):
+        before, log = -1, self.log
+        while before != (before := log.last + log.decided):
             self._decide(now_ns, effects)
-            if self.proposer.open and not self.log.committed.over:
-                self._advance_rounds(now_ns, effects)
-                self._try_mark(now_ns, effects)
-                self._try_roster(now_ns, effects)
+            if self.proposer.open and not log.committed.over:
+                live = self._live(now_ns)
+                self._advance_rounds(live, now_ns, effects)
+                self._try_mark(live, effects)
+                self._try_roster(live, now_ns, effects)
         racks = [view for rack, view in self.views.items() if rack != WITNESS]
-        if self.log.committed.over:
+        if log.committed.over:
             self._farewell(now_ns, effects)
         elif racks and all(view.gone for view in racks):
             effects.append(Finished())
@@ -510,12 +511,11 @@ class Coordinator:
                     Note("decided", {"fragment": record.fragment, "version": record.version})
                 )
 
-    def _advance_rounds(self, now_ns: int, effects: list[Effect]) -> None:
+    def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
         busy = {
             record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
         }
         self.round_dues = []
-        live = self._live(now_ns)
         around = surroundings(self.log.committed, self.views, self.offers, live)
         for round_ in self.rounds:
             if round_.fragment in busy or not self.proposer.may_append():
@@ -534,10 +534,9 @@ class Coordinator:
                 self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
 
-    def _try_mark(self, now_ns: int, effects: list[Effect]) -> None:
+    def _try_mark(self, live: frozenset[int], effects: list[Effect]) -> None:
         """A checkpoint that the racks have asked for, or have written."""
-        log, live = self.log.appended, self._live(now_ns)
-        mark = next_mark(log, self.log.lineage, self._reports(), live)
+        mark = next_mark(self.log.appended, self.log.lineage, self._reports(), live)
         if mark is None or not self.proposer.may_append():
             return
         self.proposer.append(mark)
@@ -549,7 +548,7 @@ class Coordinator:
 
     def _live(self, now_ns: int) -> frozenset[int]:
         detect_ns = self.options.detect_ns
-        return frozenset(r for r, view in self.views.items() if view.live(now_ns, detect_ns))
+        return frozenset([r for r, view in self.views.items() if view.live(now_ns, detect_ns)])
 
     def _compare_paces(self, now_ns: int, effects: list[Effect]) -> None:
         """Once per heartbeat: a comparison looks at all racks."""
@@ -566,8 +565,8 @@ class Coordinator:
 
     # -------------------------------------------------------------- leaving
 
-    def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
-        live, slow = self._live(now_ns), self._slow(now_ns)
+    def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
+        slow = self._slow(now_ns)
         detect_ns = self.options.detect_ns
         for rack, view in self.views.items():
             if rack in live:
@@ -654,33 +653,33 @@ class Coordinator:
         reports = self._reports()
         donors = donors_of(log.committed, reports, lively)
         copies = copies_of(log.committed, reports, lively, donors)
+        orders = Orders(
+            serial=0,
+            to=0,
+            epoch=self.proposer.epoch,
+            lineage="",
+            prev=0,
+            chain="",
+            records=(),
+            last=log.last,
+            decided=log.decided,
+            offers=offers,
+            gathers=gathers,
+            settled=settled,
+            live=live,
+            missing=missing,
+            why=self._why(bool(missing)),
+            slow=self.paces.judged,
+            donors=donors,
+            copies=copies,
+        )
+        heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
         for view in self.views.values():
             if view.gone:
                 continue
             # A witness that was started again knows nobody's address: what it hears says it all.
             lost = view.member.rack == WITNESS and WITNESS not in lively and log.decided > 0
             known = -1 if lost else self.proposer.common(view.member)
-            orders = Orders(
-                serial=0,
-                to=view.member.incarnation,
-                epoch=self.proposer.epoch,
-                lineage="",
-                prev=0,
-                chain="",
-                records=(),
-                last=log.last,
-                decided=log.decided,
-                offers=offers,
-                gathers=gathers,
-                settled=settled,
-                live=live,
-                missing=missing,
-                why=self._why(bool(missing)),
-                slow=self.paces.judged,
-                donors=donors,
-                copies=copies,
-            )
-            heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
             due = view.next_orders(orders, log, known, now_ns, heartbeat_ns, detect_ns)
             if due is not None:
                 effects.append(Send(Peer(view.member.rack, 0), due))

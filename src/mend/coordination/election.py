@@ -83,8 +83,9 @@ class Election:
         if hello is None and log.member(sender.rack) != sender:
             return []
         effects: list[Effect] = []
-        for former in sorted(log.members | told.members):
-            if former.rack != sender.rack or former in (sender, self.member):
+        lives = (m for m in log.members | told.members if m.rack == sender.rack)
+        for former in sorted(lives):
+            if former in (sender, self.member):
                 continue
             if hello and life_of(former) not in hello.after:
                 effects += challenge(hello, former)
@@ -112,7 +113,7 @@ class Election:
 
     def shows(self, sender: Member, versions: Sequence[int]) -> None:
         """What a rack says that it holds."""
-        if any(version >= 0 for version in versions):
+        if self.unaware and any(version >= 0 for version in versions):
             self.unaware.discard(sender)
 
     def forget(self) -> None:
@@ -154,8 +155,8 @@ class Election:
         owner = self.followed_rack()
         log = self.acceptor.log.appended
         members = log.voters if self.member in log.voters else log.members
-        order = sorted(members, key=lambda member: (member.rack != WITNESS, member))
-        return [m for m in order if m.rack != owner or m == self.member].index(self.member)
+        mine = (self.me.rack != WITNESS, self.member)
+        return sum(m.rack != owner and (m.rack != WITNESS, m) < mine for m in members)
 
     def move(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []

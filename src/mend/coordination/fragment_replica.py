@@ -88,10 +88,13 @@ class FragmentReplica:
         """Versions that nobody needs any more, or that never were: they are no longer held. Who is
         far behind keeps the newest one it has, to train on."""
         recent = newest - HELD_BEHIND
-        real = {v for v in self.held if v <= newest}
-        keep = {v for v in real if v > recent} | {self.applied, max(real, default=self.applied)}
-        gone, self.held = sorted(self.held - keep), self.held & keep
-        self.digests = {v: d for v, d in self.digests.items() if v > recent or v in self.held}
+        gone: list[int] = []
+        if not all(recent < v <= newest or v == self.applied for v in self.held):
+            real = {v for v in self.held if v <= newest}
+            keep = {v for v in real if v > recent} | {self.applied, max(real, default=self.applied)}
+            gone, self.held = sorted(self.held - keep), self.held & keep
+        if any(v <= recent for v in self.digests):
+            self.digests = {v: d for v, d in self.digests.items() if v > recent or v in self.held}
         return gone
 
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:

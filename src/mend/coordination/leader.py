@@ -36,7 +36,7 @@ from mend.coordination.messages import (
     Report,
     Total,
 )
-from mend.coordination.slow import pace_of_rack
+from mend.coordination.slow import pace_of_rack, verdict_of_rack
 from mend.coordination.sums import Totals
 from mend.coordination.validation import format_misfit, orders_misfit, rank_report_misfit
 from mend.types import SECOND, WITNESS, Member, Peer, life_of
@@ -90,6 +90,8 @@ class Leader:
     def __post_init__(self, coordinator: Peer) -> None:
         self.follower = Follower(self.member, self.acceptor, coordinator, self.options.detect_ns)
         self.founder = coordinator
+        self.ranks_configured = len(self.hello.seat.lanes)
+        self._again = Again(self.options.detect_ns, self.options.detect_ns)
 
     @property
     def log(self) -> Log:
@@ -98,10 +100,6 @@ class Leader:
     @property
     def member(self) -> Member:
         return self.hello.seat.member
-
-    @property
-    def ranks_configured(self) -> int:
-        return len(self.hello.seat.lanes)
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -113,9 +111,9 @@ class Leader:
         if not self._is_seated():
             self._say_hello(now_ns, effects)
         self._tell_coordinator(now_ns, effects)
-        totals = self._totals(effects)
+        orders = self._rank_orders(self._totals(effects))
         for rank in range(self.ranks_configured):
-            self._tell(rank, totals, now_ns, effects)
+            self._tell(rank, orders, now_ns, effects)
         return effects
 
     def deadline_ns(self) -> int | None:
@@ -282,11 +280,9 @@ class Leader:
             heard, pace = self.follower.heard[1], self._pace()
             effects.append(Send(to, replace(report, serial=self.serial, heard=heard, pace=pace)))
 
-    def _tell(
-        self, rank: int, totals: tuple[Total, ...], now_ns: int, effects: list[Effect]
-    ) -> None:
+    def _tell(self, rank: int, orders: RankOrders, now_ns: int, effects: list[Effect]) -> None:
         """Its orders, if they are news or time for a heartbeat, with the records that are due."""
-        to, orders = Peer(self.member.rack, rank), self._rank_orders(totals)
+        to = Peer(self.member.rack, rank)
         flow, due = self.flows.setdefault(rank, Flow()), self._is_due(to, now_ns)
         report = self.ranks.get(rank)
         if report is not None:
@@ -296,8 +292,7 @@ class Leader:
         portion = Portion(0)
         if self._is_seated():
             known = min(report.decided, self.log.decided) if report else 0
-            again = Again(self.options.detect_ns, self.options.detect_ns)
-            portion = flow.next(self.log, known, now_ns, again, self._decided_portion)
+            portion = flow.next(self.log, known, now_ns, self._again, self._decided_portion)
         if not (portion or due or orders != self.sent.get(to)):
             return
         self.sent[to], self.sent_ns[to] = orders, now_ns
@@ -323,8 +318,7 @@ class Leader:
         ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
         complete = len(ranks) == self.ranks_configured
         fresh = complete and (
-            now_ns is None
-            or all(now_ns - heard < self.options.detect_ns for heard in self.heard_ns.values())
+            now_ns is None or now_ns - min(self.heard_ns.values()) < self.options.detect_ns
         )
         return Report(
             serial=0,
@@ -344,7 +338,7 @@ class Leader:
             idle=complete and all(rank.idle for rank in ranks),
             gone=gone,
             bad=_bad(ranks),
-            pace=replace(self._pace(), time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0),
+            pace=verdict_of_rack([rank.pace for rank in ranks]),
             cut=cut_of_rack(ranks) if complete else None,
             wants=complete and all(rank.wants for rank in ranks),
             copies=copies_of_rack(self.member, ranks) if complete else (),
@@ -356,14 +350,14 @@ class Leader:
     def _versions(self) -> tuple[int, ...]:
         """Per fragment what all ranks of the rack hold; -1 = nothing yet."""
         ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
-        complete = len(ranks) == self.ranks_configured
-        return tuple(
-            min(rank.versions[p] for rank in ranks) if complete else -1
-            for p in range(self.hello.policy.fragments)
-        )
+        if len(ranks) < self.ranks_configured:
+            return (-1,) * self.hello.policy.fragments
+        return tuple(map(min, zip(*[rank.versions for rank in ranks], strict=True)))
 
     def _assembled(self, ranks: list[RankReport]) -> list[list[Part]]:
         """The parts of every own offer that all ranks have captured."""
+        if not ranks[0].parts:
+            return []
         first = [(part.fragment, part.seq) for part in ranks[0].parts]
         found = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
         return [
@@ -403,6 +397,8 @@ class Leader:
         return tuple(offers)
 
     def _held(self, ranks: list[RankReport]) -> tuple[Held, ...]:
+        if not ranks[0].held:
+            return ()
         found = [
             {(h.fragment, h.version, h.attempt): h.digests[0] for h in rank.held} for rank in ranks
         ]
@@ -417,7 +413,7 @@ class Leader:
         return self.totals.told(ranks)
 
     def _rank_orders(self, totals: tuple[Total, ...]) -> RankOrders:
-        """Without records."""
+        """The same to all ranks, without records."""
         orders = self.orders
         ranks = [self.ranks[r] for r in sorted(self.ranks)]
         complete = len(ranks) == self.ranks_configured
@@ -456,17 +452,22 @@ def _no_offer(parts: list[Part]) -> str:
 
 def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
     """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
-    parts = [part for rank in ranks for part in rank.parts]
-    return tuple(sorted({p.fragment for p in parts if not p.checksum and not p.declined}))
+    return tuple(
+        sorted({p.fragment for r in ranks for p in r.parts if not p.checksum and not p.declined})
+    )
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:
     """What any rank has found; of several that found the same, the first speaks."""
     found = {bad.offer: bad for rank in reversed(ranks) for bad in rank.bad}
+    if not found:
+        return ()
     ordered = sorted(found, key=lambda offer: (offer.member, offer.fragment, offer.seq))
     return tuple(found[offer] for offer in ordered)[:BAD_MAX]
 
 
 def _in_all(lists: list[tuple[OfferId, ...]]) -> tuple[OfferId, ...]:
+    if len(lists) == 1:
+        return lists[0]
     common = set(lists[0]).intersection(*lists[1:])
     return tuple(offer for offer in lists[0] if offer in common)

@@ -24,6 +24,8 @@ def next_mark(
 ) -> Mark | None:
     """The record that is due, if there is one. `log`: as far as it is written."""
     assert log.policy is not None, "racks report behind the first record"
+    if log.mark is None and not any(report and report.cut for report in reports.values()):
+        return None
     heard = {rack for rack in log.seats if log.policy.lockstep or rack in live}
     found = {rack: reports.get(rack) for rack in sorted(heard)}
     newcomers = log.non_voters - log.demoted  # they copy what is decided, and train on it later
@@ -46,8 +48,11 @@ def next_mark(
 
 def waits(log: LogState, reports: Mapping[int, Report | None]) -> str:
     """Why a checkpoint that a rack asks for is not made yet, or empty."""
-    cuts = {r: report.cut for r in sorted(log.seats) if (report := reports.get(r)) is not None}
-    asking = {rack: cut for rack, cut in cuts.items() if cut is not None}
+    asking = {
+        rack: report.cut
+        for rack in sorted(log.seats)
+        if (report := reports.get(rack)) is not None and report.cut is not None
+    }
     if not asking:
         return ""
     missing = [rack for rack in sorted(log.seats) if rack not in asking]

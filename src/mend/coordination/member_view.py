@@ -39,7 +39,8 @@ class MemberView:
         self, orders: Orders, log: Log, known: int, now_ns: int, heartbeat_ns: int, detect_ns: int
     ) -> Orders | None:
         """The state to send, with the records that are due: if it is news, or time for a heartbeat.
-        `known`: records that the reader has for sure; below 0 nobody knows."""
+        `orders`: what all members are told. `known`: records that the reader has for sure; below 0
+        nobody knows."""
         due = now_ns >= self.sent_ns + heartbeat_ns
         if self.flow.full and not due:
             return None
@@ -55,6 +56,7 @@ class MemberView:
         return replace(
             orders,
             serial=self.serial,
+            to=self.member.incarnation,
             prev=portion.prev,
             lineage=log.lineage_at(portion.prev),
             chain=log.chain(portion.prev),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -32,7 +33,7 @@ SLOW_STEADY_NS = 60 * SECOND
 """The same for who held a merge up: each time it did, the others waited."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MembershipContext:
     """What a decision on the roster looks at. `evict_ns` 0: nobody is put out for being silent."""
 
@@ -56,7 +57,7 @@ class MembershipContext:
     retired: Collection[int] = ()
     """Racks that will not come back, as a person says."""
 
-    @property
+    @cached_property
     def reports(self) -> dict[int, Report]:
         found = {rack: self.views[rack].report for rack in sorted(self.log.seats)}
         return {rack: report for rack, report in found.items() if report is not None}

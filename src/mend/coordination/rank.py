@@ -457,13 +457,15 @@ class RankMachine:
             versions=versions,
             parts=tuple(self.parts[p] for p in sorted(self.parts)),
             got=tuple(
-                OfferId(*key) for key in self.fetch_queue.held() if self.folded.is_open(*key)
+                [OfferId(*key) for key in self.fetch_queue.held() if self.folded.is_open(*key)]
             ),
-            held=tuple(held for p, s in enumerate(self.replicas) if (held := s.result(p))),
+            held=tuple([held for p, s in enumerate(self.replicas) if (held := s.result(p))]),
             partials=tuple(
-                partial
-                for p, s in enumerate(self.replicas)
-                if (partial := s.sums.partial(p, s.newest))
+                [
+                    partial
+                    for p, s in enumerate(self.replicas)
+                    if (partial := s.sums.partial(p, versions[p]))
+                ]
             ),
             leaving=self.leaving,
             hurry=self.hurry,

@@ -116,18 +116,18 @@ class ReplayCoordinator(Coordinator):
                 ReplayRound(p, Mean(), Mean(), self.proposer.epoch, script=deque(mine))
             )
 
-    def _advance_rounds(self, now_ns: int, effects: list[Effect]) -> None:
+    def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
         known, reports = self._differences(), [view.report for view in self.views.values()]
         for round_ in self.rounds:
             assert isinstance(round_, ReplayRound)
             round_.settled = min(r.versions[round_.fragment] if r else -1 for r in reports)
-        super()._advance_rounds(now_ns, effects)
+        super()._advance_rounds(live, now_ns, effects)
         effects += [Fail(DIFFERS, each) for each in self._differences() if each not in known]
 
     def _differences(self) -> list[str]:
         return [r.differs for r in self.rounds if isinstance(r, ReplayRound) and r.differs]
 
-    def _try_roster(self, now_ns: int, effects: list[Effect]) -> None:
+    def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
         log = self.log.appended
         done = all(isinstance(r, ReplayRound) and not r.script for r in self.rounds)
         if not done or self.log.last != self.log.decided:

@@ -40,7 +40,7 @@ def surroundings(
     leaving = {rack for rack, report in reports.items() if report.leaving and report.idle}
     return RoundInputs(
         version=0,
-        voters=frozenset(member.rack for member in log.voters),
+        voters=frozenset([member.rack for member in log.voters]),
         policy=log.policy,
         offers=(),
         arrived=(),
@@ -70,7 +70,7 @@ def inputs_of(
 ) -> RoundInputs:
     """Of one round: which offers are there and held, who declined, whose results are there."""
     version, racks = log.versions[fragment], sorted(log.seats)
-    mine = tuple(offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers)
+    mine = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
     arrived = []
     for offer in mine:
         key = (offer.member.rack, fragment, offer.seq)
@@ -79,11 +79,16 @@ def inputs_of(
         }
         if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:
             arrived.append(offer)
-    declined, held = set(), {}
-    reports = [(rack, report) for rack in racks if (report := views[rack].report) is not None]
-    for rack, report in reports:
-        if any(d.fragment == fragment and d.applied == version for d in report.declined):
-            declined.add(rack)
+    declined, held, bad = set(), {}, []
+    for rack in racks:
+        report = views[rack].report
+        if report is None:
+            continue
+        for each in report.declined:
+            if each.fragment == fragment and each.applied == version:
+                declined.add(rack)
+        if report.bad:
+            bad.append(report)
         for result in report.held:
             if (result.fragment, result.version) == (fragment, version + 1):
                 held[rack] = (result.attempt, result.digests)
@@ -97,8 +102,8 @@ def inputs_of(
         contributors=around.contributors - _done_with(fragment, around, views, offers),
         live=around.live,
         held=held,
-        bad=_found_bad(fragment, mine, [report for _, report in reports if report.bad]),
-        norm_max=norm_max(log.norms[fragment]),
+        bad=_found_bad(fragment, mine, bad),
+        norm_max=norm_max(log.norms[fragment]) if arrived else math.inf,
         step_ns=around.step_ns,
         seats=around.seats,
         trains=_trains(fragment, log, views),
@@ -164,7 +169,7 @@ def _done_with(
 
 def settled_versions(reports: Sequence[Report | None], fragments: int) -> tuple[int, ...]:
     """Per fragment what every live rack holds; -1 before all of them have said so."""
+    known = [report.versions if report else () for report in reports]
     return tuple(
-        min((r.versions[p] if r and p < len(r.versions) else -1 for r in reports), default=-1)
-        for p in range(fragments)
+        [min([v[p] if p < len(v) else -1 for v in known], default=-1) for p in range(fragments)]
     )

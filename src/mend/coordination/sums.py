@@ -94,6 +94,8 @@ class Totals:
 
     def collect(self, ranks: list[RankReport]) -> list[Sum]:
         """`ranks`: the newest report of every rank, in rank order."""
+        if not ranks[0].partials:
+            return []
         found = [_by_key(report) for report in ranks]
         effects = []
         for key in [key for key in found[0] if all(key in partials for partials in found)]:
@@ -118,6 +120,8 @@ class Totals:
         for fragment, total in list(self._made.items()):
             if all(report.versions[fragment] >= total.version for report in ranks):
                 del self._made[fragment]
+        if not self._made and not any(report.partials for report in ranks):
+            return ()
         keys = {key for report in ranks for key in _by_key(report)}
         return (
             *(self._made[fragment] for fragment in sorted(self._made)),

@@ -118,6 +118,8 @@ class ConcurrentOuterStep:
         """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
         empty: none. `tape`: where the machines' events are recorded."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
+        found: list[ev.Machine | None] = [roles.rank_machine, roles.leader, roles.coordinator]
+        self._machines = [machine for machine in found if machine is not None]
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
         self.anchors: dict[tuple[int, int], Anchor] = {
@@ -189,7 +191,7 @@ class ConcurrentOuterStep:
         if not self.published.begun and self._foreigners.settled():
             self.published.fail(Refused(self._foreigners.said))
         now_ns = self.host.now_ns()
-        for machine in self._machines():
+        for machine in self._machines:
             due = machine.deadline_ns()
             if due is not None and due <= now_ns:
                 self._give(machine, ev.Tick())
@@ -207,15 +209,8 @@ class ConcurrentOuterStep:
         self.published.last_error = str(found)
 
     def deadline_ns(self) -> int | None:
-        dues = [due for machine in self._machines() if (due := machine.deadline_ns()) is not None]
+        dues = [due for machine in self._machines if (due := machine.deadline_ns()) is not None]
         return min(dues, default=None)
-
-    def _machines(self) -> list[ev.Machine]:
-        return [
-            m
-            for m in (self.roles.rank_machine, self.roles.leader, self.roles.coordinator)
-            if m is not None
-        ]
 
     # -------------------------------------------------------------- out
 

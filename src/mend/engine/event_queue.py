@@ -32,8 +32,12 @@ class EventQueue:
         try:
             while self._waiting:
                 machine, event = self._waiting.popleft()
-                name, now_ns = self._name(machine), self._now_ns()
-                for effect in handled(self._tape, name, machine, event, now_ns):
+                for effect in self._handle(machine, event):
                     self._perform(effect, machine)
         finally:
             self._busy = False
+
+    def _handle(self, machine: Machine, event: Event) -> list[Effect]:
+        if self._tape is None:
+            return machine.handle(event, self._now_ns())
+        return handled(self._tape, self._name(machine), machine, event, self._now_ns())

@@ -403,7 +403,7 @@ class TrainerRounds:
     def _resolved(self, fragment: int) -> bool:
         track, panel = self.tracks[fragment], self.published.panels[fragment]
         with self.published.changed:
-            if any(version > track.anchor.version for version in panel.anchors):
+            if max(panel.anchors, default=-1) > track.anchor.version:
                 return True
             return track.offer is not None and track.offer.seq in panel.discarded
 

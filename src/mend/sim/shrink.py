@@ -16,10 +16,11 @@ from mend.types import MS
 RUNS_MAX = 400
 
 
-def problems_of(scenario: Scenario) -> list[str]:
-    """What breaks; an exception of the simulated code is a problem like any other."""
+def problems_of(scenario: Scenario, *, first: bool = False) -> list[str]:
+    """What breaks; an exception of the simulated code is a problem like any other. `first`: end
+    the run as soon as something has; the first problem of the list is the same."""
     try:
-        return World(scenario).run().problems
+        return World(scenario).run(first=first).problems
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 

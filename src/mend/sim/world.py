@@ -10,7 +10,7 @@ import gc
 import random
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -127,8 +127,9 @@ class World(Writer):
         """Targets that died and are to be started again."""
         self._build()
 
-    def run(self) -> SimulationReport:
-        """To the end of every live training loop, then the verdict."""
+    def run(self, *, first: bool = False) -> SimulationReport:
+        """To the end of every live training loop, then the verdict. `first`: or to the first
+        problem; a job with a bug may go on for long after it."""
         scenario = self.scenario
         self.checkers.scenario = scenario
         self.broken.plan(
@@ -140,7 +141,8 @@ class World(Writer):
         )
         limit_ns = 20 * scenario.length_ns + longest_fault_ns + 2 * GIVE_UP_NS
         limit_ns += 10 * max(SHUTDOWN_NS, scenario.shutdown_ns)
-        finished, fell = self._run_loop(limit_ns)
+        until = self._over_or_broken if first else self._over
+        finished, fell = self._run_loop(until, limit_ns)
         report = SimulationReport(
             scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken
         )
@@ -152,12 +154,12 @@ class World(Writer):
         )
         return report
 
-    def _run_loop(self, limit_ns: int) -> tuple[bool, str]:
+    def _run_loop(self, until: Callable[[], bool], limit_ns: int) -> tuple[bool, str]:
         """Whether all ended; and how the simulated code fell over, if it did."""
         collecting = gc.isenabled()
         gc.disable()  # nothing is freed in cycles during a run: looking for them costs a fifth
         try:
-            return self.loop.run(self._over, limit_ns), ""
+            return self.loop.run(until, limit_ns), ""
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             name = where.filename.rpartition("/")[2]
@@ -166,9 +168,16 @@ class World(Writer):
             if collecting:
                 gc.enable()
 
+    def _over_or_broken(self) -> bool:
+        return bool(self.checkers.problems) or self._over()
+
     def _over(self) -> bool:
-        lives = self.trainings.values()
-        return not self.away and all(each.ended or each.process.dead for each in lives)
+        if self.away:
+            return False
+        for each in self.trainings.values():  # asked once per event: `all` would cost more
+            if not each.ended and not each.process.dead:
+                return False
+        return True
 
     # -------------------------------------------------------------- building
 

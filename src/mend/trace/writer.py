@@ -65,12 +65,8 @@ class Tape(Protocol):
     ) -> None: ...
 
 
-def handled(
-    tape: Tape | None, name: str, machine: Machine, event: Event, now_ns: int
-) -> list[Effect]:
-    """Let the machine handle the event, and put both sides of that on the tape, if there is one."""
-    if tape is None:
-        return machine.handle(event, now_ns)
+def handled(tape: Tape, name: str, machine: Machine, event: Event, now_ns: int) -> list[Effect]:
+    """Let the machine handle the event, and put both sides of that on the tape."""
     try:
         effects = machine.handle(event, now_ns)
     except Exception as error:

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mend.codec import CODECS
@@ -108,7 +108,6 @@ def test_what_a_head_claims_is_compared_with_what_is_there() -> None:
             total_of(RULE, [head + rest])
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_damaged_bytes_are_sums_or_a_wire_error(data: st.DataObject) -> None:
     blob = bytearray(partial_of(WEIGHTS, [gram_of(vectors(1)), nothing(2)]))

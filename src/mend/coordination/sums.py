@@ -94,6 +94,8 @@ class Totals:
 
     def collect(self, ranks: list[RankReport]) -> list[Sum]:
         """`ranks`: the newest report of every rank, in rank order."""
+        if not any(report.partials for report in ranks):
+            return []
         found = [_by_key(report) for report in ranks]
         effects = []
         for key in [key for key in found[0] if all(key in partials for partials in found)]:

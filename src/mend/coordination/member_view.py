@@ -55,6 +55,7 @@ class MemberView:
         return replace(
             orders,
             serial=self.serial,
+            to=self.member.incarnation,
             prev=portion.prev,
             lineage=log.lineage_at(portion.prev),
             chain=log.chain(portion.prev),

@@ -506,6 +506,8 @@ class Log:
         """As `after`, for a reader that has it up to `known` while the rest up to `index` is under
         way: no more than RECORDS_BYTES_MAX with that, but for one record at least where nothing is.
         The undecided end is left whole: a voter takes it as a whole."""
+        if index >= (self.last if stop is None else stop):
+            return ()
         records = self.after(index, stop)
         if not records:
             return ()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import epoch_of, number_of
 from mend.consensus.log import Log, witness_votes
@@ -29,8 +31,8 @@ from mend.coordination.membership import (
     MembershipContext,
     next_roster,
 )
-from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
-from mend.coordination.round import Round
+from mend.coordination.messages import Hello, Orders, Pace, Prepare, Report, Retire, Vote
+from mend.coordination.round import Phase, Round
 from mend.coordination.round_inputs import inputs_of, settled_versions, surroundings
 from mend.coordination.slow import RackPaces
 from mend.coordination.validation import plan_hash, report_misfit
@@ -101,6 +103,8 @@ class Coordinator:
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if isinstance(event, Heard):
+            if self._is_beat(event, now_ns):
+                return effects
             self._hear(event, now_ns, effects)
         if self.proposer.leading and self.acceptor.promised > self.proposer.epoch:
             # Its own vote has gone to another, who must have the time to win the others'.
@@ -132,6 +136,25 @@ class Coordinator:
         return min([*waits, *self.round_dues], default=None)
 
     # -------------------------------------------------------------- what is said
+
+    def _is_beat(self, event: Heard, now_ns: int) -> bool:
+        """Whether a live rack repeats what it has said, with another step at most. Most of what is
+        heard is of this kind; all that time alone may change is looked at with the next orders."""
+        view, report = self.views.get(event.peer.rack), event.body
+        if not isinstance(report, Report) or view is None or view.report is None:
+            return False
+        known, detect_ns = view.report, self.options.detect_ns
+        same = (view.member.incarnation, self.member.incarnation) == (event.incarnation, report.to)
+        due_ns = self.deadline_ns()
+        calm = self.proposer.leading and view.live(now_ns, detect_ns) and view.flow.calm
+        if not (same and calm) or due_ns is None or now_ns >= due_ns:
+            return False
+        if report.serial <= known.serial or _lasting(known) != _lasting(report):
+            return False
+        view.heard_ns, view.report = now_ns, report
+        if report.acceptor_state.promised == self.proposer.epoch:
+            view.flow.hears(report.heard)
+        return True
 
     def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         member = Member(event.peer.rack, event.incarnation)
@@ -517,6 +540,7 @@ class Coordinator:
         }
         self.round_dues = []
         around = surroundings(self.log.committed, self.views, self.offers, live)
+        busy |= self._idle()
         for round_ in self.rounds:
             if round_.fragment in busy or not self.proposer.may_append():
                 continue
@@ -533,6 +557,17 @@ class Coordinator:
                     effects.append(Note("drop", about))
                 self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
+
+    def _idle(self) -> set[int]:
+        """Fragments of which nothing is offered or declined: their rounds have nothing to do."""
+        asked = {fragment for _, fragment in self.offers}
+        for view in self.views.values():
+            if view.report is not None:
+                asked |= {declined.fragment for declined in view.report.declined}
+        idle = [r for r in self.rounds if r.phase is Phase.IDLE and r.fragment not in asked]
+        for round_ in idle:
+            round_.why = ""
+        return {round_.fragment for round_ in idle}
 
     def _try_mark(self, live: frozenset[int], effects: list[Effect]) -> None:
         """A checkpoint that the racks have asked for, or have written."""
@@ -653,7 +688,7 @@ class Coordinator:
         reports = self._reports()
         donors = donors_of(log.committed, reports, lively)
         copies = copies_of(log.committed, reports, lively, donors)
-        orders = Orders(
+        state = Orders(
             serial=0,
             to=0,
             epoch=self.proposer.epoch,
@@ -674,13 +709,14 @@ class Coordinator:
             copies=copies,
         )
         heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
-        for view in self.views.values():
-            if view.gone:
-                continue
+        views = [view for view in self.views.values() if not view.gone]
+        if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
+            heartbeat_ns -= heartbeat_ns // 4  # what is due soon goes now: all are looked at once
+        for view in views:
             # A witness that was started again knows nobody's address: what it hears says it all.
             lost = view.member.rack == WITNESS and WITNESS not in lively and log.decided > 0
             known = -1 if lost else self.proposer.common(view.member)
-            due = view.next_orders(orders, log, known, now_ns, heartbeat_ns, detect_ns)
+            due = view.next_orders(state, log, known, now_ns, heartbeat_ns, detect_ns)
             if due is not None:
                 effects.append(Send(Peer(view.member.rack, 0), due))
 
@@ -692,3 +728,8 @@ class Coordinator:
         whys = tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
         cut = waits(self.log.appended, self._reports())
         return (cut, *whys) if cut else whys
+
+
+def _lasting(report: Report) -> Report:
+    """Without what each report says anew."""
+    return replace(report, serial=0, heard=0, step=0, step_ns=0, pace=Pace())

@@ -69,6 +69,11 @@ class Flow:
             self.waiting.popleft()
 
     @property
+    def calm(self) -> bool:
+        """Whether the reader has answered all records that were sent to it."""
+        return self.answered >= self.serial
+
+    @property
     def full(self) -> bool:
         return len(self.waiting) == UNANSWERED_MAX
 

@@ -12,23 +12,17 @@ from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
-from mend.consensus.records import BAD_MAX, Offer, Record
+from mend.consensus.records import Record
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
-from mend.coordination.donors import asked_of, copies_of_rack, copy_for
+from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.coordination.flow import Again, Flow, Portion
-from mend.coordination.marks import cut_of_rack
 from mend.coordination.messages import (
     LIVES_MAX,
-    Bad,
     Challenge,
     Declined,
-    Held,
     Hello,
-    OfferId,
     Orders,
-    Pace,
-    Part,
     Prepare,
     RankOrders,
     RankReport,
@@ -36,7 +30,7 @@ from mend.coordination.messages import (
     Report,
     Total,
 )
-from mend.coordination.slow import pace_of_rack, verdict_of_rack
+from mend.coordination.rank_reports import RankReports
 from mend.coordination.sums import Totals
 from mend.coordination.validation import format_misfit, orders_misfit, rank_report_misfit
 from mend.types import SECOND, WITNESS, Member, Peer, life_of
@@ -67,8 +61,6 @@ class Leader:
     started_ns: int
     coordinator_address: str = ""
     acceptor: Acceptor = field(default_factory=Acceptor)
-    ranks: dict[int, RankReport] = field(default_factory=dict)
-    heard_ns: dict[int, int] = field(default_factory=dict)
     orders: Orders | None = None
     hello_ns: int | None = None
     seated: bool = False
@@ -86,11 +78,20 @@ class Leader:
     flows: dict[int, Flow] = field(default_factory=dict)
     """By rank: what of the log it has been sent."""
     serial: int = 0
+    totals_told: tuple[Total, ...] = ()
+    totals_at: int = -1
+    """`news` of the reports when the totals were last looked at."""
+    state: tuple[RankOrders, int, bool] | None = None
+    """What every rank was last told: its orders, how far the log was decided, whether the rack had
+    its seat."""
+    beat_ns: int = 0
+    """Before this no rank waits for a heartbeat."""
 
     def __post_init__(self, coordinator: Peer) -> None:
         self.follower = Follower(self.member, self.acceptor, coordinator, self.options.detect_ns)
         self.founder = coordinator
         self.ranks_configured = len(self.hello.seat.lanes)
+        self.reports = RankReports(self.member, self.ranks_configured, self.hello.policy.fragments)
         self._again = Again(self.options.detect_ns, self.options.detect_ns)
 
     @property
@@ -107,13 +108,12 @@ class Leader:
             self._on_heard(event, now_ns, effects)
         elif isinstance(event, Summed):
             effects += self.totals.summed(event)
+            self.totals_at = -1
         self._watch(now_ns, effects)
         if not self._is_seated():
             self._say_hello(now_ns, effects)
         self._tell_coordinator(now_ns, effects)
-        orders = self._rank_orders(self._totals(effects))
-        for rank in range(self.ranks_configured):
-            self._tell(rank, orders, now_ns, effects)
+        self._tell_ranks(event, now_ns, effects)
         return effects
 
     def deadline_ns(self) -> int | None:
@@ -145,7 +145,9 @@ class Leader:
         elif isinstance(body, Prepare):
             vote = self.follower.asked(event.peer, body, now_ns)
             if vote is not None:
-                effects.append(Send(event.peer, replace(vote, held=self._versions())))
+                effects.append(
+                    Send(event.peer, replace(vote, held=self.reports.aggregate.versions))
+                )
         elif isinstance(body, Challenge) and body.to == self.member.incarnation:
             self._answer(event.peer, body.seated)
         elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
@@ -160,10 +162,7 @@ class Leader:
             return
         if rank_report_misfit(report, self.hello.policy.fragments):
             return
-        self.heard_ns[event.peer.rank] = now_ns
-        known = self.ranks.get(event.peer.rank)
-        if known is None or report.serial > known.serial:
-            self.ranks[event.peer.rank] = report
+        self.reports.take(event.peer.rank, report, now_ns)
 
     def _on_orders(
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
@@ -277,14 +276,38 @@ class Leader:
         if report != self.sent.get(to) or self._is_due(to, now_ns):
             self.sent[to], self.sent_ns[to] = report, now_ns
             self.serial += 1
-            heard, pace = self.follower.heard[1], self._pace()
-            effects.append(Send(to, replace(report, serial=self.serial, heard=heard, pace=pace)))
+            effects.append(Send(to, self._numbered(report)))
+
+    def _numbered(self, report: Report) -> Report:
+        """With what changes all the time, and is no reason to speak."""
+        reports, heard = self.reports, self.follower.heard[1]
+        return replace(
+            report,
+            serial=self.serial,
+            heard=heard,
+            step_ns=reports.step_ns,
+            pace=reports.paces()[0],
+        )
+
+    def _tell_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
+        """All of them if there is news or somebody waits for a heartbeat, else who has spoken: what
+        it confirms may make room for more."""
+        orders = self._rank_orders(self._totals(effects))
+        state = (orders, self.log.decided, self._is_seated())
+        if state != self.state or now_ns >= self.beat_ns:
+            self.state = state
+            for rank in range(self.ranks_configured):
+                self._tell(rank, orders, now_ns, effects)
+            rack = self.member.rack
+            sent_ns = [self.sent_ns[Peer(rack, rank)] for rank in range(self.ranks_configured)]
+            self.beat_ns = min(sent_ns) + self.options.heartbeat_ns
+        elif isinstance(event, Heard) and event.peer.rank in self.flows:
+            self._tell(event.peer.rank, self.state[0], now_ns, effects)
 
     def _tell(self, rank: int, orders: RankOrders, now_ns: int, effects: list[Effect]) -> None:
         """Its orders, if they are news or time for a heartbeat, with the records that are due."""
-        to = Peer(self.member.rack, rank)
-        flow, due = self.flows.setdefault(rank, Flow()), self._is_due(to, now_ns)
-        report = self.ranks.get(rank)
+        to, flow = Peer(self.member.rack, rank), self.flows.setdefault(rank, Flow())
+        due, report = self._is_due(to, now_ns), self.reports.newest.get(rank)
         if report is not None:
             flow.hears(report.heard)
         if flow.full and not due:
@@ -311,112 +334,60 @@ class Leader:
     def farewell(self) -> Send:
         """The last word of a rack that stops, to be sent by its runtime."""
         self.serial += 1
-        last = replace(self._report(None, gone=True), serial=self.serial)
-        return Send(self.follower.coordinator, last)
+        return Send(self.follower.coordinator, self._numbered(self._report(None, gone=True)))
 
     def _report(self, now_ns: int | None, gone: bool = False) -> Report:
-        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
-        complete = len(ranks) == self.ranks_configured
-        fresh = complete and (
-            now_ns is None or now_ns - min(self.heard_ns.values()) < self.options.detect_ns
+        """Without what `_numbered` adds."""
+        found = self.reports.aggregate
+        fresh = found.complete and (
+            now_ns is None or self.reports.all_heard_since(now_ns - self.options.detect_ns)
         )
         return Report(
             serial=0,
             to=self.follower.life or 0,
             acceptor_state=self.acceptor.acceptor_state(),
             fresh=fresh or not self.log.committed.begun,
-            step=ranks[0].step if ranks else 0,
-            step_ns=max((rank.step_ns for rank in ranks), default=0),
-            versions=self._versions(),
-            offers=self._offers(ranks) if complete else (),
-            declined=tuple(self.declined[fragment] for fragment in sorted(self.declined)),
-            coming=_coming(ranks),
-            got=_in_all([rank.got for rank in ranks]) if complete else (),
-            held=self._held(ranks) if complete else (),
-            leaving=complete and all(rank.leaving for rank in ranks),
-            hurry=complete and any(rank.hurry for rank in ranks),
-            idle=complete and all(rank.idle for rank in ranks),
+            step=self.reports.step,
+            step_ns=0,
+            versions=found.versions,
+            offers=found.offers,
+            declined=self._declines(),
+            coming=found.coming,
+            got=found.got,
+            held=found.held,
+            leaving=found.leaving,
+            hurry=found.hurry,
+            idle=found.idle,
             gone=gone,
-            bad=_bad(ranks),
-            pace=verdict_of_rack([rank.pace for rank in ranks]),
-            cut=cut_of_rack(ranks) if complete else None,
-            wants=complete and all(rank.wants for rank in ranks),
-            copies=copies_of_rack(self.member, ranks) if complete else (),
+            bad=found.bad,
+            pace=self.reports.paces()[1],
+            cut=found.cut,
+            wants=found.wants,
+            copies=found.copies,
         )
 
-    def _pace(self) -> Pace:
-        return pace_of_rack([report.pace for report in self.ranks.values()])
-
-    def _versions(self) -> tuple[int, ...]:
-        """Per fragment what all ranks of the rack hold; -1 = nothing yet."""
-        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
-        if len(ranks) < self.ranks_configured:
-            return (-1,) * self.hello.policy.fragments
-        return tuple(map(min, zip(*[rank.versions for rank in ranks], strict=True)))
-
-    def _assembled(self, ranks: list[RankReport]) -> list[list[Part]]:
-        """The parts of every own offer that all ranks have captured."""
-        if not ranks[0].parts:
-            return []
-        first = [(part.fragment, part.seq) for part in ranks[0].parts]
-        found = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
-        return [
-            [parts[key] for parts in found] for key in first if all(key in parts for parts in found)
-        ]
-
-    def _offers(self, ranks: list[RankReport]) -> tuple[Offer, ...]:
-        versions = self.log.committed.versions
+    def _declines(self) -> tuple[Declined, ...]:
+        """The newest of every fragment, until the next version is decided."""
+        versions, found = self.log.committed.versions, self.reports.aggregate
         for fragment in [
             p for p, d in self.declined.items() if versions and versions[p] > d.applied
         ]:
             del self.declined[fragment]
-        offers = []
-        for parts in self._assembled(ranks):
-            head, reason = parts[0], _no_offer(parts)
-            if reason:
-                self.declined[head.fragment] = Declined(head.fragment, head.applied, reason)
-                continue
-            if any(not part.checksum for part in parts):
-                continue
-            self.declined.pop(head.fragment, None)
-            offers.append(
-                Offer(
-                    member=self.member,
-                    fragment=head.fragment,
-                    seq=head.seq,
-                    base=head.base,
-                    capture_step=head.capture_step,
-                    tokens=sum(part.tokens for part in parts),
-                    steps=head.steps,
-                    checksums=tuple(part.checksum for part in parts),
-                    applied=min(part.applied for part in parts),
-                    norm=max(part.norm for part in parts),
-                    sizes=sizes if any(sizes := tuple(part.size for part in parts)) else (),
-                )
-            )
-        return tuple(offers)
-
-    def _held(self, ranks: list[RankReport]) -> tuple[Held, ...]:
-        if not ranks[0].held:
-            return ()
-        found = [
-            {(h.fragment, h.version, h.attempt): h.digests[0] for h in rank.held} for rank in ranks
-        ]
-        common = [key for key in found[0] if all(key in held for held in found)]
-        return tuple(Held(*key, digests=tuple(held[key] for held in found)) for key in common)
+        self.declined |= {declined.fragment: declined for _, declined in found.declined}
+        for offer in found.offers:
+            self.declined.pop(offer.fragment, None)
+        return tuple(self.declined[fragment] for fragment in sorted(self.declined))
 
     def _totals(self, effects: list[Effect]) -> tuple[Total, ...]:
-        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
-        if len(ranks) < self.ranks_configured:
-            return ()
-        effects += self.totals.collect(ranks)
-        return self.totals.told(ranks)
+        if self.reports.aggregate.complete and self.totals_at != self.reports.news:
+            ranks = self.reports.ordered()
+            effects += self.totals.collect(ranks)
+            self.totals_told, self.totals_at = self.totals.told(ranks), self.reports.news
+        return self.totals_told
 
     def _rank_orders(self, totals: tuple[Total, ...]) -> RankOrders:
         """The same to all ranks, without records."""
         orders = self.orders
-        ranks = [self.ranks[r] for r in sorted(self.ranks)]
-        complete = len(ranks) == self.ranks_configured
         return RankOrders(
             serial=0,
             prev=0,
@@ -428,46 +399,11 @@ class Leader:
             live=orders.live if orders and not self.silent else (),
             slow=orders.slow if orders and not self.silent else (),
             discarded=tuple(
-                (parts[0].fragment, parts[0].seq)
-                for parts in self._assembled(ranks)
-                if _no_offer(parts)
-            )
-            if complete
-            else (),
+                (declined.fragment, seq) for seq, declined in self.reports.aggregate.declined
+            ),
             why=self.why(),
             failure=self.failure,
             finish=self.left(),
             asked=asked_of(orders, self.member) if not self.silent else (),
             copy=copy_for(orders, self.member),
         )
-
-
-def _no_offer(parts: list[Part]) -> str:
-    """Why a capture gives no offer, or empty. Ranks that did not encode yet may still decline."""
-    declined = [part.declined for part in parts if part.declined]
-    if declined:
-        return declined[0]
-    return "no tokens were trained" if sum(part.tokens for part in parts) == 0 else ""
-
-
-def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
-    """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
-    return tuple(
-        sorted({p.fragment for r in ranks for p in r.parts if not p.checksum and not p.declined})
-    )
-
-
-def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:
-    """What any rank has found; of several that found the same, the first speaks."""
-    found = {bad.offer: bad for rank in reversed(ranks) for bad in rank.bad}
-    if not found:
-        return ()
-    ordered = sorted(found, key=lambda offer: (offer.member, offer.fragment, offer.seq))
-    return tuple(found[offer] for offer in ordered)[:BAD_MAX]
-
-
-def _in_all(lists: list[tuple[OfferId, ...]]) -> tuple[OfferId, ...]:
-    if len(lists) == 1:
-        return lists[0]
-    common = set(lists[0]).intersection(*lists[1:])
-    return tuple(offer for offer in lists[0] if offer in common)

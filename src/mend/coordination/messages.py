@@ -8,7 +8,8 @@ to get in:
     leader --Hello--> coordinator --Refusal--> leader
     leader <--Challenge-- voter                             who has its seat; a hello answers
 
-Votes are states as well: a candidate repeats `Prepare`, an acceptor answers with its
+Between two processes a state travels as a patch of one that the receiver has confirmed; see
+`streams`. Votes are states as well: a candidate repeats `Prepare`, an acceptor answers with its
 `AcceptorState`, which travels in its `Report`, or by itself in a `Vote`.
 
 A sender repeats its newest state on every heartbeat and at once when it changes; a receiver keeps
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from mend.consensus.records import (
     BAD_MAX,
@@ -405,6 +406,24 @@ Message = (
 )
 
 
+class Patch(Word, frozen=True, tag=20):
+    """What has changed in a state since another one of its stream (streams.py)."""
+
+    kind: U16
+    """Tag of the state."""
+    base: Count
+    """Number of the other state."""
+    fields: dict[U16, Raw]
+    """By place in the state."""
+
+
+class Ack(Word, frozen=True):
+    """The newest state of a stream that was read; 0: none, or none any more."""
+
+    kind: U16
+    number: Count
+
+
 class Envelope(Word, frozen=True):
     """What a frame holds."""
 
@@ -412,4 +431,9 @@ class Envelope(Word, frozen=True):
     rack: U16
     rank: U16
     incarnation: Count
-    body: Message
+    body: Message | Patch
+    number: Count = 0
+    """In the stream of states that the body belongs to; 0: in none."""
+    acked: Count = 0
+    """Incarnation of the receiver that `acks` are meant for."""
+    acks: Annotated[tuple[Ack, ...], Meta(max_length=8)] = ()

@@ -69,7 +69,7 @@ def _of_other_version(frame: bytes) -> WireError:
 def _address_in(envelope: object) -> str:
     """Of the sender's leader, if it is a hello; else empty."""
     match envelope:
-        case [_, _, _, _, [_, [_, str() as address, *_], *_]] if address.startswith("tcp://"):
+        case [_, _, _, _, [_, [_, str() as address, *_], *_], *_] if address.startswith("tcp://"):
             return address[:256]
     return ""
 

@@ -17,7 +17,8 @@ from functools import partial
 from typing import TypeVar
 
 from mend.coordination import wire
-from mend.coordination.messages import Envelope, Message, Retire, State
+from mend.coordination.messages import Envelope, Message, Patch, Retire, State
+from mend.coordination.streams import Streams, Unread
 from mend.engine.host import Host
 from mend.engine.speakers import Speakers
 from mend.engine.threads import Hands
@@ -98,6 +99,7 @@ class IoLoop:
         self.counters = Counters()
         self.done = threading.Event()
         self._host: Host | None = None
+        self._streams = Streams(member)
         self._observed: StatusServer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -199,10 +201,7 @@ class IoLoop:
             self._refuse(error)
 
     def send(self, to: Peer, body: Message) -> None:
-        frame = wire.encode(
-            Envelope(self.job, self.me.rack, self.me.rank, self.member.incarnation, body)
-        )
-        self._sideband.send(to, frame)
+        self._sideband.send(to, wire.encode(self._streams.envelope(self.job, self.me, to, body)))
 
     def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         def finish(future: Future[T]) -> None:
@@ -309,12 +308,15 @@ class IoLoop:
             found = await self._sideband.receive_from()
             try:
                 envelope = self._opened(found)
+                body = self._streams.read(envelope)
+            except Unread:
+                continue
             except WireError as error:
                 self._refuse(error)
                 if isinstance(error, OtherVersion) and error.job == self.job:
                     self._guarded(partial(self._foreign, error))
                 continue
-            self._guarded(partial(self._hear, envelope))
+            self._guarded(partial(self._hear, envelope, body))
 
     def _opened(self, found: Received) -> Envelope:
         """A frame of this job, said by whom it names. Raises WireError."""
@@ -331,15 +333,14 @@ class IoLoop:
             raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
         # What is no state may come over a way of its own: a refusal, a challenge.
         speaker, bare = Member(rack, envelope.incarnation), found.sender is None
-        counted = bare and isinstance(envelope.body, State)
+        counted = bare and isinstance(envelope.body, State | Patch)
         if counted and not self._speakers.admits(speaker, rank, found.route, self.now_ns()):
             raise WireError(f"rack {rack} rank {rank} speaks over two connections at once")
         return envelope
 
-    def _hear(self, envelope: Envelope) -> None:
+    def _hear(self, envelope: Envelope, body: Message) -> None:
         if self._host is not None:
-            peer = Peer(envelope.rack, envelope.rank)
-            self._host.heard(peer, envelope.incarnation, envelope.body)
+            self._host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, body)
 
     def _foreign(self, found: OtherVersion) -> None:
         if self._host is not None:

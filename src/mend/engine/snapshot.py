@@ -72,7 +72,7 @@ def view_of_rank(
     if not log.committed.begun:
         state = "starting"
         detail = "" if orders is not None else "no answer from the coordinator yet"
-    elif leader.ranks and all(report.leaving for report in leader.ranks.values()):
+    elif leader.reports.aggregate.leaving:
         state = "leaving"
     failure = str(training.published.failure or "")
     return _view(
@@ -238,7 +238,7 @@ def _rack(known: Knowledge, rack: int, seat: Seat) -> RackSeen:
     leader = known.leader
     if leader is not None and rack == leader.member.rack:
         live = live or not known.log.begun
-        ranks = list(leader.ranks.values())
+        ranks = leader.reports.ordered()
         if ranks:
             step, step_ns = max(r.step for r in ranks), max(r.step_ns for r in ranks)
             behind = max(0, decided - min(sum(r.versions) for r in ranks))
@@ -281,7 +281,8 @@ def note_of(pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_
 def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
     then, now = training.recent.span()
     age_ns = max(0, time.time_ns() - now.step_end_ns)
-    shown = [_rank(rank, leader.ranks[rank], leader, now_ns) for rank in sorted(leader.ranks)]
+    newest = leader.reports.newest
+    shown = [_rank(rank, report, leader, now_ns) for rank, report in sorted(newest.items())]
     recorded = list(training.pace.recorded.items())[:RECORDED_MAX]
     return Doings(
         ranks=training.ranks,
@@ -316,5 +317,5 @@ def _step_time_ns(then: Note, now: Note, age_ns: int) -> int:
 
 
 def _rank(rank: int, report: RankReport, leader: Leader, now_ns: int) -> RankSeen:
-    silent_ns = max(0, now_ns - leader.heard_ns.get(rank, now_ns))
+    silent_ns = max(0, now_ns - leader.reports.heard_ns.get(rank, now_ns))
     return RankSeen(rank, report.step, report.step_ns, silent_ns // MS)

@@ -26,6 +26,9 @@ STALL_NS = 1 * SECOND
 WIRE_CHECKED_ONE_IN = 8
 """One frame in so many is really encoded and decoded; all of them would be the cost of a seed."""
 
+STREAMS_ONE_IN = 4
+"""In one scenario of so many states travel as patches, as they do between real processes."""
+
 INSIDE_NS = MS // 10
 """From a process to another of its rack."""
 
@@ -52,11 +55,15 @@ class Network:
         self.kept: dict[str, deque[Envelope]] = {}
         """Frames that wait for the next life at an address."""
         self.frames = 0
+        self.streams = scenario.seed % STREAMS_ONE_IN == 0
+        self.unread = 0
+        """Patches of states that had not come."""
         self.missed: list[str] = []
         """Frames with a wrong bit that were taken for good; there must be none."""
 
-    def send(self, sender: int, address: str, envelope: Envelope) -> None:
-        """Frames inside a rack arrive late at most; between racks anything may happen to them."""
+    def send(self, sender: int, address: str, envelope: Envelope, kind: str) -> None:
+        """`kind`: of the message, which a fault may wait for. Frames inside a rack arrive late at
+        most; between racks anything may happen to them."""
         receiver = self.where.get(address)
         here = target(sender)
         if receiver is not None:
@@ -69,7 +76,7 @@ class Network:
                 self._send_far(here, target(receiver.me.rack), receiver, envelope)
         elif broken_waits(self.broken, address):
             self._keep(address, envelope)
-        self.broken.sent(here, type(envelope.body).__name__)
+        self.broken.sent(here, kind)
 
     def _keep(self, address: str, envelope: Envelope) -> None:
         self.kept.setdefault(address, deque(maxlen=EARLY_FRAMES_MAX)).append(envelope)

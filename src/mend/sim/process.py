@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from mend.consensus.records import Record, Snapshot
 from mend.coordination.events import Event
-from mend.coordination.messages import Envelope, Message
+from mend.coordination.messages import Envelope, Message, Patch
+from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Spread, Trainer, Wait
 from mend.engine.training_state import TrainingState
-from mend.errors import CheckpointError, Diverged
+from mend.errors import CheckpointError, Diverged, WireError
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
@@ -51,6 +52,7 @@ class Process:
     ) -> None:
         self.me, self.member, self.network, self.loop, self.rng = me, member, network, loop, rng
         self.broken = network.broken
+        self.streams = Streams(member) if network.streams else None
         self.clock_ns = rng.randint(0, 10**12)
         self.drift_ppm = self.drifts_ns = 0
         self.address = f"tcp://sim:{me.rack}-{me.rank}"
@@ -142,7 +144,13 @@ class Process:
 
     def _hear(self, envelope: Envelope) -> None:
         assert self.host is not None
-        self.host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, envelope.body)
+        try:
+            body = self.streams.read(envelope) if self.streams is not None else envelope.body
+        except WireError:
+            self.network.unread += 1
+            return
+        assert not isinstance(body, Patch), "only who keeps streams sends patches"
+        self.host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, body)
 
     def _arm(self) -> None:
         due_ns = self.host.deadline_ns() if self.host is not None else None
@@ -177,8 +185,11 @@ class Process:
 
     def send(self, to: Peer, body: Message) -> None:
         if to in self.peers and not self.dead:
-            envelope = Envelope("sim", self.me.rack, self.me.rank, self.member.incarnation, body)
-            self.network.send(self.me.rack, self.peers[to], envelope)
+            if self.streams is not None:
+                envelope = self.streams.envelope("sim", self.me, to, body)
+            else:
+                envelope = Envelope("sim", *self.me, self.member.incarnation, body)
+            self.network.send(self.me.rack, self.peers[to], envelope, type(body).__name__)
 
     def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         takes_ns = self.rng.randint(MS // 10, 4 * MS) + self.broken.work_ns(target(self.me.rack))

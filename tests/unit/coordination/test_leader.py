@@ -686,7 +686,7 @@ def test_orders_must_be_orders() -> None:
     for body in (hello(0), rank_report(1)):
         rack.hear(COORDINATOR, COORDINATOR_LIFE, body)
     assert isinstance(rack.machine.orders, Orders)
-    assert all(isinstance(each, RankReport) for each in rack.machine.ranks.values())
+    assert all(isinstance(each, RankReport) for each in rack.machine.reports.newest.values())
     assert rack.report.acceptor_state == before
 
 

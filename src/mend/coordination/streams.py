@@ -1,0 +1,225 @@
+"""States that are sent again and again, as what has changed since one that the receiver has.
+
+A state is repeated with every heartbeat, and is large: an open offer has a checksum per rank.
+Machines send and receive whole states. Between two processes a state travels as a `Patch` of an
+earlier one, as soon as the receiver has confirmed that. Whatever is lost, doubled or reordered, a
+patch is read with the very state that it was made from, or not at all; then the receiver confirms
+nothing, and the next state comes whole.
+
+States of one kind from one process to another are a stream, numbered from 1. Every envelope in the
+other direction says which number was read last (`Ack`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from mend.consensus.records import Offer
+from mend.coordination.messages import (
+    Ack,
+    Envelope,
+    Gather,
+    Held,
+    Message,
+    OfferId,
+    Orders,
+    Patch,
+    RankOrders,
+    RankReport,
+    Report,
+)
+from mend.errors import WireError
+from mend.types import Member, Peer
+
+STATES_MAX = 16
+"""States of a stream that either side keeps, as the next patch may be made from them."""
+
+LIVES_MAX = 2
+"""Lives of a process that are heard at once: frames of a former one may still come."""
+
+_Place = Annotated[int, Meta(ge=0)]
+_MANY = Meta(max_length=65536)
+_ITEMS: dict[str, Any] = {
+    "offers": Annotated[tuple[_Place | Offer, ...], _MANY],
+    "gathers": Annotated[tuple[_Place | Gather, ...], _MANY],
+    "got": Annotated[tuple[_Place | OfferId, ...], _MANY],
+    "held": Annotated[tuple[_Place | Held, ...], _MANY],
+}
+"""Fields whose items outlive a state. In a patch an item that the other state has is named by its
+place there."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Unread(WireError):
+    """A patch of a state that did not come here, as after a start. The next state comes whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    decoder: msgspec.msgpack.Decoder[Any]
+    items: bool
+
+
+def _field(name: str, kind: Any) -> _Field:
+    return _Field(name, msgspec.msgpack.Decoder(_ITEMS.get(name, kind)), name in _ITEMS)
+
+
+def _tag(kind: type[Struct]) -> int:
+    tag = kind.__struct_config__.tag
+    assert isinstance(tag, int)
+    return tag
+
+
+Repeated = Report | Orders | RankReport | RankOrders
+_KINDS: dict[int, type[Repeated]] = {
+    _tag(kind): kind for kind in (Report, Orders, RankReport, RankOrders)
+}
+_FIELDS = {
+    kind: tuple(_field(each.name, each.type) for each in msgspec.structs.fields(kind))
+    for kind in _KINDS.values()
+}
+
+
+def make_patch(base_number: int, base: Repeated, state: Repeated) -> Patch:
+    """What makes `state` of `base`, which is of the same kind."""
+    fields = {}
+    for place, each in enumerate(_FIELDS[type(state)]):
+        old, new = getattr(base, each.name), getattr(state, each.name)
+        if old is not new and old != new:
+            fields[place] = Raw(_encode(_refer(old, new) if each.items else new))
+    return Patch(_tag(type(state)), base_number, fields)
+
+
+def _refer(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Any]:
+    """Those that are there already, by their places."""
+    same = {id(item): place for place, item in enumerate(old)}
+    equal: dict[Any, int] | None = None
+    found = []
+    for item in new:
+        place = same.get(id(item))
+        if place is None:
+            if equal is None:
+                equal = {each: at for at, each in enumerate(old)}
+            place = equal.get(item)
+        found.append(item if place is None else place)
+    return found
+
+
+def apply_patch(base: Repeated, patch: Patch) -> Repeated:
+    """Raises WireError for one that does not fit this state, or makes none."""
+    kind = type(base)
+    known, values = _FIELDS[kind], [getattr(base, each.name) for each in _FIELDS[kind]]
+    try:
+        for place, raw in patch.fields.items():
+            value = known[place].decoder.decode(raw)
+            if known[place].items:
+                value = tuple(
+                    values[place][item] if isinstance(item, int) else item for item in value
+                )
+            values[place] = value
+    except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
+        raise WireError(f"not a patch of a {kind.__name__}: {error}") from error
+    return kind(*values)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One stream, at its sender."""
+
+    number: int = 0
+    states: dict[int, Repeated] = field(default_factory=dict)
+    acked: int = 0
+
+    def next(self, state: Repeated) -> Repeated | Patch:
+        self.number += 1
+        base = self.states.get(self.acked)
+        self.states = {n: s for n, s in self.states.items() if n >= self.acked}
+        self.states[self.number] = state
+        _shorten(self.states, self.acked)
+        return state if base is None else make_patch(self.acked, base, state)
+
+    def hears(self, number: int) -> None:
+        """Acks may be late; 0: the receiver has nothing, whatever it had."""
+        if number == 0 or number > self.acked:
+            self.acked = number
+
+
+@dataclass(slots=True)
+class _Read:
+    """One stream, at its receiver."""
+
+    newest: int = 0
+    states: dict[int, Repeated] = field(default_factory=dict)
+
+    def take(self, number: int, body: Repeated | Patch) -> Repeated:
+        """Raises WireError for a patch of a state that is not here."""
+        if isinstance(body, Patch):
+            base = self.states.get(body.base)
+            if base is None:
+                self.newest, self.states = 0, {}
+                raise Unread(f"a patch of state {body.base}, which did not come here")
+            self.states = {n: s for n, s in self.states.items() if n >= body.base}
+            body = apply_patch(base, body)
+        self.states[number] = body
+        self.newest = max(self.newest, number)
+        _shorten(self.states, min(self.states))
+        return body
+
+
+def _shorten(states: dict[int, Repeated], kept: int) -> None:
+    """Without the oldest but `kept`."""
+    while len(states) > STATES_MAX:
+        del states[min(number for number in states if number != kept)]
+
+
+@dataclass
+class Streams:
+    """All streams of one process. Where nothing is confirmed, states are sent whole."""
+
+    member: Member
+    _sent: dict[Peer, dict[int, _Sent]] = field(default_factory=dict)
+    _read: dict[Peer, dict[int, dict[int, _Read]]] = field(default_factory=dict)
+    """By peer, incarnation (the one that was heard last is the last) and kind."""
+
+    def envelope(self, job: str, me: Peer, to: Peer, body: Message) -> Envelope:
+        """Around `body`, or around what has changed in it."""
+        lives = self._read.get(to)
+        life = next(reversed(lives), 0) if lives else 0
+        read = lives[life] if lives else {}
+        acks = tuple(Ack(kind, each.newest) for kind, each in read.items())
+        number = 0
+        said: Message | Patch = body
+        kind = _tag(type(body))
+        if kind in _KINDS:
+            assert isinstance(body, Repeated)
+            stream = self._sent.setdefault(to, {}).setdefault(kind, _Sent())
+            said, number = stream.next(body), stream.number
+        return Envelope(job, *me, self.member.incarnation, said, number, life, acks)
+
+    def read(self, envelope: Envelope) -> Message:
+        """The whole body. Raises WireError where it cannot be known."""
+        peer, life = Peer(envelope.rack, envelope.rank), envelope.incarnation
+        lives = self._read.setdefault(peer, {})
+        if next(reversed(lives), None) != life:
+            lives[life] = lives.pop(life, {})
+            if len(lives) > LIVES_MAX:
+                del lives[next(iter(lives))]
+            for stream in self._sent.get(peer, {}).values():
+                stream.acked = 0  # until this life says what it has read
+        if envelope.acked == self.member.incarnation:
+            for ack in envelope.acks:
+                if (sent := self._sent.get(peer, {}).get(ack.kind)) is not None:
+                    sent.hears(ack.number)
+        body = envelope.body
+        if envelope.number == 0 and not isinstance(body, Patch):
+            return body
+        kind = body.kind if isinstance(body, Patch) else _tag(type(body))
+        if kind not in _KINDS or not isinstance(body, Patch | Repeated):
+            raise WireError(f"a numbered message of kind {kind}, which is no state")
+        return lives[life].setdefault(kind, _Read()).take(envelope.number, body)

@@ -1,0 +1,88 @@
+"""What ranks add up to is made anew as seldom as possible, and never too seldom."""
+
+from __future__ import annotations
+
+import random
+
+from msgspec.structs import replace
+
+from mend.coordination.messages import Bad, Cut, Held, OfferId, Part, RankReport
+from mend.coordination.rank_reports import RankReports, aggregate
+from tests.unit.coordination.nouns import digest, member, rank_report
+
+RANKS, FRAGMENTS = 3, 2
+
+
+def drawn(chance: random.Random, known: RankReport, rank: int) -> RankReport:
+    """The next word of a rank. Values are few, so that ranks often say the same."""
+    few = chance.randrange
+    offers = [OfferId(member(few(2)), few(FRAGMENTS), few(2)) for _ in range(few(3))]
+    parts = {}
+    for _ in range(few(3)):
+        fragment, applied = few(FRAGMENTS), few(2)
+        checksum = chance.choice(["", digest(rank)])
+        declined = chance.choice(["", "", "nan"]) if not checksum else ""
+        # As by protocol: of one capture only `applied` changes behind the checksum.
+        parts[fragment] = Part(
+            fragment, few(2), 0, 4, 10 * few(2), 2, checksum, applied, declined,
+        )  # fmt: skip
+    changes = {
+        "got": tuple(dict.fromkeys(offers)),
+        "parts": tuple(parts[p] for p in sorted(parts)),
+        "held": tuple(
+            Held(p, 1, 1 + few(2), (digest(10 * rank + few(2)),)) for p in range(few(FRAGMENTS))
+        ),
+        "versions": tuple(few(3) - 1 for _ in range(FRAGMENTS)),
+        "leaving": few(2) == 1,
+        "hurry": few(2) == 1,
+        "idle": few(2) == 1,
+        "bad": tuple(Bad(each, chance.choice("ab")) for each in offers[:1]),
+        "cut": chance.choice([None, Cut(1, "a", False), Cut(1, "a", True), Cut(1, "b", False)]),
+        "step_ns": few(5),
+    }
+    chosen = chance.sample(sorted(changes), few(4))
+    said = {name: changes[name] for name in chosen}
+    return replace(known, serial=known.serial + 1, step=known.step + few(2), **said)
+
+
+def test_an_aggregate_is_that_of_the_newest_reports_whatever_came_before() -> None:
+    """Against the plain function, which looks at all of them."""
+    for seed in range(40):
+        chance = random.Random(seed)
+        reports = RankReports(member(1), RANKS, FRAGMENTS)
+        newest = {rank: rank_report(0, FRAGMENTS) for rank in range(RANKS)}
+        for now_ns in range(60):
+            rank = chance.randrange(RANKS)
+            newest[rank] = drawn(chance, newest[rank], rank)
+            reports.take(rank, newest[rank], now_ns)
+            whole = aggregate(member(1), reports.ordered(), RANKS, FRAGMENTS)
+            assert reports.aggregate == whole, (seed, now_ns)
+            assert reports.step_ns == max(each.step_ns for each in reports.newest.values())
+
+
+def test_what_all_but_the_first_and_the_last_rank_say_costs_no_look_at_the_others() -> None:
+    ranks = 64
+    reports = RankReports(member(1), ranks, 1)
+    known = [replace(rank_report(0, 1), serial=1) for _ in range(ranks)]
+    for rank, report in enumerate(known):
+        reports.take(rank, report, 0)
+    before = reports.news
+    for rank, report in enumerate(known):
+        part = Part(0, 1, 0, 4, 10, 2, digest(rank), 0, "")
+        reports.take(rank, replace(report, serial=2, parts=(part,), step=9), 1)
+    assert reports.news - before == 2, "when the first has a part, and when all have it"
+    assert len(reports.aggregate.offers) == 1
+    assert reports.aggregate.offers[0].checksums == tuple(digest(rank) for rank in range(ranks))
+
+
+def test_a_report_that_says_nothing_new_is_no_news() -> None:
+    reports = RankReports(member(1), 1, 1)
+    first = replace(rank_report(0, 1), serial=1)
+    reports.take(0, first, 5)
+    before = reports.news
+    reports.take(0, replace(first, serial=2, step=7, step_ns=8, heard=3), 6)
+    assert (reports.news, reports.step, reports.step_ns) == (before, 7, 8)
+    reports.take(0, replace(first, serial=1, leaving=True), 7)
+    assert not reports.aggregate.leaving, "an old report, that came late"
+    assert reports.all_heard_since(6), "but the rank was heard"
+    assert not reports.all_heard_since(7)

@@ -1,0 +1,224 @@
+"""Whatever happens to frames, a state that is read is the state that was sent."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from mend.coordination import wire
+from mend.coordination.messages import Ack, Envelope, Message, Orders, Patch, Report
+from mend.coordination.streams import STATES_MAX, Streams, Unread, apply_patch, make_patch
+from mend.errors import WireError
+from mend.types import Member, Peer
+from tests.unit.coordination.nouns import hello, member, offer, orders, report
+
+RANKS = 16
+LEFT, RIGHT = Peer(0, 0), Peer(1, 0)
+
+
+def drawn(chance: random.Random, known: Orders) -> Orders:
+    """The next state of a coordinator: some fields differ, items come, go and change places."""
+    offers = [each for each in known.offers if chance.random() < 0.8]
+    if chance.random() < 0.5:
+        offers.append(offer(chance.randrange(3), chance.randrange(99), ranks=RANKS))
+    chance.shuffle(offers)
+    if offers and chance.random() < 0.2:
+        offers[0] = replace(offers[0], applied=offers[0].applied + 1)
+    said: dict[str, Any] = {"serial": known.serial + 1, "offers": tuple(offers)}
+    if chance.random() < 0.3:
+        said["live"] = tuple(sorted(chance.sample(range(8), 3)))
+    if chance.random() < 0.3:
+        said["why"] = (f"because of {chance.randrange(3)}",)
+    return replace(known, **said)
+
+
+class Ends:
+    """Two processes, and frames between them that a test may lose."""
+
+    def __init__(self) -> None:
+        self.left, self.right = Streams(member(0)), Streams(member(1))
+        self.life = 0
+
+    def to_right(self, body: Any) -> bytes:
+        return wire.encode(self.left.envelope("job", LEFT, RIGHT, body))
+
+    def to_left(self, body: Any) -> bytes:
+        return wire.encode(self.right.envelope("job", RIGHT, LEFT, body))
+
+    def restart_right(self) -> None:
+        self.life += 1
+        self.right = Streams(member(1, self.life))
+
+    def settle(self, said: Orders) -> None:
+        """One state that is read, and confirmed."""
+        assert self.right.read(wire.decode(self.to_right(said))) == said
+        self.left.read(wire.decode(self.to_left(report(1))))
+
+
+def arriving(chance: random.Random, way: list[tuple[bool, bytes]]) -> tuple[bool, bytes]:
+    """The next frame, or one that overtakes it; some come twice."""
+    found = way.pop(0 if chance.random() < 0.8 else chance.randrange(len(way)))
+    if chance.random() < 0.1:
+        way.append(found)
+    return found
+
+
+def read_or_not(end: Streams, frame: bytes) -> Message | None:
+    try:
+        return end.read(wire.decode(frame))
+    except Unread:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_read_was_said_whatever_is_lost_doubled_late_or_started_again(seed: int) -> None:
+    chance, ends = random.Random(seed), Ends()
+    state, said, read = orders(1, ()), {}, 0
+    way: list[tuple[bool, bytes]] = []
+    for step in range(300):
+        state = drawn(chance, state)
+        said[state.serial] = state
+        way.append((True, ends.to_right(state)))
+        if chance.random() < 0.7:
+            way.append((False, ends.to_left(replace(report(1), serial=step))))
+        if chance.random() < 0.03:
+            ends.restart_right()
+        while way and chance.random() < 0.6:
+            rightwards, frame = arriving(chance, way)
+            if chance.random() < 0.1:
+                continue  # lost
+            body = read_or_not(ends.right if rightwards else ends.left, frame)
+            if rightwards and body is not None:
+                assert isinstance(body, Orders)
+                assert body == said[body.serial], "whole, and of no other moment"
+                read += 1
+    assert read > 100, "most of them are read"
+    way.clear()
+    for _ in range(3):  # once the way is free, a state and an answer are enough
+        state = drawn(chance, state)
+        last = read_or_not(ends.right, ends.to_right(state))
+        ends.left.read(wire.decode(ends.to_left(report(1))))
+    assert last == state, "the streams come together again"
+
+
+def test_a_state_that_changes_little_takes_few_bytes() -> None:
+    ends = Ends()
+    large = orders(1, (), offers=tuple(offer(0, seq, ranks=500) for seq in range(1, 20)))
+    ends.settle(large)
+    whole = len(wire.encode(Envelope("job", 0, 0, 7, large)))
+    frame = ends.to_right(replace(large, serial=2))
+    assert len(frame) < 100 < whole / 1000
+    assert isinstance(wire.decode(frame).body, Patch)
+    ends.right.read(wire.decode(frame))
+    more = replace(large, serial=3, offers=(*large.offers, offer(1, 1, ranks=500)))
+    assert len(ends.to_right(more)) < whole / 10, "one offer of twenty"
+
+
+def test_nothing_is_patched_before_the_other_side_has_confirmed() -> None:
+    ends = Ends()
+    for serial in (1, 2, 3):
+        assert isinstance(wire.decode(ends.to_right(orders(serial, ()))).body, Orders)
+    ends.settle(orders(4, ()))
+    assert isinstance(wire.decode(ends.to_right(orders(5, ()))).body, Patch)
+    ends.restart_right()
+    ends.left.read(wire.decode(ends.to_left(report(1))))
+    assert isinstance(wire.decode(ends.to_right(orders(6, ()))).body, Orders)
+
+
+def test_who_cannot_read_a_patch_is_sent_a_whole_state() -> None:
+    ends = Ends()
+    ends.settle(orders(1, ()))
+    ends.right = Streams(member(1))  # has forgotten everything, in the same life
+    with pytest.raises(WireError, match="a patch of state 1, which did not come here"):
+        ends.right.read(wire.decode(ends.to_right(orders(2, ()))))
+    ends.left.read(wire.decode(ends.to_left(report(1))))
+    assert isinstance(wire.decode(ends.to_right(orders(3, ()))).body, Orders)
+
+
+def test_states_that_nobody_confirms_are_not_kept_for_ever() -> None:
+    ends = Ends()
+    ends.settle(orders(1, ()))
+    for serial in range(2, 4 * STATES_MAX):
+        ends.right.read(wire.decode(ends.to_right(orders(serial, ()))))
+    (sent,), (read,) = ends.left._sent[RIGHT].values(), ends.right._read[LEFT].values()
+    assert len(sent.states) == STATES_MAX
+    (stream,) = read.values()
+    assert len(stream.states) == STATES_MAX
+    assert {1, 4 * STATES_MAX - 1} <= stream.states.keys(), "what is confirmed, and the newest"
+
+
+def test_messages_that_are_no_states_pass_as_they_are() -> None:
+    ends = Ends()
+    envelope = wire.decode(ends.to_right(hello(0)))
+    assert envelope.number == 0
+    assert ends.right.read(envelope) == hello(0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({99: 1}, "tuple index out of range|list index out of range"),
+        ({0: -5}, "Expected `int` >= 0"),
+        ({9: [3]}, "out of range"),
+        ({9: ["text"]}, "not a patch of a Orders"),
+        ({13: "text"}, "not a patch of a Orders"),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_told(fields: dict[int, Any], why: str) -> None:
+    """A negative place would mean an item from the end."""
+    raw = {place: msgspec.Raw(msgspec.msgpack.encode(value)) for place, value in fields.items()}
+    with pytest.raises(WireError, match=why):
+        apply_patch(orders(1, ()), Patch(13, 1, raw))
+
+
+def test_a_negative_place_is_refused() -> None:
+    base = orders(1, (), offers=(offer(0),))
+    raw = msgspec.Raw(msgspec.msgpack.encode([-1]))
+    place = [each.name for each in msgspec.structs.fields(Orders)].index("offers")
+    with pytest.raises(WireError):
+        apply_patch(base, Patch(13, 1, {place: raw}))
+
+
+def test_a_numbered_message_that_is_no_state_is_refused() -> None:
+    with pytest.raises(WireError, match="which is no state"):
+        Streams(member(1)).read(Envelope("job", 0, 0, 7, hello(0), 3))
+    with pytest.raises(WireError, match="which is no state"):
+        Streams(member(1)).read(Envelope("job", 0, 0, 7, Patch(10, 1, {}), 3))
+
+
+def test_acks_for_another_life_count_nothing() -> None:
+    left = Streams(member(0))
+    left.envelope("job", LEFT, RIGHT, orders(1, ()))
+    said = Envelope("job", 1, 0, 9, report(1), 1, member(0, 5).incarnation, (Ack(13, 1),))
+    left.read(said)
+    assert isinstance(left.envelope("job", LEFT, RIGHT, orders(2, ())).body, Orders)
+
+
+def test_a_patch_of_equal_items_names_their_places() -> None:
+    """Reports are made anew each time: equal, but other objects."""
+    first = replace(report(1), offers=(offer(1, ranks=RANKS),))
+    again = replace(report(1), serial=9, offers=(offer(1, ranks=RANKS), offer(1, 2)))
+    patch = make_patch(4, first, again)
+    assert len(wire.encode(Envelope("job", 1, 0, 7, patch))) < 250
+    assert isinstance(again, Report)
+    assert apply_patch(first, patch) == again
+
+
+def test_frames_of_a_former_life_do_not_stop_the_present_one() -> None:
+    ends = Ends()
+    late = ends.to_left(replace(report(1), serial=70))
+    ends.settle(orders(1, ()))
+    ends.restart_right()
+    ends.left.read(wire.decode(ends.to_left(report(1))))
+    ends.settle(orders(2, ()))
+    ends.left.read(wire.decode(late))
+    ends.left.read(wire.decode(ends.to_left(report(1))))
+    ends.settle(orders(3, ()))
+
+
+def test_the_member_of_a_stream_is_its_process() -> None:
+    assert Streams(Member(1, 2)).envelope("job", RIGHT, LEFT, report(1)).incarnation == 2

@@ -72,9 +72,7 @@ def mend_init(
     CheckpointError (none is complete, damaged, of another model or plan; racks differ in theirs).
     """
     config = config if config is not None else MendConfig()
-    members = None
-    if mesh is not None:
-        config, members = _seated(config, mesh)
+    config, members = (config, None) if mesh is None else _seated(config, mesh)
     optimizers = optimizers_of(optimizer)
     if registry.find(model) is not None:
         raise UsageError(

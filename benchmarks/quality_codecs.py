@@ -73,7 +73,7 @@ def run(arm: str, seed: int, plan: Plan, corpus: Corpus) -> dict[str, Any]:
         for inner in racks:
             load(inner, anchor.values)
         sent, rounds = sent + sum(each.numel() for each in payloads), rounds + RACKS
-        shares.append(statistics.fmean(e.unsent / e.length for e in made if e.length))
+        shares.append(statistics.fmean(e.unsent / max(e.length, 1e-30) for e in made))
     curve.look(plan.steps, *(inner.model for inner in racks[: RACKS if numerics is None else 1]))
     return {
         "arm": arm,

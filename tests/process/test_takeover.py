@@ -209,6 +209,32 @@ def test_a_witness_that_is_started_again_begins_no_second_job_and_votes(jobs: Jo
     job.witness_ended()
 
 
+def test_rack_0_and_the_witness_die_together_and_are_started_again(jobs: Jobs) -> None:
+    """Rack 1 lives. The witness that comes back begins no second job, and its promise to rack 1
+    says that its former life is over: nothing was merged any more, and rack 0 could not join."""
+    job = jobs(witness=True)
+    gate = job.gate()
+    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
+    job.start(0, **options, at={"12": [["gate", job.gate("never")]]})
+    job.start(1, **options, at={"12": [["gate", gate]]})
+    first_commits(job, 2)
+    assert job.witness is not None
+    job.witness.kill()
+    job.processes[0].signal(signal.SIGKILL)
+    assert job.ended(0) == -signal.SIGKILL
+    job.start_witness()
+    job.start(0, **options)
+    assert job.event(1, "lineage")["without"] == [0, WITNESS]
+    until(lambda: bool(joined(job, 0)), f"rack 0 joins\n{job.logs()}")
+    Path(gate).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    assert job.result(0).digest == job.result(1).digest
+    begun = [event for event in job.events(WITNESS) if event["kind"] == "genesis"]
+    assert len(begun) == 1, "the first witness's"
+    job.witness_ended()
+
+
 def test_a_rack_0_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None:
     """Rack 1 of three goes on; racks 0, the founder, and 2 are started again."""
     job = jobs(racks=3)

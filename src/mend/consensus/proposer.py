@@ -29,6 +29,8 @@ class Proposer:
     """Voters whose process is over: attested, never guessed."""
     retired: set[Member] = field(default_factory=set)
     """Those of the dead of whom a person says so."""
+    returned: Member | None = None
+    """The witness in the life that has promised, where a former, dead one has the seat."""
 
     @property
     def standing(self) -> bool:
@@ -47,7 +49,7 @@ class Proposer:
     def stand(self, epoch: int, log: Log) -> None:
         """Ask for promises, beginning from a copy of the own voter's log."""
         self.log, self.epoch, self.leading, self.opening = log.copy(), epoch, False, 0
-        self.acceptor_states, self.held = {}, {}
+        self.acceptor_states, self.held, self.returned = {}, {}, None
 
     def step_down(self) -> None:
         """Its log goes with the epoch: a candidate's copy may be of a job that is given up since,
@@ -151,8 +153,9 @@ class Proposer:
         if any(found is None for found in (*digests, *rounds)):
             return None
         non_voters = behind if len(behind) < len(seats) else set[int]()
-        witness = log.witness if log.witness in left else None
-        if witness and not witness_votes(witness, len(seats) - len(non_voters)):
+        witness = log.witness if log.witness in left else self.returned
+        votes = witness_votes(witness, len(seats) - len(non_voters)) and witness != self.returned
+        if witness and not votes:
             non_voters.add(WITNESS)
         return Lineage(
             epoch=self.epoch,

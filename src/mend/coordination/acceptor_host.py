@@ -184,6 +184,8 @@ class WitnessFollower:
             case Heard(peer, _, Prepare() as prepare):
                 vote = self.follower.asked(peer, prepare, now_ns)
                 if vote is not None:
+                    if self.follower.homeless() and prepare.address is not None:
+                        effects.append(Connect(peer, prepare.address))
                     effects.append(Send(peer, vote))
         return effects
 

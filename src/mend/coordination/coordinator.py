@@ -245,6 +245,7 @@ class Coordinator:
         if self._returns(member):
             self.returned = (member, now_ns)
             return
+        self.election.meet_witness(member, vote)
         if not self._is_of_this_job(vote):
             return
         self.election.shows(member, vote.held)

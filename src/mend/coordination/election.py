@@ -13,7 +13,7 @@ from mend.consensus.proposer import Proposer
 from mend.coordination.acceptor_host import ways_to_leaders
 from mend.coordination.admission import VISITOR
 from mend.coordination.events import Connect, Effect, Note, Send
-from mend.coordination.messages import Challenge, Hello, Orders, Prepare
+from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Vote
 from mend.types import WITNESS, Member, Peer, life_of
 
 STAGGER_HEARTBEATS = 4
@@ -92,6 +92,19 @@ class Election:
             elif log.policy.restart_attests:
                 self.proposer.dead.add(former)
         return effects
+
+    def meet_witness(self, member: Member, vote: Vote) -> None:
+        """A witness says no hello. One that was started again promises this candidate: it has heard
+        a question that was asked after its former life had the seat, so that life is over."""
+        log, told = self.acceptor.log.appended, self.acceptor.log.committed
+        known = (log.witness, told.witness)
+        former = {each for each in known if each is not None and each != member}
+        answers = self.proposer.standing and vote.acceptor_state.promised == self.proposer.epoch
+        if member.rack != WITNESS or not former or not answers or log.policy is None:
+            return
+        if log.policy.restart_attests:
+            self.proposer.dead |= former
+            self.proposer.returned = member if member != log.witness else None
 
     def retire(self, gone: Member, now_ns: int) -> bool:
         """A person attests the end of a life; whether it is news here. Who hears a coordinator
@@ -181,7 +194,14 @@ class Election:
     def _ask(self, now_ns: int, effects: list[Effect]) -> None:
         """Everybody whose promise is needed; myself when that is the last one."""
         log = self.proposer.log
-        prepare = Prepare(0, self.proposer.epoch, log.lineage_at(log.decided), log.decided)
+        seat = log.appended.seats.get(self.me.rack)
+        prepare = Prepare(
+            0,
+            self.proposer.epoch,
+            log.lineage_at(log.decided),
+            log.decided,
+            seat.address if seat is not None else None,
+        )
         again = now_ns >= self.asked_ns + self.heartbeat_ns
         if again:
             self.asked_ns = now_ns

@@ -43,6 +43,7 @@ from mend.consensus.records import (
     Snapshot,
     Text,
     Versions,
+    Where,
     Word,
 )
 from mend.types import Member
@@ -128,6 +129,8 @@ class Prepare(State, frozen=True, tag=16):
     epoch: Count
     lineage: Hex
     after: Count
+    address: Where | None = None
+    """Of the candidate: a witness that was started again knows the address of nobody."""
 
 
 class Vote(State, frozen=True, tag=17):

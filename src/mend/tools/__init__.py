@@ -238,6 +238,21 @@ app.add_typer(keys_app)
 app.add_typer(bench_app)
 
 
+_Demotions = Annotated[
+    bool, typer.Option(help="Rosters are what the rule for votes proposes, whoever is silent.")
+]
+_Demoted = Annotated[
+    int, typer.Option(help="With --demotions: the rack that has just lost its vote; -1: none.")
+]
+_Candidate = Annotated[
+    int, typer.Option(help="The only rack that stands (the witness: the next number); -1: any.")
+]
+_Twins = Annotated[
+    int, typer.Option(help="Racks started again while their former life still runs.")
+]
+_Votes = Annotated[int, typer.Option(help="Members whose seat or vote one roster may change.")]
+
+
 @app.command("explore")
 def explore_command(
     members: Annotated[
@@ -248,21 +263,11 @@ def explore_command(
     crashes: Annotated[int, typer.Option(help="How many members die.")] = 1,
     rosters: Annotated[int, typer.Option(help="How often the roster is changed.")] = 0,
     attempts: Annotated[int, typer.Option(help="Merges asked for per version and epoch.")] = 1,
-    twins: Annotated[
-        int, typer.Option(help="Racks started again while their former life still runs.")
-    ] = 0,
-    votes: Annotated[
-        int, typer.Option(help="Members whose seat or vote one roster may change.")
-    ] = 1,
-    demotions: Annotated[
-        bool, typer.Option(help="Rosters are what the rule for votes proposes, whoever is silent.")
-    ] = False,
-    demoted: Annotated[
-        int, typer.Option(help="With --demotions: the rack that has just lost its vote; -1: none.")
-    ] = -1,
-    candidate: Annotated[
-        int, typer.Option(help="The only rack that stands (the witness: the next number); -1: any.")
-    ] = -1,
+    twins: _Twins = 0,
+    votes: _Votes = 1,
+    demotions: _Demotions = False,
+    demoted: _Demoted = -1,
+    candidate: _Candidate = -1,
     founding: Annotated[bool, typer.Option(help="How a job begins, not how it goes on.")] = False,
     questions: Annotated[int, typer.Option(help="How often a founder that lives asks anew.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="States after which to stop.")] = None,

@@ -579,6 +579,20 @@ def test_everybody_who_is_left_must_promise() -> None:
     assert [seat.member.rack for seat in record.members] == [1, 4]
 
 
+def test_a_witness_that_was_started_again_has_a_seat_in_the_lineage_and_no_vote() -> None:
+    """Its promise is one of another life: it has forgotten what it had accepted."""
+    cast = cast_of(1, records=[genesis(witness=True)])
+    proposer, again = cast.stand(), member(WITNESS, 1)
+    proposer.dead = {member(0), member(WITNESS)}
+    proposer.returned, proposer.held[cast.me] = again, (0,)
+    assert cast.promise(1)
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert (record.witness, record.non_voters) == (again, (WITNESS,))
+    assert [seat.member for seat in record.members] == [member(1)]
+    assert proposer.log.appended.voters == {member(1)}
+
+
 def test_a_quorum_needs_no_new_lineage_whoever_is_dead() -> None:
     cast = cast_of(0, 1, 2)
     proposer = cast.stand()

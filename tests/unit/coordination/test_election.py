@@ -14,7 +14,7 @@ from mend.consensus.records import Record, Seat
 from mend.coordination.admission import VISITOR
 from mend.coordination.election import STAGGER_HEARTBEATS, Election
 from mend.coordination.events import Connect, Effect, Send
-from mend.coordination.messages import Challenge, Hello, Orders, Prepare
+from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Vote
 from mend.types import SECOND, WITNESS, Member, Peer, life_of
 from tests.unit.coordination.nouns import (
     DETECT_NS,
@@ -210,7 +210,9 @@ def test_all_voters_are_asked_and_made_reachable_but_not_itself() -> None:
     assert [e.peer.rack for e in effects if isinstance(e, Connect)] == [0, 2]
     prepares = [e.body for e in effects if isinstance(e, Send)]
     epoch, lineage = candidate.proposer.epoch, log_of(BEGIN).lineage
-    assert [replace(p, serial=0) for p in prepares] == [Prepare(0, epoch, lineage, 1)] * 3
+    assert [replace(p, serial=0) for p in prepares] == [
+        Prepare(0, epoch, lineage, 1, "tcp://rack1:1")
+    ] * 3
     serials = [p.serial for p in prepares]
     assert serials == sorted(set(serials))
 
@@ -346,6 +348,36 @@ def test_nothing_else_attests_a_death() -> None:
     ):
         candidate.election.attest(sender, body)
         assert candidate.proposer.dead == set(), reason
+
+
+def answer_in(epoch: int) -> Vote:
+    return Vote(1, "", replace(acceptor_state(), promised=epoch), ())
+
+
+def test_a_witness_that_promises_in_another_life_attests_the_end_of_the_one_with_the_seat() -> None:
+    """Rack 0 and the witness died together and were started again: nobody could go on."""
+    cast, again = Candidate(), member(WITNESS, 1)
+    cast.stands()
+    cast.election.meet_witness(again, answer_in(cast.proposer.epoch))
+    assert cast.proposer.dead == {member(WITNESS)}
+    assert cast.proposer.returned == again
+
+
+def test_only_its_answer_to_this_candidacy_does_so() -> None:
+    """What waited in a queue may be of a life before the one that has the seat."""
+    again = member(WITNESS, 1)
+    cast = Candidate()
+    cast.election.meet_witness(again, answer_in(FIRST))
+    cast.stands()
+    cast.election.meet_witness(again, answer_in(FIRST))
+    cast.election.meet_witness(member(WITNESS), answer_in(cast.proposer.epoch))
+    cast.election.meet_witness(member(2, 1), answer_in(cast.proposer.epoch))
+    assert (cast.proposer.dead, cast.proposer.returned) == (set(), None)
+    begun = replace(BEGIN, policy=replace(BEGIN.policy, restart_attests=False))
+    cast = Candidate(records=(begun,))
+    cast.stands()
+    cast.election.meet_witness(again, answer_in(cast.proposer.epoch))
+    assert cast.proposer.dead == set()
 
 
 def test_a_late_hello_of_a_former_member_attests_nothing() -> None:

@@ -28,6 +28,11 @@ ROWS = (
         quick="--megabytes 2 --repeats 2",
     ),
     Row(
+        "floods",
+        "commits of a job under floods, beside the same floods at a bystander",
+        quick="--repeats 1 --seconds 0.3 --floods garbage",
+    ),
+    Row(
         "sideband",
         "CPU of 100 ms heartbeats with 8 peers",
         quick="--seconds 1 --runs 1 --peers 1",

@@ -71,7 +71,7 @@ def main() -> None:
                 _job(options, keys, figures)
     ratios = {
         f"{flood}, {keys}": [
-            there / beside
+            there / max(beside, 1 / options.seconds)  # none at all counts as one
             for there, beside in zip(
                 figures["commits_per_second"][f"{flood} at the job"],
                 figures["commits_per_second"][f"{flood} at a bystander"],
@@ -79,7 +79,7 @@ def main() -> None:
             )
         ]
         for keys, figures in found.items()
-        for flood in FLOODS
+        for flood in options.floods.split(",")
     }
     worst = min(ratios.values(), key=statistics.median)
     quiet = found["without a key"]["commits_per_second"]["none"]
@@ -107,7 +107,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, default=2, help="P (default 2)")
     parser.add_argument("--gap", type=int, default=8, help="steps between merges (default 8)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="of training (default 10)")
-    return parser.parse_args()
+    parser.add_argument("--floods", default=",".join(FLOODS), help="(default: all of them)")
+    options = parser.parse_args()
+    if unknown := set(options.floods.split(",")) - set(FLOODS):
+        parser.error(f"--floods: {sorted(unknown)[0]!r} is none of {', '.join(FLOODS)}")
+    return options
 
 
 def _figures() -> Figures:
@@ -140,7 +144,7 @@ def _job(options: argparse.Namespace, keys: str, figures: Figures) -> None:
         job.must(lambda seen: seen.commits >= 4, "merges are made")
         ours.recv()
         _measure(job, options.seconds, None, None, "none", figures)
-        for flood in FLOODS:
+        for flood in options.floods.split(","):
             for ports, where in (((beside[0], beside[1]), "a bystander"), (
                 (job.racks.ports[0], lane), "the job"
             )):  # fmt: skip

@@ -5,13 +5,15 @@
 The holder is a process of its own. Both variants take turns in every repeat, so that a disturbance
 of the machine meets both:
 
-plain   BulkLane.fetch with the checksum of the whole payload (what offers use)
-sealed  the same with keys: AES-256-GCM in place of a checksum per chunk
+plain          BulkLane.fetch with the checksum of the whole payload (what offers use)
+sealed         the same with keys: AES-256-GCM in place of a checksum per chunk
+authenticated  the same without encrypt_payloads: the seals alone (GMAC)
 
-`measured` is the median over repeats of plain time / sealed time. `seal` and `open` are what one
-core does of each alone, by CPU time of the thread, in pieces as the lane makes them; the goal of
-1.5 GB/s is held against the slower of the two. `start_ms` is what a leader does once: reading the
-key file, deriving its keys and those of 64 racks that may connect, with the packages loaded.
+`measured` is the median over repeats of plain time / sealed time. `seal` and `open`, and without
+encryption `sign` and `check`, are what one core does of each alone, by CPU time of the thread, in
+pieces as the lane makes them; the goal of 1.5 GB/s is held against the slower of the first two.
+`start_ms` is what a leader does once: reading the key file, deriving its keys and those of 64 racks
+that may connect, with the packages loaded.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def main() -> None:
     options = lane_options("sealed", __doc__, 256)
     size = options.megabytes * 1_000_000
     seconds = measured(_hold, _measure, size, options.repeats)
-    seals, opens = _alone(options.repeats)
-    slower = min(statistics.median(seals), statistics.median(opens))
+    alone = _alone(options.repeats)
+    slower = min(statistics.median(alone[name]) for name in ("seal", "open"))
     pairs = zip(seconds["plain"], seconds["sealed"], strict=True)
     report(
         "sealed",
@@ -56,17 +58,18 @@ def main() -> None:
         beside=None,
         more={
             "gigabytes_per_second": speeds(size, seconds),
-            "one_core_gigabytes_per_second": {"seal": spread(seals), "open": spread(opens)},
+            "one_core_gigabytes_per_second": {n: spread(rates) for n, rates in alone.items()},
             "start_ms": spread(_starts(options.repeats)),
         },
     )
 
 
 def _lanes() -> dict[str, BulkLane]:
-    secrets = Secrets([SECRET])
+    secrets, unconcealed = Secrets([SECRET]), Secrets([SECRET], conceal=False)
     return {
         "plain": BulkLane("127.0.0.1", None, token=TOKEN),
         "sealed": BulkLane("127.0.0.1", None, token=TOKEN, secrets=secrets),
+        "authenticated": BulkLane("127.0.0.1", None, token=TOKEN, secrets=unconcealed),
     }
 
 
@@ -102,14 +105,14 @@ async def _measure(pipe: Connection, size: int, repeats: int) -> dict[str, list[
     return {name: each[1:] for name, each in seconds.items()}
 
 
-def _alone(repeats: int) -> tuple[list[float], list[float]]:
-    """GB/s of sealing and of opening, one thread."""
+def _alone(repeats: int) -> dict[str, list[float]]:
+    """GB/s of sealing and opening, and of the same without encryption, one thread."""
     reader, holder = bytes(RANDOM_BYTES), bytes(RANDOM_BYTES)
     seal, _ = Secret(SECRET).lane(TOKEN, reader, holder)
     unseal, _ = Secret(SECRET).lane(TOKEN, reader, holder)
     plain = memoryview(bytearray(random.Random(0).randbytes(PIECE_BYTES)))
     sealed = [memoryview(bytearray(PIECE_BYTES + TAG_BYTES)) for _ in range(64)]
-    back = memoryview(bytearray(PIECE_BYTES))
+    back, empty = memoryview(bytearray(PIECE_BYTES)), memoryview(bytearray())
 
     def rate(job: Callable[[memoryview], None]) -> float:
         started = time.thread_time()
@@ -117,10 +120,13 @@ def _alone(repeats: int) -> tuple[list[float], list[float]]:
             job(piece)
         return len(sealed) * PIECE_BYTES / (time.thread_time() - started) / 1e9
 
-    found: tuple[list[float], list[float]] = ([], [])
+    found: dict[str, list[float]] = {name: [] for name in ("seal", "open", "sign", "check")}
+    tags = {id(piece): piece[:TAG_BYTES] for piece in sealed}
     for _ in range(repeats):
-        found[0].append(rate(lambda piece: seal.seal(plain, b"", piece)))
-        found[1].append(rate(lambda piece: unseal.open(piece, b"", back)))
+        found["seal"].append(rate(lambda piece: seal.seal(plain, b"", piece)))
+        found["open"].append(rate(lambda piece: unseal.open(piece, b"", back)))
+        found["sign"].append(rate(lambda piece: seal.seal(b"", plain, tags[id(piece)])))
+        found["check"].append(rate(lambda piece: unseal.open(tags[id(piece)], plain, empty)))
     return found
 
 

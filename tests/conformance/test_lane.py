@@ -28,7 +28,7 @@ def payload(size: int, seed: int = 1) -> bytes:
     return b"".join((i * 2654435761 + seed).to_bytes(8, "big") for i in range(size // 8 + 1))[:size]
 
 
-@pytest.fixture(params=["memory", "pull", "sealed", "delayed"])
+@pytest.fixture(params=["memory", "pull", "sealed", "authenticated", "delayed"])
 async def lane(request: pytest.FixtureRequest) -> AsyncIterator[MakeLane]:
     """Makes lanes of one network; all are closed at the end."""
     network, made = MemoryNetwork(), []
@@ -37,7 +37,10 @@ async def lane(request: pytest.FixtureRequest) -> AsyncIterator[MakeLane]:
         if request.param == "memory":
             new: CountedLane = network.lane(Address("memory", len(made) + 2))
         else:
-            keys = Secrets([b"conformance" * 2 + bytes(10)]) if request.param == "sealed" else None
+            keys = None
+            if request.param in ("sealed", "authenticated"):
+                conceal = request.param == "sealed"
+                keys = Secrets([b"conformance" * 2 + bytes(10)], conceal=conceal)
             token, chunk = b"conformance-job!", 320 << 10  # no multiple of what is sealed at once
             new = BulkLane("127.0.0.1", None, token=token, chunk_bytes=chunk, secrets=keys)
         if request.param == "delayed":

@@ -21,6 +21,7 @@ OWN = (
     "advertise_host",
     "data_ports",
     "key_file",
+    "encrypt_payloads",
     "insecure",
 )
 """Settings of this run, not of the tape; from the environment rather than from the script."""

@@ -328,6 +328,12 @@ class MendConfig:
         "file with the job's key (`mend keys new FILE`): encrypts and authenticates all traffic; "
         "needed wherever sideband_addr is not of the loopback interface",
     )
+    encrypt_payloads: bool = _knob(
+        True,
+        k.YES_NO,
+        "with a key: payloads are encrypted; no: only authenticated, at less than half of the CPU, "
+        "and whoever is on the way can read weights. The same on all racks",
+    )
     insecure: bool = _knob(
         False, k.YES_NO, "listen beyond the loopback interface without a key, all the same"
     )
@@ -524,6 +530,9 @@ def _refuse_pairs(c: MendConfig) -> None:
     if c.insecure and c.key_file is not None:
         rule = "has nothing to say beside a key_file"
         raise ConfigError("insecure", True, rule, "Leave one of the two out.")
+    if not c.encrypt_payloads and c.key_file is None:
+        rule = "has nothing to say without a key_file: nothing is encrypted, or authenticated"
+        raise ConfigError("encrypt_payloads", False, rule, "Set key_file, or leave it out.")
     _refuse_expected(c)
     if c.failslow_min_samples > c.failslow_window_steps:
         rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"

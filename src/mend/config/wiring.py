@@ -102,6 +102,7 @@ def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoop
         observe=config.observe,
         secrets=secrets_of(config, bind) if config.exchange else (),
         protection=protection_of(config, bind),
+        conceal=config.encrypt_payloads,
     )
 
 

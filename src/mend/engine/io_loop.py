@@ -77,6 +77,8 @@ class IoLoopOptions:
     """Of the job; none: what is sent is plain, and whoever reaches this process is heard."""
     protection: str = "loopback"
     """keys, loopback or insecure, for people."""
+    conceal: bool = True
+    """Whether the lane encrypts with the secrets, or authenticates only."""
     ranks: int = 1
     """Of this rack."""
 
@@ -270,7 +272,9 @@ class IoLoop:
 
     def _open(self) -> None:
         options = self.options
-        secrets = Secrets(options.secrets, self.me) if options.secrets else None
+        secrets = None
+        if options.secrets:
+            secrets = Secrets(options.secrets, self.me, conceal=options.conceal)
         lane = BulkLane(
             options.lane_host,
             options.ports,

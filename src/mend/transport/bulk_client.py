@@ -343,7 +343,8 @@ def _closed_during_fetch() -> PeerUnreachable:
 def _unreachable(holder: Address, error: Exception | None) -> PeerUnreachable:
     return PeerUnreachable(
         f"holder {holder.host}:{holder.port}: {error or 'the connection broke'}. "
-        "Check that it runs, that the port is open, and that both belong to the same job."
+        "Check that it runs, that the port is open, and that both belong to the same job, with "
+        "the same key and encrypt_payloads."
     )
 
 

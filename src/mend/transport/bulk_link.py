@@ -8,6 +8,10 @@ Sealed, a connection opens with
 from which both derive two keys for this connection alone. Then every request is sealed whole; a
 reply has its header sealed in the place of the checksum, and its bytes in pieces. A seal covers the
 payload's key, the place in the payload and, by its count, the place in the connection.
+
+Where payloads are not concealed, all is the same but for their pieces: each goes as it is, with a
+seal over it behind it. The header says under a seal of which bytes they are, and their seals count
+on from its, so that none can be left out, moved or repeated.
 """
 
 from __future__ import annotations
@@ -43,7 +47,10 @@ from mend.transport.security import (
 )
 from mend.types import SECOND
 
-SEALED_MAGIC = b"mndK"
+SEALED_MAGIC, OPEN_MAGIC = b"mndK", b"mndO"
+"""Of a connection with keys, whose payloads are concealed, or only authenticated. Both sides have
+to want the same: nobody on the way can have one of them send openly."""
+
 PIECE_BYTES = 256 << 10
 """Sealed at once: stays in a core's cache between the seal and the socket."""
 
@@ -71,17 +78,19 @@ class ReaderEnd:
     def __init__(self, sock: socket.socket, token: bytes, secret: Secret | None) -> None:
         self.sock = sock
         self._channels: tuple[Channel, Channel] | None = None
+        self._conceal = True
         if secret is None:
             sock.sendall(HELLO.pack(HELLO_MAGIC, WIRE_VERSION, token))
             return
         self._piece = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+        self._conceal, magic = secret.conceal, _magic(secret.conceal)
         random = os.urandom(RANDOM_BYTES)
-        sock.sendall(HELLO.pack(SEALED_MAGIC, WIRE_VERSION, token) + secret.name + random)
+        sock.sendall(HELLO.pack(magic, WIRE_VERSION, token) + secret.name + random)
         answer = bytearray(_ANSWER.size)
         read_exactly(sock, memoryview(answer))
-        magic, theirs, tag = _ANSWER.unpack(answer)
+        answered, theirs, tag = _ANSWER.unpack(answer)
         self._channels = secret.lane(token, random, theirs)
-        if magic != SEALED_MAGIC or not _opens(self._channels[1], tag, SEALED_MAGIC):
+        if answered != magic or not _opens(self._channels[1], tag, magic):
             raise EOFError("does not have the key of this job")
 
     def ask(self, key: bytes, offset: int, length: int) -> None:
@@ -115,6 +124,13 @@ class ReaderEnd:
             return bool(xxhash.xxh3_128_digest(into) == digest)
         for start in range(0, len(into), PIECE_BYTES):
             part = into[start : start + PIECE_BYTES]
+            if not self._conceal:
+                tag = bytearray(TAG_BYTES)
+                read_exactly(self.sock, part)
+                read_exactly(self.sock, memoryview(tag))
+                if not _opens(self._channels[1], tag, part):
+                    return False
+                continue
             sealed = self._piece[: len(part) + TAG_BYTES]
             read_exactly(self.sock, sealed)
             try:
@@ -132,6 +148,7 @@ class HolderEnd:
         self.greeted = False
         self._token, self._secrets = token, secrets
         self._channels: tuple[Channel, Channel] | None = None
+        self._conceal = True
         self._request = bytearray(REQUEST.size + (TAG_BYTES if secrets else 0))
         self._piece = memoryview(bytearray())
 
@@ -143,7 +160,8 @@ class HolderEnd:
         if self._secrets is None:
             self.greeted = hello == HELLO.pack(HELLO_MAGIC, WIRE_VERSION, self._token)
             return self.greeted
-        if hello != HELLO.pack(SEALED_MAGIC, WIRE_VERSION, self._token):
+        magic = _magic(self._secrets.own.conceal)
+        if hello != HELLO.pack(magic, WIRE_VERSION, self._token):
             return False
         rest = bytearray(NAME_BYTES + RANDOM_BYTES)
         read_within(self.sock, memoryview(rest), until_ns)
@@ -152,8 +170,8 @@ class HolderEnd:
             return False
         random = os.urandom(RANDOM_BYTES)
         self._channels = secret.lane(self._token, bytes(rest[NAME_BYTES:]), random)
-        tag = _seal(self._channels[1], SEALED_MAGIC)
-        self.sock.sendall(_ANSWER.pack(SEALED_MAGIC, random, tag))
+        self._conceal = secret.conceal
+        self.sock.sendall(_ANSWER.pack(magic, random, _seal(self._channels[1], magic)))
         return True
 
     def request(self, begun: bytes) -> tuple[bytes, int, int] | None:
@@ -181,18 +199,24 @@ class HolderEnd:
         """A reply with bytes."""
         if self._channels is None:
             digest = xxhash.xxh3_128_digest(part)
-            header = self._header(OK, total, key, offset, len(part), digest)
-            sent = self.sock.sendmsg([header, part])
-            if sent < len(header):
-                self.sock.sendall(header[sent:])
-            self.sock.sendall(part[max(0, sent - len(header)) :])
+            self._send(self._header(OK, total, key, offset, len(part), digest), part)
             return
         self.sock.sendall(self._header(OK, total, key, offset, len(part), b""))
         for start in range(0, len(part), PIECE_BYTES):
             plain = part[start : start + PIECE_BYTES]
+            if not self._conceal:
+                self._send(plain, _seal(self._channels[1], plain))
+                continue
             sealed = self._piece[: len(plain) + TAG_BYTES]
             self._channels[1].seal(plain, key + _PLACE.pack(offset + start), sealed)
             self.sock.sendall(sealed)
+
+    def _send(self, first: bytes | memoryview, second: bytes | memoryview) -> None:
+        """Both, without a copy that joins them."""
+        sent = self.sock.sendmsg([first, second])
+        if sent < len(first):
+            self.sock.sendall(memoryview(first)[sent:])
+        self.sock.sendall(memoryview(second)[max(0, sent - len(first)) :])
 
     def _header(
         self, status: int, total: int, key: bytes, offset: int, length: int, digest: bytes
@@ -204,14 +228,18 @@ class HolderEnd:
         return header[:_TAGGED] + _seal(self._channels[1], about)
 
 
-def _seal(channel: Channel, about: bytes) -> bytes:
+def _magic(conceal: bool) -> bytes:
+    return SEALED_MAGIC if conceal else OPEN_MAGIC
+
+
+def _seal(channel: Channel, about: bytes | memoryview) -> bytes:
     """A seal over `about` alone."""
     tag = bytearray(TAG_BYTES)
     channel.seal(b"", about, memoryview(tag))
     return bytes(tag)
 
 
-def _opens(channel: Channel, tag: bytes, about: bytes) -> bool:
+def _opens(channel: Channel, tag: bytes | bytearray, about: bytes | memoryview) -> bool:
     try:
         channel.open(memoryview(tag), about, memoryview(bytearray()))
     except BadSeal:

@@ -53,13 +53,14 @@ class CurveKeys:
 
 
 class Secret:
-    """One secret of a job and the keys that follow from it."""
+    """One secret of a job and the keys that follow from it. `conceal`: the payloads of the lane are
+    encrypted, and not only authenticated."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, *, conceal: bool = True) -> None:
         if len(secret) != SECRET_BYTES:
             rule, remedy = f"must be {SECRET_BYTES} bytes", "Make one with `mend keys new FILE`."
             raise ConfigError("secret", f"<{len(secret)} bytes>", rule, remedy)
-        self._secret = secret
+        self._secret, self.conceal = secret, conceal
         self.name = self._derive(b"name", NAME_BYTES)
         """Says which secret a lane connection uses; gives nothing of it away."""
         self._lane = self._derive(b"lane")
@@ -84,18 +85,22 @@ class Secret:
         """(requests, replies) of one connection. `job`: the lane's token; `reader`, `holder`: what
         each side has drawn for this connection alone."""
         assert len(reader) == len(holder) == RANDOM_BYTES, "not the random of two sides"
-        length, info = 2 * _KEY_BYTES, b"mend 1 lane connection " + job
-        made = HKDF(algorithm=SHA256(), length=length, salt=reader + holder, info=info)
+        purpose = b"mend 1 lane connection " if self.conceal else b"mend 1 lane open connection "
+        made = HKDF(
+            algorithm=SHA256(), length=2 * _KEY_BYTES, salt=reader + holder, info=purpose + job
+        )
         keys = made.derive(self._lane)
         return Channel(keys[:_KEY_BYTES]), Channel(keys[_KEY_BYTES:])
 
 
 class Secrets:
     """What a process accepts: the first secret is its own, the others are being replaced or about
-    to replace it. `me`: the process that has them."""
+    to replace it. `me`: the process that has them; `conceal`: as in Secret."""
 
-    def __init__(self, secrets: Iterable[bytes], me: Peer = PERSON) -> None:
-        self.all = tuple(Secret(secret) for secret in secrets)
+    def __init__(
+        self, secrets: Iterable[bytes], me: Peer = PERSON, *, conceal: bool = True
+    ) -> None:
+        self.all = tuple(Secret(secret, conceal=conceal) for secret in secrets)
         if not 0 < len(self.all) <= SECRETS_MAX:
             rule = f"needs 1 to {SECRETS_MAX} secrets"
             raise ConfigError("secrets", len(self.all), rule, "Keep the newest two.")
@@ -141,11 +146,11 @@ class Channel:
         self._count += 1
         return self._count.to_bytes(_NONCE_BYTES)
 
-    def seal(self, plain: bytes | memoryview, about: bytes, into: memoryview) -> None:
+    def seal(self, plain: bytes | memoryview, about: bytes | memoryview, into: memoryview) -> None:
         """`into`: TAG_BYTES longer than `plain`. `about` is authenticated and not sent."""
         self._aead.encrypt_into(self._nonce(), plain, about, into)
 
-    def open(self, sealed: memoryview, about: bytes, into: memoryview) -> None:
+    def open(self, sealed: memoryview, about: bytes | memoryview, into: memoryview) -> None:
         """Raises BadSeal; what is in `into` is to be thrown away then, and so is the connection."""
         try:
             self._aead.decrypt_into(self._nonce(), sealed, about, into)

@@ -30,4 +30,8 @@ def of_keys(config: MendConfig) -> list[Finding]:
     if protection == "insecure":
         found = f"{bind} is open to whoever reaches it: MEND_INSECURE is set, and there is no key."
         return [Finding("note", "keys", found, f"{MAKE_ONE} Set MEND_KEY_FILE on every rack.")]
+    if protection == "keys" and not config.encrypt_payloads:
+        found = "a key: only who has it is in. Payloads are authenticated and not encrypted."
+        remedy = "Leave encrypt_payloads out where weights must not be read on the way."
+        return [Finding("note", "keys", found, remedy)]
     return [Finding("ok", "keys", _SAID[protection])]

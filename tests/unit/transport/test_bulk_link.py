@@ -1,0 +1,138 @@
+"""Both ends of a lane connection with keys, over a pair of sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mend.transport.bulk_link import PIECE_BYTES, HolderEnd, ReaderEnd
+from mend.transport.security import TAG_BYTES, Secret, Secrets
+from mend.types import Member, offer_key
+
+OURS, TOKEN = b"1" * 32, b"0123456789abcdef"
+KEY = offer_key(Member(0, 1), 0, 0, 1)
+PAYLOAD = bytes(range(251)) * 3_000
+"""Two pieces and a part of one."""
+
+Change = Callable[[bytearray], None]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    yield one, other
+    one.close()
+    other.close()
+
+
+def answered(sock: socket.socket, holder: HolderEnd) -> None:
+    """The holder's side of a connection, until it ends."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        if holder.greet():
+            request = holder.request(sock.recv(1))
+            assert request is not None
+            key, offset, length = request
+            holder.give(len(PAYLOAD), key, offset, memoryview(PAYLOAD)[offset : offset + length])
+    sock.shutdown(socket.SHUT_RDWR)
+
+
+def pulled(
+    pair: tuple[socket.socket, socket.socket], conceal: bool, sock: socket.socket
+) -> tuple[bool, bytes]:
+    """Whether all pieces opened, and what came. `sock`: what the reader reads from."""
+    holder = HolderEnd(pair[0], TOKEN, Secrets([OURS], conceal=conceal))
+    serving = threading.Thread(target=answered, args=(pair[0], holder))
+    serving.start()
+    reader = ReaderEnd(sock, TOKEN, Secret(OURS, conceal=conceal))
+    reader.ask(KEY, 0, len(PAYLOAD))
+    header = reader.header(KEY, 0)
+    into = memoryview(bytearray(header.length))
+    whole = reader.body(KEY, 0, header.digest, into)
+    sock.close()  # what it did not read is of no use to it
+    serving.join()
+    return whole, bytes(into)
+
+
+class Wire(socket.socket):
+    """A socket whose reader gets the pieces of a reply changed. Keeps what was sent to it."""
+
+    change: Change = staticmethod(lambda piece: None)
+
+    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
+        got = super().recv_into(buffer, nbytes, flags)
+        if len(buffer) >= PIECE_BYTES:
+            self.seen = bytearray(buffer[:got])
+            self.change(self.seen)
+            buffer[:got] = self.seen
+        return got
+
+
+@pytest.mark.parametrize("conceal", [True, False])
+def test_only_concealed_payloads_are_not_to_be_read_on_the_way(
+    pair: tuple[socket.socket, socket.socket], conceal: bool
+) -> None:
+    wire = Wire(fileno=pair[1].detach())
+    assert pulled(pair, conceal, wire) == (True, PAYLOAD)
+    assert (bytes(wire.seen[:64]) in PAYLOAD) != conceal
+
+
+def flipped(piece: bytearray) -> None:
+    piece[100] ^= 1
+
+
+@pytest.mark.parametrize("conceal", [True, False])
+def test_a_changed_piece_does_not_open(
+    pair: tuple[socket.socket, socket.socket], conceal: bool
+) -> None:
+    wire = Wire(fileno=pair[1].detach())
+    wire.change = flipped  # type: ignore[method-assign]
+    whole, _ = pulled(pair, conceal, wire)
+    assert not whole
+
+
+@pytest.mark.parametrize("conceal", [True, False])
+def test_pieces_do_not_change_places(
+    pair: tuple[socket.socket, socket.socket], conceal: bool
+) -> None:
+    """Each of them was sealed by the holder, for this connection."""
+    first: list[bytes] = []
+    tail = TAG_BYTES if conceal else 0
+
+    def swap(piece: bytearray) -> None:
+        first.append(bytes(piece))
+        piece[:] = first[0]
+
+    wire = Wire(fileno=pair[1].detach())
+    wire.change = swap  # type: ignore[method-assign]
+    whole, _ = pulled(pair, conceal, wire)
+    assert not whole
+    assert len(first[0]) == PIECE_BYTES + tail
+
+
+@pytest.mark.parametrize("conceal", [True, False])
+def test_nobody_is_brought_to_send_openly_who_conceals(
+    pair: tuple[socket.socket, socket.socket], conceal: bool
+) -> None:
+    holder = HolderEnd(pair[0], TOKEN, Secrets([OURS], conceal=conceal))
+    serving = threading.Thread(target=answered, args=(pair[0], holder))
+    serving.start()
+    with pytest.raises((EOFError, OSError)):
+        ReaderEnd(pair[1], TOKEN, Secret(OURS, conceal=not conceal))
+    serving.join()
+    assert not holder.greeted
+
+
+def test_open_and_concealed_connections_have_other_keys() -> None:
+    """So that changing the magic on the way is of no use."""
+    random = bytes(32)
+    sealed = bytearray(TAG_BYTES)
+    Secret(OURS).lane(TOKEN, random, random)[0].seal(b"", b"about", memoryview(sealed))
+    other = bytearray(TAG_BYTES)
+    Secret(OURS, conceal=False).lane(TOKEN, random, random)[0].seal(
+        b"", b"about", memoryview(other)
+    )
+    assert sealed != other

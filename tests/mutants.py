@@ -385,7 +385,7 @@ MUTANTS = (
     Mutant(
         "own-ear: a rank joins a round that it has heard of, whatever the rack's others have",
         "engine/trainer_rounds.py",
-        "least, greatest = agreed[: len(flags)], agreed[len(flags) :]",
+        "least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]",
         "least, greatest = flags, [-v for v in flags]",
         ("tests/unit/engine/test_trainer_rounds.py",),
     ),

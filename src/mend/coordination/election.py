@@ -101,7 +101,7 @@ class Election:
         if member.rack != WITNESS or not former or not answers or log.policy is None:
             return
         if log.policy.restart_attests:
-            self.proposer.dead |= {each for each in former if each is not None}
+            self.proposer.dead |= former
             self.proposer.returned = member if member != log.witness else None
 
     def retire(self, gone: Member, now_ns: int) -> bool:

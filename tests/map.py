@@ -116,5 +116,5 @@ NAME_OWNERS: dict[str, frozenset[str]] = {
     "time.time_ns": frozenset({"trace", "status", "engine", "tools"}),
     "torch.manual_seed": frozenset({"tools", "determinism"}),
 }
-"""name -> the only rooms that may use it. `cli` reads the environment to hand it on to ranks,
+"""name -> the only rooms that may use it. `tools` reads the environment to hand it on to ranks,
 `determinism` sets what cuBLAS and NCCL read at their start."""

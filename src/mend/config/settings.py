@@ -53,6 +53,7 @@ FACTS = (
     "job_id",
     "quorum_min_learners",
     "expected_learner_ids",
+    "encrypt_payloads",
 )
 """What must be equal on all racks."""
 

@@ -139,7 +139,7 @@ class Coordinator:
 
     def _is_beat(self, event: Heard, now_ns: int) -> bool:
         """Whether a live rack repeats what it has said, with another step at most. Most of what is
-        heard is of this kind; all that time alone may change is looked at with the next orders."""
+        heard is of this kind; what only the clock changes is looked at when orders are due."""
         view, report = self.views.get(event.peer.rack), event.body
         if not isinstance(report, Report) or view is None or view.report is None:
             return False

@@ -33,8 +33,8 @@ def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Do
 def copies_of(
     log: LogState, reports: Reports, live: frozenset[int], donors: Sequence[Donor]
 ) -> tuple[StateCopy, ...]:
-    """What the donors have copied; for a rack that none will give it to, the reason of the
-    lowest."""
+    """What the donors have copied; where every donor has refused, the
+    refusal of the lowest rack."""
     found = []
     named = {each.to: each.donor for each in donors}
     for rack in _asking(log, reports, live):

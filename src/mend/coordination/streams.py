@@ -97,7 +97,7 @@ def make_patch(base_number: int, base: Repeated, state: Repeated) -> Patch:
 
 
 def _refer(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Any]:
-    """Those that are there already, by their places."""
+    """The items of `new`; one that `old` has is replaced by its place there."""
     same = {id(item): place for place, item in enumerate(old)}
     equal: dict[Any, int] | None = None
     found = []

@@ -355,13 +355,13 @@ def likely_cause(operator: str, cut: bool, no_inputs: bool) -> str:
         )
     if space not in ("aten", "prims"):
         return f"a kernel of {space}: {_ATOMIC}"
+    if any(word in name for word in SUMS_WITH_ATOMICS):  # "upsample_bilinear" is no product
+        return _ATOMIC
     if any(word in name for word in PRODUCTS):
         return (
             "the order of the sum over K: another number of threads, split-K, another workspace or "
             "library, or TF32"
         )
-    if any(word in name for word in SUMS_WITH_ATOMICS):
-        return _ATOMIC
     if any(word in name for word in SUMS):
         return "the order of a sum: another number of threads, or a reduction by atomics"
     return "another kernel was chosen: another number of threads, library or machine"

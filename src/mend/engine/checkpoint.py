@@ -45,8 +45,11 @@ from mend.types import VERSION, Owned
 T = TypeVar("T")
 
 FREE_FACTS = frozenset(
-    {"racks", "job_id", "quorum_min_learners", "expected_learner_ids", "mend version"}
-)
+    {
+        "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
+        "mend version",
+    }
+)  # fmt: skip
 """What a job that resumes a checkpoint may have otherwise."""
 
 Facts = Sequence[tuple[str, str]]

@@ -62,7 +62,7 @@ FRAMES_PER_TURN, BYTES_PER_TURN = 64, 8 << 20
 FLOOD_REST_S = 0.01
 """Of the inbox after a turn that has not emptied it: whoever floods it has the loop read at most
 6,400 frames a second, and the rest waits on his side. Connections are read in turns, so that a
-friend's frame waits no longer for it than one rest."""
+friend's frame waits for no more than one rest for each 64 connections that flood."""
 
 _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLOUT)
 """As plain numbers: arithmetic on pyzmq's enums runs through Python code, for every frame."""

@@ -155,6 +155,7 @@ def test_a_collective_is_blamed_behind_an_operator_of_another_rank() -> None:
         ("aten.mm.default", True, False, "how many rows"),
         ("aten.addmm.default", False, False, "split-K"),
         ("aten.index_add.default", False, False, "atomics"),
+        ("aten.upsample_bilinear2d_backward.default", False, False, "atomics"),
         ("aten.sum.dim_IntList", False, False, "order of a sum"),
         ("aten.exp.default", False, False, "another kernel"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 
 from mend.consensus.log import LogState
@@ -166,6 +166,11 @@ class Admission:
                 self.refuse(self.hellos.pop(rack), "resume", detail, detail, effects)
                 return rack
         return None
+
+    def refusals(self, there: Container[int]) -> tuple[str, ...]:
+        """For people: the racks that are still not there, and why they were sent away."""
+        absent = [rack for rack in sorted(self.refused) if rack not in there]
+        return tuple(f"rack {rack} was refused: {self.refused[rack]}" for rack in absent)
 
     def refuse(
         self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]

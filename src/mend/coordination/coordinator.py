@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import epoch_of, number_of
 from mend.consensus.log import Log, witness_votes
@@ -24,16 +22,21 @@ from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
 from mend.coordination.flow import Flow
 from mend.coordination.grace import Mean
 from mend.coordination.marks import next_mark, waits
-from mend.coordination.member_view import MemberView
+from mend.coordination.member_view import MemberView, view_of
 from mend.coordination.membership import (
     SLOW_STEADY_NS,
     STEADY_DETECTS,
     MembershipContext,
     next_roster,
 )
-from mend.coordination.messages import Hello, Orders, Pace, Prepare, Report, Retire, Vote
-from mend.coordination.round import Phase, Round
-from mend.coordination.round_inputs import inputs_of, settled_versions, surroundings
+from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
+from mend.coordination.round import Round
+from mend.coordination.round_inputs import (
+    asked_fragments,
+    inputs_of,
+    settled_versions,
+    surroundings,
+)
 from mend.coordination.slow import RackPaces
 from mend.coordination.validation import plan_hash, report_misfit
 from mend.types import WITNESS, Member, Peer, life_of
@@ -131,9 +134,9 @@ class Coordinator:
         if not self.proposer.leading:
             due_ns = self._founds_ns() if self._homeless() else self.election.due_ns()
             return due_ns if due_ns is not None else self.ending.due_ns
-        heartbeat_ns = self.options.heartbeat_ns
-        waits = [view.sent_ns + heartbeat_ns for view in self.views.values() if not view.gone]
-        return min([*waits, *self.round_dues], default=None)
+        sent_ns = [view.sent_ns for view in self.views.values() if not view.gone]
+        dues = [min(sent_ns) + self.options.heartbeat_ns] if sent_ns else []
+        return min([*dues, *self.round_dues], default=None)
 
     # -------------------------------------------------------------- what is said
 
@@ -141,16 +144,13 @@ class Coordinator:
         """Whether a live rack repeats what it has said, with another step at most. Most of what is
         heard is of this kind; what only the clock changes is looked at when orders are due."""
         view, report = self.views.get(event.peer.rack), event.body
-        if not isinstance(report, Report) or view is None or view.report is None:
+        if not isinstance(report, Report) or view is None or not self.proposer.leading:
             return False
-        known, detect_ns = view.report, self.options.detect_ns
         same = (view.member.incarnation, self.member.incarnation) == (event.incarnation, report.to)
-        due_ns = self.deadline_ns()
-        calm = self.proposer.leading and view.live(now_ns, detect_ns) and view.flow.calm
-        if not (same and calm) or due_ns is None or now_ns >= due_ns:
+        due_ns, live = self.deadline_ns(), view.live(now_ns, self.options.detect_ns)
+        if not (same and live) or due_ns is None or now_ns >= due_ns or not view.repeats(report):
             return False
-        if report.serial <= known.serial or _lasting(known) != _lasting(report):
-            return False
+        self.election.speaks(view.member)
         view.heard_ns, view.report = now_ns, report
         if report.acceptor_state.promised == self.proposer.epoch:
             view.flow.hears(report.heard)
@@ -276,7 +276,8 @@ class Coordinator:
         return (
             new
             or log.continues(vote.lineage, acceptor_state.decided)
-            or self._may_undo(acceptor_state)
+            # A beginning that nobody decided, of a former life of this founder, is to be outbid.
+            or (self._homeless() and acceptor_state.decided == 0)
         )
 
     def _on_acceptor_state(
@@ -363,11 +364,6 @@ class Coordinator:
             "again, so nobody has its weights any more"
         )
 
-    def _may_undo(self, acceptor_state: AcceptorState) -> bool:
-        """Whether the voter has a beginning that nobody decided, of a former life of this founder:
-        its promise is to be outbid."""
-        return self._homeless() and acceptor_state.decided == 0
-
     def _lives(self, peer: Peer, orders: Orders) -> bool:
         """Whether a founder is told of a job that lives: then there is none to be founded. A
         witness is told so by orders for its former life, too."""
@@ -412,10 +408,7 @@ class Coordinator:
         """Everything but the log is asked anew: who is there, what is open, what is held."""
         log = self.log.appended
         assert log.policy is not None, "nobody stands before the first record"
-        members = {rack: seat.member for rack, seat in log.seats.items()}
-        if log.witness is not None:
-            members[WITNESS] = log.witness
-        self.views = {rack: MemberView(m, now_ns, now_ns) for rack, m in members.items()}
+        self.views = {m.rack: MemberView(m, now_ns, now_ns) for m in sorted(log.members)}
         former = self.election.followed_rack()
         if former in self.views and former != self.me.rack:
             self.views[former].heard_ns -= self.options.detect_ns  # for whose silence it stood
@@ -541,8 +534,10 @@ class Coordinator:
         }
         self.round_dues = []
         around = surroundings(self.log.committed, self.views, self.offers, live)
-        busy |= self._idle()
+        asked = asked_fragments(self.views, self.offers)
         for round_ in self.rounds:
+            if round_.rests(asked):
+                continue
             if round_.fragment in busy or not self.proposer.may_append():
                 continue
             inputs = inputs_of(round_.fragment, around, self.log.committed, self.views, self.offers)
@@ -558,17 +553,6 @@ class Coordinator:
                     effects.append(Note("drop", about))
                 self.proposer.append(commit)
                 self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
-
-    def _idle(self) -> set[int]:
-        """Fragments of which nothing is offered or declined: their rounds have nothing to do."""
-        asked = {fragment for _, fragment in self.offers}
-        for view in self.views.values():
-            if view.report is not None:
-                asked |= {declined.fragment for declined in view.report.declined}
-        idle = [r for r in self.rounds if r.phase is Phase.IDLE and r.fragment not in asked]
-        for round_ in idle:
-            round_.why = ""
-        return {round_.fragment for round_ in idle}
 
     def _try_mark(self, live: frozenset[int], effects: list[Effect]) -> None:
         """A checkpoint that the racks have asked for, or have written."""
@@ -592,17 +576,18 @@ class Coordinator:
             return
         self.paces.due_ns = now_ns + self.options.heartbeat_ns
         seats, live = self.log.committed.seats, self._live(now_ns)
-        reports = {
-            rack: view.report for rack, view in self.views.items() if rack in live & seats.keys()
+        there = {
+            rack: self.views[rack].report for rack in self.views if rack in live & seats.keys()
         }
-        training = {rack: r for rack, r in reports.items() if r is not None and not r.leaving}
+        training = {rack: r for rack, r in there.items() if r is not None and not r.leaving}
         paces = {rack: report.pace for rack, report in training.items()}
         effects += self.paces.compare(paces, {rack: r.step for rack, r in training.items()})
 
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
-        slow = self._slow(now_ns)
+        """`slow`: live racks for whose results alone some merge has waited too long."""
+        slow = frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
         detect_ns = self.options.detect_ns
         for rack, view in self.views.items():
             if rack in live:
@@ -633,23 +618,15 @@ class Coordinator:
         if roster is None:
             return
         self.proposer.append(roster)
-        self.admission.seated([seat.member for seat in roster.members])
         members = [seat.member for seat in roster.members]
+        self.admission.seated(members)
         for member in (*members, *([roster.witness] if roster.witness else [])):
-            known = self.views.get(member.rack)
-            if known is None or known.member != member:
-                # A witness has answered orders for its former life, by their serials.
-                serial = known.serial if known else 0
-                self.views[member.rack] = MemberView(member, now_ns, now_ns, serial=serial)
+            self.views[member.rack] = view_of(member, self.views.get(member.rack), now_ns)
         self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
-        racks = [member.rack for member in members]
+        racks = [each.rack for each in members]
         votes = sorted(acceptor.rack for acceptor in self.log.appended.voters) if racks else []
         about: dict[str, object] = {"racks": racks, "votes": votes, "reason": roster.reason}
         effects.append(Note("roster", about))
-
-    def _slow(self, now_ns: int) -> frozenset[int]:
-        """Live racks for whose results alone some merge has waited too long."""
-        return frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
 
     def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
         """Another life of a silent witness, if it is heard."""
@@ -675,20 +652,14 @@ class Coordinator:
     # -------------------------------------------------------------- orders
 
     def _send_orders(self, now_ns: int, effects: list[Effect]) -> None:
-        log = self.log
-        versions = log.committed.versions
-        gathers = tuple(
-            g for r in self.rounds if versions and (g := r.gather(versions[r.fragment]))
-        )
+        log, versions = self.log, self.log.committed.versions
+        rounds = self.rounds if versions else []
         lively = self._live(now_ns)
         live = tuple(sorted(lively - {WITNESS}))
         settled = settled_versions([self.views[rack].report for rack in live], len(versions))
-        offers = tuple(self.offers[key] for key in sorted(self.offers))
         expected = range(0 if log.committed.begun else self.options.racks)
         missing = tuple(rack for rack in expected if rack not in self.views)
-        reports = self._reports()
-        donors = donors_of(log.committed, reports, lively)
-        copies = copies_of(log.committed, reports, lively, donors)
+        donors = donors_of(log.committed, self._reports(), lively)
         state = Orders(
             serial=0,
             to=0,
@@ -699,15 +670,15 @@ class Coordinator:
             records=(),
             last=log.last,
             decided=log.decided,
-            offers=offers,
-            gathers=gathers,
+            offers=tuple(self.offers[key] for key in sorted(self.offers)),
+            gathers=tuple(g for r in rounds if (g := r.gather(versions[r.fragment]))),
             settled=settled,
             live=live,
             missing=missing,
             why=self._why(bool(missing)),
             slow=self.paces.judged,
             donors=donors,
-            copies=copies,
+            copies=copies_of(log.committed, self._reports(), lively, donors),
         )
         heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
         views = [view for view in self.views.values() if not view.gone]
@@ -723,14 +694,7 @@ class Coordinator:
 
     def _why(self, starting: bool) -> tuple[str, ...]:
         if starting:
-            refused = self.admission.refused
-            absent = [rack for rack in sorted(refused) if rack not in self.views]  # still
-            return tuple(f"rack {rack} was refused: {refused[rack]}" for rack in absent)
+            return self.admission.refusals(self.views)
         whys = tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
         cut = waits(self.log.appended, self._reports())
         return (cut, *whys) if cut else whys
-
-
-def _lasting(report: Report) -> Report:
-    """Without what each report says anew."""
-    return replace(report, serial=0, heard=0, step=0, step_ns=0, pace=Pace())

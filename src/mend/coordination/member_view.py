@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from mend.consensus.log import Log
 from mend.coordination.flow import Again, Flow, Portion, whole
-from mend.coordination.messages import Orders, Report
+from mend.coordination.messages import Orders, Pace, Report
 from mend.types import Member
 
 
@@ -34,6 +34,17 @@ class MemberView:
     def live(self, now_ns: int, detect_ns: int) -> bool:
         fresh = self.report is None or self.report.fresh
         return fresh and not self.gone and now_ns - self.heard_ns < detect_ns
+
+    def repeats(self, report: Report) -> bool:
+        """Whether it is the newest one, says what the one before it said, but for what each says
+        anew, and owes no answer."""
+        known = self.report
+        return (
+            known is not None
+            and report.serial > known.serial
+            and self.flow.calm
+            and _lasting(known) == _lasting(report)
+        )
 
     def next_orders(
         self, orders: Orders, log: Log, known: int, now_ns: int, heartbeat_ns: int, detect_ns: int
@@ -63,3 +74,15 @@ class MemberView:
             records=portion.records,
             snapshot=portion.snapshot,
         )
+
+
+def _lasting(report: Report) -> Report:
+    return replace(report, serial=0, heard=0, step=0, step_ns=0, pace=Pace())
+
+
+def view_of(member: Member, known: MemberView | None, now_ns: int) -> MemberView:
+    """Of who has a seat. `known`: of whoever had it before; a witness has answered orders for its
+    former life, by their serials."""
+    if known is not None and known.member == member:
+        return known
+    return MemberView(member, now_ns, now_ns, serial=known.serial if known else 0)

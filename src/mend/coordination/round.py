@@ -97,6 +97,12 @@ class Round:
     def attempt(self) -> int:
         return attempt_of(self.epoch, self.count)
 
+    def rests(self, asked: Set[int]) -> bool:
+        """Whether it has nothing to do. `asked`: fragments that a rack has offered or declined."""
+        rests = self.phase is Phase.IDLE and self.fragment not in asked
+        self.why = "" if rests else self.why
+        return rests
+
     def advance(self, inputs: RoundInputs, now_ns: int) -> Commit | Drop | None:
         """Move as far as the scene allows; returns the record to append, if there is one."""
         self.why = ""

@@ -55,6 +55,13 @@ def surroundings(
     )
 
 
+def asked_fragments(views: Mapping[int, MemberView], offers: Offers) -> set[int]:
+    """Of which something is offered or declined."""
+    reports = [view.report for view in views.values() if view.report is not None]
+    declined = {each.fragment for report in reports for each in report.declined}
+    return declined | {fragment for _, fragment in offers}
+
+
 def fastest_ns(times_ns: Sequence[int]) -> int:
     """The shortest time per step; 0 before there is one. Whoever is fastest comes first to where
     it needs the result: a window that suits a slower rack is a stall of the fast ones."""

@@ -41,6 +41,9 @@ STATES_MAX = 16
 LIVES_MAX = 2
 """Lives of a process that are heard at once: frames of a former one may still come."""
 
+PEERS_MAX = 4096
+"""Processes whose streams are kept: more than a job can have that talk to one of it."""
+
 _Place = Annotated[int, Meta(ge=0)]
 _MANY = Meta(max_length=65536)
 _ITEMS: dict[str, Any] = {
@@ -138,7 +141,8 @@ class _Sent:
 
     def next(self, state: Repeated) -> Repeated | Patch:
         self.number += 1
-        base = self.states.get(self.acked)
+        answers = self.number - self.acked < STATES_MAX  # else another life may be there, and mute
+        base = self.states.get(self.acked) if answers else None
         self.states = {n: s for n, s in self.states.items() if n >= self.acked}
         self.states[self.number] = state
         _shorten(self.states, self.acked)
@@ -184,19 +188,21 @@ class Streams:
 
     member: Member
     _sent: dict[Peer, dict[int, _Sent]] = field(default_factory=dict)
+    _lives: dict[Peer, int] = field(default_factory=dict)
+    """The incarnation that acks are meant for: the first that was heard, then whoever has heard
+    this process. So frames in the name of another cannot take its place by their number."""
     _read: dict[Peer, dict[int, dict[int, _Read]]] = field(default_factory=dict)
-    """By peer, incarnation (the one that was heard last is the last) and kind."""
+    """By peer, incarnation and kind; of those that have heard this process."""
 
     def envelope(self, job: str, me: Peer, to: Peer, body: Message) -> Envelope:
-        """Around `body`, or around what has changed in it."""
-        lives = self._read.get(to)
-        life = next(reversed(lives), 0) if lives else 0
-        read = lives[life] if lives else {}
+        """Around `body`, or around what has changed in it. A last word goes whole: there is no
+        next one, if its patch cannot be read."""
+        life = self._lives.get(to, 0)
+        read = self._read.get(to, {}).get(life, {})
         acks = tuple(Ack(kind, each.newest) for kind, each in read.items())
-        number = 0
+        kind, number = _tag(type(body)), 0
         said: Message | Patch = body
-        kind = _tag(type(body))
-        if kind in _KINDS:
+        if kind in _KINDS and not (isinstance(body, Report) and body.gone):
             assert isinstance(body, Repeated)
             stream = self._sent.setdefault(to, {}).setdefault(kind, _Sent())
             said, number = stream.next(body), stream.number
@@ -205,14 +211,10 @@ class Streams:
     def read(self, envelope: Envelope) -> Message:
         """The whole body. Raises WireError where it cannot be known."""
         peer, life = Peer(envelope.rack, envelope.rank), envelope.incarnation
-        lives = self._read.setdefault(peer, {})
-        if next(reversed(lives), None) != life:
-            lives[life] = lives.pop(life, {})
-            if len(lives) > LIVES_MAX:
-                del lives[next(iter(lives))]
-            for stream in self._sent.get(peer, {}).values():
-                stream.acked = 0  # until this life says what it has read
-        if envelope.acked == self.member.incarnation:
+        hears = envelope.acked == self.member.incarnation
+        if peer not in self._lives or (hears and self._lives[peer] != life):
+            self._meet(peer, life)
+        if hears:
             for ack in envelope.acks:
                 if (sent := self._sent.get(peer, {}).get(ack.kind)) is not None:
                     sent.hears(ack.number)
@@ -222,4 +224,22 @@ class Streams:
         kind = body.kind if isinstance(body, Patch) else _tag(type(body))
         if kind not in _KINDS or not isinstance(body, Patch | Repeated):
             raise WireError(f"a numbered message of kind {kind}, which is no state")
-        return lives[life].setdefault(kind, _Read()).take(envelope.number, body)
+        lives = self._read.get(peer, {})
+        if not hears and life not in lives:
+            if isinstance(body, Patch):
+                raise Unread("a patch of somebody who has not heard this process yet")
+            return body
+        streams = self._read.setdefault(peer, {}).setdefault(life, {})
+        while len(self._read[peer]) > LIVES_MAX:
+            del self._read[peer][next(iter(self._read[peer]))]
+        return streams.setdefault(kind, _Read()).take(envelope.number, body)
+
+    def _meet(self, peer: Peer, life: int) -> None:
+        """Another life of a process: it has read nothing of what is under way to it."""
+        self._lives[peer] = life
+        for stream in self._sent.get(peer, {}).values():
+            stream.acked = 0
+        while len(self._lives) > PEERS_MAX:
+            oldest = next(iter(self._lives))
+            del self._lives[oldest]
+            self._read.pop(oldest, None)

@@ -39,6 +39,11 @@ ROWS = (
         peers=("tsugi-mend",),
     ),
     Row(
+        "control",
+        "the coordinator of 8 racks of 72 ranks, of a core",
+        quick="--racks 2 --ranks 2 --fragments 2 --seconds 2",
+    ),
+    Row(
         "hooks",
         "what mend adds to a step in which nothing is due",
         quick="--steps 10 --blocks 3",

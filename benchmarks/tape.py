@@ -123,7 +123,10 @@ def _feed(fed: list[Fed], folder: Path | None) -> tuple[float, float, float]:
         for entry in one.entries:
             machine = machines[entry.machine]
             begun_ns = time.perf_counter_ns()
-            handled(tape, entry.machine, machine, entry.event, entry.now_ns)
+            if tape is None:
+                machine.handle(entry.event, entry.now_ns)
+            else:
+                handled(tape, entry.machine, machine, entry.event, entry.now_ns)
             loop_ns += time.perf_counter_ns() - begun_ns
             events += 1
             if events % BURST == 0:

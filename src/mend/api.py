@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,6 @@ from torch import nn
 from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
-from mend.determinism.enabling import Determinism, Level, enable_for_rack
 from mend.engine import registry
 from mend.engine.construction import live_rank
 from mend.engine.counted_steps import CountedSteps
@@ -37,6 +37,8 @@ from mend.types import MS, SECOND
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from mend.determinism.enabling import Determinism, Level
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 """Or anything with `param_groups`, such as a wrapper around an optimizer."""
@@ -81,7 +83,7 @@ def mend_init(
     _warn_of_settings(config)
     asked, config = config, placed(config, members)
     with contextlib.ExitStack() as undo:
-        switches = enable_for_rack(determinism, seed, config.rack_number)
+        switches = _switches(determinism, seed, config.rack_number)
         if switches is not None:
             undo.callback(switches.close)
         rank = _rank_of(model, config, members, resume)
@@ -532,6 +534,16 @@ def _warn_of_statistics(model: nn.Module, config: MendConfig) -> None:
             f"modules in all: {len(kept)}; see {BUFFERS_PAGE}",
             stacklevel=3,
         )
+
+
+def _switches(level: Level | None, seed: int, rack: int) -> Determinism | None:
+    """Those of mend.determinism, which is loaded where it is asked for only: with it comes much of
+    torch's compiler."""
+    if level is None:
+        return None
+    enabling = import_module("mend.determinism.enabling")
+    switches: Determinism | None = enabling.enable_for_rack(level, seed, rack)
+    return switches
 
 
 def _seated(config: MendConfig, mesh: DeviceMesh) -> tuple[MendConfig, tuple[int, ...]]:

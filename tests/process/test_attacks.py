@@ -261,8 +261,14 @@ def fetch(reader: Target, holder: Address) -> bytes:
 
 
 def serving(target: Targets, *secrets: bytes) -> Target:
-    holder = target(HERE, *secrets)
-    holder.io_loop.call(lambda: holder.io_loop.serve(KEY, memoryview(PAYLOAD)))
+    holder, served = target(HERE, *secrets), threading.Event()
+
+    def serve() -> None:
+        holder.io_loop.serve(KEY, memoryview(PAYLOAD))
+        served.set()
+
+    holder.io_loop.call(serve)
+    assert served.wait(30)
     return holder
 
 

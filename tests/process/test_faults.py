@@ -54,7 +54,7 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
     if not lockstep:
         job.event(0, "declined", fragment=1)
         Path(behind).touch()
-    job.event(1, "captured", fragment=1)  # or a fast rack 0 could offer again in the same round
+    job.event(1, "commit", fragment=1)  # or a fast rack 0 could offer again in the same round
     Path(gate).touch()
     for rack in range(2):
         job.ended(rack, code=0)

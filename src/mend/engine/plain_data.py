@@ -22,10 +22,10 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from mend.engine.digest import bytes_of
 from mend.errors import StateRefused
+from mend.fragment.shards import as_dtensor
 
 HEADER_BYTES_MAX = 64 << 20
 DEPTH_MAX = 64
@@ -147,9 +147,9 @@ class Packing:
     def _tensor(self, path: Path, value: Tensor) -> object:
         more: dict[str, object] = {}
         device = value.device.type
-        if isinstance(value, DTensor):
-            more = {"shape": list(value.shape), "placements": str(value.placements)}
-            value = value.to_local()
+        if (spread := as_dtensor(value)) is not None:
+            more = {"shape": list(spread.shape), "placements": str(spread.placements)}
+            value = spread.to_local()
         plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided
         if not plain or value.dtype not in _NAMES:
             raise _refusal(path, value, f"{value.layout} of {value.dtype}, ")

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from mend.engine.plain_data import Carried, Packing, Path, check, said, unpack
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import StateRefused, UsageError
+from mend.fragment.shards import as_dtensor
 
 Scope = Literal["job", "rack"]
 SCOPES: tuple[Scope, ...] = ("job", "rack")
@@ -261,7 +261,8 @@ def _listed(names: Mapping[str, object]) -> str:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    spread = as_dtensor(tensor)
+    return tensor if spread is None else spread.to_local()
 
 
 def _difference(name: str, what: str, there: Any, here: Any) -> str:
@@ -315,15 +316,16 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
         tensor = tensor.to(value.device)
     if not value.placements:
         return tensor
-    if not isinstance(like, DTensor) or str(like.placements) != value.placements:
-        has = str(like.placements) if isinstance(like, DTensor) else "not sharded"
+    spread = as_dtensor(like) if like is not None else None
+    if spread is None or str(spread.placements) != value.placements:
+        has = "not sharded" if spread is None else str(spread.placements)
         raise StateRefused(
             f"{said(path)} is sharded as {value.placements} at the donor, {has} here"
         )
     whole = torch.Size(value.shape)
     stride = torch.empty(whole, device="meta").stride()
-    return DTensor.from_local(
-        tensor, like.device_mesh, like.placements, run_check=False, shape=whole, stride=stride
+    return type(spread).from_local(
+        tensor, spread.device_mesh, spread.placements, run_check=False, shape=whole, stride=stride
     )
 
 

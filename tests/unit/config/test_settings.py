@@ -157,6 +157,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("failslow_min_samples", value) for value in (1,)),
     *(("rack_aware", value) for value in (2,)),
     *(("outer_step_compression_mode", value) for value in ("zip", 8, "powersgd-65")),
+    *(("outer_step_compression_rank", value) for value in (0, 65, "four")),
     *(
         ("expected_learner_ids", value)
         for value in (("a1", "a1"), ("a1", "b01"), ("rack",), ("",), (1,), 5)

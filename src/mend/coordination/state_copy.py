@@ -39,6 +39,10 @@ class StateCopies:
     """Of `found`."""
     retry_ns: int = 0
 
+    def wanting(self, on: bool) -> None:
+        """Said again: the ranks of this rack got different copies, so all pull once more."""
+        self.wants, self.done, self.tries, self.retry_ns = on, False, 0, 0
+
     def taken(self, event: StateTaken) -> None:
         copy = RankCopy(event.to, event.step, event.size, event.digest, event.refused)
         self.given[event.to] = copy

@@ -57,6 +57,19 @@ def test_a_joiner_pulls_its_part_once() -> None:
     assert twin.pull(log(), 0) == [], "it is here"
 
 
+def test_a_joiner_that_asks_once_more_pulls_once_more() -> None:
+    """Another rank of its rack has pulled what another donor copied."""
+    twin = joiner(copy())
+    twin.pull(log(), 0)
+    twin.copied(StateCopied(DONOR, 7, digest(7)), 0)
+    twin.read(rank_orders(2, copy=copy(1, 9)), log())
+    assert twin.pull(log(), 0) == []
+    twin.wanting(True)
+    (pull,) = twin.pull(log(), 0)
+    assert isinstance(pull, CopyState)
+    assert (pull.donor, pull.step) == (member(1), 9)
+
+
 def test_who_does_not_wait_pulls_nothing() -> None:
     twin = joiner(copy())
     twin.wants = False

@@ -251,9 +251,7 @@ class Trainer(TrainerRounds):
         self._go_on_from(copied)
         self._stand()
         if self._joins():
-            if self.training_state is not None and not self.training_state.joins:
-                self.training_state.begins_fresh("this rack was not in the roster in time")
-            self._note("joined", {"versions": [anchor.version for anchor in anchors]})
+            self._tell_joined([anchor.version for anchor in anchors])
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
         """Of a rack that joins: get the training state of a donor and load it, before the weights,
@@ -286,6 +284,12 @@ class Trainer(TrainerRounds):
         if not (yield from self._all_ranks([int(refusal is None)]))[0]:
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
         return found
+
+    def _tell_joined(self, versions: list[int]) -> None:
+        state = self.training_state
+        if state is not None and not state.joins:  # `_copy_state` did not see that it joins
+            state.begins_fresh("this rack was not in the roster in time")
+        self._note("joined", {"versions": versions})
 
     def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
         """What a donor has copied, the same on all ranks; or why there is nothing.

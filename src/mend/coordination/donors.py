@@ -19,13 +19,15 @@ LEAVES = "it leaves the job, and nobody else trains"
 
 
 def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:
-    """For every live rack that asks: the lowest that trains, and has not refused it."""
+    """For every live rack that asks: one that trains, and has not refused it. The lowest that has
+    copied for it already, so that a copy is not given up for a lower rack; else the lowest."""
     asking = _asking(log, reports, live)
     found = []
     for rack in asking:
         to = log.seats[rack].member
-        able = (r for r in _training(log, reports, live) if not _refusal(reports[r], to))
-        if (donor := next(able, None)) is not None:
+        able = [r for r in _training(log, reports, live) if not _refusal(reports[r], to)]
+        if able:
+            donor = next((r for r in able if _has_copy(reports[r], to)), able[0])
             found.append(Donor(to, log.seats[donor].member))
     return tuple(found)
 
@@ -46,7 +48,7 @@ def copies_of(
             training = _training(log, reports, live)
             refusals = [_refusal(reports[r], to) for r in training]
             if not training:
-                leaving = [log.seats[r].member for r in _leaving(log, reports, live)]
+                leaving = [log.seats[r].member for r in _all_leaving(log, reports)]
                 refusals = [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
             found += [each for each in refusals if each is not None][:1]
     return tuple(found)
@@ -80,6 +82,11 @@ def copy_for(orders: Orders | None, member: Member) -> StateCopy | None:
     return next(found, None)
 
 
+def waiting_for_state(reports: Reports) -> frozenset[int]:
+    """Racks that join and train only once a donor's state is there."""
+    return frozenset(r for r, report in reports.items() if report is not None and report.wants)
+
+
 def _asking(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
     there = (rack for rack in sorted(log.seats) if rack in live)
     return [rack for rack in there if (report := reports.get(rack)) is not None and report.wants]
@@ -96,9 +103,18 @@ def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int
     ]
 
 
-def _leaving(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
-    there = (rack for rack in sorted(log.seats) if rack in live)
-    return [rack for rack in there if (report := reports.get(rack)) is not None and report.leaving]
+def _all_leaving(log: LogState, reports: Reports) -> list[int]:
+    """The seated racks that do not join, if all of them leave; one that is silent, or that was not
+    heard yet, may still train."""
+    newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
+    racks = sorted(log.seats.keys() - newcomers)
+    found = [reports.get(rack) for rack in racks]
+    return racks if all(report is not None and report.leaving for report in found) else []
+
+
+def _has_copy(report: Report | None, to: Member) -> bool:
+    copies = report.copies if report is not None else ()
+    return any(copy.to == to and not copy.refused for copy in copies)
 
 
 def _refusal(report: Report | None, to: Member) -> StateCopy | None:

@@ -351,6 +351,13 @@ class NoState:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedState:
+    """These racks join, and wait for a copy of this rank's training state."""
+
+    racks: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FreeState:
     """The rack that joins needs the copy no more."""
 
@@ -447,6 +454,7 @@ Effect = (
     | Copy
     | CopyState
     | NoState
+    | AskedState
     | FreeState
     | PublishAnchor
     | RecordCommitted

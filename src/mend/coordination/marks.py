@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mend.consensus.log import LogState
 from mend.consensus.records import Mark
+from mend.coordination.donors import waiting_for_state
 from mend.coordination.messages import Cut, RankReport, Report
 
 
@@ -28,7 +29,8 @@ def next_mark(
         return None
     heard = {rack for rack in log.seats if log.policy.lockstep or rack in live}
     found = {rack: reports.get(rack) for rack in sorted(heard)}
-    newcomers = log.non_voters - log.demoted  # they copy what is decided, and train on it later
+    # They copy what is decided, or wait for a donor's state, and train later.
+    newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
     if log.mark is not None and not log.mark.written:
         # One that was started again meanwhile is a newcomer, and will not write.
         there = {rack: each for rack, each in found.items() if rack not in newcomers}

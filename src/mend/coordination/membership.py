@@ -161,10 +161,11 @@ def _may_vote(context: MembershipContext, rack: int) -> bool:
 
 
 def _is_close(context: MembershipContext, rack: int) -> bool:
-    """Whether it has nearly all that is decided. To the last version would wait for a moment
-    without rounds, which may never come; that no bytes are lost is asked of every change."""
+    """Whether it has nearly all that is decided, and waits for no donor. To the last version would
+    wait for a moment without rounds, which may never come; that no bytes are lost is asked of every
+    change."""
     report = context.reports.get(rack)
-    if report is None:
+    if report is None or report.wants:
         return False
     return all(has >= v - 1 for has, v in zip(report.versions, context.log.versions, strict=True))
 

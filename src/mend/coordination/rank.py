@@ -130,7 +130,7 @@ class RankMachine:
             case ev.Copied(p, version, error):
                 self._on_copied(p, version, error, now_ns, effects)
             case ev.Wanting(on):
-                self.copies.wants = on
+                self.copies.wanting(on)
             case ev.StateTaken():
                 self.copies.taken(event)
             case ev.StateCopied():

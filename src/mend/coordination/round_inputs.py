@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from mend.consensus.log import LogState
 from mend.consensus.quorum import hold
 from mend.consensus.records import Absent, Offer
+from mend.coordination.donors import waiting_for_state
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Report
 from mend.coordination.round import RoundInputs
@@ -35,8 +36,10 @@ def surroundings(
     seated = {rack: views[rack] for rack in sorted(log.seats)}
     reports = {rack: view.report for rack, view in seated.items() if view.report}
     live &= seated.keys()
-    # Who still copies what is decided has nothing to offer, and is not waited for.
-    newcomers = log.non_voters - log.demoted - {rack for rack, _ in offers}
+    # Who still copies what is decided, or waits for a donor's state, has nothing to offer, and is
+    # not waited for.
+    newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
+    newcomers -= {rack for rack, _ in offers}
     leaving = {rack for rack, report in reports.items() if report.leaving and report.idle}
     return RoundInputs(
         version=0,

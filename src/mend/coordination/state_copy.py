@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mend.consensus.log import LogState
 from mend.coordination.events import (
+    AskedState,
     CopyState,
     Effect,
     FreeState,
@@ -31,6 +32,8 @@ class StateCopies:
     wants: bool = False
     given: dict[Member, RankCopy] = field(default_factory=dict)
     """As a donor: what is served, by the rack that it is for."""
+    asked: tuple[Member, ...] = ()
+    """As a donor: the racks that wait for a copy."""
     found: StateCopy | None = None
     """As a rack that joins: what a donor has copied for it."""
     pulling: bool = False
@@ -38,6 +41,10 @@ class StateCopies:
     tries: int = 0
     """Of `found`."""
     retry_ns: int = 0
+
+    def wanting(self, on: bool) -> None:
+        """Said again: the ranks of this rack got different copies, so all pull once more."""
+        self.wants, self.done, self.tries, self.retry_ns = on, False, 0, 0
 
     def taken(self, event: StateTaken) -> None:
         copy = RankCopy(event.to, event.step, event.size, event.digest, event.refused)
@@ -53,7 +60,11 @@ class StateCopies:
             del self.given[to]
         if orders.copy is not None and orders.copy != self.found:
             self.found, self.tries, self.retry_ns = orders.copy, 0, 0
-        return [FreeState(to) for to in gone]
+        effects: list[Effect] = [FreeState(to) for to in gone]
+        if orders.asked != self.asked:
+            self.asked = orders.asked
+            effects.append(AskedState(orders.asked))
+        return effects
 
     def pull(self, log: LogState, now_ns: int) -> list[Effect]:
         """Begin the pull that is due."""

@@ -151,7 +151,6 @@ class ConcurrentOuterStep:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
-            self.published.asked = body.asked
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It looks here for the coordinator, so its addresses number the racks otherwise.
             at = body.seat.address
@@ -236,8 +235,11 @@ class ConcurrentOuterStep:
                 self._states.copy(effect)
             case ev.NoState(reason):
                 self.published.receive(reason)
+            case ev.AskedState(racks):
+                self.published.ask(racks)
             case ev.FreeState(to):
                 self._states.free(to)
+                self.published.free(to)
             case ev.PublishAnchor(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.RecordCommitted(record, rounds, part):

@@ -116,6 +116,8 @@ class PublishedState:
         self.members: frozenset[Member] = frozenset()
         self.asked: tuple[Member, ...] = ()
         """Racks that join and wait for a copy of this rack's training state."""
+        self.given: set[Member] = set()
+        """For which of them it was copied, or refused; the loop takes them out when it frees it."""
         self.copied: Received | str | None = None
         """What a donor has copied for this rack, or why there is nothing."""
         self.pulling = False
@@ -170,6 +172,16 @@ class PublishedState:
         with self.changed:
             self.copied, self.pulling = found, False
             self.changed.notify_all()
+
+    def ask(self, racks: tuple[Member, ...]) -> None:
+        """These racks join, and wait for a copy of this rank's training state."""
+        with self.changed:
+            self.asked = racks
+
+    def free(self, to: Member) -> None:
+        """The copy for this rack is gone; should it be asked for again, it is made again."""
+        with self.changed:
+            self.given.discard(to)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Everything up to some record is decided; the records will not be told."""

@@ -251,7 +251,7 @@ class Trainer(TrainerRounds):
         self._go_on_from(copied)
         self._stand()
         if self._joins():
-            self._note("joined", {"versions": [anchor.version for anchor in anchors]})
+            self._tell_joined([anchor.version for anchor in anchors])
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
         """Of a rack that joins: get the training state of a donor and load it, before the weights,
@@ -262,7 +262,8 @@ class Trainer(TrainerRounds):
         if state is None:
             return None
         yield Wait(lambda: self.member in published.members, limit_ns)
-        if not self._joins():
+        joins = yield from self._all_ranks([int(self._joins())])
+        if not joins[0]:
             return None
         able = yield from self._all_ranks([int(state.enabled)])
         found: Received | str = state.why_not()
@@ -284,19 +285,35 @@ class Trainer(TrainerRounds):
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
         return found
 
+    def _tell_joined(self, versions: list[int]) -> None:
+        state = self.training_state
+        if state is not None and not state.joins:  # `_copy_state` did not see that it joins
+            state.begins_fresh("this rack was not in the roster in time")
+        self._note("joined", {"versions": versions})
+
     def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
-        """What a donor has copied, the same step on all ranks; or why there is nothing."""
-        published = self.published
-        self._post(Wanting(True))
-        waits = True
-        while waits:  # a pull that stalls ends by itself
-            here: bool = yield Wait(lambda: published.copied is not None, limit_ns)
-            waits = not here and published.pulling and published.failure is None
-        found, published.copied = published.copied, None
+        """What a donor has copied, the same on all ranks; or why there is nothing.
+
+        Ranks whose copies differ, as the donor changed between their pulls, pull again until the
+        limit. This rack wants the copy until all its ranks have it: the donor frees it then."""
+        published, deadline_ns, again = self.published, self._now_ns() + limit_ns, True
+        while again:
+            self._post(Wanting(True))
+            waits = True
+            while waits:  # a pull that stalls ends by itself
+                left_ns = max(deadline_ns - self._now_ns(), POLL_NS)
+                here: bool = yield Wait(lambda: published.copied is not None, left_ns)
+                waits = not here and published.pulling and published.failure is None
+            found, published.copied = published.copied, None
+            copied = isinstance(found, Received)
+            mine = [found.donor, found.step] if isinstance(found, Received) else [-1, -1]
+            early = copied and self._now_ns() < deadline_ns
+            values = [*mine, *(-value for value in mine), int(early)]
+            agreed = yield from self._all_ranks(values)
+            same = agreed[:2] == [-value for value in agreed[2:4]]
+            again = not same and bool(agreed[4])
         self._post(Wanting(False))
-        step = found.step if isinstance(found, Received) else -1
-        agreed = yield from self._all_ranks([step, -step])
-        if isinstance(found, Received) and agreed != [step, -step]:
+        if copied and not same:
             return "the ranks of this rack got copies of different steps, or some got none"
         return found or f"no rack gave a copy within {limit_ns / SECOND:g} s"
 

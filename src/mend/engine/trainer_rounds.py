@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mend.consensus.records import TEXT_MAX
 from mend.coordination.events import Applied, Captured, Discarded, Event, StillOpen, Timed
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import Calendar, Schedule
@@ -92,7 +93,8 @@ class TrainerRounds:
         self.state_due: Member | None = None
         """A rack that joins, for which it is copied before the next step."""
         self.give: GiveState = lambda *_: None
-        self._given = set[Member]()
+        self._looks = 0
+        """At `asked`; the same on all ranks."""
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
         """What this rank goes on from, with the offers that were open then."""
         self.step = 0
@@ -316,11 +318,12 @@ class TrainerRounds:
         eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
         flags = self._opened() if polls else []
         asked = self._asked()
-        life = [] if asked is None else [asked.incarnation]
-        both = [*flags, *(-v for v in flags), *life, *(-v for v in life)]
+        life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
+        needs = [] if asked is None else [-int(asked[1])]
+        both = [*flags, *(-v for v in flags), *life, *needs]
         agreed = yield from self._agree_and_apply(eligible, both)
-        if life and agreed[-2:] == [life[0], -life[0]] != [0, 0]:
-            self.state_due = asked
+        if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
+            self.state_due = asked[0]
         for fragment in ends:
             offer = self.tracks[fragment].offer
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
@@ -330,14 +333,17 @@ class TrainerRounds:
 
     # -------------------------------------------------------------- for racks that join
 
-    def _asked(self) -> Member | None:
-        """The first rack that joins and has no copy of this one's training state yet; without
-        such a rack one that is none. None: this rank has nothing to give."""
+    def _asked(self) -> tuple[Member, bool] | None:
+        """A rack that joins, and whether this rank has no copy for it: then all ranks copy once
+        more, at one step. Of several such racks they look at one after another; without one at one
+        that is none. None: this rank has nothing to give."""
         if self.training_state is None:
             return None
-        asked = self.published.asked
-        self._given &= set(asked)
-        return next((to for to in asked if to not in self._given), Member(0, 0))
+        with self.published.changed:
+            asked, given = self.published.asked, frozenset(self.published.given)
+        self._looks += 1
+        to = asked[self._looks % len(asked)] if asked else Member(0, 0)
+        return to, to not in given
 
     def give_state(self) -> None:
         """Between two steps, if it is due: copy the training state, for a rack that joins. Costs
@@ -345,13 +351,16 @@ class TrainerRounds:
         to, self.state_due = self.state_due, None
         if to is None or self.training_state is None:
             return
-        self._given.add(to)
+        with self.published.changed:
+            self.published.given.add(to)
         begun_ns = self._now_ns()
         with self.untimed():
             try:
                 data_B: Tensor | str = self.training_state.take(self.step)
             except StateRefused as error:
-                data_B = str(error)
+                data_B = str(error)[:TEXT_MAX]
+            except Exception as error:  # of the script's own state_dict; no memory for the copy
+                data_B = f"{type(error).__name__}: {error}"[:TEXT_MAX]
         self.give(to, self.step, data_B)
         size = 0 if isinstance(data_B, str) else data_B.numel()
         about: dict[str, object] = {"to": to.rack, "step": self.step, "bytes": size}

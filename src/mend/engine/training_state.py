@@ -187,6 +187,12 @@ class TrainingState:
         """This rack joins, and has no donor's state."""
         self.joins, self._fresh, self.account = True, reason, f"fresh: {reason}"
         effect = "the optimizer and what is registered begin as this script made them"
+        if where := self._of["job"]:
+            self.account += f"; what is registered is that of {where}"
+            effect = (
+                "the optimizer begins as this script made it, what is registered as it is in "
+                f"{where}"
+            )
         self._note("state-fresh", {"name": "optimizer", "reason": reason, "effect": effect})
 
     def _optimizer(self, name: str, optimizer: HoldsParameters) -> dict[str, Any]:

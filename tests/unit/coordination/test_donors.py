@@ -59,6 +59,16 @@ def test_one_that_cannot_give_is_passed_over(changes: Any, live: frozenset[int])
     assert Donor(JOINER, member(1)) in donors_of(log(), reports(**changes), live)
 
 
+def test_a_donor_that_has_copied_is_kept() -> None:
+    """A lower rack is back meanwhile; to it a refusal is no copy."""
+    mine = StateCopy(JOINER, member(1), 9, (10,), (digest(2),))
+    told = reports() | {1: report(1, copies=(mine,))}
+    assert donors_of(log(), told, ALL) == (Donor(JOINER, member(1)),)
+    assert copies_of(log(), told, ALL, donors_of(log(), told, ALL)) == (mine,)
+    told |= {1: report(1, copies=(no(1),))}
+    assert donors_of(log(), told, ALL) == (Donor(JOINER, member(0)),)
+
+
 def test_a_newcomer_has_nothing_to_give() -> None:
     joined = log_of(genesis(2), roster(2, (0, 1, 2, 3), non_voters=(2, 3))).appended
     told = reports() | {0: None, 1: None, 3: report(1)}
@@ -92,6 +102,9 @@ def test_where_all_leave_the_joiner_hears_it() -> None:
     assert (said.donor, said.refused) == (member(0), "it leaves the job, and nobody else trains")
     told = reports(leaving=True) | {1: None}
     assert copies_of(log(), told, frozenset({1, 2}), ()) == (), "one may be heard yet"
+    assert copies_of(log(), told, frozenset({0, 2}), ()) == (), "a new coordinator has no report"
+    told = reports(leaving=True)
+    assert copies_of(log(), told, frozenset({0, 2}), ()) == (), "rack 1 is silent, and trains"
 
 
 def test_a_racks_copy_is_that_of_all_its_ranks_at_one_step() -> None:

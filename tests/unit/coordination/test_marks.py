@@ -55,6 +55,8 @@ def test_who_leaves_or_still_copies_is_not_waited_for() -> None:
     joined = log(roster(1, (0, 1, 2), non_voters=(2,)))
     # A learner that had a vote before has what it trains on, and is in.
     assert next_mark(joined, LINEAGE, reports(ASK, ASK, None), ALL) is None
+    waits = reports(ASK, ASK) | {2: report(1, wants=True)}
+    assert next_mark(joined, LINEAGE, waits, ALL) == Mark(1, "one", LINEAGE, (0, 1))
     newcomer = log(roster(1, (0, 1)), roster(2, (0, 1, 2), non_voters=(2,)))
     found = next_mark(newcomer, LINEAGE, reports(ASK, ASK, None), ALL)
     assert found == Mark(1, "one", LINEAGE, (0, 1))

@@ -491,3 +491,14 @@ def test_a_retired_rack_is_out_once_it_is_silent() -> None:
     assert seats_of(change) == [member(0), member(2)]
     assert change is not None
     assert change.reason == "a person has retired rack 1"
+
+
+def test_a_rack_that_waits_for_a_donors_state_has_no_vote_yet() -> None:
+    """The others would wait for it in rounds and checkpoints, and its donor for them."""
+    house = House(roster(1, [0, 1, 2], non_voters=[2]))
+    house.say(2, wants=True)
+    assert house.next() is None
+    house.say(2)
+    change = house.next()
+    assert change is not None
+    assert (change.non_voters, change.reason) == ((), "rack 2 holds everything")

@@ -108,3 +108,6 @@ def test_who_has_lost_its_vote_is_waited_for_like_any_other_who_has_just_come_is
     around = surroundings(log, views, {}, frozenset(range(3)))
     assert around.contributors == {0, 1}
     assert around.voters == {0}
+    views[1].report = report(1, wants=True)
+    around = surroundings(log, views, {}, frozenset(range(3)))
+    assert around.contributors == {0}, "it waits for the training state of a donor"

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from mend.consensus.log import LogState
-from mend.coordination.events import CopyState, FreeState, NoState, StateCopied, StateTaken
+from mend.coordination.events import (
+    AskedState,
+    CopyState,
+    FreeState,
+    NoState,
+    StateCopied,
+    StateTaken,
+)
 from mend.coordination.messages import StateCopy
 from mend.coordination.state_copy import TRIES_MAX, StateCopies
 from mend.types import SECOND, Peer
@@ -33,9 +40,10 @@ def test_a_donor_serves_its_copy_as_long_as_it_is_asked() -> None:
     donor = StateCopies(Peer(0, 0))
     donor.taken(StateTaken(JOINER, 7, 10, digest(7)))
     asked: dict[str, Any] = {"asked": (JOINER,)}
+    assert donor.read(rank_orders(1, **asked), log()) == [AskedState((JOINER,))]
     assert donor.read(rank_orders(1, **asked), log()) == []
     assert list(donor.given) == [JOINER]
-    assert donor.read(rank_orders(2), log()) == [FreeState(JOINER)]
+    assert donor.read(rank_orders(2), log()) == [FreeState(JOINER), AskedState(())]
     assert donor.given == {}
 
 
@@ -55,6 +63,19 @@ def test_a_joiner_pulls_its_part_once() -> None:
     assert twin.pull(log(), 0) == [], "it is under way"
     assert twin.copied(StateCopied(DONOR, 7, digest(7)), 0) == []
     assert twin.pull(log(), 0) == [], "it is here"
+
+
+def test_a_joiner_that_asks_once_more_pulls_once_more() -> None:
+    """Another rank of its rack has pulled what another donor copied."""
+    twin = joiner(copy())
+    twin.pull(log(), 0)
+    twin.copied(StateCopied(DONOR, 7, digest(7)), 0)
+    twin.read(rank_orders(2, copy=copy(1, 9)), log())
+    assert twin.pull(log(), 0) == []
+    twin.wanting(True)
+    (pull,) = twin.pull(log(), 0)
+    assert isinstance(pull, CopyState)
+    assert (pull.donor, pull.step) == (member(1), 9)
 
 
 def test_who_does_not_wait_pulls_nothing() -> None:

@@ -27,7 +27,7 @@ from mend.errors import Diverged, OtherVersion, PlanMismatch, Refused, TransferS
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.transport.bulk_wire import checksum_of
-from mend.types import SECOND, Address, Owned, Peer, Span, offer_key, state_key
+from mend.types import SECOND, Address, Member, Owned, Peer, Span, offer_key, state_key
 from tests.unit.coordination.nouns import commit, genesis, member, offer, rank_orders
 
 T = TypeVar("T")
@@ -441,3 +441,34 @@ def test_what_stops_the_rack_is_raised_as_what_it_is(kind: str, error: type[Exce
     story.told(failure=(kind, "lr is 9 there and 0.1 here"))
     assert isinstance(story.published.failure, error)
     assert "lr is 9 there and 0.1 here" in str(story.published.failure)
+
+
+# -------------------------------------------------------------- a donor
+
+
+def test_only_what_its_leader_says_last_names_the_racks_that_ask_a_donor() -> None:
+    """Orders that come late, twice, or from elsewhere would take the request back."""
+    story, joins = Story(), Member(2, 9)
+    story.told(asked=(joins,))
+    assert story.published.asked == (joins,)
+    late = rank_orders(1, story.records)
+    story.rank.heard(Peer(1, 0), MINE.incarnation, late)
+    newer = rank_orders(9, story.records)
+    story.rank.heard(Peer(1, 0), MINE.incarnation + 1, newer)
+    story.rank.heard(Peer(2, 0), MINE.incarnation, newer)
+    assert story.published.asked == (joins,)
+    story.told()
+    assert story.published.asked == ()
+
+
+def test_a_donor_whose_copy_is_freed_makes_another_when_it_is_asked_again() -> None:
+    """As where a new coordinator does not know of the joining rack at first."""
+    story, joins = Story(), Member(2, 9)
+    story.told(asked=(joins,))
+    story.published.given.add(joins)
+    before = set(story.host.served)
+    story.rank.give_state(joins, 3, torch.ones(4, dtype=torch.uint8))
+    assert len(story.host.served.keys() - before) == 1
+    story.told()
+    assert story.host.served.keys() == before
+    assert story.published.given == set()

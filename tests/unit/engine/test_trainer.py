@@ -158,10 +158,51 @@ def test_what_one_rank_cannot_take_no_rank_of_the_rack_takes() -> None:
 def test_ranks_whose_copies_are_of_different_steps_begin_fresh() -> None:
     hand, optimizer = joiner(ranks=2)
     hand.during = lambda: hand.published.receive(given(9))
-    hand.agree = lambda values: [7, -9] if values == [9, -9] else values
+    other = [1, 7, -1, -7, 0]
+    hand.agree = lambda values: other if values[:2] == [1, 9] else values
     hand.run(hand.trainer.begin(9 * SECOND))
     assert "different steps" in dict(hand.notes)["state-fresh"]["reason"]
     assert (hand.trainer.step, optimizer.param_groups[0]["lr"]) == (0, 0.5)
+
+
+def test_a_rank_wants_the_copy_until_all_ranks_of_its_rack_have_it() -> None:
+    """The donor frees what the rack does not want; the other rank may still pull."""
+    hand, _ = joiner(ranks=2)
+    hand.during = lambda: hand.published.receive(given(9))
+    wanted: list[bool] = []
+
+    def agree(values: list[int]) -> list[int]:
+        if values[:2] == [1, 9]:
+            wanted.extend(event.on for event in hand.events if isinstance(event, Wanting))
+        return values
+
+    hand.agree = agree
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert wanted == [True]
+    assert Wanting(False) in hand.events
+
+
+@pytest.mark.parametrize("other", [(1, 7), (0, 9)], ids=["another step", "another donor"])
+def test_ranks_whose_donor_changed_between_their_pulls_pull_again(other: tuple[int, int]) -> None:
+    hand, _ = joiner(ranks=2)
+    hand.during = lambda: hand.published.receive(given(9))
+    theirs = iter([[*other, -other[0], -other[1], 1]])
+    hand.agree = lambda values: next(theirs, values) if values[:2] == [1, 9] else values
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert hand.trainer.step == 9
+    wanted = [event.on for event in hand.events if isinstance(event, Wanting)]
+    assert wanted == [True, True, False]
+
+
+def test_ranks_agree_whether_their_rack_joins_before_any_waits_for_a_copy() -> None:
+    """One of them has not read the roster in time; this one has."""
+    hand, _ = joiner(ranks=2)
+    first = iter([[0]])
+    hand.agree = lambda values: next(first, values)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert not [event for event in hand.events if isinstance(event, Wanting)]
+    reason = dict(hand.notes)["state-fresh"]["reason"]
+    assert reason == "this rack was not in the roster in time"
 
 
 def test_what_is_passed_on_inside_a_rack_is_compared_with_its_digest() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
-from mend.consensus.records import Last, Snapshot
+from mend.consensus.records import TEXT_MAX, Last, Snapshot
 from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen, Timed
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
 from mend.engine.training_state import TrainingState
@@ -703,7 +703,7 @@ def donor(**options: Any) -> Hand:
 def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
     """All that belongs to a step is done by then: a scheduler steps behind the optimizer."""
     hand = donor()
-    hand.published.asked = (THEIRS,)
+    hand.published.ask((THEIRS,))
     hand.step()
     hand.trainer.give_state()
     assert hand.given == [], "it has not looked yet"
@@ -716,19 +716,46 @@ def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
     hand.step(4)
     hand.trainer.give_state()
     assert len(hand.given) == 1, "it was asked once"
-    hand.published.asked = ()
+    hand.published.ask(())
     hand.step(2)
-    hand.published.asked = (THEIRS,)
+    hand.published.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
-    assert [step for _, step, _ in hand.given] == [2, 10], "asked anew: the copy was freed"
+    assert len(hand.given) == 1, "the copy is still there"
+    hand.published.free(THEIRS)
+    hand.step(2)
+    hand.trainer.give_state()
+    assert [step for _, step, _ in hand.given] == [2, 12], "the copy was freed, and nobody saw it"
+
+
+def test_a_rank_that_has_its_copy_still_makes_another_where_another_rank_lost_its_own() -> None:
+    hand = donor(ranks=2)
+    hand.published.ask((THEIRS,))
+    hand.step(2)
+    hand.trainer.give_state()
+    hand.step(2)
+    hand.trainer.give_state()
+    assert [step for _, step, _ in hand.given] == [2]
+    hand.agree = lambda values: [*values[:4], -1, *values[5:]]
+    hand.step(2)
+    hand.trainer.give_state()
+    assert [step for _, step, _ in hand.given] == [2, 6]
+
+
+def test_of_several_racks_that_join_each_gets_its_copy() -> None:
+    hand, other = donor(), Member(7, 70)
+    hand.published.ask((THEIRS, other))
+    for _ in range(6):
+        hand.step(1)
+        hand.trainer.give_state()
+    assert sorted(to for to, _, _ in hand.given) == sorted((THEIRS, other))
 
 
 def test_ranks_of_a_donor_copy_behind_one_step() -> None:
     """The other rank hears of it later."""
     hand = donor(ranks=2)
-    hand.published.asked = (THEIRS,)
-    hand.agree = lambda values: [*values[:2], 0, 0, *values[4:]]  # behind what is open
+    hand.published.ask((THEIRS,))
+    hand.agree = lambda values: [*values[:2], 0, 0, 0, *values[5:]]  # behind what is open
     hand.step(2)
     hand.trainer.give_state()
     assert hand.given == []
@@ -741,10 +768,30 @@ def test_ranks_of_a_donor_copy_behind_one_step() -> None:
 def test_a_donor_that_cannot_says_why() -> None:
     hand = donor()
     hand.trainer.training_state = TrainingState([Wrapper()], {}, lambda *_: None)
-    hand.published.asked = (THEIRS,)
+    hand.published.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     assert hand.given == [(THEIRS, 2, "optimizer (Wrapper) has no state_dict")]
+
+
+@pytest.mark.parametrize("error", [KeyError("momentum"), MemoryError("x" * 2 * TEXT_MAX)])
+def test_an_error_of_a_state_dict_is_a_refusal_and_the_donor_trains_on(error: Exception) -> None:
+    class Broken:
+        def state_dict(self) -> dict[str, Any]:
+            raise error
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    hand = donor()
+    assert hand.trainer.training_state is not None
+    hand.trainer.training_state._registered["mine"] = (Broken(), "job")
+    hand.published.ask((THEIRS,))
+    hand.step(2)
+    hand.trainer.give_state()
+    ((_, _, refused),) = hand.given
+    assert isinstance(refused, str)
+    assert refused.startswith(type(error).__name__)
+    assert len(refused) <= TEXT_MAX
 
 
 class Wrapper:

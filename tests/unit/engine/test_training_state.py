@@ -225,6 +225,21 @@ def test_a_checkpoint_has_both_scopes() -> None:
     assert again.kinds("state-fresh") == []
 
 
+def test_who_resumes_and_begins_fresh_says_where_its_objects_are_from() -> None:
+    first, again = Script(lr=0.1), Script(lr=0.1)
+    first.state.register("curve", Box(7), "job")
+    saved = first.state.registered(3)
+    assert isinstance(saved, Tensor)
+    again.state.resume(saved, "checkpoint x")
+    again.state.begins_fresh("no donor")
+    curve = Box()
+    again.state.register("curve", curve, "job")
+    assert curve.value == 7
+    assert again.state.account == "fresh: no donor; what is registered is that of checkpoint x"
+    (told,) = again.kinds("state-fresh")
+    assert "as it is in checkpoint x" in told["effect"]
+
+
 def test_an_object_that_does_not_take_its_state_is_named() -> None:
     class Picky(Box):
         def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from mend import reference
 from mend.consensus.weights import WHOLE
 from mend.engine.digest import digest_of
 from mend.sim import Scenario, World, draw
+from mend.sim.scenario import python_of
 from mend.sim.world import plain_fragments
 from mend.types import Peer, owned_span
 
@@ -148,7 +149,7 @@ def test_the_reference_finds_the_same_bits(seed: int) -> None:
     scenario, ranks = world.scenario, world.scenario.ranks
     first = [p.detach().clone() for p in world.trainings[Peer(0, 0)].parameters]
     report = world.run()
-    assert not report.problems, scenario.story()
+    assert not report.problems, python_of(scenario)
     assert RARE.get(seed, "named") in fates(world), "it does not happen any more: another seed"
     facts = [facts_of(world, Peer(rack, 0)) for rack in range(scenario.racks)]
     for peer in world.trainings:

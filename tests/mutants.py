@@ -236,7 +236,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-rank: what one rank has fetched counts for its rack",
-        "coordination/leader.py",
+        "coordination/rank_reports.py",
         "common = set(lists[0]).intersection(*lists[1:])",
         "common = set(lists[0]).union(*lists[1:])",
         ("tests/unit/coordination/test_leader.py",),

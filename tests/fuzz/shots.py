@@ -70,8 +70,8 @@ class Shooter:
         self._send = world.network.send
         world.network.send = self.send  # type: ignore[method-assign]
 
-    def send(self, sender: int, address: str, envelope: Envelope) -> None:
-        self._send(sender, address, envelope)
+    def send(self, sender: int, address: str, envelope: Envelope, kind: str) -> None:
+        self._send(sender, address, envelope, kind)
         target = self.network.where.get(address)
         if target is None or self.rng.random() >= SHOTS_PER_FRAME or not _begun(target.host):
             return

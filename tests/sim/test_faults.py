@@ -158,9 +158,9 @@ def test_a_fault_waits_for_its_message_and_strikes_between_two_sends() -> None:
     heard: list[int] = []
     send = world.network.send
 
-    def count(sender: int, address: str, envelope: object) -> None:
+    def count(sender: int, address: str, envelope: object, kind: str) -> None:
         heard.append(world.loop.now_ns)
-        send(sender, address, envelope)  # type: ignore[arg-type]
+        send(sender, address, envelope, kind)  # type: ignore[arg-type]
 
     world.network.send = count  # type: ignore[method-assign,assignment]
     report = run(world)

@@ -38,7 +38,7 @@ def test_a_slow_joiner_catches_up_and_no_record_is_sent_to_it_over_and_over() ->
     most = 0
     send = world.network.send
 
-    def watched(sender: int, address: str, envelope: Envelope) -> None:
+    def watched(sender: int, address: str, envelope: Envelope, kind: str) -> None:
         nonlocal most
         body = envelope.body
         joiner = world.trainings[Peer(2, 0)].process
@@ -49,7 +49,7 @@ def test_a_slow_joiner_catches_up_and_no_record_is_sent_to_it_over_and_over() ->
             assert answered is not None
             view = answered.views.get(2)
             most = max(most, len(view.flow.waiting) if view else 0)
-        send(sender, address, envelope)
+        send(sender, address, envelope, kind)
 
     world.network.send = watched  # type: ignore[method-assign]
     report = world.run()

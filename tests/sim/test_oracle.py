@@ -17,14 +17,16 @@ from mend import reference
 from mend.consensus.weights import WHOLE
 from mend.engine.digest import digest_of
 from mend.sim import Scenario, World, draw
+from mend.sim.scenario import python_of
 from mend.sim.world import plain_fragments
 from mend.types import Peer, owned_span
 
 
 def fits(scenario: Scenario) -> bool:
-    """No crash, as a dead rack leaves no facts, and no NaN, whose bits nobody promises."""
+    """No crash, as a dead rack leaves no facts; no NaN, whose bits nobody promises; no checkpoint
+    to begin with, as the reference begins at version 0 with offer 1."""
     dies = any(fault.kind in ("crash", "restart") for fault in scenario.faults)
-    return not scenario.non_finite and not dies
+    return not scenario.non_finite and not dies and not scenario.first
 
 
 CHOSEN = [seed for seed in range(24) if fits(draw(seed))]
@@ -147,7 +149,7 @@ def test_the_reference_finds_the_same_bits(seed: int) -> None:
     scenario, ranks = world.scenario, world.scenario.ranks
     first = [p.detach().clone() for p in world.trainings[Peer(0, 0)].parameters]
     report = world.run()
-    assert not report.problems, scenario.story()
+    assert not report.problems, python_of(scenario)
     assert RARE.get(seed, "named") in fates(world), "it does not happen any more: another seed"
     facts = [facts_of(world, Peer(rack, 0)) for rack in range(scenario.racks)]
     for peer in world.trainings:

@@ -132,7 +132,8 @@ class Checkers:
             for (member, fragment, version), share in self.agreement.merged.items()
             if member == watched.process.member and version <= versions[fragment]
         )
-        if named != trainer.ledger.merged * self.scenario.ranks and self.agreement.merged:
+        looked_at = self.agreement.merged and not self.agreement.beyond  # else it is of another job
+        if looked_at and named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
                 "I3",
                 f"checkpoint {key[1]}: {watched.process.me} writes {trainer.ledger.merged} tokens "

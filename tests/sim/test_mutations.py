@@ -47,7 +47,6 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
         179,
         "I1: Peer(rack=1, rank=0) begins anew without Peer(rack=65535, rank=0), which lives",
     ),
-    ("34e", 59, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("35b", 92, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33", 22, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("33b", 46, "I4: rack 0 rank 0 failed: StartTimeout"),

@@ -66,6 +66,12 @@ class Acceptor:
         self.log.decide(min(decided, reached))
         return True
 
+    def learn(self, log: Log) -> None:
+        """What is decided in `log`, as the voters that a candidate of this process asked know it."""
+        known = log.after(self.log.decided, log.decided)
+        if self.log.put(self.log.decided, known):
+            self.log.decide(self.log.decided + len(known))
+
     def start_over(self) -> None:
         """Forget the log. For who never had a seat in it: of such a log nobody counted anything."""
         self.log, self.accepted = Log(), 0

@@ -173,6 +173,9 @@ class Election:
 
     def move(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
+        if self.proposer.standing and self.proposer.log.committed.over:
+            # Those that went on without this rack have ended the job: nobody is left to win.
+            self.acceptor.learn(self.proposer.log)
         if not self.may_stand():
             if self.proposer.standing:
                 self.proposer.step_down()

@@ -490,8 +490,8 @@ BUGS = (
 ELSEWHERE = {
     "21": "`python -m tests.mutants unbelieved`. Seeds hardly can: whoever does not believe it "
     "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
-    "34e": "`pytest tests/unit/coordination/test_takeover.py -k started_again`. It costs no vote any "
-    "more: the next candidate asks the witness as well, and its promise attests its former life.",
+    "34e": "`pytest tests/unit/coordination/test_takeover.py -k started_again`. It costs no vote "
+    "any more: the next candidate asks the witness, too, whose promise attests its former life.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
     "34b": "`pytest tests/sim/test_deaths.py`. The vote is taken some seconds later all the "

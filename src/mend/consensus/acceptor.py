@@ -67,7 +67,7 @@ class Acceptor:
         return True
 
     def learn(self, log: Log) -> None:
-        """What is decided in `log`, as the voters that a candidate of this process asked know it."""
+        """What is decided in `log`: voters that a candidate of this process asked have shown it."""
         known = log.after(self.log.decided, log.decided)
         if self.log.put(self.log.decided, known):
             self.log.decide(self.log.decided + len(known))

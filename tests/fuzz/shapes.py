@@ -90,6 +90,14 @@ def value_of(  # noqa: C901 - one flat table
             return rng.random() < 0.5
         case inspect.NoneType():
             return None
+        case inspect.DictType(key_type=key, value_type=value):
+            count = _size(rng, 4, wild, small)
+            pairs = [
+                [value_of(rng, each, wild, small) for each in (key, value)] for _ in range(count)
+            ]
+            return {each: of for each, of in pairs if isinstance(each, int | str)}
+        case inspect.RawType():
+            return rng.choice(_FOREIGN)
         case inspect.LiteralType(values=values):
             return rng.choice(values)
         case inspect.FloatType(ge=least, lt=below):

@@ -26,7 +26,7 @@ from mend.coordination.messages import (
     RankReport,
     StateCopy,
 )
-from mend.coordination.slow import pace_of_rack, verdict_of_rack
+from mend.coordination.slow import pace_of_rack, verdict_of
 from mend.types import Member
 
 
@@ -144,8 +144,8 @@ class RankReports:
     def paces(self) -> tuple[Pace, Pace]:
         """Of the rack, and what of it is news."""
         if self._paces is None:
-            of_ranks = [report.pace for report in self.newest.values()]
-            self._paces = pace_of_rack(of_ranks), verdict_of_rack(of_ranks)
+            pace = pace_of_rack([report.pace for report in self.newest.values()])
+            self._paces = pace, verdict_of(pace)
         return self._paces
 
     @property

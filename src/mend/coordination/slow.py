@@ -100,11 +100,9 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
     return replace(worst, time_ps=slowest.time_ps, margin_ppm=slowest.margin_ppm)
 
 
-def verdict_of_rack(paces: Sequence[Pace]) -> Pace:
+def verdict_of(pace: Pace) -> Pace:
     """What of the pace of a rack is news; the rest goes along with what is sent anyway."""
-    if not any(pace.slow_since for pace in paces):
-        return Pace()
-    return replace(pace_of_rack(paces), time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0)
+    return replace(pace, time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0)
 
 
 @dataclass(slots=True)

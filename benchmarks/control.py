@@ -39,21 +39,17 @@ from mend.coordination.machines import (
     LeaderParts,
     Parts,
     RankParts,
-    machines_of,
 )
 from mend.coordination.messages import (
-    Challenge,
     Hello,
     Message,
-    Orders,
-    Prepare,
     RankOrders,
     RankReport,
-    Refusal,
     Report,
     Vote,
 )
 from mend.coordination.streams import Streams
+from mend.engine.concurrent_outer_step import Roles
 from mend.types import SECOND, Address, Member, Peer
 
 MS = SECOND // 1000
@@ -90,10 +86,10 @@ class Rack:
     ended: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        made = machines_of(self.parts)
-        assert made.rank_machine is not None
-        assert made.leader is not None
-        self.rank, self.leader, self.coordinator = made.rank_machine, made.leader, made.coordinator
+        self.roles = Roles.of_parts(self.parts)
+        assert self.roles.leader is not None
+        self.rank, self.leader = self.roles.rank_machine, self.roles.leader
+        self.coordinator = self.roles.coordinator
         self.streams = Streams(self.member)
         ranks = self.parts.rank_machine.options.ranks if self.parts.rank_machine else 0
         self.rank_streams = [Streams(self.member) for _ in range(ranks)]
@@ -227,7 +223,7 @@ class World:
 
     def _hear(self, sender: Rack, peer: Peer, to: Rack, body: Message) -> None:
         heard = ev.Heard(peer, sender.member.incarnation, body)
-        for machine in _machines_for(to, body):
+        for machine in to.roles.of(body):
             self._give(to, machine, heard)
 
     def _perform(self, rack: Rack, machine: ev.Machine, effect: ev.Effect) -> None:
@@ -282,20 +278,6 @@ class World:
         # Racks and steps drift apart by up to 2 %, as they do.
         late = (rack.number * 7919 + rack.step * 104_729) % 2000
         self._at(o.step_ms * MS * (100_000 + late) // 100_000, lambda: self._step(rack))
-
-
-def _machines_for(rack: Rack, body: Message) -> list[ev.Machine]:
-    """As the process of a leader does (engine.concurrent_outer_step.Roles)."""
-    match body:
-        case RankOrders():
-            found: list[ev.Machine | None] = [rack.rank]
-        case RankReport() | Refusal() | Challenge():
-            found = [rack.leader]
-        case Orders() | Prepare():
-            found = [rack.coordinator, rack.leader]
-        case _:
-            found = [rack.coordinator]
-    return [machine for machine in found if machine is not None]
 
 
 def _of_rank(report: RankReport, rank: int) -> RankReport:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -411,22 +411,30 @@ def seen(status: Any) -> dict[str, Any]:
     return dataclasses.asdict(status)
 
 
+@contextlib.contextmanager
+def told(path: str) -> Iterator[dict[str, Any]]:
+    """What is put in is the result of this rank, whole, however the script ends. `path`: with
+    `{rank}` in it."""
+    result: dict[str, Any] = {}
+    try:
+        yield result
+    except BaseException as error:
+        result["error"] = [type(error).__name__, str(error)]
+        raise
+    finally:
+        out = Path(path.format(rank=os.environ.get("RANK", "0")))
+        out.with_suffix(".part").write_text(json.dumps(result))
+        out.with_suffix(".part").rename(out)
+
+
 def main() -> None:
     warnings.simplefilter("error")
     # Of torch, about the output of its own RowwiseParallel; nothing here works in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     torch.set_num_threads(1)
     options = Options(**json.loads(sys.argv[1]))
-    result: dict[str, Any] = {}
-    try:
+    with told(options.out) as result:
         run(options, result)
-    except BaseException as error:
-        result["error"] = [type(error).__name__, str(error)]
-        raise
-    finally:
-        out = Path(options.out.format(rank=os.environ.get("RANK", "0")))
-        out.with_suffix(".part").write_text(json.dumps(result))
-        out.with_suffix(".part").rename(out)
 
 
 if __name__ == "__main__":

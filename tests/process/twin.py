@@ -221,16 +221,8 @@ def main() -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     options = Options(**json.loads(sys.argv[1]))
-    result: dict[str, Any] = {}
-    try:
+    with train.told(options.out) as result:
         run(options, result)
-    except BaseException as error:
-        result["error"] = [type(error).__name__, str(error)]
-        raise
-    finally:
-        out = Path(options.out.format(rank=os.environ.get("RANK", "0")))
-        out.with_suffix(".part").write_text(json.dumps(result))
-        out.with_suffix(".part").rename(out)
 
 
 if __name__ == "__main__":

@@ -282,7 +282,10 @@ def _search(pairs: Iterable[_Pair], rows: _Rows | None) -> tuple[tuple[str, str,
             )
         given = _values(pair, "in", rows)
         # Between other batches only what is inside of modules is known to be the same thing.
-        if (rows is None or _in_module(pair)) and _is_foreign(pair, given, made):
+        foreign = (rows is None or _in_module(pair)) and _is_foreign(pair, given, made)
+        if foreign and pair.one[0].get("view"):
+            continue  # it reads nothing: what it shows may be memory that is written later
+        if foreign:
             return pair.at, _cause_of_input(pair.at)
         if rows is None and pair.one[0].get("numbers") != pair.other[0].get("numbers"):
             return pair.at, _NUMBERS

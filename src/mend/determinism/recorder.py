@@ -271,11 +271,17 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             undefined = name in UNDEFINED
             after = [] if undefined else [self._hashes(each) for each in _tensors(result)]
             after += [self._hashes(each) for each in written]
-        self._record(str(func), before, after, changed, _numbers(args, kwargs))
+        self._record(str(func), before, after, changed, _numbers(args, kwargs), view=func.is_view)
         return result
 
     def _record(
-        self, name: str, read: list[Any], results: list[Any], changed: list[Any], numbers: str
+        self,
+        name: str,
+        read: list[Any],
+        results: list[Any],
+        changed: list[Any],
+        numbers: str,
+        view: bool = False,
     ) -> None:
         direction, module, call = self._place()
         self._recorder.entry(
@@ -283,6 +289,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "at": [direction, module, name],
                 "call": call,
                 "numbers": numbers,
+                "view": view,
                 "in": [each for each in read if each],
                 "changed": [each for each in changed if each],
                 "out": [each for each in results if each],

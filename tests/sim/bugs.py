@@ -484,6 +484,12 @@ BUGS = (
         "a snapshot does not say how many rounds were merged",
         (LOG, "rounds=tuple(told.rounds),", "rounds=(0,) * len(told.rounds),"),
     ),
+    _bug(
+        "38",
+        "ranks train on versions that a new lineage, which is not decided yet, undoes",
+        ("coordination/leader.py",
+         "return self._is_seated() and not awaits and not begins", "return self._is_seated()"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

@@ -73,7 +73,7 @@ def test_racks_payload_ranks_and_delay_by_hand() -> None:
     # each with its momentum
     assert row.config.tau == 25
     assert row.memory.anchors == 2 * 2 * 4 * 20_000_000
-    assert row.memory.rounds == 1 * (4 + 2) * 4 * 5_000_000
+    assert row.memory.rounds == 1 * (4 + 3) * 4 * 5_000_000
     assert row.config.simulated_merge_delay_ms == 0, "the delay is the network's, not a setting"
 
 

@@ -78,11 +78,12 @@ class Memory:
 
 def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
     """Two versions of what the rank owns (fp32; as much again with outer momentum), and for each
-    round in flight its part of a fragment in fp32, once per rack and twice more."""
+    round in flight its part of a fragment in fp32, once per rack and twice more (with outer momentum
+    three times, as the version that is being made has one, too)."""
     owned = math.ceil(params / ranks)
     state = 2 if config.outer_optimizer_momentum else 1
     part = math.ceil(owned / config.fragments)
-    rounds = rounds_in_flight(config) * (config.racks + 2) * part * FP32
+    rounds = rounds_in_flight(config) * (config.racks + 1 + state) * part * FP32
     return Memory(ANCHOR_VERSIONS * FP32 * owned * state, rounds)
 
 

@@ -175,7 +175,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), st.sampled_from(KINDS) | ANYTHING)
 def test_nothing_in_an_event_stops_the_reading(fields: dict[str, Any], kind: object) -> None:
     run = Run().says(0, progress(1), {**commit(0, 1, {0: 1}), **fields}, {**fields, "kind": kind})

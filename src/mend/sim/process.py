@@ -242,7 +242,7 @@ class WatchedState(PublishedState):
         super().__init__(fragments)
         self._process, self._agreement = process, agreement
 
-    def told(self, record: Record, outer: tuple[float, float] = (0.0, 0.0)) -> None:
+    def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
         self._agreement.told(self._process, record)
         super().told(record, outer)
 

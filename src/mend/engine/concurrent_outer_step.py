@@ -345,14 +345,17 @@ class ConcurrentOuterStep:
         size, fp32_bytes = made.payload.numel(), 4 * offer.delta_N.numel()
         residual = made.unsent / made.length if 0 < made.length < math.inf else 0.0
         numerics = self.numerics_of[offer.fragment]
+        about: dict[str, object] = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
+        about |= {"fp32_bytes": fp32_bytes, "residual": residual}
         with self.published.changed:
             if numerics.of_values:
                 self.published.moment_bytes += size
-                return
-            self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
-        if not numerics.codec.exact:
-            about = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
-            self.host.note("encoded", {**about, "fp32_bytes": fp32_bytes, "residual": residual})
+            else:
+                self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
+        if numerics.of_values:
+            self.host.note("encoded", {**about, "moments": True})
+        elif not numerics.codec.exact:
+            self.host.note("encoded", about)
 
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer

@@ -326,8 +326,10 @@ class LiveRank:
             self.recorder.note(
                 "start", {"member": list(self.member), "plan": plan, "job": settings.job}
             )
-        about = {"plan": plan, "config": settings.config, "payload_bytes": payload_bytes}
-        header = header_of(settings.job, parts, **about)
+        header = header_of(
+            settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
+            moments=len(self._moments),
+        )  # fmt: skip
         self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
         if self.tape is not None:
             self.tape.watch(roles.named())

@@ -328,7 +328,8 @@ class TrainerRounds:
         if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
             self.state_due = asked[0]
         for fragment in ends:
-            offer = self.tracks[fragment].offer
+            track = self.tracks[fragment]
+            offer = track.offer if track.moments is None else None
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
         least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
@@ -382,9 +383,7 @@ class TrainerRounds:
     def _await_results(self, fragments: tuple[int, ...]) -> Doing:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
         limit_ns = self.options.give_up_ns if self.options.lockstep else self._budget_ns
-        waiting = [
-            p for p in fragments if self.tracks[p].offer is not None and not self._resolved(p)
-        ]
+        waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
         started_ns = self._now_ns()
@@ -408,6 +407,13 @@ class TrainerRounds:
                     "why": list(self.published.why),
                 },
             )
+
+    def _is_awaited(self, fragment: int) -> bool:
+        """Moments only in lockstep: a late mean of them counts for less, and does no harm."""
+        track = self.tracks[fragment]
+        if track.offer is None or self._resolved(fragment):
+            return False
+        return self.options.lockstep or track.moments is None
 
     def _why(self) -> str:
         return "; ".join(self.published.why) or "no reason known"

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mend.tools.replay import replay_machines
+from mend.tools.replay_training import read_script
 from tests.process.conftest import Jobs
 from tests.process.racks import Result
+from tests.process.test_replay import Replay
 
 STEPS = 10
 K_U, K_V = 4, 8
@@ -174,16 +177,15 @@ def test_a_late_mean_keeps_the_steps_made_meanwhile_and_is_a_part_of_checkpoints
         assert resumed.status["ledger"] == one.status["ledger"]
 
 
-def test_a_free_run_averages_them_late_and_keeps_its_books(jobs: Jobs) -> None:
+def test_a_free_run_averages_them_late_keeps_its_books_and_can_be_replayed(jobs: Jobs) -> None:
     config = {
         **CONFIG, "lockstep": False, "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2,
         "momentum_sync_period_steps": 16, "second_moment_sync_period_steps": 24,
         "simulated_merge_delay_ms": 10, "merge": "rda", "payload_dtype": "bfloat16",
     }  # fmt: skip
-    results = jobs().run(
-        steps=60, pace_ms=4, config=config, optimizer="AdamW", learning_rate=0.01,
-        tell_moments=True, per={1: {"pace_ms": 6}},
-    )  # fmt: skip
+    job = jobs(name="recorded")
+    told: dict[str, Any] = {"steps": 60, "config": config, "optimizer": "AdamW"}
+    results = job.run(**told, pace_ms=4, per={1: {"pace_ms": 6}})
     first, second = results
     assert first.digest == second.digest
     assert first.commits == second.commits
@@ -200,6 +202,8 @@ def test_a_free_run_averages_them_late_and_keeps_its_books(jobs: Jobs) -> None:
         assert applied
         last = result.status["versions"]
         assert min(last[2:]) >= 1
+    assert replay_machines([job.events_folder]) == 0
+    Replay(jobs, read_script([job.events_folder])).equal(**told)
 
 
 def test_an_optimizer_without_known_moments_is_refused_by_name(jobs: Jobs) -> None:

@@ -86,7 +86,7 @@ def mend_init(
         switches = _switches(determinism, seed, config.rack_number)
         if switches is not None:
             undo.callback(switches.close)
-        rank = _rank_of(model, config, members, resume)
+        rank = _rank_of(model, config, members, resume, optimizers)
         undo.callback(rank.abort)
         _warn_of_statistics(model, config)
         if config != asked:
@@ -343,7 +343,7 @@ class Runtime:
         rank, trainer = self._rank, self._trainer
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # behind it: what is applied here counts as committed
-        fragments = len(marks.versions) or 1  # 0: this rack trains for itself
+        fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
         return Status(
@@ -381,6 +381,7 @@ class Runtime:
             outer_momentum=published.outer_last[1],
             codec=self.config.codec,
             payload_bytes=published.sent.bytes,
+            moment_bytes=published.moment_bytes,
             payload_bytes_fp32=published.sent.fp32_bytes,
             residual_share=published.sent.residual,
             protection=rank.settings.io_loop.protection,
@@ -395,7 +396,9 @@ class Runtime:
         """What the schedule captures after `step` (counted from 1). Without lockstep a rack
         captures sooner where it joins a round that another has opened."""
         due = self._rank.schedule.captures(step)
-        return StepPlan(bool(due), False, due)
+        weights = self._rank.schedule.fragments
+        momenta = any(fragment >= weights for fragment in due)
+        return StepPlan(any(fragment < weights for fragment in due), momenta, due)
 
     def outer_step_in_flight(self) -> bool:
         """Whether an own contribution waits for its merge."""
@@ -467,13 +470,17 @@ class Runtime:
 
 
 def _rank_of(
-    model: nn.Module, config: MendConfig, members: tuple[int, ...] | None, resume: str | Path | None
+    model: nn.Module,
+    config: MendConfig,
+    members: tuple[int, ...] | None,
+    resume: str | Path | None,
+    optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
         return LocalOnlyRank(settings)
     settings = replace(settings, resume=Path(resume) if resume is not None else None)
-    return live_rank(model, settings, rules_of(config), local_place())
+    return live_rank(model, settings, rules_of(config), local_place(), optimizers)
 
 
 def _training_state(

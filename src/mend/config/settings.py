@@ -14,6 +14,7 @@ from mend.config import kinds as k
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
 from mend.errors import ConfigError
+from mend.fragment.moments import SETTINGS
 from mend.types import RACKS_MAX
 
 PORT_FIRST = 21_900
@@ -36,6 +37,8 @@ FACTS = (
     "fragments",
     "exchange_frozen",
     "sync_period_steps",
+    "momentum_sync_period_steps",
+    "second_moment_sync_period_steps",
     "tau",
     "alignment",
     "blend_alpha",
@@ -366,10 +369,17 @@ class MendConfig:
         "status().async_tp says what came of it",
     )
 
-    momentum_sync_period_steps: int | None = _later(
+    momentum_sync_period_steps: int | None = _knob(
         None,
         k.either(k.whole(1), "none", None),
-        "steps between two exchanges of the inner optimizer's moments",
+        "steps between two averages of the inner optimizer's first moments over the racks "
+        "(exp_avg, momentum_buffer): K_u of DES-LOC; none: never. Three times sync_period_steps is "
+        "usual",
+    )
+    second_moment_sync_period_steps: int | None = _knob(
+        None,
+        k.either(k.whole(1), "none", None),
+        "the same of the second moments (exp_avg_sq): K_v; six times sync_period_steps is usual",
     )
     failslow_window_steps: int = _knob(
         64,
@@ -417,6 +427,12 @@ class MendConfig:
         return codec_of(
             self.outer_step_compression_mode, self.payload_dtype, self.outer_step_compression_rank
         )
+
+    @property
+    def moment_periods(self) -> dict[int, int]:
+        """Of the moments that are exchanged: order (first, second) -> steps."""
+        given: dict[int, int | None] = {order: getattr(self, n) for order, n in SETTINGS.items()}
+        return {order: period for order, period in given.items() if period is not None}
 
     @property
     def ramp_rounds(self) -> int:
@@ -527,6 +543,11 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
+    for order, period in c.moment_periods.items():
+        if c.tau >= period:
+            rule = f"must be more than the overlap, which is {c.tau} steps"
+            remedy = f"Use {3 * c.sync_period_steps}, or leave it out."
+            raise ConfigError(SETTINGS[order], period, rule, remedy)
     _refuse_compression(c)
     if c.insecure and c.key_file is not None:
         rule = "has nothing to say beside a key_file"

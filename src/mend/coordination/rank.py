@@ -398,7 +398,7 @@ class RankMachine:
         weights = merge_weights(
             [(each.tokens, each.steps) for each in wanted.members],
             token_weighted=policy.token_weighted,
-            period_steps=policy.period_steps,
+            period_steps=policy.period_of(fragment),
         )
         merge = ev.Merge(
             fragment, wanted.version, attempt, names, tuple(weights),

@@ -61,6 +61,8 @@ def hello_misfit(hello: Hello, racks: int) -> str:
         return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
     if any(len(digests) != ranks for digests in hello.digests):
         return "it has not one digest per fragment and rank"
+    if hello.policy.of_weights < 1:
+        return f"it has no fragment of weights among {fragments}"
     resume = hello.resume
     if resume and {len(resume.versions), len(resume.rounds)} != {fragments}:
         return f"its checkpoint has {len(resume.versions)} versions for {fragments} fragments"

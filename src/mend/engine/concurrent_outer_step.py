@@ -114,14 +114,19 @@ class ConcurrentOuterStep:
         host: HostInterface,
         plain: Sequence[Sequence[bool]] = (),
         tape: Tape | None = None,
+        moments: int = 0,
     ) -> None:
         """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
-        empty: none. `tape`: where the machines' events are recorded."""
+        empty: none. `tape`: where the machines' events are recorded. `moments`: how many of the
+        last fragments are of moments."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
         found: list[ev.Machine | None] = [roles.rank_machine, roles.leader, roles.coordinator]
         self._machines = [machine for machine in found if machine is not None]
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
+        apart = numerics.for_moments()
+        self.numerics_of = [numerics] * (len(owned) - moments) + [apart] * moments
+        """Per fragment."""
         self.anchors: dict[tuple[int, int], Anchor] = {
             (p, anchor.version): anchor for p, anchor in enumerate(genesis)
         }
@@ -244,9 +249,7 @@ class ConcurrentOuterStep:
                 self._publish(fragment, version, attempt)
             case ev.RecordCommitted(record, rounds, part):
                 if isinstance(record, Commit):
-                    rates = self.numerics.rates(rounds, part, len(record.members))
-                    self.published.told(record, (rounds / WHOLE, rates.momentum))
-                    self._note_commit(record, part)
+                    self._committed(record, rounds, part)
                 else:
                     self.published.told(record)
             case ev.Restored(snapshot):
@@ -285,10 +288,16 @@ class ConcurrentOuterStep:
         told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
         return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
-    def _note_commit(self, commit: Commit, part: int) -> None:
+    def _committed(self, commit: Commit, rounds: int, part: int) -> None:
+        numerics, about = self.numerics_of[commit.fragment], dict[str, object]()
+        if numerics.of_values:
+            self.published.told(commit, None)
+            about["moments"] = True
+        else:
+            momentum = numerics.rates(rounds, part, len(commit.members)).momentum
+            self.published.told(commit, (rounds / WHOLE, momentum))
+            about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}
         _, live = self.published.turnout.recent[-1]
-        rounds, momentum = self.published.outer_last
-        about = {"part": part / WHOLE, "rounds": rounds, "momentum": momentum}
         self.host.note("commit", _commit_fields(commit, live) | about)
         warning = self.published.turnout.warning()
         if warning and self.me.rank == 0:
@@ -304,9 +313,9 @@ class ConcurrentOuterStep:
         def job() -> Encoded:
             if offer.landed is not None:
                 offer.landed()
-            anchor_N = None if offer.encoded else offer.anchor.values
-            codec = offer.anchor.codec
-            return self.numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
+            numerics, codec = self.numerics_of[offer.fragment], offer.anchor.codec
+            anchor_N = None if offer.encoded or numerics.of_values else offer.anchor.values
+            return numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
 
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
@@ -330,21 +339,28 @@ class ConcurrentOuterStep:
 
     def _varies(self, fragment: int) -> bool:
         """Whether an offer of this fragment has to say how long it is."""
-        return self.numerics.codecs(self.owned[fragment]).varies
+        return self.numerics_of[fragment].codecs(self.owned[fragment]).varies
 
     def _encoded(self, offer: OpenOffer, made: Encoded) -> None:
         size, fp32_bytes = made.payload.numel(), 4 * offer.delta_N.numel()
         residual = made.unsent / made.length if 0 < made.length < math.inf else 0.0
+        numerics = self.numerics_of[offer.fragment]
+        about: dict[str, object] = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
+        about |= {"fp32_bytes": fp32_bytes, "residual": residual}
         with self.published.changed:
-            self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
-        if not self.numerics.codec.exact:
-            about = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
-            self.host.note("encoded", {**about, "fp32_bytes": fp32_bytes, "residual": residual})
+            if numerics.of_values:
+                self.published.moment_bytes += size
+            else:
+                self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
+        if numerics.of_values:
+            self.host.note("encoded", {**about, "moments": True})
+        elif not numerics.codec.exact:
+            self.host.note("encoded", about)
 
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer
         name = (offer.member, offer.fragment, offer.seq)
-        most = self.numerics.payload_bytes(self.owned[offer.fragment])
+        most = self.numerics_of[offer.fragment].payload_bytes(self.owned[offer.fragment])
         size = offer.sizes[self.me.rank] if self._varies(offer.fragment) and offer.sizes else most
         if size > most:
             wrong = f"its offer has {size} bytes, {most} are the most that it can have"
@@ -364,8 +380,8 @@ class ConcurrentOuterStep:
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
-        owned = self.owned[fragment]
-        data = self.numerics.empty(owned)
+        owned, numerics = self.owned[fragment], self.numerics_of[fragment]
+        data = numerics.empty(owned)
 
         def finish(result: Anchor | Exception) -> None:
             if isinstance(result, Exception):
@@ -382,7 +398,7 @@ class ConcurrentOuterStep:
             if error is not None:
                 finish(error)
             else:
-                adopt = partial(self.numerics.adopt, data, owned, version, effect.rounds)
+                adopt = partial(numerics.adopt, data, owned, version, effect.rounds)
                 self.host.work(adopt, finish)
 
         key = state_key(self.me.rank, fragment, version, effect.digest)

@@ -46,6 +46,7 @@ from mend.engine.training_state import TrainingState
 from mend.errors import Diverged, GaveUp, StateRefused
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
+from mend.fragment.moments import MomentsView
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
 
@@ -81,6 +82,8 @@ class TrainerRounds:
     ) -> None:
         self.member, self.schedule, self.options = member, schedule, options
         self.tracks, self.published = tracks, published
+        self.weights = [track for track in tracks if track.moments is None]
+        """The fragments that tokens are counted for: the first ones."""
         self.calendar = Calendar(schedule)
         self.before_capture: Callable[[], None] = lambda: None
         """Called in a step that captures something, before it does; may raise."""
@@ -150,7 +153,7 @@ class TrainerRounds:
     def _prefetch(self, beside: CudaStaging) -> None:
         """Start bringing what was decided meanwhile to the device."""
         self.published.fresh = False
-        for fragment, track in enumerate(self.tracks):
+        for fragment, track in enumerate(self.weights):
             with self.published.changed:
                 anchors = dict(self.published.panels[fragment].anchors)
             newest, _ = unbroken_run(anchors, track.anchor.version)
@@ -225,7 +228,7 @@ class TrainerRounds:
         self._marks = Marks(
             versions=versions,
             digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
-            marked=sum(track.tokens_mark for track in tracks),
+            marked=sum(track.tokens_mark for track in self.weights),
             merged=ledger.merged,
             discarded=ledger.discarded,
             missed=tuple(ledger.missed.items()),
@@ -259,7 +262,7 @@ class TrainerRounds:
         if steps < 1:
             return
         landed: Landed | None = None
-        if self.beside is not None:
+        if self.beside is not None and track.moments is None:
             snapshot_N, landed = self.beside.snapshot(track)
         else:
             snapshot_N = self._snapshot(track)
@@ -325,7 +328,8 @@ class TrainerRounds:
         if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
             self.state_due = asked[0]
         for fragment in ends:
-            offer = self.tracks[fragment].offer
+            track = self.tracks[fragment]
+            offer = track.offer if track.moments is None else None
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
         least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
@@ -379,9 +383,7 @@ class TrainerRounds:
     def _await_results(self, fragments: tuple[int, ...]) -> Doing:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
         limit_ns = self.options.give_up_ns if self.options.lockstep else self._budget_ns
-        waiting = [
-            p for p in fragments if self.tracks[p].offer is not None and not self._resolved(p)
-        ]
+        waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
         started_ns = self._now_ns()
@@ -405,6 +407,13 @@ class TrainerRounds:
                     "why": list(self.published.why),
                 },
             )
+
+    def _is_awaited(self, fragment: int) -> bool:
+        """Moments only in lockstep: a late mean of them counts for less, and does no harm."""
+        track = self.tracks[fragment]
+        if track.offer is None or self._resolved(fragment):
+            return False
+        return self.options.lockstep or track.moments is None
 
     def _why(self) -> str:
         return "; ".join(self.published.why) or "no reason known"
@@ -495,7 +504,10 @@ class TrainerRounds:
         """Protocol section 7: read the own offer's fate in the commits, realign, move the marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate, delta_N = self._outcome(fragment, anchor.version)
-        yield from self._realign(track, fragment, delta_N, anchor)
+        if track.moments is None:
+            yield from self._realign(track, fragment, delta_N, anchor)
+        elif delta_N is not None and offer is not None:
+            yield from self._average(track, track.moments, fragment, offer, anchor)
         ended = 0
         if offer is not None and fate:
             ended, track.offer = offer.seq, None
@@ -542,6 +554,21 @@ class TrainerRounds:
         if live is None:
             yield from self._write(track, fragment, theta_N)
 
+    def _average(
+        self,
+        track: FragmentState,
+        view: MomentsView,
+        fragment: int,
+        offer: OpenOffer,
+        anchor: Anchor,
+    ) -> Doing:
+        """This rack's moments are in the mean: go on from it, with the steps made since."""
+        live_N = self._buffers.empty(track.owned.numel)
+        view.read(track.owned, live_N)
+        steps = self.step - offer.capture_step
+        view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
+        yield from self._write(track, fragment, live_N)
+
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
         for theta_n, place in pieces:
             realign(
@@ -575,6 +602,9 @@ class TrainerRounds:
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
         """The offer is merged: its residual is owed now, its tokens are done."""
         track.residual_N = offer.pend_N
+        if track.moments is not None:
+            track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total
+            return
         self.ledger.merged += offer.tokens
         if self.options.alignment == "overwrite":
             self.ledger.discarded += self.tokens - offer.tokens_total

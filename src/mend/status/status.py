@@ -103,7 +103,9 @@ class Status:
     codec: str = "float32"
     """Of offers: what outer_step_compression_mode or payload_dtype came to."""
     payload_bytes: int = 0
-    """Of all offers that this rank has encoded; each is sent to every other rack."""
+    """Of all offers of weights that this rank has encoded; each is sent to every other rack."""
+    moment_bytes: int = 0
+    """The same of the optimizer's moments, as they are averaged."""
     payload_bytes_fp32: int = 0
     """That they would have had as fp32."""
     residual_share: float = 0.0

@@ -151,6 +151,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("simulated_merge_delay_distribution", value) for value in ("normal",)),
     *(("simulated_merge_delay_seed", value) for value in (-1, 2**63)),
     *(("momentum_sync_period_steps", value) for value in (0,)),
+    *(("second_moment_sync_period_steps", value) for value in (0, "seldom")),
     *(("async_tp_enabled", value) for value in ("yes",)),
     *(("failslow_window_steps", value) for value in (1,)),
     *(("failslow_zscore_threshold", value) for value in (0,)),
@@ -429,8 +430,8 @@ def test_the_facts_are_text_in_a_fixed_order() -> None:
 
 
 def test_settings_without_effect_are_reported_when_changed() -> None:
-    config = MendConfig(rack_aware=True, momentum_sync_period_steps=9, fragments=9)
-    assert config.inactive_fields == ("momentum_sync_period_steps", "rack_aware")
+    config = MendConfig(rack_aware=True, fragments=9)
+    assert config.inactive_fields == ("rack_aware",)
 
 
 def test_a_setting_without_effect_is_reported_when_it_is_named_with_its_default(
@@ -440,10 +441,22 @@ def test_a_setting_without_effect_is_reported_when_it_is_named_with_its_default(
     default."""
     assert MendConfig(rack_aware=False).inactive_fields == ("rack_aware",)
     file = tmp_path / "mend.toml"
-    file.write_text("momentum_sync_period_steps = 5\n")
+    file.write_text("rack_aware = false\n")
     monkeypatch.setenv("MEND_CONFIG", str(file))
+    assert MendConfig().inactive_fields == ("rack_aware",)
+    monkeypatch.delenv("MEND_CONFIG")
     monkeypatch.setenv("MEND_RACK_AWARE", "false")
-    assert MendConfig().inactive_fields == ("momentum_sync_period_steps", "rack_aware")
+    assert MendConfig().inactive_fields == ("rack_aware",)
+
+
+def test_moments_are_averaged_less_often_than_they_overlap() -> None:
+    config = MendConfig(momentum_sync_period_steps=9, second_moment_sync_period_steps=20)
+    assert config.inactive_fields == ()
+    assert config.moment_periods == {1: 9, 2: 20}
+    assert MendConfig(second_moment_sync_period_steps=20).moment_periods == {2: 20}
+    assert MendConfig().moment_periods == {}
+    with pytest.raises(ConfigError, match=r"second_moment_sync_period_steps.*8 steps"):
+        MendConfig(second_moment_sync_period_steps=8)
 
 
 def test_what_finds_slow_racks_is_active_and_checked_together() -> None:
@@ -467,14 +480,14 @@ def test_expected_racks_are_those_whose_numbers_the_names_end_in() -> None:
 
 def test_a_copy_of_a_config_has_named_what_the_first_one_had() -> None:
     """`replace` gives every field to the class: that must not count as naming them all."""
-    silent, named = MendConfig(fragments=3), MendConfig(momentum_sync_period_steps=None)
+    silent, named = MendConfig(fragments=3), MendConfig(rack_aware=False)
     for copied in (pickle.loads(pickle.dumps(silent)), dataclasses.replace(silent, rack=1)):
         assert copied.inactive_fields == ()
     for copied in (
         pickle.loads(pickle.dumps(named)), copy.deepcopy(named), dataclasses.replace(named, rack=1),
         dataclasses.replace(dataclasses.replace(named, rack=1), rack=0),
     ):  # fmt: skip
-        assert copied.inactive_fields == ("momentum_sync_period_steps",)
+        assert copied.inactive_fields == ("rack_aware",)
     changed = dataclasses.replace(silent, rack_aware=True)
     assert changed.inactive_fields == ("rack_aware",)
     assert named == MendConfig()

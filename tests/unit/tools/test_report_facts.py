@@ -73,6 +73,18 @@ def test_rounds_are_counted_once_with_who_was_in() -> None:
     assert [each[:2] for each in facts.newest] == [(0, 1), (1, 1)]
 
 
+def test_rounds_of_moments_are_rounds_without_tokens_of_their_own() -> None:
+    encoded = {"kind": "encoded", "bytes": 40, "fp32_bytes": 40, "residual": 0.0, "moments": True}
+    run = Run().both(commit(0, 1, {0: 1, 1: 1})).says(0, encoded)
+    facts = run.both({**commit(1, 1, {0: 1, 1: 1}), "moments": True}).ends()
+    assert (facts.rounds, facts.moment_rounds, facts.fragments) == (2, 1, {0})
+    alone = Run().both(commit(0, 1, {0: 1, 1: 1})).ends()
+    assert facts.tokens_merged == alone.tokens_merged
+    assert (facts.moment_bytes, facts.offered) == (40, (0, 0))
+    shown = {what: (figure, more) for what, figure, more in html.tiles(facts, {})}
+    assert shown["Optimizer moments"] == ("1", "of these rounds; offers of 40 B per receiver")
+
+
 def test_other_digests_are_named() -> None:
     run = Run().says(0, commit(2, 7, {0: 1, 1: 1})).says(1, commit(2, 7, {0: 1, 1: 1}, "bb"))
     assert run.ends().differences == [

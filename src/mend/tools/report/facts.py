@@ -69,6 +69,8 @@ class Commit(msgspec.Struct, gc=False):
     """Racks that lived; 0: written by an older version."""
     rounds: float = 0.0
     momentum: float = 0.0
+    moments: bool = False
+    """Of the optimizer's moments: its tokens are those of the weights' rounds."""
 
 
 class Captured(msgspec.Struct, gc=False):
@@ -80,6 +82,7 @@ class Encoded(msgspec.Struct, gc=False):
     bytes: Whole
     fp32_bytes: Whole
     residual: float
+    moments: bool = False
 
 
 class Applied(msgspec.Struct, gc=False):
@@ -152,7 +155,12 @@ class RunFacts:
     begin_ns: int = 0
     end_ns: int = 0
     rounds: int = 0
+    moment_rounds: int = 0
+    """Of these rounds: those of the optimizer's moments."""
+    moment_bytes: int = 0
+    """Of all payloads of moments."""
     fragments: set[int] = field(default_factory=set)
+    """Of weights."""
     reasons: Counter[str] = field(default_factory=Counter)
     turnout: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(racks merged, racks that lived) -> rounds."""
@@ -334,6 +342,9 @@ class Gathering:
 
     def _encoded(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
         found, (size, fp32_bytes) = msgspec.convert(event, Encoded), self.facts.offered
+        if found.moments:
+            self.facts.moment_bytes += found.bytes
+            return
         self.facts.offered = (size + found.bytes, fp32_bytes + found.fp32_bytes)
         self.facts.residuals.add(0, time_ns, found.residual)
 
@@ -392,9 +403,7 @@ class Gathering:
         """The first file that has it."""
         facts = self.facts
         facts.rounds += 1
-        facts.fragments.add(commit.fragment)
         facts.newest.append((commit.fragment, commit.version, time_ns))
-        facts.outer = (commit.rounds, commit.momentum)
         reason = clean(commit.reason)
         full = len(facts.reasons) >= REASONS_MAX and reason not in facts.reasons
         facts.reasons["other" if full else reason] += 1
@@ -403,6 +412,11 @@ class Gathering:
         if commit.live:
             facts.turnout[len(racks), max(len(racks), commit.live)] += 1
         facts.merged.update(racks)
+        if commit.moments:
+            facts.moment_rounds += 1
+            return
+        facts.fragments.add(commit.fragment)
+        facts.outer = (commit.rounds, commit.momentum)
         for share in commit.members:
             facts.tokens_merged[share.rack] += share.tokens
 

@@ -169,6 +169,9 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str
         found.append(("Residual", f"{middle:.1%}", "of an offer's length, sent later; median"))
         energy = 1 - middle * middle
         found.append(("Captured", f"{energy:.1%}", "of an offer's energy (squares), median"))
+    if facts.moment_rounds:
+        of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"
+        found.append(("Optimizer moments", str(facts.moment_rounds), of_all))
     rounds, momentum = facts.outer
     if momentum:
         found.append(

@@ -48,6 +48,10 @@ EARLY_BYTES_MAX = 1 << 20
 FAREWELL_MS = 300
 HANDSHAKE_MS = 5_000
 RECONNECT_MS_MIN, RECONNECT_MS_MAX = 100, 2_000
+RECONNECT_MS_REPLACING = 1_000
+"""While a secret is being replaced: of the ways to a peer only one has its key, and each knock of
+the others is a handshake that fails there, which it counts as a stranger's."""
+
 CONNECT_MS_MAX = 2_000
 UNACKED_MS_MAX = 5_000
 CURVE_BYTES = 33
@@ -241,7 +245,10 @@ class ZmqSideband:
             pin(outbox, *keys)
         outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
         outbox.setsockopt(zmq.IMMEDIATE, 1)
-        outbox.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS_MIN)
+        replacing = len(self._ways) > 1
+        outbox.setsockopt(
+            zmq.RECONNECT_IVL, RECONNECT_MS_REPLACING if replacing else RECONNECT_MS_MIN
+        )
         outbox.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
         outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS_MAX)
         outbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)

@@ -138,7 +138,8 @@ class Bench:
         for number, arm in enumerate(self.arms):
             if arm.exchanges:
                 thetas = [self.view(value.detach())[number] for value in self.values]
-                self.outers[number] = Outer(arm, thetas, fragments)
+                shapes = [[slot.shape for slot in leaf.slots] for leaf in self.leaves]
+                self.outers[number] = Outer(arm, thetas, fragments, shapes)
 
     def _spread(self) -> None:
         """The end of the warm start: its model and moments for all arms."""

@@ -18,7 +18,7 @@ ramp=0       c > 0: the ramp is min(k / (k + c), .9) / .9 of the way, k rounds m
 weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans
 divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks
 rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
-codec=none       bf16, int8, int4, e3m0, topk: how offers travel
+codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
 feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
                  lost; feedback=weights: it stays in the rack's weights
 """
@@ -27,14 +27,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.quality_gpu_codecs import CODECS, sent
+from benchmarks.quality_gpu_codecs import LowRank, rank_of, sent
 
 KINDS = ("dp", "alone", "merge", "turns", "straggler")
 EVERY = 4
@@ -68,11 +68,11 @@ class Arm:
             "weight": self.weight not in ("tokens", "period"),
             "divisor": self.divisor not in ("named", "live"),
             "rise": self.rise < 0,
-            "codec": self.codec not in CODECS,
             "feedback": self.feedback not in ("buffer", "none", "weights"),
         }
         if bad := [key for key, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{', '.join(bad)} out of range in {self}")
+        rank_of(self.codec)
 
     @property
     def exchanges(self) -> bool:
@@ -134,14 +134,22 @@ class Pending:
     own: list[Tensor]
     sent: list[Tensor]
     owed: list[Tensor]
+    side: int = 0
+    factors: list[Tensor] = field(default_factory=list)
+    """Of powersgd, and the side that they are of."""
 
 
 class Outer:
     """The outer side of one arm. `thetas`: views [S, R, N] of its racks' weights, per leaf.
-    `fragments[p]`: the leaves of fragment p. Steps count from 1 where the racks begin to part."""
+    `fragments[p]`: the leaves of fragment p. `shapes`: of the weights in each leaf. Steps count
+    from 1 where the racks begin to part."""
 
     def __init__(
-        self, arm: Arm, thetas: Sequence[Tensor], fragments: Sequence[Sequence[int]]
+        self,
+        arm: Arm,
+        thetas: Sequence[Tensor],
+        fragments: Sequence[Sequence[int]],
+        shapes: Sequence[Sequence[tuple[int, ...]]] = (),
     ) -> None:
         assert arm.exchanges, f"{arm.kind} exchanges nothing"
         self.arm, self._thetas, self._fragments = arm, thetas, fragments
@@ -150,6 +158,10 @@ class Outer:
         self.momenta = [torch.zeros_like(each) for each in self.anchors] if arm.momentum else []
         owes = arm.codec != "none" and arm.feedback == "buffer"
         self.residuals = [torch.zeros_like(theta) for theta in thetas] if owes else []
+        self.low_rank: list[LowRank] = []
+        if rank := rank_of(arm.codec):
+            within = [[shape for leaf in each for shape in shapes[leaf]] for each in fragments]
+            self.low_rank = [LowRank(rank, each, thetas[0].shape[0]) for each in within]
         self.rounds = [Fraction(0)] * len(fragments)
         self._pending: list[Pending] = []
         self._marks = [[0] * self._racks for _ in fragments]  # step of the last capture
@@ -193,6 +205,8 @@ class Outer:
         pending = Pending(
             fragment, step + overlap, racks, weights, *self._offered(fragment, racks, own)
         )
+        if self.low_rank:
+            pending.side, pending.factors = self.low_rank[fragment].version % 2, self._factors
         self._pending.append(pending)
         return pending
 
@@ -205,7 +219,10 @@ class Outer:
         leaves, x = self._fragments[fragment], own
         if self.residuals:
             x = [o + self.residuals[leaf][:, racks] for leaf, o in zip(leaves, own, strict=True)]
-        whole = sent(torch.cat(x, -1), self.arm.codec)
+        if self.low_rank:
+            whole, self._factors = self.low_rank[fragment].sent(torch.cat(x, -1))
+        else:
+            whole = sent(torch.cat(x, -1), self.arm.codec)
         y = list(whole.split([each.shape[-1] for each in x], -1))
         owed = [a - b for a, b in zip(x, y, strict=True)] if self.residuals else []
         return (y if self.arm.feedback == "weights" else own), y, owed
@@ -237,6 +254,9 @@ class Outer:
             self.anchors[leaf] = old - step * lr
             theta += (self.anchors[leaf] - old)[:, None]
             theta[:, pending.racks] += own
+        if self.low_rank:
+            shares = [float(weight / total) for weight in pending.weights]
+            self.low_rank[fragment].advance(pending.side, pending.factors, shares)
         if pending.owed:
             for leaf, owed in zip(self._fragments[fragment], pending.owed, strict=True):
                 self.residuals[leaf][:, pending.racks] = owed
@@ -252,12 +272,15 @@ class Outer:
                 each.own,
                 each.sent,
                 each.owed,
+                each.side,
+                each.factors,
             )
             for each in self._pending
         ]
         return {
             "anchors": self.anchors, "momenta": self.momenta, "rounds": self.rounds,
             "marks": self._marks, "pending": pending, "residuals": self.residuals,
+            "bases": [(each.version, each.bases) for each in self.low_rank],
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
@@ -265,6 +288,8 @@ class Outer:
         self.rounds, self._marks = state["rounds"], state["marks"]
         self.residuals = state["residuals"]
         self._pending = [Pending(*each) for each in state["pending"]]
+        for each, (version, bases) in zip(self.low_rank, state["bases"], strict=True):
+            each.version, each.bases = version, bases
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:

@@ -4,6 +4,7 @@ pieces is the run in one piece."""
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from benchmarks.quality_gpu import Bench, Plan
 from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of, orthogonal
 from benchmarks.quality_gpu_outer import Outer, Pending, parsed
 from mend.codec import CODECS
+from mend.codec.powersgd import PowerSGD
 from mend.reference import (
     Anchor,
     Applied,
@@ -36,6 +38,7 @@ from mend.reference import (
     replay,
 )
 from mend.tools.demo_corpus import Corpus
+from mend.types import Owned, Span
 
 ROOT = Path(__file__).parent.parent.parent
 SIZE = Size(16, 4, 2, 16, 2)
@@ -144,6 +147,32 @@ def test_batched_codecs_are_those_of_mend(codec: str) -> None:
     for row, ours in zip(x.flatten(0, 1), found.flatten(0, 1), strict=True):
         theirs = made.decode(made.encode(row), 0, 9001, torch.empty(9001))
         assert torch.equal(ours + 0.0, theirs + 0.0)
+
+
+def test_batched_low_rank_is_that_of_mend() -> None:
+    """Four versions, so that both sides come, and both from a merged factor."""
+    shapes, racks = [(24, 40), (40,), (96, 17)], 3
+    numels = [math.prod(shape) for shape in shapes]
+    spans = tuple(Span(0, numel) for numel in numels)
+    owned = Owned(spans, sum(numels), tuple(shapes))
+    theirs = PowerSGD(4).of(owned, 1)
+    state, after = torch.empty(theirs.state_numel), torch.empty(theirs.state_numel)
+    theirs.first(state)
+    ours = quality_gpu_codecs.LowRank(4, shapes, 1)
+    ours.bases = [[each.mT[None] for each in theirs.bases(state, side)] for side in (0, 1)]
+    chance, shares = torch.Generator().manual_seed(3), [0.5, 0.3, 0.2]
+    for version in range(4):
+        x_RN = torch.randn(racks, sum(numels), generator=chance)
+        codec = theirs.at(state, version)
+        payloads = [codec.encode(row) for row in x_RN]
+        decoded = [
+            codec.decode(each, 0, len(x_RN[0]), torch.empty_like(x_RN[0])) for each in payloads
+        ]
+        y_SRN, factors = ours.sent(x_RN[None])
+        torch.testing.assert_close(y_SRN[0], torch.stack(decoded), rtol=0, atol=2e-2)
+        theirs.advance(payloads, shares, state, version, after)
+        ours.advance(version % 2, factors, shares)
+        state, after = after, state
 
 
 @pytest.mark.parametrize("feedback", ["buffer", "none", "weights"])

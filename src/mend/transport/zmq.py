@@ -319,13 +319,15 @@ class ZmqSideband:
 
     def _push(self, route: bytes, frame: bytes) -> int:
         """Returns what went wrong, 0: nothing."""
+        wrong = 0
         try:
             self._inbox.send_multipart([route, frame], _DONTWAIT)
         except zmq.ZMQError as error:
-            return error.errno or errno.EIO
+            wrong = error.errno or errno.EIO
+        # Sending, even in vain, uses up the descriptor's edge of frames that came meanwhile.
         if self._armed and _events(self._inbox) & _POLLIN:
-            self._loop.call_soon(self._arrived)  # sending has used up the edge of what came
-        return 0
+            self._loop.call_soon(self._arrived)
+        return wrong
 
     async def receive(self) -> bytes:
         """The next frame, from anybody. One caller at a time. Raises TransportError once closed."""

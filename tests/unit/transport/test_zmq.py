@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import select
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -282,6 +283,24 @@ async def test_more_diverted_frames_than_a_turn_reads_hide_nothing(sideband: Mak
             assert await asyncio.wait_for(receiving, 20) == b"behind them"
     assert len(seen) == 1000
     assert here.dropped == 1000
+
+
+@pytest.mark.parametrize("stands", [True, False])
+async def test_a_question_about_a_connection_loses_no_wake_up(
+    sideband: MakeSideband, stands: bool
+) -> None:
+    """Asking about one uses up the signal of frames that came meanwhile. Asked about one that was
+    gone, or read nothing, a sideband heard nothing any more: seen when a job was flooded."""
+    there, here = sideband(), sideband()
+    here.connect(B, there.address)
+    here.send(B, b"first")
+    found = await there.receive_from()
+    receiving = asyncio.create_task(there.receive())
+    await asyncio.sleep(0)  # it waits now
+    here.send(B, b"second")
+    select.select([there._descriptor], [], [], 20)  # the loop stands still: it would read it
+    assert there.is_connected(found.route if stands else b"nobody") == stands
+    assert await asyncio.wait_for(receiving, 20) == b"second"
 
 
 async def test_who_asks_and_does_not_read_gets_no_more(sideband: MakeSideband) -> None:

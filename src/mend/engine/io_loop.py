@@ -172,7 +172,7 @@ class IoLoop:
 
         def job() -> None:
             self._host = host
-            self._spawn(self._listen())
+            self._sideband.hear(self._received)
 
         self.call(job)
         if self.options.secrets:
@@ -307,19 +307,22 @@ class IoLoop:
                 lane, options.delay_ns, options.delay_distribution, options.delay_seed
             )
 
-    async def _listen(self) -> None:
-        while True:
-            found = await self._sideband.receive_from()
-            try:
-                envelope = self._opened(found)
-                body = self._streams.read(envelope)
-            except Unread:
-                continue
-            except WireError as error:
-                self._refuse(error)
-                if isinstance(error, OtherVersion) and error.job == self.job:
-                    self._guarded(partial(self._foreign, error))
-                continue
+    def _received(self, found: Received) -> None:
+        """A frame of anybody's."""
+        if self._closing:
+            return
+        try:
+            envelope = self._opened(found)
+            body = self._streams.read(envelope)
+        except Unread:
+            pass
+        except WireError as error:
+            self._refuse(error)
+            if isinstance(error, OtherVersion) and error.job == self.job:
+                self._guarded(partial(self._foreign, error))
+        except Exception as error:
+            self._crash(error)
+        else:
             self._guarded(partial(self._hear, envelope, body))
 
     def _opened(self, found: Received) -> Envelope:

@@ -217,8 +217,12 @@ def test_racks_with_different_checkpoints_do_not_begin(jobs: Jobs, cut: Path) ->
     assert job.ended(0) == -signal.SIGINT
     kind, said = job.result(1).error
     assert kind == "CheckpointError"
-    assert said.startswith("rack 1 cannot begin with the others: rack 0 resumes checkpoint 2 of")
-    assert "it resumes checkpoint 1 of lineage" in said
+    assert said.startswith(
+        "rack 1 cannot begin with the others: it resumes checkpoint 1 of lineage"
+    )
+    assert said.endswith("rack 0 another one")
+    noted = job.event(0, "refused")["detail"]
+    assert "rack 0 resumes checkpoint 2 of lineage" in noted
     assert job.result(0).losses == job.result(1).losses == []
 
 

@@ -104,6 +104,7 @@ def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoop
         secrets=secrets_of(config, bind) if config.exchange else (),
         protection=protection_of(config, bind),
         conceal=config.encrypt_payloads,
+        peers=(*config.peer_addresses.values(), config.witness_addr),
     )
 
 

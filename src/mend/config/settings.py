@@ -388,7 +388,12 @@ class MendConfig:
         k.whole(2, 4096),
         "fail-slow: samples before a rank is judged, and behind a change to verify it",
     )
-    rack_aware: bool = _later(False, k.YES_NO, "find out which ranks share a rack")
+    rack_aware: bool = _knob(
+        False,
+        k.YES_NO,
+        "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: all do, "
+        "unless mend_init is given a mesh",
+    )
     expected_learner_ids: tuple[str, ...] = _knob(
         (),
         k.RACK_NAMES,

@@ -388,6 +388,12 @@ class MendConfig:
         k.whole(2, 4096),
         "fail-slow: samples before a rank is judged, and behind a change to verify it",
     )
+    failslow_action: Literal["detect", "validate"] = _knob(
+        "validate",
+        k.one_of("detect", "validate"),
+        "fail-slow: what follows from a verdict. detect: it is told; validate: a micro-benchmark "
+        "of less than a second also says what the rack is slow by",
+    )
     rack_aware: bool = _knob(
         False,
         k.YES_NO,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mend import errors
-from mend.consensus.records import Commit
+from mend.consensus.records import Commit, Record
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.coordinator import Coordinator
@@ -38,6 +38,7 @@ from mend.coordination.rank import RankMachine
 from mend.engine.event_queue import EventQueue
 from mend.engine.host import Foreigners, HostInterface
 from mend.engine.merging import Merging, said
+from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Encoded, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.state_copying import StateCopying
@@ -134,6 +135,10 @@ class ConcurrentOuterStep:
         self._merging = Merging(self, tensors)
         self._states = StateCopying(self)
         self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
+        self.benchmark: MicroBenchmark | None = None
+        """Of the training thread, where slow racks are validated."""
+        if roles.rank_machine.options.detector.validates:
+            serve_probes(host, me.rank)
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
@@ -240,15 +245,14 @@ class ConcurrentOuterStep:
             case ev.FreeState(to):
                 self._states.free(to)
                 self.published.free(to)
+            case ev.Validate() if self.benchmark is not None:
+                self.benchmark.ask(effect)
+            case ev.Probe():
+                probe(self.host, self.me.rank, effect, self.tell)
             case ev.PublishAnchor(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.RecordCommitted(record, rounds, part):
-                if isinstance(record, Commit):
-                    rates = self.numerics.rates(rounds, part, len(record.members))
-                    self.published.told(record, (rounds / WHOLE, rates.momentum))
-                    self._note_commit(record, part)
-                else:
-                    self.published.told(record)
+                self._committed(record, rounds, part)
             case ev.Restored(snapshot):
                 self.host.note("snapshot", {"record": snapshot.index})
                 self.published.restore(snapshot)
@@ -284,6 +288,14 @@ class ConcurrentOuterStep:
         heard = [_name(rack) for rack in others if rack in self._met]
         told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
         return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
+
+    def _committed(self, record: Record, rounds: int, part: int) -> None:
+        if isinstance(record, Commit):
+            rates = self.numerics.rates(rounds, part, len(record.members))
+            self.published.told(record, (rounds / WHOLE, rates.momentum))
+            self._note_commit(record, part)
+        else:
+            self.published.told(record)
 
     def _note_commit(self, commit: Commit, part: int) -> None:
         _, live = self.published.turnout.recent[-1]

@@ -84,12 +84,8 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def _knob(default: Any, kind: k.Kind, meaning: str, *, inactive: bool = False) -> Any:
-    return field(default=default, metadata={"kind": kind, "meaning": meaning, "inactive": inactive})
-
-
-_later = functools.partial(_knob, inactive=True)
-"""Accepted, so that a config written for it can be built, and reported by `inactive_fields`."""
+def _knob(default: Any, kind: k.Kind, meaning: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
 def _from_all_sources(cls: _Class) -> _Class:
@@ -398,7 +394,18 @@ class MendConfig:
         k.whole(2, 4096),
         "fail-slow: samples before a rank is judged, and behind a change to verify it",
     )
-    rack_aware: bool = _later(False, k.YES_NO, "find out which ranks share a rack")
+    failslow_action: Literal["detect", "validate"] = _knob(
+        "validate",
+        k.one_of("detect", "validate"),
+        "fail-slow: what follows from a verdict. detect: it is told; validate: a micro-benchmark "
+        "of less than a second also says what the rack is slow by",
+    )
+    rack_aware: bool = _knob(
+        False,
+        k.YES_NO,
+        "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: all do, "
+        "unless mend_init is given a mesh",
+    )
     expected_learner_ids: tuple[str, ...] = _knob(
         (),
         k.RACK_NAMES,
@@ -494,16 +501,6 @@ class MendConfig:
         """The racks that expected_learner_ids names, ascending."""
         return tuple(sorted(map(k.rack_of, self.expected_learner_ids)))
 
-    @property
-    def inactive_fields(self) -> tuple[str, ...]:
-        """Settings that a source named, or that were changed, and that mend does not act on yet."""
-        return tuple(
-            f.name
-            for f in fields(self)
-            if f.metadata["inactive"]
-            and (self.is_named(f.name) or getattr(self, f.name) != f.default)
-        )
-
     def hyper_facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) of what must be equal on all racks; compared as text when they say hello."""
         return tuple((name, str(getattr(self, name))) for name in FACTS)
@@ -518,14 +515,8 @@ def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> 
 
 def describe() -> list[Setting]:
     """Every setting, in the order of the class."""
-    later = "accepted, without effect so far: "
     return [
-        Setting(
-            f.name,
-            f.default,
-            f.metadata["kind"].rule,
-            (later if f.metadata["inactive"] else "") + f.metadata["meaning"],
-        )
+        Setting(f.name, f.default, f.metadata["kind"].rule, f.metadata["meaning"])
         for f in fields(MendConfig)
     ]
 

@@ -114,6 +114,7 @@ def detector_options(config: MendConfig) -> DetectorOptions:
         window=config.failslow_window_steps,
         zscore=config.failslow_zscore_threshold,
         samples_min=config.failslow_min_samples,
+        validates=config.failslow_action != "detect",
     )
 
 

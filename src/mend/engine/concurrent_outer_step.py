@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mend import errors
-from mend.consensus.records import Commit
+from mend.consensus.records import Commit, Record
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.coordinator import Coordinator
@@ -38,6 +38,7 @@ from mend.coordination.rank import RankMachine
 from mend.engine.event_queue import EventQueue
 from mend.engine.host import Foreigners, HostInterface
 from mend.engine.merging import Merging, said
+from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Encoded, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.state_copying import StateCopying
@@ -139,6 +140,10 @@ class ConcurrentOuterStep:
         self._merging = Merging(self, tensors)
         self._states = StateCopying(self)
         self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
+        self.benchmark: MicroBenchmark | None = None
+        """Of the training thread, where slow racks are validated."""
+        if roles.rank_machine.options.detector.validates:
+            serve_probes(host, me.rank)
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
@@ -245,13 +250,14 @@ class ConcurrentOuterStep:
             case ev.FreeState(to):
                 self._states.free(to)
                 self.published.free(to)
+            case ev.Validate() if self.benchmark is not None:
+                self.benchmark.ask(effect)
+            case ev.Probe():
+                probe(self.host, self.me.rank, effect, self.tell)
             case ev.PublishAnchor(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.RecordCommitted(record, rounds, part):
-                if isinstance(record, Commit):
-                    self._committed(record, rounds, part)
-                else:
-                    self.published.told(record)
+                self._committed(record, rounds, part)
             case ev.Restored(snapshot):
                 self.host.note("snapshot", {"record": snapshot.index})
                 self.published.restore(snapshot)
@@ -288,15 +294,21 @@ class ConcurrentOuterStep:
         told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
         return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
-    def _committed(self, commit: Commit, rounds: int, part: int) -> None:
-        numerics, about = self.numerics_of[commit.fragment], dict[str, object]()
+    def _committed(self, record: Record, rounds: int, part: int) -> None:
+        if not isinstance(record, Commit):
+            self.published.told(record)
+            return
+        numerics, about = self.numerics_of[record.fragment], dict[str, object]()
         if numerics.of_values:
-            self.published.told(commit, None)
+            self.published.told(record, None)
             about["moments"] = True
         else:
-            momentum = numerics.rates(rounds, part, len(commit.members)).momentum
-            self.published.told(commit, (rounds / WHOLE, momentum))
+            momentum = numerics.rates(rounds, part, len(record.members)).momentum
+            self.published.told(record, (rounds / WHOLE, momentum))
             about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}
+        self._note_commit(record, about)
+
+    def _note_commit(self, commit: Commit, about: dict[str, object]) -> None:
         _, live = self.published.turnout.recent[-1]
         self.host.note("commit", _commit_fields(commit, live) | about)
         warning = self.published.turnout.warning()

@@ -99,6 +99,8 @@ class CountedSteps:
     def close(self) -> None:
         """Count nothing from here on. Idempotent."""
         self._hooks.close()
+        if self._trainer.benchmark is not None:
+            self._trainer.benchmark.close()
         self.movement.close()
 
     # -------------------------------------------------------------- around a step

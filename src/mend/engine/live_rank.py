@@ -24,6 +24,7 @@ from mend.engine.checkpoint import Facts, Part, Writer, left_out, read_part, tog
 from mend.engine.checkpoint_files import complete_part
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
@@ -118,6 +119,8 @@ class LiveRank:
         self.io_loop.every(PERIOD_S, self.pace.write)
         try:
             self._build(model, numerics)
+            if settings.detector.validates and settings.replay is None:
+                self._validate(model)
         except BaseException:
             self.abort()
             raise
@@ -202,6 +205,16 @@ class LiveRank:
         self._show()
         self.io_loop.call(lambda: self._connect([one.address for one in found]))
         self.io_loop.attach(self.rank)
+
+    def _validate(self, model: nn.Module) -> None:
+        """Have the training thread make micro-benchmarks when the rank is slow."""
+        device = self._side.device if self._side is not None else torch.device("cpu")
+        self.rank.benchmark = self.trainer.benchmark = MicroBenchmark(
+            self.io_loop.now_ns,
+            self._post,
+            LiveBenchmark(device).product_ns,
+            watch_forward(weakref.ref(model)),
+        )
 
     def _plain(self, model: nn.Module) -> list[tuple[bool, ...]]:
         """Per fragment, which tensors the mean merges where the rule is another; else nothing."""

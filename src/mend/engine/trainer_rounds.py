@@ -38,6 +38,7 @@ from mend.engine.fragment_state import (
     Wait,
     unbroken_run,
 )
+from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
@@ -96,6 +97,8 @@ class TrainerRounds:
         self.state_due: Member | None = None
         """A rack that joins, for which it is copied before the next step."""
         self.give: GiveState = lambda *_: None
+        self.benchmark: MicroBenchmark | None = None
+        """Where slow racks are validated."""
         self._looks = 0
         """At `asked`; the same on all ranks."""
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
@@ -123,7 +126,10 @@ class TrainerRounds:
         self.step += 1
         self.tokens += tokens
         self.standing = (self.step, self.tokens, self._marks)
+        begun_ns = self._stepped_ns
         self._time(tokens)
+        if self.benchmark is not None:
+            self.benchmark.stepped(self.step, begun_ns, self.untimed)
         if self.beside is not None and self.published.fresh:
             self._prefetch(self.beside)
         return self.step >= self.calendar.next_step

@@ -95,6 +95,8 @@ class Scenario:
     moments: tuple[int, ...] = ()
     """Periods of the optimizer's first and second moments, which the racks average; empty: they do
     not. No seed draws it."""
+    validates: bool = False
+    """Slow racks are validated by a micro-benchmark. No seed draws it."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 

@@ -26,7 +26,9 @@ from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.coordination.schedule import Schedule, schedule_of
+from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Numerics
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer import FragmentState, StepOptions, Trainer
@@ -298,7 +300,7 @@ class World(Writer):
             tokens=lambda step: 1 + (step * 7 + number) % 5,
             watch=self.checkers.watch,
         )
-        self._resume_and_cut(training, tracks)
+        self._prepare(training, tracks)
         held.append(training)
         process.trainer = self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
@@ -306,6 +308,9 @@ class World(Writer):
         self._connect(process, rack)
         process.start(rank)
         self.checkers.enter_process(process)
+
+    def _product_ns(self, process: Process) -> int:
+        return MS * self.broken.slower(target(process.me.rack))
 
     def _tape(self, process: Process, made_of: Parts) -> MemoryTape | None:
         process.tape = MemoryTape(made_of) if self.record else None
@@ -357,12 +362,16 @@ class World(Writer):
     def _moments(self) -> tuple[MomentFragments, ...]:
         return tuple(MomentFragments(self.scenario.fragments, k) for k in self.scenario.moments)
 
-    def _resume_and_cut(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+    def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+        process = training.process
+        if self.scenario.validates:
+            product_ns = partial(self._product_ns, process)
+            benchmark = MicroBenchmark(process.now_ns, training.post, product_ns, None)
+            training.rank.benchmark = training.trainer.benchmark = benchmark
         if self.scenario.carries:
-            process = training.process
             training.carry(Moments(training.parameters, process.me.rank), process.note)
         training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
-        rack = training.process.me.rack
+        rack = process.me.rack
         training.pauses = {step: ns for who, step, ns in self.scenario.pauses if who == rack}
         if self.scenario.first:
             training.trainer.resume(_progress(tracks), ())
@@ -400,7 +409,8 @@ class World(Writer):
 
     def _rank_options(self) -> RankOptions:
         sums = self._numerics().measuring is not None
-        return RankOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums)
+        detector = DetectorOptions(validates=self.scenario.validates)
+        return RankOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums, detector)
 
     def _policy(self, fragments: int) -> Policy:
         s = self.scenario

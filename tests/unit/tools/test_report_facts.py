@@ -199,6 +199,9 @@ def test_slow_racks_are_kept_once_with_their_worst() -> None:
     slow = {"kind": "fail-slow", "slow_rack": 1, "against": "own past", "step": 40, "ratio": 1.5}
     run = Run().both(slow).says(1, {**slow, "step": 90, "ratio": 2.5})
     run.says(0, {"kind": "fail-slow", "slow_rack": 1, "against": "peers", "ratio": "much"})
+    cause = {"kind": "fail-slow-cause", "slow_rack": 1, "slow_rank": 3, "cause": "input"}
+    run.says(1, cause).says(1, {**cause, "slow_rack": 0})
     found = run.ends().slow
+    assert found[1, "own past"].cause == "by the input of rank 3"
     assert list(found) == [(1, "own past")], "what mend does not write counts for nothing"
     assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)

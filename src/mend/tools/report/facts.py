@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mend.coordination.slow import ONSET
+from mend.coordination.slow import ONSET, OWN_PAST, cause_in_words
+from mend.coordination.slow_cause import CAUSE
 from mend.status.event_log import LOUD
 from mend.tools.report.curve import Curve, Point, Strip, Track
 from mend.types import WITNESS
@@ -96,6 +97,15 @@ class Slow(msgspec.Struct, gc=False):
     against: str
     ratio: float
     step: Whole
+    cause: str = ""
+    """In words, once it is validated."""
+
+
+class SlowCause(msgspec.Struct, gc=False):
+    slow_rack: Whole
+    slow_rank: Whole
+    cause: str
+    link_to: int = -1
 
 
 class Start(msgspec.Struct, gc=False):
@@ -239,6 +249,7 @@ class Gathering:
             "still-open": self._still_open,
             "lineage": self._lineage,
             ONSET: self._slow,
+            CAUSE: self._slow_cause,
         }
         self._founded = False
 
@@ -365,6 +376,12 @@ class Gathering:
         known = self.facts.slow.get((found.slow_rack, found.against))
         if known is None or found.ratio > known.ratio:
             self.facts.slow[found.slow_rack, clean(found.against)] = found
+
+    def _slow_cause(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, SlowCause)
+        known = self.facts.slow.get((found.slow_rack, OWN_PAST))
+        if known is not None:
+            known.cause = clean(cause_in_words(found.cause, found.slow_rank, found.link_to))
 
     # -------------------------------------------------------------- rounds
 

@@ -114,7 +114,8 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     if facts.slow:
         each = sorted(facts.slow.items(), key=lambda one: one[0])[:SLOW_SHOWN]
         slow = "; ".join(
-            f"rack {rack}, {one.ratio:.1f}x its {against}, found at its step {one.step}"
+            f"rack {rack}{one.cause and ' '}{one.cause}, {one.ratio:.1f}x its {against}, found at "
+            f"its step {one.step}"
             for (rack, against), one in each
         )
         found.append(Verdict("Slow racks", slow, False))

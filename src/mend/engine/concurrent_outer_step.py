@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mend import errors
+from mend.codec import CLOSING
 from mend.consensus.records import Commit
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
@@ -305,7 +306,7 @@ class ConcurrentOuterStep:
             if offer.landed is not None:
                 offer.landed()
             anchor_N = None if offer.encoded else offer.anchor.values
-            codec = offer.anchor.codec
+            codec = CLOSING if offer.closing else offer.anchor.codec
             return self.numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
 
         def done(result: Encoded | Exception) -> None:
@@ -319,7 +320,7 @@ class ConcurrentOuterStep:
             elif isinstance(result, Exception):
                 self.broken(result)
             else:
-                offer.pend_N, offer.encoded = result.pend, True
+                offer.pend_N, offer.sent_N, offer.encoded = result.pend, result.sent, True
                 self._encoded(offer, result)
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
                 size = result.payload.numel() if self._varies(fragment) else 0

@@ -4,8 +4,10 @@
 
 Runs with one plan and one text are one table, also when their arms were run apart. `above lr 1`:
 100 (loss / loss - 1) against `merge` with the same H (outer lr 1, no momentum, tau 0), paired by
-seed: mean and 95 % t-interval over the seeds; `above dp` the same against data parallel. Negative
-is better. Two seeds make wide intervals: the t quantile is 12.7, of three 4.3.
+seed: mean and 95 % t-interval over the seeds; `above dp` the same against data parallel, and `above
+no codec` against the same arm with offers in fp32. `bits`: of an offer, per parameter; of powersgd
+the mean of both sides. Negative is better. Two seeds make wide intervals: the t quantile is 12.7,
+of three 4.3.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality_gpu_model import SIZES
+from benchmarks.quality_gpu_model import SIZES, Size, leaves_of
 from benchmarks.quality_gpu_outer import Arm, parsed
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
+from mend.codec import codec_named, fragment_codec
+from mend.codec.powersgd import LowRank
+from mend.types import Owned, Span
 
 Report = Mapping[str, Any]
+MEND_NAMES = {"none": "float32", "bf16": "bfloat16"}
 Losses = dict[str, dict[int, float]]
 """By arm and seed, at the end."""
 
@@ -74,6 +80,25 @@ def base_of(losses: Losses, arm: Arm) -> str | None:
     return next((said for said in losses if parsed(said) == plain), None)
 
 
+def _without_codec(losses: Losses, said: str) -> str | None:
+    plain = replace(parsed(said), codec="none", feedback="buffer")
+    return next((other for other in losses if parsed(other) == plain), None)
+
+
+def bits_of(codec: str, size: Size) -> float:
+    """Of mend's own payloads, for all fragments of a model."""
+    leaves, sent = leaves_of(size), 0.0
+    for number in range(size.fragments):
+        slots = [slot for leaf in leaves if leaf.fragment == number for slot in leaf.slots]
+        numel = sum(slot.numel for slot in slots)
+        spans = tuple(Span(0, slot.numel) for slot in slots)
+        owned = Owned(spans, numel, tuple(slot.shape for slot in slots))
+        found = fragment_codec(codec_named(MEND_NAMES.get(codec, codec)), owned, 1)
+        sides = [found.size(side) for side in (0, 1)] if isinstance(found, LowRank) else []
+        sent += 8 * (statistics.fmean(sides) if sides else found.payload_bytes)
+    return sent / sum(leaf.numel for leaf in leaves)
+
+
 def shown(pct: Interval | None) -> str:
     return signed(None if pct is None else asdict(pct))
 
@@ -82,17 +107,23 @@ def table(reports: Sequence[Report]) -> list[str]:
     """One corner as Markdown lines."""
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
+    codecs = any(parsed(said).codec != "none" for said in losses)
+    more = (" bits | above no codec, % |", "---|---|") if codecs else ("", "")
     lines = [
         f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",
         "",
-        "| arm | seeds | loss | above lr 1, % | above dp, % |",
-        "|---|---|---|---|---|",
+        "| arm | seeds | loss | above lr 1, % | above dp, % |" + more[0],
+        "|---|---|---|---|---|" + more[1],
     ]
     for said, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
         mean = statistics.fmean(by_seed.values())
         plain = shown(above(losses, said, base_of(losses, parsed(said))))
         parallel = shown(above(losses, said, "dp" if "dp" in losses else None))
-        lines.append(f"| `{said}` | {len(by_seed)} | {mean:.4f} | {plain} | {parallel} |")
+        line = f"| `{said}` | {len(by_seed)} | {mean:.4f} | {plain} | {parallel} |"
+        if codecs and parsed(said).exchanges:
+            bits = bits_of(parsed(said).codec, SIZES[plan["size"]])
+            line += f" {bits:.2f} | {shown(above(losses, said, _without_codec(losses, said)))} |"
+        lines.append(line + " - | - |" * (codecs and not parsed(said).exchanges))
     machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in reports}
     size = [round(part / 1e6, 1) for part in reports[0]["text"]["bytes"]]
     return [

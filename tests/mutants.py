@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "double-count: a merged offer is carried once more",
         "engine/trainer_rounds.py",
-        'return fate, track.offer.delta_N if fate == "named" else None\n',
+        'return fate, track.offer.merged_N if fate == "named" else None\n',
         "return fate, None\n",
     ),
     Mutant(
@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant(
         "snapshot-kept: what is carried is measured from the snapshot, not from anchor - delta",
         "engine/trainer_rounds.py",
-        'return fate, track.offer.delta_N if fate == "named" else None\n',
+        'return fate, track.offer.merged_N if fate == "named" else None\n',
         "offer = track.offer\n"
         "        moved = track.anchor.values - (offer.anchor.values - offer.delta_N)\n"
         '        return fate, moved if fate == "named" else None\n',

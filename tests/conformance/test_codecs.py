@@ -292,6 +292,7 @@ class Counts:
 
     name = "counts"
     exact = False
+    feedback = "buffer"
 
     def of(self, owned: Owned, max_age: int) -> FragmentCodec:
         return CountsPart(RawFloat32(), owned.numel)
@@ -326,6 +327,12 @@ def test_a_users_codec_may_have_a_state_that_every_anchor_holds() -> None:
         del LAYOUT_CODECS["counts"]
 
 
+class Unsaid(Ternary):
+    """Does not say where what it leaves out is kept."""
+
+    name, feedback = "unsaid", None
+
+
 @pytest.fixture
 def registered() -> Iterator[None]:
     register("ternary", Ternary)
@@ -342,6 +349,8 @@ def test_a_users_codec_is_registered_once_under_its_own_name(registered: None) -
         register("int8", Ternary)
     with pytest.raises(ConfigError, match="'ternary'"):
         register("other", Ternary)
+    with pytest.raises(ConfigError, match="feedback is None"):
+        register("unsaid", Unsaid)
     for name in ("", "Int8", "a b", "x" * 33):
         with pytest.raises(ConfigError, match="lower-case"):
             register(name, Ternary)

@@ -37,6 +37,8 @@ class Case:
     trap: bool = False  # the merged delta is added to parameters that moved, the base is theta
     excluded_as_named: bool = False
     residual: str = "two-phase"  # or "at send" (released before the commit is known), "never"
+    in_weights: bool = False  # what the codec leaves out stays in theta
+    left_out_lost: bool = False  # all of the delta is taken out of theta all the same
 
 
 class RankMachine:
@@ -64,7 +66,8 @@ class RankMachine:
         encoded = self.numerics.encode(delta, self.e, None, codec)
         y = codec.decode(encoded.payload, 0, delta.numel(), torch.empty_like(delta))
         self.ledger.captured(y)
-        self.offer = (delta, encoded.pend)
+        taken = delta if encoded.sent is None or self.case.left_out_lost else encoded.sent
+        self.offer = (taken, encoded.pend)
         if self.case.residual == "at send":
             self.e = encoded.pend
         return encoded.payload
@@ -99,7 +102,8 @@ def owned(rack: Rack) -> Owned:
 
 
 def run(case: Case) -> list[RankMachine]:
-    numerics = Numerics(codec_named(case.codec), Average(), Nesterov(case.lr, case.momentum))
+    outer = Nesterov(case.lr, case.momentum)
+    numerics = Numerics(codec_named(case.codec), Average(), outer, in_weights=case.in_weights)
     non_voters = [RankMachine(n, case, numerics) for n in range(case.racks)]
     chance = torch.Generator().manual_seed(7)
     anchor = after = numerics.genesis(non_voters[0].A, owned(non_voters[0].rack))
@@ -143,6 +147,14 @@ CARRY = {
         for codec in ("int8", "int4", "e3m0", "topk", "powersgd-2", "sparse")
         for overlap in (0, 4)
     },
+    **{
+        f"{codec} in the weights, {overlap} late, {pct} % excluded": Case(
+            racks=3, codec=codec, overlap=overlap, exclude_pct=pct, in_weights=True
+        )
+        for codec in ("topk", "powersgd-2")
+        for overlap in (0, 4)
+        for pct in (0, 30)
+    },
 }
 
 
@@ -185,6 +197,15 @@ def test_one_phase_feedback_loses_what_an_excluded_offer_held(codec: str, gap: f
     assert worst(replace(case, residual="at send")) > gap
     never = worst(replace(case, residual="never"))
     assert never > gap
+
+
+@pytest.mark.parametrize("codec", ["topk", "powersgd-2"])
+def test_feedback_in_the_weights_keeps_what_was_left_out_and_needs_no_residual(codec: str) -> None:
+    case = Case(racks=3, codec=codec, exclude_pct=30, in_weights=True)
+    machines = run(case)
+    assert max(machine.gap for machine in machines) < CLOSED
+    assert all(machine.e is None for machine in machines)
+    assert worst(replace(case, left_out_lost=True)) > 0.1
 
 
 def test_more_overlap_is_more_lost_to_overwrite() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mend.codec import CODECS
 from mend.consensus.weights import WHOLE, merge_weights, part_of
 from mend.coordination.schedule import Schedule
-from mend.engine.numerics import Anchor, Numerics
+from mend.engine.numerics import Anchor, Numerics, keeps_in_weights
 from mend.engine.sums import factors_in, tensors_of
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.shards import replicated
@@ -105,7 +105,8 @@ class Live:
         codec = CODECS[settings.payload]()
         rule = MERGES["rda" if settings.radial else "mean"]()
         outer = Nesterov(settings.outer_lr, settings.momentum, settings.ramp)
-        self.numerics = Numerics(codec, rule, outer)
+        in_weights = keeps_in_weights(codec, settings.alignment)
+        self.numerics = Numerics(codec, rule, outer, in_weights=in_weights)
         names = [name for name, _ in exchanged_parameters(self.models[0])]
         self.tensors = [
             tensors_of(
@@ -121,6 +122,7 @@ class Live:
         self.residual: list[list[Tensor | None]] = [[None] * len(self.plan) for _ in self.models]
         self.mark = [[(0, 0)] * len(self.plan) for _ in self.models]
         self.totals = [(0, 0)] * racks
+        self.before = [(0, 0)] * racks
         self.open: dict[tuple[int, int], tuple[Tensor, Tensor | None, tuple[int, int]]] = {}
 
     def read(self, number: int, p: int) -> Tensor:
@@ -131,6 +133,7 @@ class Live:
     def run(self, steps: int) -> None:
         schedule = Schedule(len(self.plan), self.settings.period, self.settings.overlap)
         for step in range(1, steps + 1):
+            self.before = list(self.totals)
             for n, train in enumerate(self.train):
                 self.totals[n] = (self.totals[n][0] + train(step), self.totals[n][1] + 1)
             if self.settings.overlap:
@@ -146,9 +149,11 @@ class Live:
         for n in range(len(self.models)):
             delta = self.applied[n][p].values - self.read(n, p)
             encoded = self.numerics.encode(delta, self.residual[n][p])
-            work.append(tuple(a - b for a, b in zip(self.totals[n], self.mark[n][p], strict=True)))
+            totals = self.before[n] if self.numerics.in_weights else self.totals[n]
+            work.append(tuple(a - b for a, b in zip(totals, self.mark[n][p], strict=True)))
             payloads.append(encoded.payload)
-            self.open[n, p] = (delta, encoded.pend, self.totals[n])
+            taken = delta if encoded.sent is None else encoded.sent
+            self.open[n, p] = (taken, encoded.pend, totals)
         weights = merge_weights(
             work, token_weighted=self.settings.token_weighted, period_steps=self.settings.period
         )

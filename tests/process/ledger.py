@@ -59,6 +59,7 @@ class Books:
             offer = self.offers[fragment, seq]
             x_N = offer.delta_N if offer.residual_N is None else offer.delta_N + offer.residual_N
             y_N = x_N if offer.pend_N is None else x_N - offer.pend_N
+            y_N = y_N if offer.sent_N is None else offer.sent_N
             self.ledgers[fragment].named(y_N)
         return [
             ledger.error(theta(track), track.anchor.values, track.residual_N)

@@ -70,7 +70,8 @@ def facts_of(result: Result) -> Facts:
     for event in result.kinds("captured", "applied"):
         step, fragment = event["step"], event["fragment"]
         if event["kind"] == "captured":
-            events.append(Captured(step, fragment, event["seq"]))
+            closing = event.get("closing", False)
+            events.append(Captured(step, fragment, event["seq"], closing))
         else:
             events.append(Applied(step, fragment, event["version"]))
     return Facts(result.status["step"], events)

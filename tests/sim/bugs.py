@@ -162,7 +162,7 @@ BUGS = (
     _bug(
         "14",
         "the snapshot is kept instead of the delta: what is carried is measured from there",
-        (ROUNDS, 'return fate, track.offer.delta_N if fate == "named" else None\n',
+        (ROUNDS, 'return fate, track.offer.merged_N if fate == "named" else None\n',
          "moved_N = track.anchor.values - (track.offer.anchor.values - track.offer.delta_N)\n"
          '        return fate, moved_N if fate == "named" else None\n'),
     ),

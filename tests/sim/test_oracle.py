@@ -76,7 +76,9 @@ def rack_of(world: World, rack: int, first: list[Tensor]) -> reference.Rack:
 def facts_of(world: World, peer: Peer) -> reference.Facts:
     training = world.trainings[peer]
     made: dict[str, Any] = {
-        "captured": lambda f: reference.Captured(f["step"], f["fragment"], f["seq"]),
+        "captured": lambda f: reference.Captured(
+            f["step"], f["fragment"], f["seq"], f.get("closing", False)
+        ),
         "applied": lambda f: reference.Applied(f["step"], f["fragment"], f["version"]),
         "discarded": lambda f: reference.Discarded(f["step"], f["fragment"], f["seq"]),
     }

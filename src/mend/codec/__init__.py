@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import cast, get_args
 
 from mend.codec.base import (
     Codec,
+    Feedback,
     FragmentCodec,
     LayoutCodec,
     Stateless,
     Varying,
-    fragment_codec,
 )
 from mend.codec.blocks import BlockCodec
+from mend.codec.closing import CLOSING, fragment_codec
 from mend.codec.e3m0 import E3M0
 from mend.codec.linear import Int4, Int8
 from mend.codec.powersgd import RANK_MAX, PowerSGD
@@ -59,6 +60,10 @@ def register(name: str, make: Callable[[], Codec] | Callable[[], LayoutCodec]) -
     if made.name != name:
         rule = f"makes a codec whose name is {made.name!r}"
         raise ConfigError("codec", name, rule, "Register it under the name that it has.")
+    feedback = getattr(made, "feedback", None)
+    if feedback not in get_args(Feedback):
+        rule = f"makes a codec whose feedback is {feedback!r}, none of {get_args(Feedback)}"
+        raise ConfigError("codec", name, rule, "Say where what it leaves out is kept.")
     if isinstance(made, LayoutCodec):
         LAYOUT_CODECS[name] = cast(Callable[[], LayoutCodec], make)
     else:
@@ -66,12 +71,14 @@ def register(name: str, make: Callable[[], Codec] | Callable[[], LayoutCodec]) -
 
 
 __all__ = [
+    "CLOSING",
     "CODECS",
     "E3M0",
     "LAYOUT_CODECS",
     "RANK_MAX",
     "BlockCodec",
     "Codec",
+    "Feedback",
     "FragmentCodec",
     "Int4",
     "Int8",

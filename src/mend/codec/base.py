@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from mend.errors import WireError
 from mend.types import Owned
+
+Feedback = Literal["buffer", "weights"]
 
 
 class Codec(Protocol):
@@ -27,6 +29,11 @@ class Codec(Protocol):
     exact: bool
     """Whether `decode` returns every bit of what was encoded; then nothing is left for the
     residual."""
+    feedback: Feedback
+    """Where a rack keeps what the codec left out of an offer that was merged: in a buffer that is
+    added to its next offer, or in its own weights, whose next offer then holds it by itself. The
+    latter is for codecs that send a small part of a delta. A payload of such a codec has an even
+    number of bytes (see codec.closing)."""
     block: int
     """Elements that are encoded together. A vector that is cut at multiples of `block` and encoded
     part by part gives the same bytes, end to end. 0: only the whole vector can be encoded."""
@@ -94,6 +101,7 @@ class LayoutCodec(Protocol):
 
     name: str
     exact: bool
+    feedback: Feedback
 
     def of(self, owned: Owned, max_age: int) -> FragmentCodec:
         """For these elements. An offer that is merged may be `max_age` versions old."""
@@ -133,13 +141,6 @@ class Stateless:
         out_S: Tensor,
     ) -> None:
         """There is none."""
-
-
-def fragment_codec(codec: Codec | LayoutCodec, owned: Owned, max_age: int) -> FragmentCodec:
-    """The codec of a rank's part of a fragment."""
-    if isinstance(codec, LayoutCodec):
-        return codec.of(owned, max_age)
-    return Stateless(codec, owned.numel)
 
 
 def check_row(payload_B: Tensor) -> None:

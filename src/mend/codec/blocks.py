@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from mend.codec.base import check_row
+from mend.codec.base import Feedback, check_row
 from mend.errors import WireError
 
 _STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 17
@@ -34,6 +34,7 @@ class BlockCodec(ABC):
 
     name: str
     exact = False
+    feedback: Feedback = "buffer"
     block: int
     block_bytes: int
 

@@ -35,7 +35,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from mend.codec.base import Codec, check_row
+from mend.codec.base import Codec, Feedback, check_row
 from mend.errors import WireError
 from mend.types import Owned
 
@@ -65,6 +65,7 @@ class PowerSGD:
     """
 
     exact = False
+    feedback: Feedback = "weights"
 
     def __init__(self, rank: int = 4) -> None:
         assert 1 <= rank <= RANK_MAX, f"{rank=} is not in 1 to {RANK_MAX}"
@@ -196,6 +197,7 @@ class LowRankAt:
     """The Codec of an anchor of one version. Several threads share it."""
 
     exact = False
+    feedback: Feedback = "weights"
     block = 0
 
     def __init__(self, part: LowRank, state_S: Tensor, version: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mend.codec.base import check_row
+from mend.codec.base import Feedback, check_row
 from mend.errors import WireError
 
 _BLOCK = 1 << 15
@@ -34,6 +34,7 @@ class RawFloat32:
 
     name = "float32"
     exact = True
+    feedback: Feedback = "buffer"
     block = 0  # nothing is to be done, so nothing is to be shared
 
     def payload_bytes(self, numel: int) -> int:
@@ -54,6 +55,7 @@ class RawBfloat16:
 
     name = "bfloat16"
     exact = False
+    feedback: Feedback = "buffer"
     block = 1
 
     def payload_bytes(self, numel: int) -> int:

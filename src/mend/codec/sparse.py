@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend.codec.base import check_row
+from mend.codec.base import Feedback, check_row
 from mend.errors import WireError
 
 BLOCK = 4096
@@ -29,6 +29,7 @@ class Sparse:
 
     name = "sparse"
     exact = True
+    feedback: Feedback = "buffer"
     block = 0
 
     def payload_bytes(self, numel: int) -> int:

@@ -1,7 +1,7 @@
 """The greatest of every chunk. Runs on workers. Touches tensors; never peers, clocks, files.
 
 SparseLoCo (arXiv 2508.15706): of 4096 elements the 64 of the greatest magnitude are sent, with two
-bits each; what is left out stays in the residual. Their indices have 12 bits.
+bits each; what is left out stays behind. Their indices have 12 bits.
 
 Legend: b chunks, k = 4096 elements of a chunk, c = 116 bytes of a chunk, s = 64 kept.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mend.codec.base import Feedback
 from mend.codec.blocks import TINY, BlockCodec
 
 KEEP = 64
@@ -29,6 +30,7 @@ class TopK(BlockCodec):
     """
 
     name, block, block_bytes = "topk", 4096, _VALUES
+    feedback: Feedback = "weights"
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         index_bs, counts_bs = _without_zeros(x_bk, _greatest(x_bk))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mend import errors
+from mend.codec import CLOSING
 from mend.consensus.records import Commit, Record
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
@@ -325,8 +326,9 @@ class ConcurrentOuterStep:
         def job() -> Encoded:
             if offer.landed is not None:
                 offer.landed()
-            numerics, codec = self.numerics_of[offer.fragment], offer.anchor.codec
+            numerics = self.numerics_of[offer.fragment]
             anchor_N = None if offer.encoded or numerics.of_values else offer.anchor.values
+            codec = CLOSING if offer.closing else offer.anchor.codec
             return numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
 
         def done(result: Encoded | Exception) -> None:
@@ -340,7 +342,7 @@ class ConcurrentOuterStep:
             elif isinstance(result, Exception):
                 self.broken(result)
             else:
-                offer.pend_N, offer.encoded = result.pend, True
+                offer.pend_N, offer.sent_N, offer.encoded = result.pend, result.sent, True
                 self._encoded(offer, result)
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
                 size = result.payload.numel() if self._varies(fragment) else 0

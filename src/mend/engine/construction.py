@@ -10,7 +10,7 @@ from torch import nn
 from mend.codec import codec_named
 from mend.engine.cuda_staging import CudaPin
 from mend.engine.live_rank import LiveRank
-from mend.engine.numerics import Numerics
+from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
 from mend.engine.step_hooks import HoldsParameters
 from mend.engine.worker_pool import pool_threads
@@ -49,8 +49,9 @@ def live_rank(
     pin, cores = None, None
     if device is not None and device.type == "cuda":
         pin, cores = CudaPin(), worker_cores(device.index or 0, *place)
+    in_weights = keeps_in_weights(codec, settings.step.alignment)
     numerics = Numerics(
-        codec, merge, outer, pool_threads(), rules.spare, pin, cores, settings.max_age
+        codec, merge, outer, pool_threads(), rules.spare, pin, cores, settings.max_age, in_weights
     )
     near = replace(settings, io_loop=replace(settings.io_loop, cores=cores))
     return LiveRank(model, near, numerics, optimizers)

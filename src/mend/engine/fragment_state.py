@@ -83,12 +83,22 @@ class OpenOffer:
     delta_N: Tensor
     residual_N: Tensor | None
     pend_N: Tensor | None = None
+    sent_N: Tensor | None = None
+    """With feedback in the weights: what the others decode, if that is not the delta."""
+    closing: bool = False
+    """Whether it goes as fp32 whatever the codec is: the last one of its fragment."""
     landed: Landed | None = None
     """To be called before `delta_N` is read: the snapshot may still be on its way from a GPU."""
     encoded: bool = False
     """Whether `delta_N` is the delta by now."""
     declined: str = ""
     """Why it is none that can be offered."""
+
+    @property
+    def merged_N(self) -> Tensor:
+        """What the rack's own weights give up once a commit names it: the delta, or with feedback
+        in the weights only what the others have decoded."""
+        return self.delta_N if self.sent_N is None else self.sent_N
 
 
 @dataclass

@@ -30,6 +30,7 @@ from mend.engine.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest
 from mend.engine.sums import Tensors, Weights, partial_of, total_of
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite, Unmergeable, WireError
+from mend.fragment.apply import Alignment
 from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer, Rates, Replace
 from mend.types import Owned, Span
@@ -109,6 +110,12 @@ def _owned(part: Owned | int) -> Owned:
     return part if isinstance(part, Owned) else Owned((Span(0, part),), part)
 
 
+def keeps_in_weights(codec: Codec | LayoutCodec, alignment: Alignment) -> bool:
+    """Whether what the codec leaves out of offers stays in the rack's weights. Not where an apply
+    gives up a part of the weights, which would be lost with it."""
+    return codec.feedback == "weights" and alignment == "carry"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Anchor:
     """A committed (or tentative) fragment part: N values, N of outer state if there is any, then
@@ -169,12 +176,14 @@ class Anchor:
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """What an offer sends (B bytes, their xxh3_128), what it still owes once it is named (`pend`,
-    fp32 N), the greatest magnitude in it; of a lossy codec the lengths of `pend` and of all that it
-    was to send."""
+    fp32 N), the greatest magnitude in it; of a lossy codec the lengths of what it left out and of
+    all that it was to send. With feedback in the weights it owes nothing: `sent` (fp32 N) is what
+    the others decode, if that is not the delta itself."""
 
     payload: Tensor
     checksum: str
     pend: Tensor | None
+    sent: Tensor | None = None
     norm: float = 0.0
     unsent: float = 0.0
     length: float = 0.0
@@ -187,7 +196,8 @@ class Numerics:
     `max_age`: how many versions old an offer may be and still be merged. `pool`: threads that share
     what is long; the bits do not depend on how many, as every operation is element-wise and every
     digest block lies in one part. `buffers`: `spare` large vectors are kept from round to round.
-    The training thread uses both.
+    The training thread uses both. `in_weights`: what the codec leaves out of an offer stays in the
+    rack's weights; no residual is kept.
     """
 
     def __init__(
@@ -200,9 +210,10 @@ class Numerics:
         pin: Pin | None = None,
         cores: frozenset[int] | None = None,
         max_age: int = 2,
+        in_weights: bool = False,
     ) -> None:
         self.codec, self.rule, self.outer = codec, merge, outer
-        self._max_age = max_age
+        self._max_age, self.in_weights = max_age, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}
         self.measuring = merge if isinstance(merge, Measuring) else None
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
@@ -266,7 +277,8 @@ class Numerics:
         anchor_N: Tensor | None = None,
         codec: Codec | None = None,
     ) -> Encoded:
-        """x = delta + residual; payload = C(x); pend = x - decode(payload).
+        """x = delta + residual; payload = C(x); pend = x - decode(payload), or with feedback in the
+        weights sent = decode(payload).
 
         With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. `codec`:
         that of the anchor it is against; None: the one that is the same for all. The
@@ -278,7 +290,8 @@ class Numerics:
         x_N = delta_N if residual_N is None else self.buffers.empty(numel)
         # x is ours to overwrite unless it is the delta itself.
         own_x = x_N is not delta_N
-        pend_N = None if codec.exact else x_N if own_x else self.buffers.empty(numel)
+        assert not (own_x and self.in_weights), "what was left out is in the weights"
+        left_N = None if codec.exact else x_N if own_x else self.buffers.empty(numel)
         parts = list(_blocks(numel, max(1, PORTION_NUMEL // block) * block))
         norms, lengths = [0.0] * len(parts), [(0.0, 0.0)] * max(1, len(parts))
         payload_B = None
@@ -292,7 +305,7 @@ class Numerics:
                 first, count = codec.payload_bytes(begin), codec.payload_bytes(end - begin)
                 part_B = payload_B[first : first + count]
                 part_B.copy_(codec.encode(x_N[begin:end]))
-                lengths[position] = self._unsent(codec, x_N, part_B, pend_N, begin, end)
+                lengths[position] = self._unsent(codec, x_N, part_B, left_N, begin, end)
 
         self.pool.each([partial(fill, position) for position in range(len(parts))])
         if payload_B is None:
@@ -300,7 +313,7 @@ class Numerics:
 
             def compare(position: int) -> None:
                 begin, end = parts[position]
-                found = self._unsent(codec, x_N, encoded_B, pend_N, begin, end, begin)
+                found = self._unsent(codec, x_N, encoded_B, left_N, begin, end, begin)
                 lengths[position] = found
 
             self.pool.each([partial(compare, position) for position in range(len(parts))])
@@ -310,7 +323,8 @@ class Numerics:
             checksum.update(view[start:stop])
         unsent, length = (math.sqrt(math.fsum(squares)) for squares in zip(*lengths, strict=True))
         norm = max(norms, default=0.0)
-        return Encoded(payload_B, checksum.hexdigest(), pend_N, norm, unsent, length)
+        pend_N, sent_N = (None, left_N) if self.in_weights else (left_N, None)
+        return Encoded(payload_B, checksum.hexdigest(), pend_N, sent_N, norm, unsent, length)
 
     def _fill(
         self,
@@ -531,16 +545,16 @@ class Numerics:
         codec: Codec,
         x_N: Tensor,
         payload_B: Tensor,
-        pend_N: Tensor | None,
+        left_N: Tensor | None,
         begin: int,
         end: int,
         skip: int = 0,
     ) -> tuple[float, float]:
-        """pend = x - decode(payload), for the elements [begin, end), which the payload holds behind
-        `skip` others.
-        `pend_N` may be `x_N`; it is None where nothing is lost. Returns the squares of the lengths
-        of pend and x, for people: their bits depend on the machine."""
-        if pend_N is None:
+        """Write x - decode(payload) to `left_N`, or with feedback in the weights decode(payload):
+        the elements [begin, end), which the payload holds behind `skip` others.
+        `left_N` may be `x_N`; it is None where nothing is lost. Returns the squares of the lengths
+        of x - decode(payload) and x, for people: their bits depend on the machine."""
+        if left_N is None:
             return 0.0, 0.0
         assert payload_B.data_ptr() != x_N.data_ptr() or not x_N.numel(), (
             "only an exact payload may be x itself"
@@ -552,12 +566,14 @@ class Numerics:
             sent_n = codec.decode(payload_B, skip + start, skip + stop, room_n)
             x_n = x_N[begin + start : begin + stop]
             length += x_n.dot(x_n).item()
-            pend_n = torch.sub(x_n, sent_n, out=pend_N[begin + start : begin + stop])
-            square = pend_n.dot(pend_n).item()
-            if not math.isfinite(square) and not _magnitude(pend_n) < NORM_MAX:
+            left_n = torch.sub(x_n, sent_n, out=left_N[begin + start : begin + stop])
+            square = left_n.dot(left_n).item()
+            if not math.isfinite(square) and not _magnitude(left_n) < NORM_MAX:
                 what = f"the delta rounded to {codec.name}"
-                self._refuse(pend_n, begin + start, what)
+                self._refuse(left_n, begin + start, what)
             unsent += square
+            if self.in_weights:
+                left_n.copy_(sent_n)
         return unsent, length
 
     @staticmethod

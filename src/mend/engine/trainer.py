@@ -171,7 +171,7 @@ class Trainer(TrainerRounds):
         """The steps since the last capture, of fragments of weights without an open offer."""
         for fragment, track in enumerate(self.weights):
             if track.offer is None:
-                self._capture(fragment)
+                self._capture(fragment, closing=True)
 
     def _leave(self, deadline_ns: int) -> Doing:
         """Apply what is still decided, until the log says that this rack has left.

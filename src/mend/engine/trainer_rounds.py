@@ -90,6 +90,7 @@ class TrainerRounds:
         """Called in a step that captures something, before it does; may raise."""
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._buffers, self._pool = numerics.buffers, numerics.pool
+        self._in_weights = numerics.in_weights
         self.outcome = Outcome("running")
         """How this rank left the job."""
         self.training_state: TrainingState | None = None
@@ -105,6 +106,8 @@ class TrainerRounds:
         """What this rank goes on from, with the offers that were open then."""
         self.step = 0
         self.tokens = 0
+        self._before = (0, 0)
+        """Tokens and steps before the last step."""
         self.ledger = Ledger()
         self.stall_ns_total = 0
         self.stall_ns_last = 0
@@ -123,6 +126,7 @@ class TrainerRounds:
 
     def stepped(self, tokens: int) -> bool:
         """Count one step of the inner optimizer; returns whether `work` is due."""
+        self._before = (self.tokens, self.step)
         self.step += 1
         self.tokens += tokens
         self.standing = (self.step, self.tokens, self._marks)
@@ -219,7 +223,7 @@ class TrainerRounds:
                 continue
             if track.offer is not None:
                 self._reach(fragment)
-            elif not joined and self.step > track.steps_mark:
+            elif not joined and self._countable(False)[1] > track.steps_mark:
                 self.before_capture()
                 if self._marked_step < self.step:
                     self._measure()
@@ -255,7 +259,14 @@ class TrainerRounds:
 
     # -------------------------------------------------------------- capture
 
-    def _capture(self, fragment: int) -> None:
+    def _countable(self, closing: bool) -> tuple[int, int]:
+        """Tokens and steps that an offer captured now stands for. With feedback in the weights a
+        part of the work stays there until the closing offer, which must have a weight: so all
+        others leave the last step to the next one."""
+        whole = not self._in_weights or closing
+        return (self.tokens, self.step) if whole else self._before
+
+    def _capture(self, fragment: int, closing: bool = False) -> None:
         track = self.tracks[fragment]
         if track.offer is not None:
             self._post(StillOpen(fragment, track.anchor.version))
@@ -264,7 +275,8 @@ class TrainerRounds:
                 "still-open", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
             )
             return
-        steps = self.step - track.steps_mark
+        tokens_total, steps_total = self._countable(closing)
+        tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
         if steps < 1:
             return
         landed: Landed | None = None
@@ -273,18 +285,19 @@ class TrainerRounds:
         else:
             snapshot_N = self._snapshot(track)
         track.seq += 1
-        tokens = self.tokens - track.tokens_mark
+        closing = closing and self._in_weights
         offer = OpenOffer(
             fragment,
             track.seq,
             self.step,
             tokens,
             steps,
-            self.tokens,
-            self.step,
+            tokens_total,
+            steps_total,
             track.anchor,
             snapshot_N,
             track.residual_N,
+            closing=closing,
             landed=landed,
         )
         track.offer = offer
@@ -300,6 +313,7 @@ class TrainerRounds:
                 "base": base,
                 "tokens": tokens,
                 "steps": steps,
+                **({"closing": True} if closing else {}),
             },
         )
 
@@ -596,14 +610,15 @@ class TrainerRounds:
 
     def _outcome(self, fragment: int, version: int) -> tuple[str, Tensor | None]:
         """What the commits in (base, version] say of the open offer: "named", "dropped" or "", also
-        without an offer; and its delta if it is named, which is what `realign` asks for."""
+        without an offer; and if it is named what of it is merged, which is what `realign` asks
+        for."""
         track = self.tracks[fragment]
         if track.offer is None:
             return "", None
         mine = (self.member, track.offer.seq)
         with self.published.changed:
             fate = self.published.panels[fragment].fate(mine, track.anchor.version, version)
-        return fate, track.offer.delta_N if fate == "named" else None
+        return fate, track.offer.merged_N if fate == "named" else None
 
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
         """The offer is merged: its residual is owed now, its tokens are done."""

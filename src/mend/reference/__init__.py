@@ -53,6 +53,12 @@ class Settings:
         if self.alignment not in ("carry", "overwrite", "blend"):
             raise ValueError(f"alignment={self.alignment!r} is none of carry, overwrite, blend")
 
+    @property
+    def in_weights(self) -> bool:
+        """Whether what a payload cannot carry stays in the rack's weights, and not in e."""
+        extreme = self.payload == "topk" or rank_of(self.payload) > 0
+        return extreme and self.alignment == "carry"
+
     def tau(self, version: int) -> int:
         """Of a capture on this version: tau v / (0.9 (v + c)), rounded, from 1 to tau."""
         if self.overlap <= 1 or not self.overlap_ramp:
@@ -79,6 +85,7 @@ class Captured:
     step: int
     fragment: int
     seq: int
+    closing: bool = False  # the last one, which goes as fp32
 
 
 @dataclass(frozen=True)
@@ -220,8 +227,8 @@ class _Offer:
     delta: Tensor  # A - theta at capture
     sent: Tensor  # y, what the others decode
     pend: Tensor | None  # x - y: becomes the residual if, and only if, a commit names the offer
-    totals: tuple[int, int]
-    factors: Factors = field(default_factory=dict)
+    totals: tuple[int, int]  # tokens and steps that are merged with it
+    factors: Factors | None = None
 
 
 @dataclass
@@ -262,7 +269,8 @@ class _Log:
         s = part(commit, self.settings)
         versions.append(outer_step(versions[-1], delta, self.settings, s, len(racks)))
         if self.low_rank:
-            found = [(o.member.base, o.factors, w) for o, w in zip(offers, weights, strict=True)]
+            pairs = zip(offers, weights, strict=True)
+            found = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
             self.low_rank[commit.fragment].merged(commit.version - 1, found)
         self.commits[commit.fragment, commit.version] = commit
 
@@ -280,7 +288,7 @@ class _Log:
 class _Learner:
     def __init__(self, number: int, rack: Rack, log: _Log) -> None:
         self.number, self.rack, self.log, self.settings = number, rack, log, log.settings
-        self.totals = (0, 0)
+        self.totals = self.before = (0, 0)  # tokens and steps, now and before the last step
         self.events: list[Event] = []
         self.parts = [_Part(a[0]) for a in log.anchors]
         for p, part in enumerate(self.parts):
@@ -290,26 +298,30 @@ class _Learner:
         return _flat(self.rack, self.settings.fragments[fragment])
 
     def train(self, step: int) -> None:
-        tokens = self.rack.train(step)
+        tokens, self.before = self.rack.train(step), self.totals
         self.totals = (self.totals[0] + tokens, self.totals[1] + 1)
 
-    def capture(self, fragment: int, step: int) -> _Offer:
-        part = self.parts[fragment]
+    def capture(self, fragment: int, step: int, closing: bool = False) -> _Offer:
+        """With feedback in the weights the last step is left to the next offer, as some work must
+        be left to the closing one."""
+        part, keeps = self.parts[fragment], self.settings.in_weights
+        totals = self.before if keeps and not closing else self.totals
         assert part.offer is None, f"rack {self.number} has an open offer of fragment {fragment}"
-        tokens, steps = self.totals[0] - part.mark[0], self.totals[1] - part.mark[1]
+        tokens, steps = totals[0] - part.mark[0], totals[1] - part.mark[1]
         assert min(tokens, steps) >= 1, f"rack {self.number} has {tokens=} {steps=} to offer"
         delta = part.anchor.values - self.theta(fragment)
         x = delta if part.residual is None else delta + part.residual
-        sent, factors = self.sent(fragment, x)
+        sent, factors = (x, None) if closing else self.sent(fragment, x)
         part.seq += 1
-        pend = None if self.settings.payload in ("float32", "sparse") else x - sent
+        exact = self.settings.payload in ("float32", "sparse")
+        pend = None if exact or keeps else x - sent
         member = Named(self.number, part.seq, part.anchor.version, tokens, steps)
-        part.offer = _Offer(member, delta, sent, pend, self.totals, factors)
+        part.offer = _Offer(member, delta, sent, pend, totals, factors)
         self.log.offers[self.number, fragment, part.seq] = part.offer
-        self.events.append(Captured(step, fragment, part.seq))
+        self.events.append(Captured(step, fragment, part.seq, closing))
         return part.offer
 
-    def sent(self, fragment: int, x: Tensor) -> tuple[Tensor, Factors]:
+    def sent(self, fragment: int, x: Tensor) -> tuple[Tensor, Factors | None]:
         """Every rank encodes its parts of all parameters of the fragment, end to end."""
         if self.log.low_rank:
             return self.log.low_rank[fragment].sent(x, self.parts[fragment].anchor.version)
@@ -320,7 +332,7 @@ class _Learner:
         for r in range(ranks):
             own = torch.cat([torch.arange(cuts[r], cuts[r + 1]) for cuts in spans])
             sent[own] = payloads.sent(x[own], self.settings.payload)
-        return sent, {}
+        return sent, None
 
     def apply(self, fragment: int, version: int, step: int) -> None:
         """Go to anchor `version`; the commits on the way tell what became of the open offer."""
@@ -332,6 +344,8 @@ class _Learner:
         merged = any((m.rack, m.seq) == me for commit in passed for m in commit.members)
         named = part.offer if merged else None
         delta = named.delta if named else None
+        if named and self.settings.in_weights:
+            delta = named.sent  # the rest of it stays in theta
         theta = aligned(self.theta(fragment), old.values, new.values, delta, self.settings)
         _store(self.rack, self.settings.fragments[fragment], theta)
         if named:
@@ -450,7 +464,7 @@ def _follow(learner: _Learner, facts: Facts, log: _Log) -> Iterator[str]:
         while queue and queue[0].step == step:
             event = queue.pop(0)
             if isinstance(event, Captured):
-                offer = learner.capture(event.fragment, step)
+                offer = learner.capture(event.fragment, step, event.closing)
                 assert offer.member.seq == event.seq, f"{event} came out as {offer.member}"
             elif isinstance(event, Discarded):
                 learner.discard(event)

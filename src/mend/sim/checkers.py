@@ -346,7 +346,10 @@ class Checkers:
 
 
 def _sent(offer: OpenOffer) -> Tensor:
-    """What the others decode, in doubles: y = x - pend, x = D + e."""
+    """What the others decode, in doubles: with feedback in the weights as the offer says, else
+    y = x - pend, x = D + e."""
+    if offer.sent_N is not None:
+        return offer.sent_N.double()
     y_N = offer.delta_N.double()
     if offer.residual_N is not None:
         y_N = y_N + offer.residual_N.double()

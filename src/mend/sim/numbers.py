@@ -25,8 +25,9 @@ class Spoiler(Numerics):
         merge: Merge,
         outer: OuterOptimizer,
         max_age: int,
+        in_weights: bool,
     ) -> None:
-        super().__init__(codec, merge, outer, max_age=max_age)
+        super().__init__(codec, merge, outer, max_age=max_age, in_weights=in_weights)
         self._spoils = spoils
 
     def encode(

@@ -29,7 +29,7 @@ from mend.coordination.schedule import Schedule, schedule_of
 from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.micro_benchmark import MicroBenchmark
-from mend.engine.numerics import Numerics
+from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer import FragmentState, StepOptions, Trainer
 from mend.engine.witness import build_witness
@@ -404,7 +404,9 @@ class World(Writer):
         outer = OUTERS["nesterov"](
             0.7 if scenario.momentum else 1.0, scenario.momentum, scenario.ramp
         )
-        rules = codec_named(scenario.payload), MERGES[scenario.merge](), outer, scenario.max_age
+        codec = codec_named(scenario.payload)
+        in_weights = keeps_in_weights(codec, scenario.alignment)
+        rules = codec, MERGES[scenario.merge](), outer, scenario.max_age, in_weights
         return Spoiler(partial(self.broken.spoils, rack), *rules)
 
     def _rank_options(self) -> RankOptions:

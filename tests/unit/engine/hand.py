@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mend.codec import CODECS
+from mend.codec import CLOSING, CODECS
 from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Schedule
@@ -42,11 +42,12 @@ class Hand:
 
     def __init__(
         self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, period: int = 4,
-        overlap: int = 2, polls: int = 0, payload: str = "float32", side: Side | None = None,
-        **options: Any,
+        overlap: int = 2, polls: int = 0, payload: str = "float32", in_weights: bool = False,
+        side: Side | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.ranks, self.now_ns = ranks, 5 * SECOND
-        self.numerics = Numerics(CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0))
+        rules = CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
+        self.numerics = Numerics(*rules, in_weights=in_weights)
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(NUMEL)) for _ in range(fragments)])
         self.published = PublishedState(fragments)
         self.events: list[Event] = []
@@ -92,11 +93,13 @@ class Hand:
         if offer.landed is not None:
             offer.landed()
         try:
-            made = self.numerics.encode(offer.delta_N, offer.residual_N, offer.anchor.values)
+            codec = CLOSING if offer.closing else None
+            given = offer.delta_N, offer.residual_N, offer.anchor.values
+            made = self.numerics.encode(*given, codec)
         except NonFinite:
             self.published.discard(offer.fragment, offer.seq)
         else:
-            offer.pend_N = made.pend
+            offer.pend_N, offer.sent_N = made.pend, made.sent
 
     # -------------------------------------------------------------- the training script
 

@@ -246,15 +246,62 @@ def test_rounding_is_owed_once_the_offer_is_named_and_not_before() -> None:
     assert not torch.equal(first, second)
 
 
+def test_with_feedback_in_the_weights_what_was_left_out_stays_there() -> None:
+    """topk cannot say 0.4: it sends 0.400390625, the bfloat16 nearest to it."""
+    hand, sent_ = Hand(payload="topk", in_weights=True), 0.400390625
+    hand.step(4, move=0.1)
+    theta = hand.theta()
+    offer = hand.offers[0]
+    assert offer.sent_N is not None
+    assert offer.sent_N.tolist() == [-sent_] * 4
+    assert (offer.pend_N, offer.residual_N) == (None, None)
+    hand.decide(-0.25)
+    hand.step(2, move=0)
+    assert hand.theta() == pytest.approx(theta - 0.25), "refused so far: nothing is lost"
+    hand.decide(-0.5, names=True)
+    hand.step(2, move=0)
+    assert hand.theta() == pytest.approx(theta - sent_ - 0.5, abs=1e-7)
+    assert hand.track().residual_N is None
+    hand.step(2, move=0.1)
+    assert hand.offers[1].residual_N is None
+
+
+def test_with_feedback_in_the_weights_a_step_is_left_for_the_closing_offer() -> None:
+    """The script ends at a capture: all that topk could not say must have something to go with."""
+    hand = Hand(payload="topk", in_weights=True, overlap=0)
+
+    def others() -> None:
+        if hand.track().offer is None:
+            hand.published.finish()
+        else:
+            hand.decide(-0.5, names=True)
+
+    hand.during = others
+    hand.step(4, move=0.1)
+    assert hand.track().offer is None, "named at once"
+    assert [(c.tokens, c.steps) for c in hand.posted(Captured)] == [(30, 3)]
+    assert hand.trainer.open_tokens() == 10
+    hand.run(hand.trainer.close())
+    assert hand.trainer.open_tokens() == 0
+    last = hand.offers[-1]
+    assert last.closing
+    assert last.sent_N is None, "all of it is sent"
+    assert [(c.tokens, c.steps) for c in hand.posted(Captured)] == [(30, 3), (10, 1)]
+
+
 Fate = st.sampled_from(["named", "late", "dropped", "nothing"])
 
 
-@given(st.lists(Fate, max_size=12), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 3))
+@given(
+    st.lists(Fate, max_size=12),
+    st.sampled_from(["float32", "bfloat16", "topk"]),
+    st.integers(0, 3),
+)
 def test_carry_neither_loses_nor_doubles_an_update(
     fates: list[str], payload: str, overlap: int
 ) -> None:
     """The one-ledger identity (mend.fragment.ledger), whatever becomes of the offers."""
-    hand = Hand(payload=payload, overlap=overlap, **PATIENT)
+    hand = Hand(payload=payload, in_weights=payload == "topk", overlap=overlap, **PATIENT)
     ledger, track, before_N, theta_N = VectorLedger(NUMEL), hand.track(), *torch.empty(2, NUMEL)
     for fate in [*fates, "nothing"]:
         for _ in range(4):
@@ -275,6 +322,8 @@ def test_carry_neither_loses_nor_doubles_an_update(
 
 def sent(offer: OpenOffer) -> torch.Tensor:
     """What the others decode."""
+    if offer.sent_N is not None:
+        return offer.sent_N.double()
     y_N = offer.delta_N.double()
     if offer.residual_N is not None:
         y_N = y_N + offer.residual_N

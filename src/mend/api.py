@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from mend.codec import cost_of
 from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
@@ -523,6 +524,8 @@ def _warn_of_settings(config: MendConfig) -> None:
             f"{', '.join(config.inactive_fields)}",
             stacklevel=3,
         )
+    if config.exchange and config.racks > 1 and (costs := cost_of(config.codec)):
+        warnings.warn(costs, stacklevel=3)
 
 
 def _warn_of_statistics(model: nn.Module, config: MendConfig) -> None:

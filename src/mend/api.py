@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from mend.codec import cost_of
 from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
@@ -80,6 +81,7 @@ def mend_init(
         raise UsageError(
             "mend_init was called twice for this model; call mend_shutdown(model) first"
         )
+    _warn_of_codec(config)
     config, members = _seated(config, mesh)
     asked, config = config, placed(config, members)
     with contextlib.ExitStack() as undo:
@@ -520,6 +522,11 @@ def _refuse_strangers(
             "not exchange them, so they will differ between racks. Make them a part of the model",
             stacklevel=3,
         )
+
+
+def _warn_of_codec(config: MendConfig) -> None:
+    if config.exchange and config.racks > 1 and (costs := cost_of(config.codec)):
+        warnings.warn(costs, stacklevel=3)
 
 
 def _warn_of_statistics(model: nn.Module, config: MendConfig) -> None:

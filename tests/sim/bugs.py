@@ -441,9 +441,9 @@ BUGS = (
     _bug(
         "40",
         "a rack that joins rounds of others captures on its fixed grid as well",
-        (SCHEDULE, "return mark + self.schedule.period_steps if mark else "
+        (SCHEDULE, "return mark + self.schedule.period(fragment) if mark else "
          "self.schedule.first(fragment)",
-         "first, period = self.schedule.first(fragment), self.schedule.period_steps\n"
+         "first, period = self.schedule.first(fragment), self.schedule.period(fragment)\n"
          "        return first if mark < first else mark - (mark - first) % period + period"),
     ),
     _bug(

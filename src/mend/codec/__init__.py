@@ -17,6 +17,7 @@ from mend.codec.base import (
 )
 from mend.codec.blocks import BlockCodec
 from mend.codec.closing import CLOSING, fragment_codec
+from mend.codec.cost import cost_of
 from mend.codec.e3m0 import E3M0
 from mend.codec.linear import Int4, Int8
 from mend.codec.powersgd import RANK_MAX, PowerSGD
@@ -91,6 +92,7 @@ __all__ = [
     "TopK",
     "Varying",
     "codec_named",
+    "cost_of",
     "fragment_codec",
     "is_codec",
     "register",

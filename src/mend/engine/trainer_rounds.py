@@ -623,11 +623,10 @@ class TrainerRounds:
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
         """The offer is merged: its residual is owed now, its tokens are done."""
         track.residual_N = offer.pend_N
-        if track.moments is not None:
-            track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total
-            return
-        self.ledger.merged += offer.tokens
-        if self.options.alignment == "overwrite":
+        weights = track.moments is None
+        if weights:
+            self.ledger.merged += offer.tokens
+        if weights and self.options.alignment == "overwrite":
             self.ledger.discarded += self.tokens - offer.tokens_total
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         else:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mend.codec import CODECS, RANK_MAX, is_codec
+from mend.codec import CODECS, RANK_MAX, cost_of, is_codec
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
 from mend.errors import ConfigError
@@ -256,6 +256,7 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
             f"What TCP makes of {asked.link.loss_pct:g} % loss is not predicted: measure it, "
             f"mend launch --link {asked.link}."
         )
+    yield from (f"{costs}." for costs in map(cost_of, asked.codecs) if costs)
     starting = start_seconds(asked)
     if starting > chosen.config.start_timeout_s:
         yield (

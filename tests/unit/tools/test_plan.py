@@ -172,6 +172,12 @@ def test_a_link_with_room_whose_delay_is_longer_than_any_overlap() -> None:
     assert "5000 of them round trips and delay" in told
 
 
+def test_what_a_codec_costs_is_told_of_every_one_that_is_asked_for() -> None:
+    question = asked(codecs=("topk", "int4", "powersgd-8"))
+    told = list(advice(question, recommended(choices(question, base_config(2)))))
+    assert [line.split(" ", 1)[0] for line in told if "of loss" in line] == ["topk", "powersgd-8"]
+
+
 def test_loss_and_a_long_start_are_told() -> None:
     question = asked(link="100mbit,20ms,1%", params=2_000_000_000, step_ms=5000)
     told = " ".join(advice(question, recommended(choices(question, base_config(2)))))

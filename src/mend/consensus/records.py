@@ -156,6 +156,8 @@ class Policy(Word, frozen=True):
     """Racks weigh by their tokens; else all alike."""
     expected: Racks = ()
     """Racks that a round waits for, ascending; empty: for all that are live."""
+    acts: bool = False
+    """Whether slow racks are mitigated."""
 
 
 # ------------------------------------------------------------------ records of the log
@@ -257,6 +259,18 @@ class Mark(Word, frozen=True, tag=7):
     written: bool = False
 
 
+AWAITED, NOT_AWAITED = 0, 3
+"""Stages of a mitigation. The ones between need no record."""
+
+
+class Mitigation(Word, frozen=True, tag=8):
+    """From here on rounds do not wait for a slow rack, or do so again (stage AWAITED)."""
+
+    rack: U16
+    stage: Annotated[int, Meta(ge=0, le=NOT_AWAITED)]
+    reason: Text
+
+
 class Last(Word, frozen=True):
     """The highest offers of one member and fragment that were named, and that ended at all."""
 
@@ -302,9 +316,11 @@ class Snapshot(Word, frozen=True):
     """The newest checkpoint, written or not."""
     mark_versions: Versions = ()
     """What was decided of every fragment before it."""
+    mitigated: Racks = ()
+    """For which rounds do not wait, ascending."""
 
 
-Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark
+Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark | Mitigation
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 

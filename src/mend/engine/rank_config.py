@@ -63,6 +63,8 @@ class Settings:
     expected: tuple[int, ...] = ()
     """Racks that a round waits for; empty: for all that are live."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)
+    acts: bool = False
+    """Whether slow racks are mitigated."""
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
 
@@ -143,4 +145,5 @@ def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
         restart_attests=settings.restart_attests,
         token_weighted=settings.token_weighted,
         expected=settings.expected,
+        acts=settings.acts,
     )

@@ -415,6 +415,7 @@ class World(Writer):
             EVICT_NS,
             restart_attests=True,
             expected=s.expected,
+            acts=s.acts,
         )
 
     def _step_options(self) -> StepOptions:

@@ -33,8 +33,7 @@ def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) 
     config = {**CONFIG, "grace_window_ms": 30_000, "failslow_action": "act"}
     per: dict[int, dict[str, Any]] = {rack: {"pace_ms": 50.0} for rack in range(3)}
     acts = {str(healthy): [["slow", 8.0]], str(healthy + slow): [["slow", 1.0]]}
-    more: dict[str, Any] = {"at": acts, "steps": healthy + slow + well}
-    per[2] |= more
+    per[2] |= {"at": acts, "steps": healthy + slow + well}
     results = job.run(steps=healthy + 8 * slow + well, config=config, per=per)
     (left,) = results[0].kinds("slow-rack-left")
     (awaited,) = results[0].kinds("slow-rack-awaited")

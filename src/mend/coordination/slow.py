@@ -17,7 +17,16 @@ from msgspec.structs import replace
 from mend.coordination.events import Effect, Note, Probed, Timed, Validated
 from mend.coordination.messages import FailSlow, Pace, Report
 from mend.coordination.slow_cause import CauseSearch
-from mend.detector import LINK, UNKNOWN, DetectorOptions, OwnPast, PeerComparison, cause_of
+from mend.detector import (
+    COMPUTE,
+    INPUT,
+    LINK,
+    UNKNOWN,
+    DetectorOptions,
+    OwnPast,
+    PeerComparison,
+    cause_of,
+)
 from mend.detector import Pace as Measured
 from mend.types import Address
 
@@ -34,7 +43,7 @@ _PS_PER_NS = 1000
 
 def cause_in_words(cause: str, rank: int, link_to: int) -> str:
     """For people: what a rack is slow by; empty before it was validated."""
-    if cause in ("", UNKNOWN):
+    if cause not in (COMPUTE, INPUT, LINK):
         return cause and "for an unknown reason"
     return f"by its link to rack {link_to}" if cause == LINK else f"by the {cause} of rank {rank}"
 

@@ -26,6 +26,26 @@ def verdicts(job: Job, rack: int) -> list[dict[str, Any]]:
     return [e for e in job.result(rack).kinds("fail-slow") if e["ratio"] > BUSY]
 
 
+def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) -> None:
+    """Where mend acts, and a round would wait for it for half a minute."""
+    healthy, slow, well = 40, 12, 130
+    job = jobs(racks=3)
+    config = {**CONFIG, "grace_window_ms": 30_000, "failslow_action": "act"}
+    per: dict[int, dict[str, Any]] = {rack: {"pace_ms": 50.0} for rack in range(3)}
+    acts = {str(healthy): [["slow", 8.0]], str(healthy + slow): [["slow", 1.0]]}
+    per[2] |= {"at": acts, "steps": healthy + slow + well}
+    results = job.run(steps=healthy + 8 * slow + well, config=config, per=per)
+    (left,) = results[0].kinds("slow-rack-left")
+    (awaited,) = results[0].kinds("slow-rack-awaited")
+    assert (left["slow_rack"], left["stage"], awaited["slow_rack"]) == (2, 3, 2)
+    assert "rack 2 is slow" in left["reason"]
+    assert "rounds have lost" in left["reason"]
+    reasons = [commit["reason"] for commit in results[0].commits]
+    assert "slow-left, without rack 2" in reasons
+    assert not any(reason.startswith("grace-over") for reason in reasons)
+    assert len({result.digest for result in results}) == 1
+
+
 @pytest.fixture
 def slowed(jobs: Jobs) -> Job:
     """Rack 0 sleeps three times as long from a step on."""

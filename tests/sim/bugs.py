@@ -57,7 +57,7 @@ PROPOSER, VOTER, FOLLOWER = (
 ROUNDS, SHELF = "engine/trainer_rounds.py", "coordination/fragment_replica.py"
 SCHEDULE = "coordination/schedule.py"
 LOG, ELECTION = "consensus/log.py", "coordination/election.py"
-ROSTERS = "coordination/membership.py"
+ROSTERS, LADDER = "coordination/membership.py", "coordination/ladder.py"
 ACCEPTED = (
     "reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}"
 )
@@ -463,6 +463,11 @@ BUGS = (
         (PROPOSER, LEFT, "left & promised and self.retired for left in lefts"),
     ),
     _bug(
+        "41",
+        "a slow rack that rounds do not wait for is never waited for again",
+        (LADDER, "CALM_DETECTS * detect_ns", "1 << 62"),
+    ),
+    _bug(
         "37",
         "which racks are absent is looked at anew while an attempt lasts",
         (ROUND, "            return self._try_commit(inputs, now_ns)",
@@ -498,6 +503,7 @@ ELSEWHERE = {
     "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
     "34e": "`pytest tests/unit/coordination/test_takeover.py -k started_again`. It costs no vote "
     "any more: the next candidate asks the witness, too, whose promise attests its former life.",
+    "41": "`pytest tests/sim/test_ladder.py`. No seed mitigates; it costs what a merge is worth.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
     "34b": "`pytest tests/sim/test_deaths.py`. The vote is taken some seconds later all the "

@@ -394,11 +394,12 @@ class MendConfig:
         k.whole(2, 4096),
         "fail-slow: samples before a rank is judged, and behind a change to verify it",
     )
-    failslow_action: Literal["detect", "validate"] = _knob(
+    failslow_action: Literal["detect", "validate", "act"] = _knob(
         "validate",
-        k.one_of("detect", "validate"),
+        k.one_of("detect", "validate", "act"),
         "fail-slow: what follows from a verdict. detect: it is told; validate: a micro-benchmark "
-        "of less than a second also says what the rack is slow by",
+        "of less than a second also says what the rack is slow by; act: and rounds stop waiting "
+        "for the rack when that costs more",
     )
     rack_aware: bool = _knob(
         False,
@@ -551,6 +552,9 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
         remedy = "Lower it, or raise the window."
         raise ConfigError("failslow_min_samples", c.failslow_min_samples, rule, remedy)
+    if c.failslow_action == "act" and c.lockstep:
+        rule = "cannot be with lockstep=True, in which a round waits for every rack"
+        raise ConfigError("failslow_action", "act", rule, "Leave one of the two out.")
     _refuse_peers(c)
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"

@@ -80,6 +80,7 @@ def settings_of(
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
         ),
         detector=detector_options(config),
+        acts=config.failslow_action == "act",
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),

@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from mend.consensus.records import (
+    AWAITED,
     RECORDS_FORMAT,
     Absent,
     Commit,
@@ -21,6 +22,7 @@ from mend.consensus.records import (
     Last,
     Lineage,
     Mark,
+    Mitigation,
     Offer,
     Policy,
     Record,
@@ -103,6 +105,8 @@ class LogState:
     """The newest checkpoint: its first record, or the one that says who has written it."""
     mark_versions: tuple[int, ...] = ()
     """What was decided of every fragment before it."""
+    mitigated: frozenset[int] = frozenset()
+    """Racks for which rounds do not wait, as they are slow."""
 
     def __post_init__(self) -> None:
         self._count_seats()
@@ -190,6 +194,9 @@ class LogState:
             self.mark = record
             if not record.written:
                 self.mark_versions = tuple(self.versions)
+        elif isinstance(record, Mitigation):
+            others = self.mitigated - {record.rack}
+            self.mitigated = others if record.stage == AWAITED else others | {record.rack}
         else:
             self.epoch = record.epoch
 
@@ -208,6 +215,7 @@ class LogState:
         had_votes = self.demoted | {member.rack for member in self.voters & stay}
         kept = {rack for rack, seat in self.seats.items() if seat.member in stay}
         self.demoted = frozenset(had_votes & kept & non_voters)
+        self.mitigated &= kept
         gone = {seat.member for seat in self.seats.values()} - stay
         self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]
         self.ended = {key: seq for key, seq in self.ended.items() if key[0] in stay}
@@ -264,6 +272,7 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         demoted=frozenset(snapshot.demoted),
         mark=snapshot.mark,
         mark_versions=snapshot.mark_versions,
+        mitigated=frozenset(snapshot.mitigated),
     )
 
 
@@ -473,6 +482,7 @@ class Log:
             rounds=tuple(told.rounds),
             mark=told.mark,
             mark_versions=told.mark_versions,
+            mitigated=tuple(sorted(told.mitigated)),
         )
 
     def install(self, snapshot: Snapshot) -> None:

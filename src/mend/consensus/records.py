@@ -165,6 +165,8 @@ class Policy(Word, frozen=True):
     """Racks that a round waits for, ascending; empty: for all that are live."""
     moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=2)] = ()
     """Of the last fragments: those that are of moments, not of weights."""
+    acts: bool = False
+    """Whether slow racks are mitigated."""
 
     @property
     def of_weights(self) -> int:
@@ -280,6 +282,18 @@ class Mark(Word, frozen=True, tag=7):
     written: bool = False
 
 
+AWAITED, NOT_AWAITED = 0, 3
+"""Stages of a mitigation. The ones between need no record."""
+
+
+class Mitigation(Word, frozen=True, tag=8):
+    """From here on rounds do not wait for a slow rack, or do so again (stage AWAITED)."""
+
+    rack: U16
+    stage: Annotated[int, Meta(ge=0, le=NOT_AWAITED)]
+    reason: Text
+
+
 class Last(Word, frozen=True):
     """The highest offers of one member and fragment that were named, and that ended at all."""
 
@@ -325,9 +339,11 @@ class Snapshot(Word, frozen=True):
     """The newest checkpoint, written or not."""
     mark_versions: Versions = ()
     """What was decided of every fragment before it."""
+    mitigated: Racks = ()
+    """For which rounds do not wait, ascending."""
 
 
-Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark
+Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark | Mitigation
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 

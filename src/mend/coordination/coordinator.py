@@ -21,14 +21,10 @@ from mend.coordination.ending import Ending
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
 from mend.coordination.flow import Flow
 from mend.coordination.grace import Mean
+from mend.coordination.ladder import Ladder
 from mend.coordination.marks import next_mark, waits
 from mend.coordination.member_view import MemberView, view_of
-from mend.coordination.membership import (
-    SLOW_STEADY_NS,
-    STEADY_DETECTS,
-    MembershipContext,
-    next_roster,
-)
+from mend.coordination.membership import MembershipContext, look, next_roster
 from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import (
@@ -72,6 +68,7 @@ class Coordinator:
     rounds: list[Round] = field(default_factory=list)
     round_dues: list[int] = field(default_factory=list)
     paces: RackPaces = field(default_factory=RackPaces)
+    ladder: Ladder = field(default_factory=Ladder)
     votes: dict[Member, int] = field(default_factory=dict)
     """Serial of everybody's newest vote, in this epoch."""
     returned: tuple[Member, int] | None = None
@@ -450,7 +447,7 @@ class Coordinator:
         effects.append(Note("deposed", about) if led else Note("stands-no-more", about))
         self.proposer.step_down()
         self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
-        self.round_dues, self.paces = [], RackPaces()
+        self.round_dues, self.paces, self.ladder = [], RackPaces(), Ladder()
 
     def _is_done(self, now_ns: int) -> bool:
         """Who does not lead may stop when the log is over, or its own rack is out."""
@@ -468,13 +465,15 @@ class Coordinator:
         """To a fixed point: a decision lets rounds commit, and a commit may be decided at once."""
         if not self.log.committed.begun:
             self._try_genesis(now_ns, effects)
-        before, log = -1, self.log
+        before, log, options = -1, self.log, self.options
         while before != (before := log.last + log.decided):
             self._decide(now_ns, effects)
             if self.proposer.open and not log.committed.over:
                 live = self._live(now_ns)
                 self._advance_rounds(live, now_ns, effects)
                 self._try_mark(live, effects)
+                looked = (self.paces.judged, self._reports(), live)
+                effects += self.ladder.move(self.proposer, *looked, now_ns, options.detect_ns)
                 self._try_roster(live, now_ns, effects)
         racks = [view for rack, view in self.views.items() if rack != WITNESS]
         if log.committed.over:
@@ -533,6 +532,7 @@ class Coordinator:
             record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
         }
         self.round_dues = []
+        self.ladder.count(self.rounds, self.paces.judged, now_ns)
         around = surroundings(self.log.committed, self.views, self.offers, live)
         asked = asked_fragments(self.views, self.offers)
         for round_ in self.rounds:
@@ -572,16 +572,10 @@ class Coordinator:
 
     def _compare_paces(self, now_ns: int, effects: list[Effect]) -> None:
         """Once per heartbeat: a comparison looks at all racks."""
-        if now_ns < self.paces.due_ns:
-            return
-        self.paces.due_ns = now_ns + self.options.heartbeat_ns
-        seats, live = self.log.committed.seats, self._live(now_ns)
-        there = {
-            rack: self.views[rack].report for rack in self.views if rack in live & seats.keys()
-        }
-        training = {rack: r for rack, r in there.items() if r is not None and not r.leaving}
-        paces = {rack: report.pace for rack, report in training.items()}
-        effects += self.paces.compare(paces, {rack: r.step for rack, r in training.items()})
+        if now_ns >= self.paces.due_ns:
+            self.paces.due_ns = now_ns + self.options.heartbeat_ns
+            there = self._live(now_ns) & self.log.committed.seats.keys()
+            effects += self.paces.look({rack: self.views[rack].report for rack in there})
 
     # -------------------------------------------------------------- leaving
 
@@ -589,13 +583,7 @@ class Coordinator:
         """`slow`: live racks for whose results alone some merge has waited too long."""
         slow = frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
         detect_ns = self.options.detect_ns
-        for rack, view in self.views.items():
-            if rack in live:
-                view.lively_ns = now_ns
-            else:
-                view.vote_ns = now_ns + STEADY_DETECTS * detect_ns
-            if rack in slow:
-                view.vote_ns = now_ns + SLOW_STEADY_NS
+        look(self.views, live, slow, now_ns, detect_ns)
         log, policy = self.log.appended, self.log.appended.policy
         if self.log.last != self.log.decided or policy is None:
             return

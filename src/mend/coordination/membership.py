@@ -63,6 +63,23 @@ class MembershipContext:
         return {rack: report for rack, report in found.items() if report is not None}
 
 
+def look(
+    views: Mapping[int, MemberView],
+    live: frozenset[int],
+    slow: frozenset[int],
+    now_ns: int,
+    detect_ns: int,
+) -> None:
+    """Keep when each was live, and from when on it may have a vote again."""
+    for rack, view in views.items():
+        if rack in live:
+            view.lively_ns = now_ns
+        else:
+            view.vote_ns = now_ns + STEADY_DETECTS * detect_ns
+        if rack in slow:
+            view.vote_ns = now_ns + SLOW_STEADY_NS
+
+
 def next_roster(context: MembershipContext) -> Roster | None:
     """The change that is due, if there is one and no bytes are lost by it."""
     over = _over(context)

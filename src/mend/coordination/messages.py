@@ -48,6 +48,9 @@ from mend.consensus.records import (
 )
 from mend.types import Member
 
+CauseName = Annotated[str, Meta(max_length=32)]
+"""One of the detector's; any other is shown as unknown."""
+
 LIVES_MAX = 8
 """Former lives that a hello names, the newest last."""
 
@@ -196,7 +199,7 @@ class Pace(Word, frozen=True):
     """Step time per token over that of its past, in thousandths; 0: it is not slow."""
     sure_milli: Count = 0
     """Probability of the change, in thousandths."""
-    cause: Text = ""
+    cause: CauseName = ""
     """compute, link, input or unknown; empty: not validated (yet)."""
     link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
     """The rack at the other end, where a link is the cause."""
@@ -216,7 +219,7 @@ class FailSlow(Word, frozen=True):
     """Its own step at which it began, or at which the comparison found it."""
     ratio_tenths: Count
     sure_milli: Count = 1000
-    cause: Text = ""
+    cause: CauseName = ""
     """As in Pace."""
     link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
 

@@ -57,6 +57,8 @@ class RoundInputs:
     step_ns: int
     seats: int
     """Racks of the roster; `live` are those of them that are heard."""
+    mitigated: frozenset[int] = frozenset()
+    """Slow racks, which are not waited for."""
     bad: Mapping[tuple[Member, int], str] = field(default_factory=dict)
     """Open offers, (member, seq), that were found not fit to be merged, and why."""
     norm_max: float = math.inf
@@ -89,6 +91,12 @@ class Round:
     """Live racks that have no result of the attempt; others have one."""
     absent: tuple[Absent, ...] = ()
     """Who trains and is not among the members, for as long as the attempt lasts."""
+    waiting: frozenset[int] = frozenset()
+    """For whom it is still open, with K in; empty: it is not for want of anybody."""
+    hidden_ns: int = 0
+    """Until when it may be open and be there when its opener's overlap ends."""
+    looked_ns: int = 0
+    """When somebody last counted how long it was."""
     closed_by: str = ""
     faults: list[str] = field(default_factory=list)
     why: str = ""
@@ -105,7 +113,7 @@ class Round:
 
     def advance(self, inputs: RoundInputs, now_ns: int) -> Commit | Drop | None:
         """Move as far as the scene allows; returns the record to append, if there is one."""
-        self.why = ""
+        self.why, self.waiting = "", frozenset()
         if inputs.bad:
             return self._drop_bad(inputs.bad)
         if (
@@ -178,6 +186,11 @@ class Round:
         twice_ns = 2 * min(self.took_ns, default=0)
         return max(ATTEMPT_STALL_NS, min(twice_ns, ATTEMPT_STALL_NS_MAX))
 
+    def _hidden_ns(self, inputs: RoundInputs) -> int:
+        policy = inputs.policy
+        tau = overlap_at(inputs.version, policy.overlap_steps, policy.overlap_ramp)
+        return self.opened_ns + tau * inputs.step_ns - (self.sync_time.value_ns or 0)
+
     def _opens(self, inputs: RoundInputs) -> bool:
         """A late offer alone (its rack has not applied `version` at a capture) opens nothing."""
         return bool(inputs.declined) or any(
@@ -242,7 +255,8 @@ class Round:
         elif not inputs.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(inputs):
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
-            self.why = "waiting for" + _racks("", waiting)
+            self.why, self.waiting = "waiting for" + _racks("", waiting), frozenset(waiting)
+            self.hidden_ns = self._hidden_ns(inputs)
             return None
         if absurd := self._absurd(inputs, arrived):
             return self._drop_bad(absurd)
@@ -335,8 +349,10 @@ def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ..
 
 def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:
     """Of the racks that may contribute those that a round waits for: the ones that the settings
-    name, or all where none of these is there."""
-    return expected.intersection(inputs.policy.expected) or expected
+    name, or all where none of these is there; and of those the ones that are not too slow, or
+    all where all are."""
+    named = expected.intersection(inputs.policy.expected) or expected
+    return named - inputs.mitigated or named
 
 
 def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
@@ -344,6 +360,8 @@ def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> st
     (they declined, are leaving, or have just come), or those that are `left` are not waited for."""
     if inputs.policy.lockstep:
         return "lockstep"
+    if left and left <= inputs.mitigated:
+        return "slow-left" + _racks(", without", left)
     if left:
         return "expected-in" + _racks(", without", left)
     if absent := inputs.live - inside:

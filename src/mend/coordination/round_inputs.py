@@ -55,6 +55,7 @@ def surroundings(
         norm_max=math.inf,
         step_ns=fastest_ns([reports[rack].step_ns for rack in reports if rack in live]),
         seats=len(seated),
+        mitigated=log.mitigated,
     )
 
 
@@ -116,6 +117,7 @@ def inputs_of(
         norm_max=norm_max(log.norms[fragment]) if arrived else math.inf,
         step_ns=around.step_ns,
         seats=around.seats,
+        mitigated=around.mitigated,
         trains=_trains(fragment, log, views),
     )
 

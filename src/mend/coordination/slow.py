@@ -15,9 +15,18 @@ from statistics import median
 from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Note, Probed, Timed, Validated
-from mend.coordination.messages import FailSlow, Pace
+from mend.coordination.messages import FailSlow, Pace, Report
 from mend.coordination.slow_cause import CauseSearch
-from mend.detector import LINK, UNKNOWN, DetectorOptions, OwnPast, PeerComparison, cause_of
+from mend.detector import (
+    COMPUTE,
+    INPUT,
+    LINK,
+    UNKNOWN,
+    DetectorOptions,
+    OwnPast,
+    PeerComparison,
+    cause_of,
+)
 from mend.detector import Pace as Measured
 from mend.types import Address
 
@@ -34,7 +43,7 @@ _PS_PER_NS = 1000
 
 def cause_in_words(cause: str, rank: int, link_to: int) -> str:
     """For people: what a rack is slow by; empty before it was validated."""
-    if cause in ("", UNKNOWN):
+    if cause not in (COMPUTE, INPUT, LINK):
         return cause and "for an unknown reason"
     return f"by its link to rack {link_to}" if cause == LINK else f"by the {cause} of rank {rank}"
 
@@ -155,6 +164,13 @@ class RackPaces:
     due_ns: int = 0
     _peers: PeerComparison = field(default_factory=PeerComparison)
     _since: dict[int, int] = field(default_factory=dict)
+
+    def look(self, reports: Mapping[int, Report | None]) -> list[Effect]:
+        """At the racks that are live and have a seat."""
+        training = {r: reports[r] for r in sorted(reports)}
+        there = {r: report for r, report in training.items() if report and not report.leaving}
+        paces = {rack: report.pace for rack, report in there.items()}
+        return self.compare(paces, {rack: report.step for rack, report in there.items()})
 
     def compare(self, paces: Mapping[int, Pace], steps: Mapping[int, int]) -> list[Effect]:
         """`paces`: of the racks that are live and train; `steps`: where they are."""

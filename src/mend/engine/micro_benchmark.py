@@ -44,8 +44,8 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
-Watch = Callable[[Callable[[], None]], Removable]
-"""Calls back before each forward of the model, until it is removed."""
+Watch = Callable[[Callable[[], None]], Removable | None]
+"""Calls back before each forward of the model, until it is removed; None: there is no model."""
 
 
 def time_of_product(device: torch.device) -> int:
@@ -112,14 +112,13 @@ class LiveBenchmark:
 def watch_forward(find: Callable[[], nn.Module | None]) -> Watch:
     """Of the model that `find` returns. Compiled code does not call back."""
 
-    def watch(called: Callable[[], None]) -> Removable:
+    def watch(called: Callable[[], None]) -> Removable | None:
         def before(*_: Any) -> None:
             if not torch.compiler.is_compiling():
                 called()
 
         model = find()
-        assert model is not None, "a model that is gone makes no step"
-        return model.register_forward_pre_hook(before, prepend=True)
+        return None if model is None else model.register_forward_pre_hook(before, prepend=True)
 
     return watch
 

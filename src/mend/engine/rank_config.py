@@ -65,6 +65,8 @@ class Settings:
     expected: tuple[int, ...] = ()
     """Racks that a round waits for; empty: for all that are live."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)
+    acts: bool = False
+    """Whether slow racks are mitigated."""
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
 
@@ -149,4 +151,5 @@ def policy_of(
         token_weighted=settings.token_weighted,
         expected=settings.expected,
         moments=moments,
+        acts=settings.acts,
     )

@@ -113,6 +113,8 @@ class Witness:
                     "mark",
                     "fail-slow",
                     "fail-slow-over",
+                    "slow-rack-left",
+                    "slow-rack-awaited",
                     "fault",
                 ):
                     self._progress(

@@ -97,6 +97,8 @@ class Scenario:
     not. No seed draws it."""
     validates: bool = False
     """Slow racks are validated by a micro-benchmark. No seed draws it."""
+    acts: bool = False
+    """Slow racks are mitigated. No seed draws it."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 

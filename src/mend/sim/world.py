@@ -432,6 +432,7 @@ class World(Writer):
             restart_attests=True,
             expected=s.expected,
             moments=self._moments(),
+            acts=s.acts,
         )
 
     def _step_options(self) -> StepOptions:

@@ -61,6 +61,8 @@ LOUD = frozenset(
         "fail-slow",
         "fail-slow-cause",
         "fail-slow-over",
+        "slow-rack-left",
+        "slow-rack-awaited",
         "events-stopped",
         "events-resumed",
         "events-anew",

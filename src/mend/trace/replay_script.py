@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mend.consensus.log import offers_of
-from mend.consensus.records import Commit, Drop, Epoch, Genesis, Lineage, Mark, Record, Roster
+from mend.consensus.records import (
+    Commit,
+    Drop,
+    Epoch,
+    Genesis,
+    Lineage,
+    Mark,
+    Mitigation,
+    Record,
+    Roster,
+)
 from mend.coordination import events as ev
 from mend.errors import TapeError
 from mend.trace.format import Entry, Gap, Header
@@ -306,7 +316,7 @@ class _Cut:
         }
         self.records, self._why = [], ""
         for record in self._log:
-            if isinstance(record, Epoch | Roster | Mark):
+            if isinstance(record, Epoch | Roster | Mark | Mitigation):
                 continue
             if not isinstance(record, Commit | Drop):
                 self._why = f"a {type(record).__name__} record came then"

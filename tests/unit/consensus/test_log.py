@@ -16,7 +16,19 @@ from mend.consensus.log import (
     offers_of,
     witness_votes,
 )
-from mend.consensus.records import Absent, Commit, Drop, Ended, Epoch, Mark, Offer, Record
+from mend.consensus.records import (
+    AWAITED,
+    NOT_AWAITED,
+    Absent,
+    Commit,
+    Drop,
+    Ended,
+    Epoch,
+    Mark,
+    Mitigation,
+    Offer,
+    Record,
+)
 from mend.consensus.weights import WHOLE
 from mend.types import WITNESS, Peer
 from tests.unit.coordination.nouns import (
@@ -243,6 +255,17 @@ def test_a_snapshot_says_where_the_newest_checkpoint_lies_and_who_has_written_it
     assert (log.snapshot().mark, log.snapshot().mark_versions) == (written, (1,))
     assert log_state_of(log.snapshot()) == log.committed
     assert log.committed.marks == 1
+
+
+def test_rounds_wait_for_a_slow_rack_or_not_until_it_loses_its_seat() -> None:
+    log = log_of(*commits(1), Mitigation(1, NOT_AWAITED, "slow"))
+    log.decide(log.last)
+    assert log.committed.mitigated == {1}
+    assert log_state_of(log.snapshot()) == log.committed
+    for record in (Mitigation(1, AWAITED, "well"), roster(1, [0])):
+        after = log.committed.copy()
+        after.take(record)
+        assert after.mitigated == frozenset()
 
 
 def test_a_reader_that_is_too_far_behind_goes_on_from_a_snapshot() -> None:

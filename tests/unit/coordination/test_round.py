@@ -106,6 +106,18 @@ def test_an_offer_that_nobody_else_holds_yet_is_told_apart_from_one_that_was_not
 # -------------------------------------------------------------- closing
 
 
+def test_a_slow_rack_that_is_mitigated_is_not_waited_for_unless_all_are() -> None:
+    round_, two = new_round(), replace(inputs(offer(0), offer(2)), mitigated=frozenset({1}))
+    round_.advance(two, 0)
+    assert (round_.phase, round_.closed_by) == (Phase.GATHER, "slow-left, without rack 1")
+    round_, all_slow = new_round(), replace(two, mitigated=frozenset(range(3)))
+    round_.advance(all_slow, 0)
+    assert (round_.phase, round_.waiting) == (Phase.OPEN, {1})
+    assert round_.hidden_ns == 2 * 50 * MS, "the overlap of two steps"
+    round_.advance(replace(all_slow, declined=frozenset({1})), 0)
+    assert (round_.phase, round_.waiting) == (Phase.GATHER, frozenset())
+
+
 def test_all_in_closes_early() -> None:
     round_, all_in = new_round(), inputs(offer(0), offer(1), offer(2))
     round_.advance(all_in, 0)

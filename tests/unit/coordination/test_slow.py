@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Note, Timed
 from mend.coordination.messages import FailSlow, Pace
@@ -17,10 +18,10 @@ from mend.coordination.slow import (
     pace_of_rack,
     sentence_of,
 )
-from mend.detector import DetectorOptions
+from mend.detector import Cause, DetectorOptions
 from mend.types import MS
 
-REPORT_BYTES = 20
+REPORT_BYTES = 36
 """Most that a pace may add to a report, whatever it says."""
 
 
@@ -70,6 +71,8 @@ def test_only_the_verdict_is_news() -> None:
 
 def test_a_pace_adds_few_bytes_to_a_report() -> None:
     slow, _ = driven([1.0] * 50 + [2.0] * 10)
+    slow.search.cause, slow.search.gemm_ns = Cause("compute", 63), 99 * MS
+    assert slow.pace.cause
     assert 0 < len(msgspec.msgpack.encode(slow.pace)) <= REPORT_BYTES
 
 
@@ -101,3 +104,30 @@ def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
     assert isinstance(note, Note)
     assert (note.kind, note.fields["since_step"], note.fields["step"]) == (RELIEF, 40, 60)
     assert racks.judged == ()
+
+
+def test_a_cause_is_told_in_words_and_one_that_no_detector_says_is_unknown() -> None:
+    verdict = FailSlow(3, 1, True, 5, 20, 999, "compute")
+    assert sentence_of(verdict).startswith("rack 3 is slow by the compute of rank 1: 2.0x ")
+    link = replace(verdict, cause="link", link_to=0)
+    assert sentence_of(link).startswith("rack 3 is slow by its link to rack 0: ")
+    for odd in ("unknown", "\x1b[2J"):
+        said = sentence_of(replace(verdict, cause=odd))
+        assert said.startswith("rack 3 is slow for an unknown reason: ")
+    assert sentence_of(replace(verdict, cause="")).startswith("rack 3 is slow: ")
+
+
+def test_of_ranks_that_are_all_slow_that_one_is_named_whose_cause_is_known() -> None:
+    """The others wait for it, and may seem slower still."""
+    ranks = [Pace(0, 12, 2, 5, 2100, 998, "unknown"), Pace(1, 11, 2, 5, 2000, 998, "input")]
+    assert (pace_of_rack(ranks).rank, pace_of_rack(ranks).cause) == (1, "input")
+
+
+def test_a_rack_that_was_slow_from_the_start_computes_more_slowly_than_its_peers() -> None:
+    racks = RackPaces()
+    paces = {r: Pace(0, 3_000 if r == 1 else 1_000, 10_000, gemm_ns=3_000 if r == 1 else 1_000)
+             for r in range(3)}  # fmt: skip
+    racks.compare(paces, dict.fromkeys(range(3), 40))
+    assert [(v.rack, v.own_past, v.cause) for v in racks.judged] == [(1, False, "compute")]
+    racks.compare({r: replace(pace, gemm_ns=0) for r, pace in paces.items()}, {})
+    assert [v.cause for v in racks.judged] == [""], "nothing was measured"

@@ -1,0 +1,98 @@
+"""A slow rack that rounds stop waiting for, by a record, and that is waited for again on relief."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mend.consensus.records import AWAITED, NOT_AWAITED, Mitigation
+from mend.sim import World
+from mend.sim.generate import draw
+from mend.sim.scenario import Fault, Scenario, calm
+from mend.trace.replay import replay
+from mend.types import MS, SECOND
+from tests.sim.bugs import BUGS, planted
+
+STEP_NS = 50 * MS
+BEGINS_NS, ENDS_NS = 3 * SECOND, 6500 * MS
+SLOW, SLOWER = 1, 6
+NAMED = {bug.name: bug for bug in BUGS}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def job(**changes: Any) -> Scenario:
+    """Rack 1 of three takes six times as long for a while. The grace window is so long that rounds
+    would wait for it."""
+    fields: dict[str, Any] = {
+        "racks": 3, "steps": (210, 160, 210), "step_ns": STEP_NS, "period_steps": 12,
+        "overlap_steps": 3, "grace_ns": 20 * SECOND, "acts": True,
+        "faults": (Fault("slow_rack", BEGINS_NS, ENDS_NS, SLOW, amount=SLOWER),),
+    }  # fmt: skip
+    return calm(**{**fields, **changes})
+
+
+def moves(world: World) -> list[tuple[int, int]]:
+    records = world.checkers.agreement.records
+    return [(r.rack, r.stage) for r in records if isinstance(r, Mitigation)]
+
+
+def without(world: World) -> int:
+    """Rounds that closed without the slow rack as it was not waited for."""
+    reasons = [commit["reason"] for commit in world.checkers.commits.values()]
+    return sum(reason.startswith(f"slow-left, without rack {SLOW}") for reason in reasons)
+
+
+def test_rounds_stop_waiting_for_a_slow_rack_and_wait_again_when_it_is_well() -> None:
+    world = World(job(), record=True)
+    result = world.run()
+    assert result.problems == []
+    assert moves(world) == [(SLOW, NOT_AWAITED), (SLOW, AWAITED)]
+    assert without(world) > 3
+    last = list(world.checkers.commits.values())[-6]
+    assert last["reason"].startswith("all-in"), "it is waited for again"
+    for process in world.processes():
+        assert process.tape is not None
+        assert replay(process.tape.parts, process.tape.entries()).difference is None
+
+
+def test_what_the_overlap_hides_costs_nothing_and_moves_nobody() -> None:
+    """Rounds wait within the adaptive window, which is a part of the slack: the first rung."""
+    slow = (Fault("slow_rack", BEGINS_NS, ENDS_NS, SLOW, amount=2),)
+    world = World(
+        job(faults=slow, period_steps=24, overlap_steps=20, grace_ns=-1, steps=(120,) * 3)
+    )
+    world.run()
+    assert moves(world) == []
+
+
+def test_a_slow_rack_makes_fewer_steps_between_two_rounds_and_they_count() -> None:
+    """The second rung, with nobody acting: it captures where a round is open."""
+    world = World(job(acts=False, steps=(120, 80, 120)))
+    assert world.run().problems == []
+    commits = world.checkers.commits.values()
+    steps = [{m["rack"]: m["steps"] for m in commit["members"]} for commit in commits]
+    both = [each for each in steps if {0, SLOW} <= each.keys()]
+    assert moves(world) == []
+    assert without(world) == 0
+    assert any(each[SLOW] * SLOWER <= 2 * each[0] for each in both)
+    assert sum(each[SLOW] == each[0] for each in both) > len(both) // 4
+
+
+def test_bug_41_a_slow_rack_is_never_waited_for_again() -> None:
+    with planted(NAMED["41"]):
+        world = World(job())
+        world.run()
+    assert moves(world) == [(SLOW, NOT_AWAITED)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_invariants_hold_whoever_is_mitigated(seed: int) -> None:
+    """With faults; the checkers look at each step."""
+    scenario = draw(seed, {"acts": True, "lockstep": False})
+    assert World(scenario).run().problems == []

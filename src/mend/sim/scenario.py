@@ -93,8 +93,8 @@ class Scenario:
     carries: bool = False
     """Ranks have an optimizer with a state, which a rack that joins gets. No seed draws it."""
     moments: tuple[int, ...] = ()
-    """Periods of the optimizer's first and second moments, which the racks average; empty: they do
-    not. No seed draws it."""
+    """Periods of the optimizer's first and second moments, which the racks average; 0 or empty:
+    they do not. No seed draws it."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 
@@ -104,6 +104,11 @@ class Scenario:
             if count != self.racks:
                 text = f"{count} values for {self.racks} racks"
                 raise ConfigError(name, getattr(self, name), text, "Give one per rack.")
+
+    @property
+    def moment_periods(self) -> dict[int, int]:
+        """Order of a moment -> its period."""
+        return {order: period for order, period in enumerate(self.moments, 1) if period}
 
     @property
     def length_ns(self) -> int:

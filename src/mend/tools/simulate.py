@@ -23,6 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mend.config import MendConfig
 from mend.errors import ConfigError
+from mend.fragment.moments import SETTINGS
 from mend.sim import World, draw, python_of, shrink, tell
 from mend.sim.scenario import Scenario
 from mend.sim.story import setup
@@ -113,6 +114,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "momentum": settings.outer_optimizer_momentum,
         "ramp": settings.ramp_rounds,
         "overlap_ramp": settings.ramp_rounds,
+        "moments": tuple(settings.moment_periods.get(order, 0) for order in SETTINGS),
         "witness": bool(settings.witness_addr),
     }
 

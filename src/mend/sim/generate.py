@@ -178,7 +178,7 @@ def _fit(scenario: Scenario, fixed: dict[str, Any], rng: random.Random) -> Scena
     """With what is fixed; steps and speeds for as many racks and as long a period as there are."""
     racks = fixed.get("racks", scenario.racks)
     period = fixed.get("period_steps", scenario.period_steps)
-    longest = max(period, *fixed.get("moments", (0,)))
+    longest = max((period, *fixed.get("moments", ())))
     if racks != scenario.racks:
         fixed.setdefault("step_ns", tuple(rng.choices(scenario.step_ns, k=racks)))
     if racks != scenario.racks or period != scenario.period_steps:

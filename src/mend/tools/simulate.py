@@ -98,6 +98,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
     os.environ["MEND_CONFIG"] = str(config)
     settings = MendConfig()
     grace = settings.grace_window_ms
+    moments = tuple(settings.moment_periods.get(order, 0) for order in SETTINGS)
     return {
         "racks": settings.racks,
         "fragments": settings.fragments,
@@ -114,7 +115,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "momentum": settings.outer_optimizer_momentum,
         "ramp": settings.ramp_rounds,
         "overlap_ramp": settings.ramp_rounds,
-        "moments": tuple(settings.moment_periods.get(order, 0) for order in SETTINGS),
+        "moments": moments if any(moments) else (),
         "witness": bool(settings.witness_addr),
     }
 

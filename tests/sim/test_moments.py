@@ -26,7 +26,7 @@ def with_moments(seed: int) -> Scenario:
     """What the seed draws, and first moments every period, second ones every second."""
     scenario = draw(seed)
     period = scenario.period_steps
-    return replace(scenario, moments=(period, 2 * period), non_finite=())
+    return replace(scenario, moments=(period, 2 * period))
 
 
 def test_no_seed_breaks_an_average_or_a_book() -> None:

@@ -63,7 +63,7 @@ class Checkers:
         self.cuts_written: set[tuple[str, int]] = set()
         """Of which some rank was told that all have written."""
         self.agreement = Agreement(self.problem, self._undo)
-        self.moments = MomentChecks(self.problem, scenario.moments)
+        self.moments = MomentChecks(self.problem, scenario.moment_periods)
 
     def _undo(self, versions: tuple[int, ...]) -> None:
         self.commits = {key: c for key, c in self.commits.items() if key[1] <= versions[key[0]]}

@@ -178,10 +178,11 @@ def _fit(scenario: Scenario, fixed: dict[str, Any], rng: random.Random) -> Scena
     """With what is fixed; steps and speeds for as many racks and as long a period as there are."""
     racks = fixed.get("racks", scenario.racks)
     period = fixed.get("period_steps", scenario.period_steps)
+    longest = max((period, *fixed.get("moments", ())))
     if racks != scenario.racks:
         fixed.setdefault("step_ns", tuple(rng.choices(scenario.step_ns, k=racks)))
     if racks != scenario.racks or period != scenario.period_steps:
-        fixed.setdefault("steps", (rng.randint(2 * period, 3 * period),) * racks)
+        fixed.setdefault("steps", (rng.randint(2 * longest, 3 * longest),) * racks)
     fixed.setdefault("k", min(scenario.k, racks))
     fixed.setdefault("overlap_steps", min(scenario.overlap_steps, period - 1))
     return dataclasses.replace(scenario, **fixed)

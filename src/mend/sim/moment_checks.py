@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mend.engine.numerics import Anchor
 from mend.engine.trainer import OpenOffer
+from mend.fragment.moments import SECOND
 
 if TYPE_CHECKING:
     from mend.sim.checkers import Watched
@@ -20,11 +21,10 @@ CLOSE = 1e-6
 
 class MomentChecks:
     """I1 and I8 of fragments of moments: a merge is the weighted mean of the values that its
-    members captured (in doubles), and no second moment is below zero. `periods`: of first moments,
-    of second ones."""
+    members captured (in doubles), and no second moment is below zero. `periods`: by order."""
 
-    def __init__(self, problem: Callable[[str, str], None], periods: Sequence[int]) -> None:
-        self._problem, self._periods = problem, periods
+    def __init__(self, problem: Callable[[str, str], None], periods: Mapping[int, int]) -> None:
+        self._problem, self._periods = problem, [*periods.items()]
         self._captured: dict[tuple[object, ...], Tensor] = {}
         self.compared = 0
         """Merges, once per rank."""
@@ -46,8 +46,8 @@ class MomentChecks:
         view = trainer.tracks[fragment].moments
         if view is None or commit is None:
             return
-        order = (fragment - len(trainer.weights)) // len(trainer.weights)
-        period, named, weights = self._periods[order], list[Tensor](), list[float]()
+        order, period = self._periods[fragment // len(trainer.weights) - 1]
+        named, weights = list[Tensor](), list[float]()
         for each in commit["members"]:
             found = [
                 values
@@ -67,5 +67,5 @@ class MomentChecks:
             self._problem("I1", f"{me}: {what} is {error:.2e} beside the mean")
         live_N = torch.empty(trainer.tracks[fragment].owned.numel)
         view.read(trainer.tracks[fragment].owned, live_N)
-        if order and (live_N < 0).any():
+        if order == SECOND and (live_N < 0).any():
             self._problem("I8", f"{me}: a second moment of fragment {fragment} is negative")

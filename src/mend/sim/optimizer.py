@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mend.fragment.moments import (
-    FIRST,
-    SECOND,
-    MomentsView,
-    Optimizer,
-    build_moment_plan,
-    moments_of,
-)
+from mend.fragment.moments import MomentsView, Optimizer, build_moment_plan, moments_of
 
 BETAS = (0.5, 0.75)
 
@@ -32,19 +25,20 @@ class Adam:
         for parameter, update in zip(self.param_groups[0]["params"], updates, strict=True):
             usual = {"exp_avg": torch.zeros_like(update), "exp_avg_sq": torch.zeros_like(update)}
             state = self.state.setdefault(parameter, usual)
-            state["exp_avg"].mul_(BETAS[0]).add_(update, alpha=1 - BETAS[0])
-            state["exp_avg_sq"].mul_(BETAS[1]).add_(update.square(), alpha=1 - BETAS[1])
+            for order, (moment, beta) in enumerate(zip(state.values(), BETAS, strict=True), 1):
+                # A script that repairs its weights repairs these, too.
+                moment.nan_to_num_(0.0).mul_(beta).add_(update**order, alpha=1 - beta)
 
 
 def moment_views(
     named: Sequence[tuple[str, nn.Parameter]],
     optimizers: Sequence[Optimizer],
-    count: int,
+    orders: Iterable[int],
     fragments: int,
 ) -> list[MomentsView]:
-    """As `LiveRank` makes them: of first moments, and with a `count` of 2 of second ones."""
+    """As `LiveRank` makes them."""
     views: list[MomentsView] = []
-    for order in (FIRST, SECOND)[:count]:
+    for order in orders:
         found = moments_of(named, optimizers, order)
         made = build_moment_plan(found, fragments, fragments + len(views))
         views += [MomentsView(layout, moments) for layout, moments in made]

@@ -93,8 +93,8 @@ class Scenario:
     carries: bool = False
     """Ranks have an optimizer with a state, which a rack that joins gets. No seed draws it."""
     moments: tuple[int, ...] = ()
-    """Periods of the optimizer's first and second moments, which the racks average; empty: they do
-    not. No seed draws it."""
+    """Periods of the optimizer's first and second moments, which the racks average; 0 or empty:
+    they do not. No seed draws it."""
     validates: bool = False
     """Slow racks are validated by a micro-benchmark. No seed draws it."""
     acts: bool = False
@@ -108,6 +108,11 @@ class Scenario:
             if count != self.racks:
                 text = f"{count} values for {self.racks} racks"
                 raise ConfigError(name, getattr(self, name), text, "Give one per rack.")
+
+    @property
+    def moment_periods(self) -> dict[int, int]:
+        """Order of a moment -> its period."""
+        return {order: period for order, period in enumerate(self.moments, 1) if period}
 
     @property
     def length_ns(self) -> int:

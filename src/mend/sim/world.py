@@ -69,7 +69,7 @@ UPDATES = 64
 
 def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     """Fragments are one tensor each; under rda the third is merged by the mean, as an embedding."""
-    count = scenario.fragments * (1 + len(scenario.moments))
+    count = scenario.fragments * (1 + len(scenario.moment_periods))
     return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
 
 
@@ -348,9 +348,8 @@ class World(Writer):
                 rounds = rounds_before(first)
                 anchor = numerics.adopt(anchor.data, held.owned, first, rounds)
             tracks.append(FragmentState(view, held, anchor))
-        inner = [Adam(list(model))] if scenario.moments else []
-        count = len(scenario.moments)
-        for moments in moment_views([*named.items()], inner, count, scenario.fragments):
+        inner, orders = [Adam(list(model))], scenario.moment_periods
+        for moments in moment_views([*named.items()], inner, orders, scenario.fragments):
             held = replicated(moments.layout, scenario.ranks, rank)
             rules, zeros_N = numerics.for_moments(), torch.zeros(held.owned.numel)
             anchor = rules.genesis(zeros_N, held.owned)
@@ -360,7 +359,8 @@ class World(Writer):
         return list(model), tracks
 
     def _moments(self) -> tuple[MomentFragments, ...]:
-        return tuple(MomentFragments(self.scenario.fragments, k) for k in self.scenario.moments)
+        periods = self.scenario.moment_periods.values()
+        return tuple(MomentFragments(self.scenario.fragments, period) for period in periods)
 
     def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
         process = training.process

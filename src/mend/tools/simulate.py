@@ -23,6 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mend.config import MendConfig
 from mend.errors import ConfigError
+from mend.fragment.moments import SETTINGS
 from mend.sim import World, draw, python_of, shrink, tell
 from mend.sim.scenario import Scenario
 from mend.sim.story import setup
@@ -97,6 +98,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
     os.environ["MEND_CONFIG"] = str(config)
     settings = MendConfig()
     grace = settings.grace_window_ms
+    moments = tuple(settings.moment_periods.get(order, 0) for order in SETTINGS)
     return {
         "racks": settings.racks,
         "fragments": settings.fragments,
@@ -113,6 +115,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "momentum": settings.outer_optimizer_momentum,
         "ramp": settings.ramp_rounds,
         "overlap_ramp": settings.ramp_rounds,
+        "moments": moments if any(moments) else (),
         "witness": bool(settings.witness_addr),
     }
 

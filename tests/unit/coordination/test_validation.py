@@ -9,7 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.epochs import attempt_of
-from mend.consensus.records import RECORDS_FORMAT, Drop, Last, Offer, Record, Snapshot
+from mend.consensus.records import (
+    RECORDS_FORMAT,
+    Drop,
+    Last,
+    MomentFragments,
+    Offer,
+    Record,
+    Snapshot,
+)
 from mend.coordination.messages import Declined, Gather, Held, Hello, Orders, Part, Resume
 from mend.coordination.validation import (
     first_difference,
@@ -52,6 +60,14 @@ def test_a_hello_that_cannot_be_seated() -> None:
     assert "2 lanes for 2 ranks" in hello_misfit(replace(MINE, digests=MINE.digests[:2]), 2)
     short = (*MINE.digests[:2], MINE.digests[2][:1])
     assert "one digest per fragment and rank" in hello_misfit(replace(MINE, digests=short), 2)
+
+
+def test_not_all_fragments_can_be_of_moments() -> None:
+    for count, said in ((2, ""), (3, "no fragment of weights")):
+        policy = replace(MINE.policy, moments=(MomentFragments(count, 24),))
+        assert policy.of_weights == FRAGMENTS - count
+        assert said in hello_misfit(replace(MINE, policy=policy), 2)
+        assert policy.period_of(FRAGMENTS - 1) == 24
 
 
 def whole_report(**changes: Any) -> str:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 
 from benchmarks._common import arguments, report, spread
 from mend.transport.security import Secrets
-from mend.transport.zmq import ZmqSideband
+from mend.transport.zmq import Received, ZmqSideband
 from mend.types import Peer
 
 GOAL_PCT = 1.5
@@ -80,10 +80,13 @@ async def _beat(sideband: ZmqSideband, peers: list[Peer], every_s: float, size: 
         await asyncio.sleep(due - loop.time())
 
 
-async def _listen(sideband: ZmqSideband, heard: list[int]) -> None:
-    while True:
-        await sideband.receive()
+def _listen(sideband: ZmqSideband, heard: list[int]) -> None:
+    """As a rank's process does."""
+
+    def take(_: Received) -> None:
         heard[0] += 1
+
+    sideband.hear(take)
 
 
 def _sideband(me: Peer, keys: bool) -> ZmqSideband:
@@ -100,7 +103,7 @@ def _others(pipe: Connection, peers: int, every_s: float, size: int, keys: bool)
         tasks = []
         for sideband in sidebands:
             sideband.connect(MEASURED, measured)
-            tasks.append(asyncio.create_task(_listen(sideband, [0])))
+            _listen(sideband, [0])
             tasks.append(asyncio.create_task(_beat(sideband, [MEASURED], every_s, size)))
             await asyncio.sleep(every_s / peers)
         await asyncio.to_thread(pipe.recv)
@@ -134,8 +137,9 @@ async def _measure(
         sideband.connect(peer, address)
     pipe.send(sideband.address)
     heard = [0]
+    _listen(sideband, heard)
     beating = _beat(sideband, peers, options.interval_ms / 1000, options.frame_bytes)
-    tasks = [asyncio.create_task(_listen(sideband, heard)), asyncio.create_task(beating)]
+    tasks = [asyncio.create_task(beating)]
     await asyncio.sleep(1)  # everybody is connected
     loop, shares, rates = asyncio.get_running_loop(), [], []
     for _ in range(options.runs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -57,9 +58,17 @@ def test_racks_that_all_died_begin_anew_under_the_witness_that_lives(jobs: Jobs)
 def said(job: Job, *arguments: str) -> str:
     """What `mend retire` prints; it must succeed."""
     log = job.folder / f"retire-{'-'.join(arguments[:1])}.log"
-    process = Forked(job.nursery, ["mend.tools", "retire", *arguments], environment(), log)
+    argv, env = ["mend.tools", "retire", *arguments], environment(**job.keyed())
+    process = Forked(job.nursery, argv, env, log)
     assert process.wait() == 0, log.read_text("utf-8") + job.logs()
     return log.read_text("utf-8")
+
+
+def looked(job: Job, where: str, **env: str) -> tuple[int, str]:
+    """Exit status of `mend top`, and what it says."""
+    log = job.folder / f"top{len(env)}.log"
+    argv = ["mend.tools", "top", "--once", "--json", "--wait", "2", where]
+    return Forked(job.nursery, argv, environment(**env), log).wait(), log.read_text("utf-8")
 
 
 def mend(*arguments: object) -> tuple[int, str]:
@@ -106,8 +115,9 @@ def is_on_its_tape(job: Job, rack: int) -> bool:
 
 
 def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> None:
-    """Two racks without a witness: rack 0 is lost for good, and rack 1 alone is no quorum."""
-    job = jobs()
+    """Two racks without a witness: rack 0 is lost for good, and rack 1 alone is no quorum. The job
+    has a key, and so have the person's tools."""
+    job = jobs(key=True)
     gate = job.gate()
     options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
     job.start(0, **options, at={"12": [["gate", job.gate("never")]]})
@@ -115,8 +125,13 @@ def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> Non
     first_commits(job, 2)
     until(lambda: is_on_its_tape(job, 0), f"rack 0 has on its tape all that it did\n{job.logs()}")
     where = job.addresses[1]
+    assert json.loads(looked(job, where, **job.keyed())[1])["state"] == "running"
+    status, told = looked(job, where)
+    assert status == 1
+    assert "a job with another key" in told
+    keyed = environment(**job.keyed())
     refused = Forked(
-        job.nursery, ["mend.tools", "retire", "0", where], environment(), job.folder / "alive.log"
+        job.nursery, ["mend.tools", "retire", "0", where], keyed, job.folder / "alive.log"
     )
     assert refused.wait() == 1, "it is alive"
     assert "rack 0 is alive: it answers at" in (job.folder / "alive.log").read_text("utf-8")

@@ -535,11 +535,7 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
-    for order, period in c.moment_periods.items():
-        if c.tau >= period:
-            rule = f"must be more than the overlap, which is {c.tau} steps"
-            remedy = f"Use {3 * c.sync_period_steps}, or leave it out."
-            raise ConfigError(SETTINGS[order], period, rule, remedy)
+    _refuse_moments(c)
     _refuse_compression(c)
     if c.insecure and c.key_file is not None:
         rule = "has nothing to say beside a key_file"
@@ -548,6 +544,23 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = "has nothing to say without a key_file: nothing is encrypted, or authenticated"
         raise ConfigError("encrypt_payloads", False, rule, "Set key_file, or leave it out.")
     _refuse_expected(c)
+    _refuse_failslow(c)
+    _refuse_peers(c)
+    if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
+        rule = "listens everywhere, so it does not say where others reach this rack"
+        remedy = "Set advertise_host, or listen at one address."
+        raise ConfigError("sideband_addr", c.sideband_addr, rule, remedy)
+
+
+def _refuse_moments(c: MendConfig) -> None:
+    for order, period in c.moment_periods.items():
+        if c.tau >= period:
+            rule = f"must be more than the overlap, which is {c.tau} steps"
+            remedy = f"Use {3 * c.sync_period_steps}, or leave it out."
+            raise ConfigError(SETTINGS[order], period, rule, remedy)
+
+
+def _refuse_failslow(c: MendConfig) -> None:
     if c.failslow_min_samples > c.failslow_window_steps:
         rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
         remedy = "Lower it, or raise the window."
@@ -555,11 +568,6 @@ def _refuse_pairs(c: MendConfig) -> None:
     if c.failslow_action == "act" and c.lockstep:
         rule = "cannot be with lockstep=True, in which a round waits for every rack"
         raise ConfigError("failslow_action", "act", rule, "Leave one of the two out.")
-    _refuse_peers(c)
-    if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
-        rule = "listens everywhere, so it does not say where others reach this rack"
-        remedy = "Set advertise_host, or listen at one address."
-        raise ConfigError("sideband_addr", c.sideband_addr, rule, remedy)
 
 
 def _refuse_compression(c: MendConfig) -> None:

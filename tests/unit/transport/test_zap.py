@@ -18,7 +18,7 @@ from mend.transport.zap import (
     peer_of,
     pin,
 )
-from mend.transport.zmq import ZmqSideband
+from mend.transport.zmq import ZmqSideband, readable
 from mend.types import WITNESS, Peer
 
 OURS, THEIRS = b"1" * 32, b"2" * 32
@@ -124,8 +124,8 @@ async def test_with_nobody_to_ask_nobody_gets_in(
     pin(client, Secret(OURS).client(B), Secret(OURS).server())
     client.connect(there.address)
     client.send(b"frame")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(there.receive(), SOON_S)
+    with pytest.raises(TimeoutError):  # not even a frame that names nobody, and so is not read
+        await asyncio.wait_for(until(lambda: readable(there._inbox)), SOON_S)
     there._zap = None
 
 

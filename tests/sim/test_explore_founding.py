@@ -33,7 +33,7 @@ BEGUN = (
     ids=["nobody dies", "one is started again"],
 )
 def test_a_job_begins_once_whatever_happens(bounds: Bounds, states: int) -> None:
-    found = explore(bounds)
+    found = explore(ModelWorld(bounds))
     assert found.broken == "", "\n".join(found.trace)
     assert found.complete
     assert found.progress.states > states
@@ -75,9 +75,9 @@ PLANTS: dict[str, tuple[Plant, Bounds, tuple[str, ...], str]] = {
 @pytest.mark.parametrize("bug", PLANTS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, bounds, behind, what = PLANTS[bug]
-    assert explore(bounds, limit=2_000, behind=behind).broken == ""
+    assert explore(ModelWorld(bounds), limit=2_000, behind=behind).broken == ""
     plant(monkeypatch)
-    found = explore(bounds, limit=60_000, behind=behind)
+    found = explore(ModelWorld(bounds), limit=60_000, behind=behind)
     assert found.broken.startswith(what)
     assert found.trace[-1].endswith(found.broken)
 
@@ -90,6 +90,6 @@ def test_what_cannot_happen_cannot_be_played() -> None:
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "REPORT_STATES", 50)
     told: list[int] = []
-    found = explore(Bounds(), lambda progress: told.append(progress.states), limit=120)
+    found = explore(ModelWorld(Bounds()), lambda progress: told.append(progress.states), limit=120)
     assert told == [50, 100]
     assert not found.complete

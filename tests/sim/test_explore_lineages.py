@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mend.sim.model_check.founding import play
-from mend.sim.model_check.lineages import Bounds, ModelWorld, explore
+from mend.sim.model_check.founding import explore, play
+from mend.sim.model_check.lineages import Bounds, ModelWorld
 from tests.sim.bugs import BUGS, planted
 
 DEMOTED = (
@@ -37,7 +37,7 @@ def test_no_lineage_forgets_who_lives_whatever_happens_to_who_votes_alone(
     bounds: Bounds, behind: tuple[str, ...], states: int
 ) -> None:
     """A rack without a vote hears of it late or never, and says that the only voter is dead."""
-    found = explore(bounds, behind=behind)
+    found = explore(ModelWorld(bounds), behind=behind)
     assert found.broken == "", "\n".join(found.trace)
     assert found.complete
     assert found.progress.states > states
@@ -55,7 +55,7 @@ def test_a_planted_bug_is_found(
 ) -> None:
     (plant,) = [each for each in BUGS if each.name == bug]
     with planted(plant):
-        found = explore(bounds, behind=behind)
+        found = explore(ModelWorld(bounds), behind=behind)
     assert found.broken.startswith(what), found
     assert found.broken in found.trace[-1]
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mend.engine.digest import bytes_of
 from mend.engine.progress import OfferProgress, Progress
+from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import CheckpointError
 
 FORMAT = 1
@@ -35,7 +36,6 @@ _READ_BYTES = 4 << 20
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
 _TYPE = "F32"
-_LENGTH_BYTES = 8
 
 
 class File(msgspec.Struct, frozen=True):
@@ -82,12 +82,6 @@ class State(msgspec.Struct, frozen=True):
     offers: tuple[OfferProgress, ...]
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
 def rack_folder(folder: Path, rack: int) -> Path:
     return folder / f"rack-{rack}"
 
@@ -105,16 +99,12 @@ def registered_file(rank: int) -> str:
 
 def write_rank(path: Path, state: State, tensors: Mapping[str, Tensor]) -> None:
     """In the format of the safetensors library; `tensors` are fp32 vectors."""
-    header: dict[str, object] = {"__metadata__": {"mend": msgspec.json.encode(state).decode()}}
-    end = 0
+    entries, end = dict[str, Entry](), 0
     for name, values_N in tensors.items():
         begin, end = end, end + 4 * values_N.numel()
-        header[name] = {
-            "dtype": _TYPE, "shape": [values_N.numel()], "data_offsets": [begin, end],
-        }  # fmt: skip
-    head = msgspec.json.encode(header)
+        entries[name] = Entry(_TYPE, (values_N.numel(),), (begin, end))
     with path.open("wb") as file:
-        file.write(len(head).to_bytes(_LENGTH_BYTES, "little") + head)
+        file.write(head_of(state, entries))
         for values_N in tensors.values():
             file.write(bytes_of(values_N))
         file.flush()
@@ -277,7 +267,7 @@ def read_rank(folder: Path, manifest: Manifest, rank: int) -> tuple[State, dict[
         head = _head(path, file, digest)
         state, entries = _state(path, head)
         tensors = {}
-        for name, numel in _numels(path, entries, known.size - _LENGTH_BYTES - len(head)):
+        for name, numel in _numels(path, entries, known.size - LENGTH_BYTES - len(head)):
             tensors[name] = torch.empty(numel, dtype=torch.float32)
             into = tensors[name].view(torch.uint8).numpy().data
             for start in range(0, len(into), _READ_BYTES):
@@ -291,27 +281,25 @@ def read_rank(folder: Path, manifest: Manifest, rank: int) -> tuple[State, dict[
 
 
 def _head(path: Path, file: BinaryIO, digest: hashlib._Hash) -> bytes:
-    first = file.read(_LENGTH_BYTES)
-    size = int.from_bytes(first, "little")
-    if len(first) < _LENGTH_BYTES or size > HEADER_BYTES_MAX:
+    first = file.read(LENGTH_BYTES)
+    size = length_in(first)
+    if len(first) < LENGTH_BYTES or size > HEADER_BYTES_MAX:
         raise CheckpointError(f"{path} is damaged: a header of {size} bytes")
     head = file.read(size)
     digest.update(first + head)
     return head
 
 
-def _state(path: Path, head: bytes) -> tuple[State, dict[str, _Entry]]:
+def _state(path: Path, head: bytes) -> tuple[State, dict[str, Entry]]:
     try:
-        raw = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
-        about = msgspec.json.decode(raw.pop("__metadata__"), type=dict[str, str])
-        state = msgspec.json.decode(about["mend"], type=State)
-        entries = {name: msgspec.json.decode(each, type=_Entry) for name, each in raw.items()}
+        about, entries = read_head(head)
+        state = msgspec.json.decode(about, type=State)
     except (msgspec.DecodeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     return state, entries
 
 
-def _numels(path: Path, entries: Mapping[str, _Entry], size: int) -> Iterator[tuple[str, int]]:
+def _numels(path: Path, entries: Mapping[str, Entry], size: int) -> Iterator[tuple[str, int]]:
     """(name, elements) in the order of the file, which they must fill without a gap."""
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):

@@ -3,10 +3,8 @@
 Never unpickled: what is read can only be a value of the kinds named here. Everything else is
 refused when it is written, by its place and type.
 
-    length of the header, 8 bytes | header as JSON, padded to 8 bytes | bytes of all tensors
-
-The plain values stand in the header's `__metadata__`, each tensor in them by its number. Dicts are
-written in the order of their keys, so equal contents are equal bytes.
+The plain values stand in the header, each tensor in them by its number. Dicts are written in the
+order of their keys, so equal contents are equal bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mend.engine.digest import bytes_of
+from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import StateRefused
 from mend.fragment.shards import as_dtensor
 
@@ -31,9 +30,7 @@ HEADER_BYTES_MAX = 64 << 20
 DEPTH_MAX = 64
 """Of dicts, lists and tuples inside each other."""
 
-_LENGTH_BYTES, _ALIGNMENT = 8, 8
 _INT64 = range(-(1 << 63), 1 << 63)
-_KEY = "mend"
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -59,12 +56,6 @@ class Carried:
     placements: str = ""
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
 def said(path: Path) -> str:
     """A place in a state dict, for people: `optimizer['state'][0]['exp_avg']`."""
     return str(path[0]) + "".join(f"[{part!r}]" for part in path[1:])
@@ -83,22 +74,15 @@ class Packing:
         sizes = [tensor.nbytes for tensor in self._tensors]
         # Wide elements first, so that all of them lie at multiples of their size.
         order = sorted(range(len(sizes)), key=lambda i: -self._tensors[i].element_size())
-        header: dict[str, object] = {
-            "__metadata__": {_KEY: msgspec.json.encode(tree).decode()},
-        }
+        entries = dict[str, Entry]()
         self._places, end = dict[int, int](), 0
         for i in order:
             self._places[i], end = end, end + sizes[i]
             tensor = self._tensors[i]
-            header[str(i)] = {
-                "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
-                "data_offsets": [self._places[i], end],
-            }  # fmt: skip
-        head = msgspec.json.encode(header)
-        head += b" " * (-len(head) % _ALIGNMENT)
-        if len(head) > HEADER_BYTES_MAX:
-            raise StateRefused(f"{name} has plain values of {len(head)} bytes; too many")
-        self._head = len(head).to_bytes(_LENGTH_BYTES, "little") + head
+            entries[str(i)] = Entry(_NAMES[tensor.dtype], (*tensor.shape,), (self._places[i], end))
+        self._head = head_of(tree, entries)
+        if (size := len(self._head) - LENGTH_BYTES) > HEADER_BYTES_MAX:
+            raise StateRefused(f"{name} has plain values of {size} bytes; too many")
         self.size = len(self._head) + end
 
     def write(self) -> Tensor:
@@ -195,17 +179,13 @@ def unpack(name: str, data_B: Tensor) -> Any:
 class _Reading:
     def __init__(self, data_B: Tensor) -> None:
         view = bytes_of(data_B)
-        size = int.from_bytes(view[:_LENGTH_BYTES], "little")
-        if size > min(HEADER_BYTES_MAX, len(view) - _LENGTH_BYTES):
+        size = length_in(view)
+        if size > min(HEADER_BYTES_MAX, len(view) - LENGTH_BYTES):
             raise ValueError(f"a header of {size} bytes")
-        start = _LENGTH_BYTES + size
-        raw = msgspec.json.decode(view[_LENGTH_BYTES:start], type=dict[str, msgspec.Raw])
-        about = msgspec.json.decode(raw.pop("__metadata__"), type=dict[str, str])
-        self._tensors = {
-            int(name): _sliced(data_B[start:], msgspec.json.decode(each, type=_Entry))
-            for name, each in raw.items()
-        }
-        self.value = self._value(msgspec.json.decode(about[_KEY]), 1)
+        start = LENGTH_BYTES + size
+        tree, entries = read_head(view[LENGTH_BYTES:start])
+        self._tensors = {int(name): _sliced(data_B[start:], each) for name, each in entries.items()}
+        self.value = self._value(msgspec.json.decode(tree), 1)
 
     def _value(self, found: object, depth: int) -> object:
         if depth > DEPTH_MAX + 2:
@@ -237,7 +217,7 @@ class _Reading:
         )
 
 
-def _sliced(data_B: Tensor, entry: _Entry) -> Tensor:
+def _sliced(data_B: Tensor, entry: Entry) -> Tensor:
     dtype = DTYPES[entry.dtype]
     begin, end = entry.data_offsets
     numel = math.prod(entry.shape)

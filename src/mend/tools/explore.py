@@ -76,7 +76,7 @@ def explore(bounds: Bounds | Founding, limit: int | None, console: Console) -> i
 
     try:
         if isinstance(bounds, Founding):
-            found = founding.explore(bounds, tell, limit)
+            found = founding.explore(founding.ModelWorld(bounds), tell, limit)
         else:
             found = Explorer(bounds).run(tell, limit)
     except KeyboardInterrupt:

@@ -612,12 +612,11 @@ class Founding(Search[State, str]):
 
 
 def explore(
-    bounds: Bounds,
+    world: ModelWorld,
     tell: Callable[[Progress], None] = lambda _: None,
     limit: int | None = None,
     behind: Sequence[str] = (),
 ) -> Found:
-    """From the founder's first question, or behind a part that is played. Stops behind `limit`
-    states, if there is one."""
-    world = ModelWorld(bounds)
+    """From where the world begins, or behind a part that is played. Stops behind `limit` states, if
+    there is one."""
     return Founding(world).search(play(world, behind), tell, limit)

@@ -7,7 +7,7 @@ what a single process has not heard yet is a step that does not happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -16,8 +16,7 @@ from mend.consensus.log import Log
 from mend.consensus.quorum import quorum
 from mend.consensus.records import Lineage
 from mend.sim.model_check import founding
-from mend.sim.model_check.explore import Found, Progress
-from mend.sim.model_check.founding import Act, Founding, Node, Right, State, Told, name, play
+from mend.sim.model_check.founding import Act, Node, Right, State, Told, name, play
 from mend.sim.model_check.membership import proposals
 from mend.sim.model_check.state import Broken, word
 from mend.types import WITNESS, Member
@@ -162,14 +161,3 @@ class ModelWorld(founding.ModelWorld):
             if isinstance(record, Lineage):
                 found |= before - log.appended.members
         return frozenset(found)
-
-
-def explore(
-    bounds: Bounds,
-    tell: Callable[[Progress], None] = lambda _: None,
-    limit: int | None = None,
-    behind: Sequence[str] = (),
-) -> Found:
-    """From a job that has begun, or behind a part that is played."""
-    world = ModelWorld(bounds)
-    return Founding(world).search(play(world, behind), tell, limit)

@@ -7,7 +7,7 @@ STAMP := $(VENV)/stamp
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -15,10 +15,16 @@ help: ## say what there is
 demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; ARGS="--nproc-per-rack 2 --parallel fsdp2"
 	$(BIN)/mend demo $(ARGS)
 
-test: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
-test: $(STAMP) ## run all tests, two or three at a time
-	$(PYTEST) -n 2 --dist worksteal -m "not process" --ignore tests/process --durations=30
-	$(PYTEST) -n 3 --dist worksteal -m process --durations=30 || [ $$? -eq 5 ] # 5: there is none
+PROCESS := tests/process tests/storm/test_storm.py
+WHICH := not slow
+
+test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
+test: $(STAMP) ## run the tests, two or three at a time
+	$(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30
+	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS) --durations=30
+
+test-all: ## the same with those that take long
+	@$(MAKE) --no-print-directory test WHICH="slow or not slow"
 
 check: $(STAMP) ## format, lint, types, and who may import what
 	$(BIN)/ruff format --check .

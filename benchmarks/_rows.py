@@ -41,7 +41,7 @@ ROWS = (
     Row(
         "control",
         "the coordinator of 8 racks of 72 ranks, of a core",
-        quick="--racks 2 --ranks 2 --fragments 2 --seconds 2",
+        quick="--racks 2 --ranks 2 --fragments 2 --seconds 1",
     ),
     Row(
         "hooks",
@@ -68,7 +68,7 @@ ROWS = (
     Row(
         "outer_sync",
         "one blocking outer step of 201 MB, against gloo's all_reduce",
-        quick="--numel 20000 --repeats 2 --fragments 2 --momentum 0.5",
+        quick="--numel 300000 --repeats 2 --fragments 2 --momentum 0.5",
         peers=("torchft", "hivemind"),
     ),
     Row(

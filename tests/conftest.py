@@ -25,6 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background deaf to Ctrl-C, and so all that this starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 GIVEN: deque[int] = deque(maxlen=64)
 """The ports that were given last."""
 

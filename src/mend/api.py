@@ -32,7 +32,7 @@ from mend.errors import ConfigError, Diverged, MendError, NotMerged, UsageError
 from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
 from mend.hardware.async_tp import AsyncTp
-from mend.mesh import rack_of
+from mend.mesh import RackSeat, find_seat, rack_of
 from mend.status.status import Status, TokenLedger, slow_rack
 from mend.types import MS, SECOND
 
@@ -60,7 +60,8 @@ def mend_init(
     A step is a step of `optimizer` (of several: of the last one). Without it mend counts the steps
     of the optimizer that it sees training the model, unless the loop calls `runtime.step()` itself.
     Blocks until every rack has said hello. `mesh`: that of `mend.rack_mesh`, where one torchrun
-    spans several racks; it says which ranks share this one.
+    spans several racks; it says which ranks share this one. With `rack_aware` mend decides that as
+    `rack_mesh` does, where the script makes no mesh.
 
     `resume`: a checkpoint that `Runtime.checkpoint` made, or a folder of them, of which the newest
     complete one is taken; all racks give the same. Load what was saved with it into the model and
@@ -75,19 +76,19 @@ def mend_init(
     CheckpointError (none is complete, damaged, of another model or plan; racks differ in theirs).
     """
     config = config if config is not None else MendConfig()
-    config, members = (config, None) if mesh is None else _seated(config, mesh)
     optimizers = optimizers_of(optimizer)
     if registry.find(model) is not None:
         raise UsageError(
             "mend_init was called twice for this model; call mend_shutdown(model) first"
         )
-    _warn_of_settings(config)
+    _warn_of_codec(config)
+    config, members = _seated(config, mesh)
     asked, config = config, placed(config, members)
     with contextlib.ExitStack() as undo:
         switches = _switches(determinism, seed, config.rack_number)
         if switches is not None:
             undo.callback(switches.close)
-        rank = _rank_of(model, config, members, resume)
+        rank = _rank_of(model, config, members, resume, optimizers)
         undo.callback(rank.abort)
         _warn_of_statistics(model, config)
         if config != asked:
@@ -344,7 +345,7 @@ class Runtime:
         rank, trainer = self._rank, self._trainer
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # behind it: what is applied here counts as committed
-        fragments = len(marks.versions) or 1  # 0: this rack trains for itself
+        fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
         return Status(
@@ -370,7 +371,6 @@ class Runtime:
             anchor_digest=self._digest_of(marks),
             waiting=published.why,
             async_tp=self._async_tp.said,
-            inactive_fields=self.config.inactive_fields,
             frames_refused=rank.io_loop.counters.frames_refused,
             events_lost=rank.recorder.lost,
             last_error=published.error,
@@ -382,6 +382,7 @@ class Runtime:
             outer_momentum=published.outer_last[1],
             codec=self.config.codec,
             payload_bytes=published.sent.bytes,
+            moment_bytes=published.moment_bytes,
             payload_bytes_fp32=published.sent.fp32_bytes,
             residual_share=published.sent.residual,
             protection=rank.settings.io_loop.protection,
@@ -396,7 +397,9 @@ class Runtime:
         """What the schedule captures after `step` (counted from 1). Without lockstep a rack
         captures sooner where it joins a round that another has opened."""
         due = self._rank.schedule.captures(step)
-        return StepPlan(bool(due), False, due)
+        weights = self._rank.schedule.fragments
+        momenta = any(fragment >= weights for fragment in due)
+        return StepPlan(any(fragment < weights for fragment in due), momenta, due)
 
     def outer_step_in_flight(self) -> bool:
         """Whether an own contribution waits for its merge."""
@@ -468,13 +471,17 @@ class Runtime:
 
 
 def _rank_of(
-    model: nn.Module, config: MendConfig, members: tuple[int, ...] | None, resume: str | Path | None
+    model: nn.Module,
+    config: MendConfig,
+    members: tuple[int, ...] | None,
+    resume: str | Path | None,
+    optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
         return LocalOnlyRank(settings)
     settings = replace(settings, resume=Path(resume) if resume is not None else None)
-    return live_rank(model, settings, rules_of(config), local_place())
+    return live_rank(model, settings, rules_of(config), local_place(), optimizers)
 
 
 def _training_state(
@@ -517,13 +524,7 @@ def _refuse_strangers(
         )
 
 
-def _warn_of_settings(config: MendConfig) -> None:
-    if config.inactive_fields:
-        warnings.warn(
-            "mend accepts these settings but does not act on them yet: "
-            f"{', '.join(config.inactive_fields)}",
-            stacklevel=3,
-        )
+def _warn_of_codec(config: MendConfig) -> None:
     if config.exchange and config.racks > 1 and (costs := cost_of(config.codec)):
         warnings.warn(costs, stacklevel=3)
 
@@ -549,13 +550,31 @@ def _switches(level: Level | None, seed: int, rack: int) -> Determinism | None:
     return switches
 
 
-def _seated(config: MendConfig, mesh: DeviceMesh) -> tuple[MendConfig, tuple[int, ...]]:
-    """The configuration of the rack that this process has in the mesh, and the rack's ranks."""
-    seat = rack_of(mesh)
+def _seated(
+    config: MendConfig, mesh: DeviceMesh | None
+) -> tuple[MendConfig, tuple[int, ...] | None]:
+    """The configuration of the rack that this process is in, and the rack's ranks; None: all ranks
+    of the process group. The mesh says it, or mend finds out where `rack_aware` asks for that."""
+    if mesh is not None:
+        return _of_seat(config, rack_of(mesh), "the mesh")
+    if not config.rack_aware:
+        return config, None
+    addressed = bool(config.sideband_peers) or not config.exchange
+    seat = find_seat(config.rack, addressed=addressed)
+    if seat is None:
+        return config, None
+    if not config.sideband_peers and not config.is_named("racks"):
+        config = replace(config, racks=seat.racks)
+    return _of_seat(config, seat, "rack_aware=True")
+
+
+def _of_seat(
+    config: MendConfig, seat: RackSeat, source: str
+) -> tuple[MendConfig, tuple[int, ...] | None]:
     if config.rack not in (None, seat.rack):
-        rule = f"the mesh puts this process into rack {seat.rack}"
+        rule = f"{source} puts this process into rack {seat.rack}"
         raise ConfigError("rack", config.rack, rule, "Leave it out, and unset MEND_RACK.")
     if config.racks != seat.racks:
-        rule = f"the mesh has {seat.racks} racks"
+        rule = f"{source} has {seat.racks} racks"
         raise ConfigError("racks", config.racks, rule, f"Set racks={seat.racks}.")
     return replace(config, rack=seat.rack), seat.ranks

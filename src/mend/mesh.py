@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -53,6 +53,8 @@ class Place:
     """What of its machine NVLink or a processor joins with its GPU, as an NCCL dump shows it."""
     shape: tuple[tuple[str, int], ...] = ()
     device_type: str = ""
+    rack: int | None = None
+    """What a setting says this rack's number is, where there is no mesh."""
     fault: tuple[str, str, str, str] | None = None
     """A ConfigError that only this rank saw: all raise it, instead of waiting for the one."""
 
@@ -85,13 +87,8 @@ def rack_mesh(
     if not (dist.is_available() and dist.is_initialized()):
         remedy = "Call torch.distributed.init_process_group first, under torchrun."
         raise ConfigError("process group", None, "rack_mesh needs one", remedy)
-    group = RackGroup(None, MEET_S)  # of all ranks
-    try:
-        device = device_type or _device_type()
-        mine = json.dumps(asdict(_place(ranks_per_rack, inner, device))).encode()
-        places = [_told(blob) for blob in group.gather_bytes(mine)]
-    finally:
-        group.close()
+    device = device_type or _device_type()
+    places = _places(_place(ranks_per_rack, inner, device))
     racks = decide(places)
     shape = dict(places[0].shape) or {"dp": len(racks.ranks[0])}
     if dist.get_rank() == 0:
@@ -99,6 +96,27 @@ def rack_mesh(
         announce(len(racks.ranks), len(racks.ranks[0]), racks.source, found=found)
     ranks = torch.tensor(racks.ranks).reshape(len(racks.ranks), *shape.values())
     return DeviceMesh(device, ranks, mesh_dim_names=(RACK_DIM, *shape))
+
+
+def find_seat(rack: int | None, *, addressed: bool) -> RackSeat | None:
+    """The rack of this process, decided as `rack_mesh` decides it, for `rack_aware`.
+
+    `rack`: the number that a setting names, if one does. `addressed`: the settings say where the
+    racks listen. Returns None where all ranks of this torchrun are one rack, or there is but this
+    process: the settings say which rack it is. All ranks call it. Raises ConfigError on every rank:
+    sources or ranks that contradict each other, racks on several hosts without addresses.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    places = _places(replace(_place(None, None, _device_type()), rack=rack))
+    racks = decide_without_mesh(places, addressed=addressed)
+    if racks is None:
+        return None
+    me = dist.get_rank()
+    if me == 0:
+        announce(len(racks.ranks), len(racks.ranks[0]), racks.source, found=True)
+    mine = next(number for number, ranks in enumerate(racks.ranks) if me in ranks)
+    return RackSeat(mine, len(racks.ranks), racks.ranks[mine])
 
 
 def rack_of(mesh: DeviceMesh) -> RackSeat:
@@ -145,6 +163,15 @@ def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: 
     )  # fmt: skip
 
 
+def _places(mine: Place) -> list[Place]:
+    """What every rank tells, in rank order. Collective."""
+    group = RackGroup(None, MEET_S)  # of all ranks
+    try:
+        return [_told(blob) for blob in group.gather_bytes(json.dumps(asdict(mine)).encode())]
+    finally:
+        group.close()
+
+
 def _shape(inner: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
     if inner is not None and not isinstance(inner, Mapping):
         raise ConfigError("inner", inner, "must map names to sizes", 'As {"dp": 4, "tp": 2}.')
@@ -174,8 +201,41 @@ def _told(blob: bytes) -> Place:
 def decide(places: Sequence[Place]) -> Racks:
     """From what all ranks told, in rank order: the same on every rank. Raises ConfigError."""
     _refuse_faults(places)
+    found = _found(places)
+    if found is None:
+        rule = f"all {len(places)} ranks are on {places[0].host}: nothing says where a rack ends"
+        raise ConfigError("ranks_per_rack", None, rule, SAY)
+    return _checked(places, found)
+
+
+def decide_without_mesh(places: Sequence[Place], *, addressed: bool) -> Racks | None:
+    """The same for `rack_aware`. None: the torchrun is one rack, as the ranks have been given its
+    number, or nothing tells them apart. Raises ConfigError."""
+    _refuse_faults(places)
+    number, size = places[0].rack, places[0].ranks_per_rack
+    if number is not None:
+        if size not in (None, len(places)):
+            rule = f"all ranks of this torchrun are it, and {RANKS_PER_RACK}={size} makes it more"
+            raise ConfigError("rack", number, rule, f"Unset MEND_RACK, or {RANKS_PER_RACK}.")
+        return None
+    found = _found(places)
+    if found is None or len(found.ranks) == 1:
+        return None
+    hosts = [place.host for place in places]
+    if not addressed and len(_groups([_home(place) for place in places])) > 1:
+        rule = f"is empty, and the racks are on several hosts ({_names(hosts)} by {found.source})"
+        remedy = "Name where the lowest rank of each rack listens, as 0=tcp://host:port."
+        raise ConfigError("sideband_peers", (), rule, remedy)
+    return _checked(places, found)
+
+
+def _found(places: Sequence[Place]) -> Racks | None:
+    """None: nothing tells the ranks apart."""
     size = places[0].ranks_per_rack
-    found = _counted(places, size) if size is not None else _looked_up(places)
+    return _counted(places, size) if size is not None else _looked_up(places)
+
+
+def _checked(places: Sequence[Place], found: Racks) -> Racks:
     sizes = [len(ranks) for ranks in found.ranks]
     if len(set(sizes)) > 1:
         rule = f"racks by {found.source} would have {_listed(sizes)} ranks; all need as many"
@@ -201,7 +261,7 @@ def _refuse_faults(places: Sequence[Place]) -> None:
     if len(places) == 1:
         remedy = "Start more ranks; a rack with a torchrun of its own needs no mesh."
         raise ConfigError("world size", 1, "one rank is not several racks", remedy)
-    for field in ("ranks_per_rack", "shape", "device_type"):
+    for field in ("ranks_per_rack", "shape", "device_type", "rack"):
         told = {getattr(place, field): rank for rank, place in reversed([*enumerate(places)])}
         if len(told) > 1:
             by_rank = sorted((rank, value) for value, rank in told.items())
@@ -228,8 +288,8 @@ def _counted(places: Sequence[Place], size: int) -> Racks:
     return Racks(racks, source)
 
 
-def _looked_up(places: Sequence[Place]) -> Racks:
-    """The first that tells the ranks apart."""
+def _looked_up(places: Sequence[Place]) -> Racks | None:
+    """By the first source that tells the ranks apart."""
     hosts = _groups([_home(place) for place in places])
     islands = [place.island for place in places]
     if len(hosts) == 1 and all(islands) and len(set(islands)) > 1:
@@ -254,8 +314,7 @@ def _looked_up(places: Sequence[Place]) -> Racks:
         if len(nodes) > 1:
             return Racks(nodes, f"SLURM_NODEID ({_names([place.node for place in places])})")
     if len(hosts) == 1:
-        rule = f"all {len(places)} ranks are on {places[0].host}: nothing says where a rack ends"
-        raise ConfigError("ranks_per_rack", None, rule, SAY)
+        return None
     return Racks(hosts, f"hosts ({_names([place.host for place in places])})")
 
 

@@ -128,6 +128,11 @@ def training_state_key(donor: Member, rank: int, to: Member, step: int, digest: 
     return _KEY.pack(b"t", donor.rack, donor.incarnation, rank, to.rack, step, to.incarnation, rest)
 
 
+def probe_key(rank: int) -> bytes:
+    """Pull key of the bytes that a rank serves for others to see how fast the link is."""
+    return _KEY.pack(b"p", 0, 0, rank, 0, 0, 0, b"")
+
+
 def without_incarnation(key: bytes) -> bytes:
     """What of a key stays the same when the job is started again: the identity simulated delays
     draw from."""

@@ -150,8 +150,8 @@ def test_what_is_decoded_is_nearer_to_the_vector_than_zero_is(name: str, what: s
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_residual_is_sent_in_the_end(name: str) -> None:
     """The same delta over and over: what was sent is, in the mean, the delta."""
-    codec, delta, rounds = MADE[name](), noise(8192, 5), 400
-    residual, sent = torch.zeros_like(delta), torch.zeros(8192, dtype=torch.float64)
+    codec, delta, rounds = MADE[name](), noise(4096, 5), 200
+    residual, sent = torch.zeros_like(delta), torch.zeros_like(delta, dtype=torch.float64)
     for _ in range(rounds):
         x = delta + residual
         y = through(codec, x)
@@ -196,7 +196,7 @@ def test_an_offer_is_what_the_codec_says_for_any_number_of_threads(name: str, ow
     payload = codec.encode(x.clone())
     pend = None if codec.exact else x - decoded(codec, payload, numel)
     outside = torch.get_num_threads()
-    for threads, torch_threads in ((1, 1), (3, 1), (1, 2), (2, 2)):
+    for threads, torch_threads in ((3, 1), (1, 2)):
         torch.set_num_threads(torch_threads)
         try:
             numerics = Numerics(codec, Average(), Nesterov(1.0, 0.0), threads)

@@ -28,8 +28,8 @@ from tests.fuzz.tape import MachineState, Tape
 from tests.fuzz.wire import Looks, Wire
 
 SHARE: dict[Callable[[int], Target], int] = {
-    Wire: 2500, Looks: 400, Machines: 2000, Sieges: 4, Shots: 4, Config: 1500, Tape: 1000,
-    MachineState: 1000, State: 3000, Sums: 1500, Lane: 400, Sideband: 400, SealedLane: 200,
+    Wire: 1500, Looks: 200, Machines: 800, Sieges: 3, Shots: 2, Config: 800, Tape: 700,
+    MachineState: 700, State: 2000, Sums: 700, Lane: 400, Sideband: 300, SealedLane: 200,
     KeyedSideband: 200,
 }  # fmt: skip
 

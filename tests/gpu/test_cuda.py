@@ -149,8 +149,8 @@ def test_memory_is_what_is_counted() -> None:
             optimizer.step()
             optimizer.zero_grad()
         status = runtime.status()
-    in_flight = 4 * largest * (status.racks_configured + 2)
-    assert 0 < status.host_bytes <= 8 * numel + in_flight
+    in_flight = 4 * largest * (status.racks_configured + 3)
+    assert 0 < status.host_bytes <= 16 * numel + in_flight, "with outer momentum, as by default"
     assert 0 < status.device_bytes_peak <= 3 * 4 * largest
     gradients = sum(2 * p.numel() for p in made.parameters())
     scratch = (2 * 64 << 20) + (1 << 20)  # the allocator rounds every tensor up

@@ -31,6 +31,8 @@ class Options:
     """Arguments of rack_mesh."""
     only: dict[str, dict[str, str]] = field(default_factory=dict)
     """rank -> variables that this rank alone has."""
+    behind: dict[str, str] = field(default_factory=dict)
+    """Variables that are set once the mesh is made."""
     parallel: str = "ddp"
     steps: int = 0
     config: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +53,7 @@ def look(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def train(mesh: DeviceMesh, options: Options, result: dict[str, Any]) -> None:
+    """With rack_aware mend is not shown the mesh, which then is the one that it has to find."""
     import mend
 
     rack, rank = mesh.get_local_rank("rack"), mesh.get_local_rank("dp")
@@ -62,7 +65,8 @@ def train(mesh: DeviceMesh, options: Options, result: dict[str, Any]) -> None:
         wrapped = fully_shard(model, mesh=mesh["dp"])
     optimizer = optimizer_of(model)
     config = mend.MendConfig(**options.config)
-    with mend.session(wrapped, config, optimizer, mesh=mesh) as runtime:
+    shown = None if config.rack_aware else mesh
+    with mend.session(wrapped, config, optimizer, mesh=shown) as runtime:
         for step in range(1, options.steps + 1):
             loss = loss_of(wrapped, rack, rank, step)
             optimizer.zero_grad()
@@ -87,6 +91,7 @@ def main() -> None:
 
         mesh = mend.rack_mesh(**options.mesh)
         result["mesh"] = look(mesh)
+        os.environ.update(options.behind)
         if options.steps:
             train(mesh, options, result)
     except Exception as error:

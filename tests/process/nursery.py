@@ -2,8 +2,9 @@
 
 What it forks is an ordinary process with its own session, signals, environment and output file.
 Talks in lines of JSON. In: {"argv", "env", "log", "whole", "namespace"}; argv is what follows
-`python`, a module or a script; whole: see `End`; namespace: of the network, or empty. Out: {"pid"}
-as the answer, {"ended", "code"} whenever one ends. At the end of its input it kills all.
+`python`, a module, a script or what multiprocessing starts; whole: see `End`; namespace: of the
+network, or empty. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. At the end of
+its input it kills all.
 
 `python -m tests.process.nursery DESCRIPTOR` also listens at that socket, for `warm.py`, with which
 whoever starts `python` gets a fork instead: one connection for each, see `_answer`.
@@ -15,9 +16,11 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import fcntl
 import gc
 import io
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -29,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 READ_BYTES = 1 << 16
-DESCRIPTORS = 3
+DESCRIPTORS_MAX = 16
+"""Of a client: input, output, errors, and the pipes that multiprocessing gives its children."""
 CLONE_NEWNET = 0x40000000
 ASKS_S = 10.0
 """A client that connects has asked within this; the machine may be slow."""
@@ -77,11 +81,14 @@ def _run(argv: list[str]) -> None:
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return
-    sys.argv, path = argv, Path(argv[0])
+    if argv[0] == "-c":
+        sys.argv, code = ["-c", *argv[2:]], argv[1].encode()
+    else:
+        sys.argv, code = argv, Path(argv[0]).read_bytes()
     script = types.ModuleType("__main__")
     script.__dict__.update(__file__=argv[0], __builtins__=builtins)
     sys.modules["__main__"] = script
-    exec(compile(path.read_bytes(), argv[0], "exec"), script.__dict__)
+    exec(compile(code, argv[0], "exec"), script.__dict__)
 
 
 class Forks:
@@ -111,6 +118,12 @@ class Forks:
             del self.asked[pid]
             os.kill(pid, signal.SIGKILL)
         client.close()
+
+    def leave(self, more: list[socket.socket]) -> None:
+        """In a child: no connection is its own. Closed later, when Python finds that nobody needs
+        it, it would take along what the request brought under the same number."""
+        for client in (*self.asked.values(), *more):
+            client.close()
 
     def kill(self) -> None:
         for pid in self.running:
@@ -150,6 +163,7 @@ def _serve(door: socket.socket) -> dict[str, Any] | None:
         for request, client in requests:
             pid = os.fork()
             if pid == 0:
+                forks.leave([asker for _, asker in requests if asker])
                 _become(request, woken, wake, door.detach())
                 return request
             _answer(forks, pid, request, client)
@@ -158,16 +172,18 @@ def _serve(door: socket.socket) -> dict[str, Any] | None:
 
 
 def _asked(door: socket.socket) -> list[tuple[dict[str, Any], socket.socket | None]]:
-    """One request by the socket: three descriptors, then a line."""
+    """One request by the socket: its descriptors, then a line that says which numbers they have."""
     client, _ = door.accept()
     client.settimeout(ASKS_S)
-    _, descriptors, _, _ = socket.recv_fds(client, 1, DESCRIPTORS)
+    _, descriptors, _, _ = socket.recv_fds(client, 1, DESCRIPTORS_MAX)
     with client.makefile("rb") as line:
         told = line.readline()
-    if len(descriptors) != DESCRIPTORS or not told.endswith(b"\n"):  # it was killed meanwhile
+    if not told.endswith(b"\n"):  # it was killed meanwhile
         client.close()
         return []
-    return [({**json.loads(told), "descriptors": descriptors}, client)]
+    request = json.loads(told)
+    assert len(descriptors) == len(request["numbers"]), request
+    return [({**request, "descriptors": descriptors}, client)]
 
 
 def _answer(forks: Forks, pid: int, request: dict[str, Any], client: socket.socket | None) -> None:
@@ -233,15 +249,18 @@ def _become(request: dict[str, Any], *inherited: int) -> None:
     os.environ.update(request["env"])
     if "descriptors" in request:
         _stand_in(request)
-        given = request["descriptors"]
+        given = dict(zip(request["numbers"], request["descriptors"], strict=True))
     else:
         nothing = os.open(os.devnull, os.O_RDONLY)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        given = [nothing, log, log]
-    for new, old in enumerate(given):
-        os.dup2(old, new)
-    for descriptor in set(given):
+        given = {0: nothing, 1: log, 2: log}
+    # Out of the way first: one that was given may have the number that another is to get.
+    far = {new: fcntl.fcntl(old, fcntl.F_DUPFD, 1 + max(given)) for new, old in given.items()}
+    for descriptor in set(given.values()):
         os.close(descriptor)
+    for new, old in far.items():
+        os.dup2(old, new)
+        os.close(old)
 
 
 def _enter(namespace: str) -> None:
@@ -256,7 +275,9 @@ def _stand_in(request: dict[str, Any]) -> None:
     """For a `python` that somebody started elsewhere: with its folder, its paths, its name."""
     os.chdir(request["folder"])
     sys.executable, argv = request["executable"], request["argv"]
-    first = request["folder"] if argv[0] == "-m" else str(Path(argv[0]).resolve().parent)
+    multiprocessing.set_executable(sys.executable)
+    named = argv[0] in ("-m", "-c")
+    first = request["folder"] if named else str(Path(argv[0]).resolve().parent)
     sys.path[:] = [first, *_python_path(), *OWN_PATHS]
 
 

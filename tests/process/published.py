@@ -72,7 +72,6 @@ def main() -> None:
         "rounds_committed": status.rounds_committed,
         "merged_share": status.tokens_merged_share,
         "weights": weights.numpy().tobytes().hex(),
-        "inactive": status.inactive_fields,
     }
     out.write_text(json.dumps(said), encoding="utf-8")
 

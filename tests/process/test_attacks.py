@@ -21,7 +21,9 @@ from mend.coordination import wire
 from mend.coordination.messages import (
     Challenge,
     Envelope,
+    Hello,
     Message,
+    Prepare,
     RankOrders,
     RankReport,
     Refusal,
@@ -100,8 +102,9 @@ def target() -> Iterator[Targets]:
 
     def make(me: Peer = HERE, *secrets: bytes) -> Target:
         options = IoLoopOptions(
-            "tcp://127.0.0.1:0", "127.0.0.1", "", None, 5 * SECOND, secrets=secrets
-        )
+            "tcp://127.0.0.1:0", "127.0.0.1", "", None, 5 * SECOND, secrets=secrets,
+            peers=(CONFIGURED,),
+        )  # fmt: skip
         recorder = EventLog({"rack": me.rack, "rank": 0}, None)
         io_loop, ear = IoLoop(me, Member(me.rack, 5), JOB, options, recorder), Ear()
         made.append((io_loop, recorder))
@@ -145,6 +148,11 @@ def forged(row: str, body: Message, **who: int) -> None:
     FORGED[row] = framed(body, **who), body
 
 
+def says_hello(rack: int, address: str) -> Hello:
+    said = hello(rack)
+    return replace(said, seat=replace(said.seat, address=address))
+
+
 _ballot = AcceptorState(epoch_of(LAST, 1, 77), 0, 0, 0, 0, "", ())
 _gone = replace(report(1, 1), gone=True, hurry=True, leaving=True)
 _orders = RankOrders(HUGE, 0, (), (), (), (), (), (), (), (), ("", ""), True)
@@ -154,9 +162,9 @@ forged("2 a rank's report", RankReport(HUGE, 1, 1, 0, (0,), (), (), (), (), Fals
 forged("2 orders of a leader", _orders, rack=0, life=5)
 forged("3 a ballot of the last epoch", Vote(HUGE, "", _ballot, ()))
 forged("4 gone, hurry and leaving", _gone)
-forged("5 a hello of rack 0", hello(0), rack=0)
-forged("8 a hello of a silent rack", hello(1))
-forged("9 a hello with somebody's address", hello(1))
+_hello = {rack: says_hello(rack, "tcp://127.0.0.1:1") for rack in range(2)}
+forged("5 a hello of rack 0", _hello[0], rack=0)
+forged("8 a hello of a silent rack", _hello[1])
 forged("a challenge", Challenge(5, 7))
 forged("a retirement", Retire(1, 7), rack=PERSON)
 
@@ -219,6 +227,37 @@ def test_without_keys_a_second_connection_does_not_speak_for_a_live_process(
         return bare.ear.of(replace(first, serial=3))
 
     until(says, "a rack that has connected anew is heard at once")
+
+
+ELSEWHERE, CONFIGURED = "tcp://192.0.2.7:21900", "tcp://192.0.2.8:21900"
+"""Of the addresses that are kept for documents: nobody's."""
+
+
+def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_say(
+    target: Targets, dealer: Callable[..., zmq.Socket[bytes]]
+) -> None:
+    """Row 9: who coordinates connects to the address in a hello, and a witness that was started
+    again to that of a candidate. With keys only a member can name one."""
+    bare, keyed = target(), target(HERE, OURS)
+    stranger, member = dealer(bare.io_loop.address), dealer(keyed.io_loop.address, Peer(1, 0))
+    ask = Prepare(1, epoch_of(2, 1, 77), "c0ffee", 1, ELSEWHERE)
+    for body in (says_hello(1, ELSEWHERE), ask):
+        stranger.send(framed(body))
+        member.send(framed(body))
+        until(lambda body=body: keyed.ear.of(body), "a member may have any address")  # type: ignore[misc]
+    own, named = (says_hello(1, f"tcp://{host}:1") for host in ("127.0.0.1", "localhost"))
+    stranger.send(framed(own))
+    stranger.send(framed(settled := says_hello(1, CONFIGURED)))
+
+    def says() -> bool:
+        stranger.send(framed(named))  # as a rack does, again and again: the name is looked up
+        return bare.ear.of(named)
+
+    until(says, "a name of its own machine is taken once it is known")
+    found = [body for _, _, body in bare.ear.found]
+    assert found[:2] == [own, settled]
+    assert ask not in found
+    assert bare.io_loop.counters.frames_refused >= 2
 
 
 def test_who_looks_learns_nothing_with_which_to_speak_and_with_keys_nothing_at_all(
@@ -369,7 +408,7 @@ def test_a_recording_of_an_earlier_run_seats_nobody(
     target: Targets, dealer: Callable[..., zmq.Socket[bytes]], secrets: tuple[bytes, ...]
 ) -> None:
     """Row 13: replayed before the start it put a ghost into Genesis."""
-    first, body = target(HERE, *secrets), hello(1)
+    first, body = target(HERE, *secrets), says_hello(1, "tcp://127.0.0.1:1")
     with recorder(Address("127.0.0.1", first.port)) as (address, said):
         way = dealer(f"tcp://127.0.0.1:{address.port}", Peer(1, 0) if secrets else None)
         way.send(framed(body))

@@ -21,11 +21,22 @@ def commits(job: Job, rack: int) -> int:
     return len([event for event in job.events(rack) if event["kind"] == "commit"])
 
 
-@pytest.mark.parametrize("witness", [False, True], ids=["alone", "witness"])
-@pytest.mark.parametrize("racks", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("racks", "witness"),
+    [
+        (2, False),
+        (2, True),
+        (3, True),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in ((3, False), (4, False), (4, True))
+        ),
+    ],
+)
 def test_whoever_dies_the_others_merge_on(jobs: Jobs, racks: int, witness: bool) -> None:
     """Two racks and a witness merged nothing for ten minutes after the death of either rack, three
-    and a witness after that of rack 0. One job for each who may die; all at the same time."""
+    and a witness after that of rack 0. One job for each who may die; all at the same time.
+    tests/sim/test_deaths.py has all these numbers of racks."""
     dying = [*range(racks), *([WITNESS] if witness else [])]
     if (racks, witness) == (2, False):
         dying.remove(0)  # rack 1 alone may decide nothing

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
@@ -15,15 +14,15 @@ from rich.console import Console
 
 from mend.tools import demo
 from mend.tools.demo_report import FREE
-from tests.process.racks import environment
+from tests.process.racks import Nursery, environment
 
 DELAY_MS = 40.0
 
 
-def mend(*arguments: object) -> str:
+def mend(python: str, *arguments: object) -> str:
     """What it said; it has to succeed."""
     done = subprocess.run(
-        [sys.executable, "-m", "mend.tools", *map(str, arguments)],
+        [python, "-m", "mend.tools", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=110, check=False,
     )  # fmt: skip
@@ -32,15 +31,14 @@ def mend(*arguments: object) -> str:
 
 
 @pytest.mark.usefixtures("warm")
-def test_the_demos_tape_replays(tmp_path: Path) -> None:
+def test_the_demos_tape_replays(nursery: Nursery, tmp_path: Path) -> None:
     """The free run, where who is in a merge, and when it is applied, is as it happens to be."""
     recipe = demo.recipes(quick=True, steps=40, out=tmp_path)[FREE]
     recipe = replace(recipe, delay_ms=DELAY_MS, eval_batches=2)
     Path(recipe.out).mkdir()
     demo.run(recipe, 1, Console(file=StringIO()))
-    said = mend("replay", recipe.out)
+    said = mend(nursery.python, "replay", recipe.out)
     assert len(re.findall(r"tape-rack\d+-rank0\.mend: equal: .* [1-9]\d* rounds", said)) == 3
-    said = mend(
-        "replay", recipe.out, "--", "-m", "mend.tools.demo_train", json.dumps(asdict(recipe))
-    )
+    script = ["-m", "mend.tools.demo_train", json.dumps(asdict(recipe))]
+    said = mend(nursery.python, "replay", recipe.out, "--", *script)
     assert re.search(r"replayed (\d+) rounds of 2 racks: every digest is that of the tape", said)

@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 
-from tests.process.racks import environment
+from tests.process.racks import ROOT, Nursery, environment
 
 pytestmark = pytest.mark.timeout(600)
 
 LONG = ["one", "ddp 2, microbatches 2", "fsdp 2", "tp 2"]
 SHORT = [
     *["one again", "threads", "checkpointed", "microbatches 2", "microbatches 4"],
-    *[
-        "ddp 2",
-        "ddp 4",
-        "ddp 8",
-        "fsdp 4",
-        "fsdp 2, microbatches 2",
-        "tp 4, microbatches 2",
-        "tp 8",
-    ],
+    *["ddp 2", "ddp 4", "ddp 8", "fsdp 4", "fsdp 2, microbatches 2"],
+    *["tp 4, microbatches 2", "tp 8"],
 ]
 FUSED = ["fused tp 2", "sp 2, whole head", "sp 4, microbatches 2", "sp 8"]
 RAGGED = ["padded", "packed"]
@@ -40,63 +32,102 @@ LIMIT_S = 560
 """For a machine that ten others share: eight ranks wait for each other often."""
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, str]]:
-    """Case -> what it came to, or why it was refused."""
-    steps = dict.fromkeys(LONG, 50) | dict.fromkeys(SHORT, 3) | dict.fromkeys(RAGGED, 5)
-    steps |= {"fused": 10, "sp 2": 10} | dict.fromkeys(FUSED, 3)
-    steps |= dict.fromkeys(APART, 3) | dict.fromkeys(REFUSED, 1)
-    done = subprocess.run(
+@dataclass(frozen=True)
+class Extent:
+    """Steps of the cases that train on for long, of the others, and cases that are left out."""
+
+    long: int
+    short: int
+    without: frozenset[str] = frozenset()
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name not in self.without]
+
+    def steps(self) -> dict[str, int]:
+        found = dict.fromkeys(LONG, self.long) | dict.fromkeys(SHORT, self.short)
+        found |= dict.fromkeys(RAGGED, 5) | {"fused": 10, "sp 2": 10}
+        found |= dict.fromkeys([*FUSED, *APART], self.short) | dict.fromkeys(REFUSED, 1)
+        return {name: count for name, count in found.items() if name not in self.without}
+
+
+QUICK = Extent(
+    long=8,
+    short=2,
+    without=frozenset(
+        # Of each kind of cut one is left, with 4 ranks at most.
         [
-            *[sys.executable, "-m", "tests.process.equal_bits", "3:one", "3:fused"],
-            *(f"{count}:{name}" for name, count in steps.items()),
-        ],
-        cwd=Path(__file__).parents[2],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+            "one again",
+            "microbatches 2",
+            "ddp 2",
+            "ddp 8",
+            "fsdp 4",
+            "tp 8",
+            "sp 8",
+            "sp 2",
+            "fused tp 2",
+            "sp 2, whole head",
+        ]
+    ),
+)
+WHOLE = Extent(long=50, short=3)
+
+
+@dataclass(frozen=True)
+class Found:
+    extent: Extent
+    by_case: dict[str, dict[str, str]]
+    """Case -> what it came to, or why it was refused."""
+
+    def differing(self, one: str, others: Iterable[str]) -> set[str]:
+        assert "weights" in self.by_case[one], self.by_case[one]
+        compared = self.extent.of(others)
+        return {other for other in compared if self.by_case[other] != self.by_case[one]}
+
+
+@pytest.fixture(scope="module", params=[QUICK, pytest.param(WHOLE, marks=pytest.mark.slow)],
+                ids=["quick", "whole"])  # fmt: skip
+def found(request: pytest.FixtureRequest, nursery: Nursery) -> Found:
+    extent: Extent = request.param
+    steps, few = extent.steps(), extent.short
+    cases = [f"{few}:one", f"{few}:fused", *(f"{count}:{name}" for name, count in steps.items())]
+    done = subprocess.run(
+        [nursery.python, "-m", "tests.process.equal_bits", *cases], cwd=ROOT, env=environment(),
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     short, short_fused, *said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["name"] for each in said] == list(steps)
-    return {each["name"]: each["found"] for each in said} | {
-        "one, 3 steps": short["found"],
-        "fused, 3 steps": short_fused["found"],
-    }
+    by_case = {each["name"]: each["found"] for each in said}
+    return Found(
+        extent, by_case | {"one, short": short["found"], "fused, short": short_fused["found"]}
+    )
 
 
-def differ(found: dict[str, dict[str, str]], one: str, others: Sequence[str]) -> set[str]:
-    assert "weights" in found[one], found[one]
-    return {other for other in others if found[other] != found[one]}
+def test_many_steps_in_one_process_or_over_ranks(found: Found) -> None:
+    assert found.differing("one", LONG) == set()
 
 
-def test_fifty_steps_in_one_process_or_over_ranks(found: dict[str, dict[str, str]]) -> None:
-    assert differ(found, "one", LONG) == set()
-
-
-def test_every_other_cut(found: dict[str, dict[str, str]]) -> None:
+def test_every_other_cut(found: Found) -> None:
     """Ranks by DDP, FSDP2 and TP, times microbatches; checkpointing; threads."""
-    assert differ(found, "one, 3 steps", SHORT) == set()
-    assert found["one"] != found["one, 3 steps"]
+    assert found.differing("one, short", SHORT) == set()
+    assert found.by_case["one"] != found.by_case["one, short"]
 
 
-def test_tokens_vocabulary_and_fused_layers_cut(found: dict[str, dict[str, str]]) -> None:
+def test_tokens_vocabulary_and_fused_layers_cut(found: Found) -> None:
     """Sequence parallelism; gate and up as one layer; the loss over shares of the words."""
-    assert differ(found, "fused", ["sp 2"]) == set()
-    assert differ(found, "fused, 3 steps", FUSED) == set()
-    assert found["fused"] != found["one"]
+    assert found.differing("fused", ["sp 2"]) == set()
+    assert found.differing("fused, short", FUSED) == set()
+    assert found.by_case["fused"] != found.by_case["one"]
 
 
-def test_packed_sequences_are_padded_ones(found: dict[str, dict[str, str]]) -> None:
-    assert differ(found, "padded", ["packed"]) == set()
+def test_packed_sequences_are_padded_ones(found: Found) -> None:
+    assert found.differing("padded", ["packed"]) == set()
 
 
-def test_without_level_shape_the_bits_part(found: dict[str, dict[str, str]]) -> None:
-    assert len({found[name]["weights"] for name in APART}) == 3
+def test_without_level_shape_the_bits_part(found: Found) -> None:
+    assert len({found.by_case[name]["weights"] for name in APART}) == 3
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_sum_in_no_fixed_order_is_refused(found: dict[str, dict[str, str]], name: str) -> None:
-    assert REFUSED[name] in found[name]["fault"]
+def test_a_sum_in_no_fixed_order_is_refused(found: Found, name: str) -> None:
+    assert REFUSED[name] in found.by_case[name]["fault"]

@@ -40,7 +40,7 @@ class End:
     loss: float
 
 
-def with_torchrun(python: str = sys.executable, **more: str) -> dict[str, str]:
+def with_torchrun(python: str, **more: str) -> dict[str, str]:
     """An environment in which the shell finds this Python's torchrun."""
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
     return environment(PATH=path, **more)
@@ -190,14 +190,13 @@ def test_two_torchruns_and_nothing_else(nursery: Nursery, free_ports: FreePorts)
     agree(ends(script, example, "--steps", "24", python=nursery.python, **beside), 24)
 
 
-def test_one_interrupt_ends_both_racks(free_ports: FreePorts) -> None:
-    """Like Ctrl-C, which reaches the script and not the torchruns in their groups. All are started
-    as a user's are."""
+def test_one_interrupt_ends_both_racks(nursery: Nursery, free_ports: FreePorts) -> None:
+    """Like Ctrl-C, which reaches the script and not the torchruns in their groups."""
     token = os.urandom(8).hex()
     more = {"PORT": ports_in_a_row(free_ports), "NPROC": "1", TOKEN: token}
     command = [str(EXAMPLES / "two_racks.sh"), str(EXAMPLES / "ddp.py"), "--steps", "1000000"]
     process = subprocess.Popen(
-        command, cwd=ROOT, env=with_torchrun(**more), stdout=subprocess.PIPE,
+        command, cwd=ROOT, env=with_torchrun(nursery.python, **more), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         # Where this test runs in the background, SIGINT is ignored, and a shell keeps it so.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

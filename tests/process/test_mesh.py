@@ -119,7 +119,9 @@ def test_all_ranks_hear_what_one_of_them_sees(
 
 
 @pytest.mark.parametrize(
-    ("parallel", "torchrun"), [("ddp", False), ("ddp", True), ("fsdp2", False)], ids=str
+    ("parallel", "torchrun", "aware"),
+    [("ddp", False, False), ("ddp", True, False), ("fsdp2", False, False), ("ddp", False, True)],
+    ids=str,
 )
 def test_a_training_on_it_has_the_bits_of_a_torchrun_per_rack(
     world: World,
@@ -127,18 +129,31 @@ def test_a_training_on_it_has_the_bits_of_a_torchrun_per_rack(
     free_ports: Callable[[int], list[int]],
     parallel: str,
     torchrun: bool,
+    aware: bool,
 ) -> None:
+    """`aware`: mend_init finds the racks by itself, as the mesh has them."""
     ports = free_ports(2)
     env = {
         "MEND_RACKS": "2",
         "MEND_SIDEBAND_PEERS": ",".join(f"{r}=tcp://127.0.0.1:{p}" for r, p in enumerate(ports)),
     }
     mesh = {"ranks_per_rack": 2}
-    training = {"steps": STEPS, "config": CONFIG, "parallel": parallel}
-    results = world.run(torchrun=torchrun, env=env, mesh=mesh, **training)
+    training = {"steps": STEPS, "config": {**CONFIG, "rack_aware": aware}, "parallel": parallel}
+    behind = {"MEND_RANKS_PER_RACK": "2"} if aware else {}
+    results = world.run(torchrun=torchrun, env=env, mesh=mesh, behind=behind, **training)
     apart = jobs(ranks=2).run(**training)
     for result in results:
         assert result["weights"] == apart[0].weights
         assert result["status"]["anchor_digest"] == apart[0].digest
         assert result["threads"] == []
     assert [result["mesh"]["seat"][0] for result in results] == [0, 0, 1, 1]
+
+
+def test_what_rack_aware_finds_is_what_the_model_is_spread_over(world: World) -> None:
+    """Racks of one rank, and a model that averages gradients over two."""
+    config = {**CONFIG, "rack_aware": True}
+    behind = {"MEND_RANKS_PER_RACK": "1"}
+    mesh = {"ranks_per_rack": 2}
+    for rank in world.run(code=1, mesh=mesh, behind=behind, steps=1, config=config):
+        assert rank["error"][0] == "UsageError"
+        assert "which are not of rack" in rank["error"][1]

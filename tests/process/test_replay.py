@@ -1,6 +1,6 @@
 """A job's training once more, from its tapes: the same digests, or the first that is not the same.
 
-`mend replay TAPE... -- script` is run as users do where its words matter; else the racks are
+`mend replay TAPE... -- script` is run as a command where its words matter; else the racks are
 started by the nursery with MEND_REPLAY, which is all that the command adds.
 """
 
@@ -30,7 +30,7 @@ from mend.trace.replay_script import APPLIED, ReplayScript, encode_script, recit
 from mend.types import Peer
 from tests.process import train
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, environment, until
+from tests.process.racks import Job, Nursery, environment, until
 
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 5.0,
@@ -49,10 +49,10 @@ def recorded(jobs: Jobs) -> Job:
     return job
 
 
-def mend(*arguments: object) -> tuple[int, str]:
+def mend(python: str, *arguments: object) -> tuple[int, str]:
     """Status and all that was said."""
     done = subprocess.run(
-        [sys.executable, "-m", "mend.tools", *map(str, arguments)],
+        [python, "-m", "mend.tools", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=90, check=False,
     )  # fmt: skip
@@ -133,7 +133,7 @@ def with_other_bits(fragment: int, version: int) -> Callable[[Entry], Entry]:
 
 
 def test_training_is_replayed_to_the_same_digests(
-    recorded: Job, jobs: Jobs, tmp_path: Path
+    recorded: Job, jobs: Jobs, nursery: Nursery, tmp_path: Path
 ) -> None:
     """At another pace, without the delay, and whatever else the script says of the settings."""
     script = read_script([recorded.events_folder])
@@ -149,7 +149,7 @@ def test_training_is_replayed_to_the_same_digests(
     before = sorted(path.name for path in recorded.events_folder.iterdir())
     options = json.dumps({"out": str(tmp_path / "again-{rank}.json"), "steps": STEPS})
     status, said = mend(
-        "replay", recorded.events_folder, "--", "-m", "tests.process.train", options
+        nursery.python, "replay", recorded.events_folder, "--", "-m", "tests.process.train", options
     )
     assert status == 0, said
     rounds = len(commits)
@@ -217,6 +217,6 @@ def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
 
 
 def test_tapes_that_are_not_there_are_told(tmp_path: Path) -> None:
-    status, said = mend("replay", tmp_path, "--", "train.py")
+    status, said = mend(sys.executable, "replay", tmp_path, "--", "train.py")
     assert status == 2
     assert "no tape in there" in said

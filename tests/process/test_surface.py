@@ -152,17 +152,16 @@ def test_tokens_add_up_and_go_into_the_step_that_follows(alone: Configure) -> No
 
 def test_what_is_accepted_for_other_libraries_says_that_it_does_nothing(alone: Configure) -> None:
     model, optimizer = fresh()
-    config = alone(momentum_sync_period_steps=8)
-    with pytest.warns(UserWarning, match="momentum_sync_period_steps"):
-        runtime = mend.mend_init(model, config, optimizer)
-    assert runtime.status().inactive_fields == ("momentum_sync_period_steps",)
+    runtime = mend.mend_init(model, alone(), optimizer)
     with pytest.warns(UserWarning, match="fragment_provider is not called"):
         runtime.outer_step_begin(1, fragment_provider=lambda: 1 / 0)
     runtime.outer_step_begin(2, fragment_provider=lambda: 1 / 0)  # said once
     assert runtime.outer_step_collect() is None
     due = [step for step in range(1, 20) if runtime.schedule_for(step).should_sync_params]
     assert due == [4, 8, 12, 16]
-    assert runtime.schedule_for(8).fragments == (1,)
+    assert runtime.schedule_for(8).fragments == (1, 3)
+    due = [step for step in range(1, 20) if runtime.schedule_for(step).should_sync_momenta]
+    assert due == [4, 8, 12, 16]
     mend.mend_shutdown(model)
 
 
@@ -220,7 +219,7 @@ def test_status_says_where_the_rack_stands(alone: Configure) -> None:
     assert status.ledger == mend.TokenLedger(merged=36.0, open=24.0, discarded=0.0)
     assert status.tokens_merged_share == pytest.approx(0.6)
     assert status.rounds_missed == {}
-    assert (status.waiting, status.inactive_fields, status.last_error) == ((), (), "")
+    assert (status.waiting, status.last_error) == ((), "")
     assert (status.frames_refused, status.events_lost) == (0, 0)
     assert status.stall_ms_total >= status.stall_ms_last >= 0
     assert status.anchor_digest != start.anchor_digest

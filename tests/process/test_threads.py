@@ -275,7 +275,7 @@ def test_many_threads_look_while_racks_train(jobs: Jobs, monkeypatch: pytest.Mon
     """For real: this process is rack 0 of two, and threads take turns as often as they can."""
     job = jobs()
     config = {"fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 0}
-    job.start(1, steps=300, config=config)
+    job.start(1, steps=120, config=config)
     for name, value in job.environment(0).items():
         if name.startswith("MEND_"):
             monkeypatch.setenv(name, value)
@@ -300,7 +300,7 @@ def test_many_threads_look_while_racks_train(jobs: Jobs, monkeypatch: pytest.Mon
         try:
             for thread in threads:
                 thread.start()
-            for step in range(1, 301):
+            for step in range(1, 121):
                 optimizer.zero_grad()
                 train.loss_of(model, 0, 0, step).backward()
                 runtime.count_tokens(TOKENS)

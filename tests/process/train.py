@@ -58,6 +58,10 @@ class Options:
     forget: bool = False
     """Neither session nor shutdown: the program just ends."""
     learning_rate: float = 0.05
+    optimizer: str = "SGD"
+    """See OPTIMIZERS."""
+    tell_moments: bool = False
+    """Behind every step: what the optimizer keeps, and the gradients it was given."""
     checkpoints: dict[str, str] = field(default_factory=dict)
     """step -> folder of the checkpoint that is made behind it."""
     resume: str = ""
@@ -136,9 +140,45 @@ def build(model: str, seed: int) -> nn.Module:
     return made
 
 
-def optimizer_of(model: nn.Module, learning_rate: float = 0.05) -> torch.optim.Optimizer:
+class Lion(torch.optim.Optimizer):
+    """As 2302.06675 has it; its second beta is that of the average."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                average = state.setdefault("exp_avg", torch.zeros_like(p))
+                p.sub_(average.lerp(p.grad, 1 - beta1).sign_(), alpha=group["lr"])
+                average.lerp_(p.grad, 1 - beta2)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, momentum=0.9), "AdamW": torch.optim.AdamW, "Lion": Lion,
+    "Adagrad": torch.optim.Adagrad,
+}  # fmt: skip
+
+
+def optimizer_of(
+    model: nn.Module, learning_rate: float = 0.05, kind: str = "SGD"
+) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.SGD(trained, lr=learning_rate, momentum=0.9)
+    return OPTIMIZERS[kind](trained, lr=learning_rate)
+
+
+def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[float]]:
+    """Of all ranks together, as `state:parameter`; gradients as `grad:parameter`."""
+    found: dict[str, list[float]] = {}
+    for name, p in model.named_parameters():
+        for state, value in {**optimizer.state.get(p, {}), "grad": p.grad}.items():
+            if isinstance(value, Tensor) and value.shape == p.shape:
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                found[f"{state}:{name}"] = whole.detach().float().reshape(-1).tolist()
+    return found
 
 
 def tokens_of(rack: int, step: int) -> int:
@@ -327,13 +367,14 @@ def run(options: Options, result: dict[str, Any]) -> None:
     if ranks > 1:
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
         wrapped = spread(model, options.parallel, options.device)
-    optimizer = optimizer_of(model, options.learning_rate)
+    optimizer = optimizer_of(model, options.learning_rate, options.optimizer)
     acts = Acts(model, wrapped, optimizer)
     resume: dict[str, Any] = {}
     if options.resume:
         resume["resume"] = found = mend.newest_checkpoint(options.resume) or options.resume
         load(Path(found) / f"rack-{rack}", model, optimizer)
     losses: list[str] = result.setdefault("losses", [])
+    result["moments"] = []
     config = mend.MendConfig(**options.config)
     try:
         with (
@@ -351,6 +392,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 runtime.count_tokens(tokens_of(rack, step))
                 optimizer.step()
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
+                result["moments"].append(moments(model, optimizer) if options.tell_moments else {})
                 if folder := folder_of(options, step):
                     gate = options.save_gate if step == options.gated_step else ""
                     try:

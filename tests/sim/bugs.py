@@ -441,9 +441,9 @@ BUGS = (
     _bug(
         "40",
         "a rack that joins rounds of others captures on its fixed grid as well",
-        (SCHEDULE, "return mark + self.schedule.period_steps if mark else "
+        (SCHEDULE, "return mark + self.schedule.period(fragment) if mark else "
          "self.schedule.first(fragment)",
-         "first, period = self.schedule.first(fragment), self.schedule.period_steps\n"
+         "first, period = self.schedule.first(fragment), self.schedule.period(fragment)\n"
          "        return first if mark < first else mark - (mark - first) % period + period"),
     ),
     _bug(
@@ -483,6 +483,12 @@ BUGS = (
         "37d",
         "a snapshot does not say how many rounds were merged",
         (LOG, "rounds=tuple(told.rounds),", "rounds=(0,) * len(told.rounds),"),
+    ),
+    _bug(
+        "38",
+        "ranks train on versions that a new lineage, which is not decided yet, undoes",
+        ("coordination/leader.py",
+         "return self._is_seated() and not awaits and not begins", "return self._is_seated()"),
     ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from mend.coordination.messages import FailSlow
 from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
+from mend.coordination.slow_cause import CAUSE
 from mend.sim import World
 from mend.sim.process import Process
 from mend.sim.scenario import Fault, Scenario, calm
@@ -24,16 +27,17 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def slowed(racks: int, faults: tuple[Fault, ...]) -> Scenario:
+def slowed(racks: int, faults: tuple[Fault, ...], **more: Any) -> Scenario:
     return calm(
-        racks=racks, steps=STEPS, step_ns=STEP_NS, period_steps=16, overlap_steps=4, faults=faults
-    )
+        racks=racks, steps=STEPS, step_ns=STEP_NS, period_steps=16, overlap_steps=4, faults=faults,
+        **more,
+    )  # fmt: skip
 
 
 def onsets(world: World, kind: str = ONSET) -> list[tuple[int, object, object]]:
     """(who says it, rack, against), in the order of processes."""
     return [
-        (process.me.rack, fields["slow_rack"], fields["against"])
+        (process.me.rack, fields["slow_rack"], fields.get("against"))
         for process in world.processes()
         for noted, fields in process.notes
         if noted == kind
@@ -95,3 +99,38 @@ def test_the_same_seed_and_a_replay_come_to_the_same_verdicts() -> None:
     for process in worlds[0].processes():
         assert process.tape is not None
         assert replay(process.tape.parts, process.tape.entries()).difference is None
+
+
+def test_a_verdict_is_validated_and_shown_with_its_cause_to_all() -> None:
+    """In the simulator a slow rack computes slowly; the links are as they were."""
+    faults = (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)
+    world = World(slowed(3, faults, validates=True), record=True)
+    shown = set[tuple[int, str]]()
+
+    def look(process: Process) -> None:
+        if process.trainer is not None:
+            slow = process.trainer.rank.published.look().slow
+            shown.update((v.rack, v.cause) for v in slow if v.own_past)
+
+    for process in world.processes():
+        process.looked = look
+    world.run()
+    (about,) = [fields for p in world.processes() for kind, fields in p.notes if kind == CAUSE]
+    assert (about["slow_rack"], about["slow_rank"], about["cause"]) == (1, 0, "compute")
+    assert about["gemm_ratio"] == SLOWER
+    lanes = about["lane_ratios"]
+    assert isinstance(lanes, dict)
+    assert sorted(lanes) == ["0", "2"]
+    assert shown == {(1, ""), (1, "compute")}
+    for process in world.processes():
+        assert process.tape is not None
+        assert replay(process.tape.parts, process.tape.entries()).difference is None
+
+
+def test_nothing_is_measured_where_verdicts_are_not_validated() -> None:
+    faults = (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)
+    world = World(slowed(2, faults))
+    world.run()
+    assert onsets(world)
+    assert not onsets(world, CAUSE)
+    assert all(p.trainer is None or p.trainer.trainer.benchmark is None for p in world.processes())

@@ -101,8 +101,15 @@ def test_a_wrong_bit_in_a_payload_is_found_and_it_is_fetched_again() -> None:
     assert report.felt["flip_bytes"] > 0
 
 
-@pytest.mark.parametrize("merge", ["mean", "rda"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("merge", "ranks"),
+    [
+        ("mean", 1),
+        ("rda", 2),
+        pytest.param("mean", 2, marks=pytest.mark.slow),
+        pytest.param("rda", 1, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("huge", [False, True])
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_a_rack_that_sends_no_numbers_ends_and_the_others_go_on(

@@ -14,8 +14,9 @@ from mend.errors import CheckpointError
 from mend.sim.generate import draw
 from mend.sim.world import World
 from mend.types import Peer
+from tests.sim.extent import is_long
 
-SEEDS = range(12)
+SEEDS = [seed for seed in range(12) if not is_long(seed)]
 """Each test takes some seconds for these; draw more by hand."""
 
 
@@ -79,14 +80,14 @@ def test_a_rack_that_resumes_other_versions_is_refused() -> None:
     world.run()
     failures = {peer.rack: training.failure for peer, training in world.trainings.items()}
     assert isinstance(failures[1], CheckpointError)
-    assert "at versions (7, 7), its part is of (8, 8)" in str(failures[1])
+    assert "its part of the checkpoint is of versions (8, 8)" in str(failures[1])
     assert all(not training.trainer.step for training in world.trainings.values())
 
 
 def test_a_founder_that_does_not_compare_versions_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug. Rack 1 notices that the log begins with something else, and stops: what it
     has over its own anchor would be merged as progress over another one."""
-    monkeypatch.setattr(admission, "resume_misfit", lambda hello, others: "")
+    monkeypatch.setattr(admission, "resume_misfit", lambda hello, others: None)
     world = World(racks=3, first=7)
     for rank in [training.rank for training in world.trainings.values()]:
         if rank.me.rack != 1:

@@ -379,6 +379,10 @@ class Storm:
         lines = read_lines(self.diary(rack, self._newest(rack), 0))
         return sum(line["kind"] == "step" for line in lines)
 
+    def versions(self, rack: int) -> int:
+        """Merges that its newest life has seen."""
+        return self._versions((rack, self._newest(rack)))
+
     def _versions(self, key: tuple[int, int]) -> int:
         return last_versions(read_lines(self.diary(*key, 0)))
 

@@ -8,7 +8,7 @@ import pytest
 
 from mend import rack_mesh
 from mend.errors import ConfigError
-from mend.mesh import Place, Racks, decide
+from mend.mesh import Place, Racks, decide, decide_without_mesh
 
 
 def on(*hosts: str, **more: object) -> list[Place]:
@@ -142,3 +142,46 @@ def test_one_rank_is_not_several_racks() -> None:
 def test_without_a_process_group() -> None:
     with pytest.raises(ConfigError, match=r"^process group=None: rack_mesh needs one. Call torch"):
         rack_mesh()
+
+
+def without_mesh(places: list[Place], *, addressed: bool = True) -> Racks | None:
+    return decide_without_mesh(places, addressed=addressed)
+
+
+def test_rack_aware_decides_as_the_mesh_does() -> None:
+    assert without_mesh(A4B4) == decide(A4B4)
+    counted = on(*"AAAA", ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK")
+    assert without_mesh(counted, addressed=False) == decide(counted)
+    with pytest.raises(
+        ConfigError, match=r"^racks=2: racks by hosts \(A, B\) would have 3, 1 ranks"
+    ):
+        without_mesh(on(*"AAAB"))
+
+
+def test_rack_aware_takes_a_torchrun_for_one_rack() -> None:
+    """Where it has been given a number, as by `mend launch`; or where nothing tells ranks apart."""
+    assert without_mesh([replace(place, rack=1) for place in A4B4]) is None
+    assert without_mesh(on(*"AAAA")) is None
+    assert without_mesh(on(*"AAAA", ranks_per_rack=4, said_by="MEND_RANKS_PER_RACK")) is None
+
+
+@pytest.mark.parametrize(
+    ("places", "match"),
+    [
+        (
+            [*on("A", rack=0), *on("B", rack=1)],
+            "^rack=0: rank 0 says 0, rank 1 says 1. Say the same",
+        ),
+        (
+            on(*"AAAA", rack=1, ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK"),
+            "^rack=1: all ranks of this torchrun are it, and MEND_RANKS_PER_RACK=2 makes it more",
+        ),
+        (
+            A4B4,
+            r"^sideband_peers=\(\): is empty, and the racks are on several hosts \(A, B by hosts",
+        ),
+    ],
+)
+def test_what_rack_aware_cannot_decide(places: list[Place], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        without_mesh(places, addressed=False)

@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +19,6 @@ from benchmarks.quality_arms import ARMS, CORE, Arm, Cell, Curve, Inner, Outer, 
 from mend.errors import UsageError
 from mend.tools.demo_corpus import Corpus
 from mend.tools.demo_model import Size, loss_of
-from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parent.parent.parent
 PLAN = Plan(
@@ -329,37 +324,3 @@ def test_a_plan_never_looks_between_two_merges() -> None:
         with pytest.raises(AssertionError):
             replace(PLAN, **wrong)  # type: ignore[arg-type]
     assert isinstance(ARMS["alone"], Arm)
-
-
-# ------------------------------------------------------------------ the real thing
-
-
-@pytest.mark.process
-def test_a_quick_table_with_mend_itself_and_again_from_what_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    nursery: Nursery,
-) -> None:  # fmt: skip
-    pytest.importorskip("matplotlib")
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    words = ["--quick", "--into", str(tmp_path), "--seeds", "1"]
-    done = subprocess.run(
-        [nursery.python, "-m", "benchmarks.quality", *words,
-         "--arms", "diloco,mend-concurrent,page-concurrent"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, timeout=110,
-        capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    diloco, mend, page = quality.read(tmp_path / "quality.jsonl")
-    assert "arm=mend-concurrent" in done.stdout
-    assert re.search(r"\*\*(within|missed)\b.*\*\*", done.stdout), "which depends on the text"
-    assert diloco["tokens"] == mend["tokens"]
-    assert [tokens for tokens, _ in diloco["curve"]] == [tokens for tokens, _ in mend["curve"]]
-    assert mend["rounds"] >= 4 * 48 // 8
-    assert mend["weights"] != diloco["weights"]
-    assert mend["loss"] == pytest.approx(diloco["loss"], rel=0.02)
-    assert page["loss"] == pytest.approx(mend["loss"], abs=1e-5), "two programs, two results"
-    monkeypatch.setattr(sys, "argv", ["quality", *words, "--table"])
-    quality.main()
-    again = capsys.readouterr().out
-    assert "arm=" not in again, "it was run again"
-    assert again == done.stdout[done.stdout.index("# Quality") :]

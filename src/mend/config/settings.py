@@ -14,6 +14,7 @@ from mend.config import kinds as k
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
 from mend.errors import ConfigError
+from mend.fragment.moments import SETTINGS
 from mend.types import RACKS_MAX
 
 PORT_FIRST = 21_900
@@ -36,6 +37,8 @@ FACTS = (
     "fragments",
     "exchange_frozen",
     "sync_period_steps",
+    "momentum_sync_period_steps",
+    "second_moment_sync_period_steps",
     "tau",
     "alignment",
     "blend_alpha",
@@ -81,12 +84,8 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def _knob(default: Any, kind: k.Kind, meaning: str, *, inactive: bool = False) -> Any:
-    return field(default=default, metadata={"kind": kind, "meaning": meaning, "inactive": inactive})
-
-
-_later = functools.partial(_knob, inactive=True)
-"""Accepted, so that a config written for it can be built, and reported by `inactive_fields`."""
+def _knob(default: Any, kind: k.Kind, meaning: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
 def _from_all_sources(cls: _Class) -> _Class:
@@ -366,10 +365,17 @@ class MendConfig:
         "status().async_tp says what came of it",
     )
 
-    momentum_sync_period_steps: int | None = _later(
+    momentum_sync_period_steps: int | None = _knob(
         None,
         k.either(k.whole(1), "none", None),
-        "steps between two exchanges of the inner optimizer's moments",
+        "steps between two averages of the inner optimizer's first moments over the racks "
+        "(exp_avg, momentum_buffer): K_u of DES-LOC; none: never. Three times sync_period_steps is "
+        "usual",
+    )
+    second_moment_sync_period_steps: int | None = _knob(
+        None,
+        k.either(k.whole(1), "none", None),
+        "the same of the second moments (exp_avg_sq): K_v; six times sync_period_steps is usual",
     )
     failslow_window_steps: int = _knob(
         64,
@@ -388,7 +394,18 @@ class MendConfig:
         k.whole(2, 4096),
         "fail-slow: samples before a rank is judged, and behind a change to verify it",
     )
-    rack_aware: bool = _later(False, k.YES_NO, "find out which ranks share a rack")
+    failslow_action: Literal["detect", "validate"] = _knob(
+        "validate",
+        k.one_of("detect", "validate"),
+        "fail-slow: what follows from a verdict. detect: it is told; validate: a micro-benchmark "
+        "of less than a second also says what the rack is slow by",
+    )
+    rack_aware: bool = _knob(
+        False,
+        k.YES_NO,
+        "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: all do, "
+        "unless mend_init is given a mesh",
+    )
     expected_learner_ids: tuple[str, ...] = _knob(
         (),
         k.RACK_NAMES,
@@ -417,6 +434,12 @@ class MendConfig:
         return codec_of(
             self.outer_step_compression_mode, self.payload_dtype, self.outer_step_compression_rank
         )
+
+    @property
+    def moment_periods(self) -> dict[int, int]:
+        """Of the moments that are exchanged: order (first, second) -> steps."""
+        given: dict[int, int | None] = {order: getattr(self, n) for order, n in SETTINGS.items()}
+        return {order: period for order, period in given.items() if period is not None}
 
     @property
     def ramp_rounds(self) -> int:
@@ -478,16 +501,6 @@ class MendConfig:
         """The racks that expected_learner_ids names, ascending."""
         return tuple(sorted(map(k.rack_of, self.expected_learner_ids)))
 
-    @property
-    def inactive_fields(self) -> tuple[str, ...]:
-        """Settings that a source named, or that were changed, and that mend does not act on yet."""
-        return tuple(
-            f.name
-            for f in fields(self)
-            if f.metadata["inactive"]
-            and (self.is_named(f.name) or getattr(self, f.name) != f.default)
-        )
-
     def hyper_facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) of what must be equal on all racks; compared as text when they say hello."""
         return tuple((name, str(getattr(self, name))) for name in FACTS)
@@ -502,14 +515,8 @@ def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> 
 
 def describe() -> list[Setting]:
     """Every setting, in the order of the class."""
-    later = "accepted, without effect so far: "
     return [
-        Setting(
-            f.name,
-            f.default,
-            f.metadata["kind"].rule,
-            (later if f.metadata["inactive"] else "") + f.metadata["meaning"],
-        )
+        Setting(f.name, f.default, f.metadata["kind"].rule, f.metadata["meaning"])
         for f in fields(MendConfig)
     ]
 
@@ -527,6 +534,11 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
         raise ConfigError("overlap_steps", c.tau, rule, remedy)
+    for order, period in c.moment_periods.items():
+        if c.tau >= period:
+            rule = f"must be more than the overlap, which is {c.tau} steps"
+            remedy = f"Use {3 * c.sync_period_steps}, or leave it out."
+            raise ConfigError(SETTINGS[order], period, rule, remedy)
     _refuse_compression(c)
     if c.insecure and c.key_file is not None:
         rule = "has nothing to say beside a key_file"

@@ -64,6 +64,7 @@ def settings_of(
         grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
         expected=config.expected_racks,
         max_age=config.max_age,
+        moment_periods=config.moment_periods,
         token_weighted=config.token_weighted_merge,
         merge_mean_names=config.merge_mean_names,
         tape_mb_max=config.tape_mb_max,
@@ -103,6 +104,7 @@ def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoop
         secrets=secrets_of(config, bind) if config.exchange else (),
         protection=protection_of(config, bind),
         conceal=config.encrypt_payloads,
+        peers=(*config.peer_addresses.values(), config.witness_addr),
     )
 
 
@@ -112,12 +114,14 @@ def detector_options(config: MendConfig) -> DetectorOptions:
         window=config.failslow_window_steps,
         zscore=config.failslow_zscore_threshold,
         samples_min=config.failslow_min_samples,
+        validates=config.failslow_action != "detect",
     )
 
 
 def rounds_in_flight(config: MendConfig) -> int:
     """Rounds between their capture and their apply at once, at most."""
-    return config.tau * config.fragments // config.sync_period_steps + 1
+    periods = [config.sync_period_steps, *config.moment_periods.values()]
+    return sum(config.tau * config.fragments // period + 1 for period in periods)
 
 
 def spare_vectors(config: MendConfig) -> int:
@@ -126,4 +130,5 @@ def spare_vectors(config: MendConfig) -> int:
     Every fragment has two versions at times. A round takes an offer of every rack and a copy of the
     live weights, or a result, and gives back as many as the one before it took.
     """
-    return config.fragments + (config.racks + 1) * rounds_in_flight(config)
+    fragments = config.fragments * (1 + len(config.moment_periods))
+    return fragments + (config.racks + 1) * rounds_in_flight(config)

@@ -132,6 +132,13 @@ class Ended(Word, frozen=True):
     seq: Count
 
 
+class MomentFragments(Word, frozen=True):
+    """Fragments of one moment of the inner optimizers, which share a period."""
+
+    count: Annotated[int, Meta(ge=1, le=1024)]
+    period_steps: AtLeastOne
+
+
 class Policy(Word, frozen=True):
     """What the coordinator must know of the racks' configuration; equal on all of them."""
 
@@ -156,6 +163,22 @@ class Policy(Word, frozen=True):
     """Racks weigh by their tokens; else all alike."""
     expected: Racks = ()
     """Racks that a round waits for, ascending; empty: for all that are live."""
+    moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=2)] = ()
+    """Of the last fragments: those that are of moments, not of weights."""
+
+    @property
+    def of_weights(self) -> int:
+        """How many fragments are, the first ones."""
+        return self.fragments - sum(group.count for group in self.moments)
+
+    def period_of(self, fragment: int) -> int:
+        """Steps between two captures of it."""
+        first = self.of_weights
+        for group in self.moments:
+            if first <= fragment < first + group.count:
+                return group.period_steps
+            first += group.count
+        return self.period_steps
 
 
 # ------------------------------------------------------------------ records of the log

@@ -162,8 +162,8 @@ class Admission:
         for rack in sorted(self.hellos):
             ascending = [self.hellos[other] for other in sorted(self.hellos)]
             if misfit := resume_misfit(self.hellos[rack], ascending):
-                detail = f"rack {rack} cannot begin with the others: {misfit}"
-                self.refuse(self.hellos.pop(rack), "resume", detail, detail, effects)
+                said, noted = (f"rack {rack} cannot begin with the others: {m}" for m in misfit)
+                self.refuse(self.hellos.pop(rack), "resume", said, noted, effects)
                 return rack
         return None
 

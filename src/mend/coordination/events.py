@@ -199,6 +199,27 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
+class Validated:
+    """The training thread has made a micro-benchmark behind `step`."""
+
+    number: int
+    step: int
+    gemm_ns: int
+    """Of one matrix product; 0: it could not be made."""
+    waited_ppm: int
+    """Share of the step time before the first forward of a step, in millionths; -1: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A pull that was made to see how fast a link is has ended."""
+
+    number: int
+    rack: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The rank trains no more. `now`: do not wait for the others to finish."""
 
@@ -239,6 +260,8 @@ Event = (
     | Discarded
     | Progress
     | Timed
+    | Validated
+    | Probed
     | Leaving
     | Idle
     | Cutting
@@ -365,6 +388,24 @@ class FreeState:
 
 
 @dataclass(frozen=True, slots=True)
+class Validate:
+    """Make a micro-benchmark at the end of a step, after `steps` steps over which the wait before
+    the forward is measured."""
+
+    number: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Pull some bytes of no meaning from this rack, to see how fast the link is."""
+
+    number: int
+    rack: int
+    holder: Address
+
+
+@dataclass(frozen=True, slots=True)
 class PublishAnchor:
     """The rank holds this decided version: serve it and show it to the training thread."""
 
@@ -456,6 +497,8 @@ Effect = (
     | NoState
     | AskedState
     | FreeState
+    | Validate
+    | Probe
     | PublishAnchor
     | RecordCommitted
     | Restored

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
-from mend.consensus.records import Record
+from mend.consensus.records import Lineage, Record
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
@@ -82,8 +82,8 @@ class Leader:
     totals_at: int = -1
     """`news` of the reports when the totals were last looked at."""
     state: tuple[RankOrders, int, bool] | None = None
-    """What every rank was last told: its orders, how far the log was decided, whether the rack had
-    its seat."""
+    """What every rank was last told: its orders, how far the log was decided, whether records were
+    passed on."""
     beat_ns: int = 0
     """Before this no rank waits for a heartbeat."""
 
@@ -293,7 +293,7 @@ class Leader:
         """All of them if there is news or somebody waits for a heartbeat, else who has spoken: what
         it confirms may make room for more."""
         orders = self._rank_orders(self._totals(effects))
-        state = (orders, self.log.decided, self._is_seated())
+        state = (orders, self.log.decided, self._may_pass_on())
         if state != self.state or now_ns >= self.beat_ns:
             self.state = state
             for rank in range(self.ranks_configured):
@@ -313,7 +313,7 @@ class Leader:
         if flow.full and not due:
             return
         portion = Portion(0)
-        if self._is_seated():
+        if self._may_pass_on():
             known = min(report.decided, self.log.decided) if report else 0
             portion = flow.next(self.log, known, now_ns, self._again, self._decided_portion)
         if not (portion or due or orders != self.sent.get(to)):
@@ -323,6 +323,16 @@ class Leader:
         flow.went(portion, self.serial, now_ns)
         news = {"prev": portion.prev, "records": portion.records, "snapshot": portion.snapshot}
         effects.append(Send(to, replace(orders, serial=self.serial, **news)))
+
+    def _may_pass_on(self) -> bool:
+        """Whether ranks may act on what is decided. They have no seat before it is; and nothing is
+        undone that they trained on, so not while a new lineage may undo it, which goes on from the
+        versions that this rack said to hold: one that is accepted and not decided, or one in the
+        log of whoever has this voter's promise, until that has come."""
+        acceptor = self.acceptor
+        awaits = 0 < acceptor.accepted < acceptor.promised
+        begins = any(isinstance(record, Lineage) for record in self.log.undecided())
+        return self._is_seated() and not awaits and not begins
 
     def _decided_portion(self, known: int, index: int) -> tuple[Record, ...]:
         return self.log.portion(known, index, self.log.decided)

@@ -196,6 +196,12 @@ class Pace(Word, frozen=True):
     """Step time per token over that of its past, in thousandths; 0: it is not slow."""
     sure_milli: Count = 0
     """Probability of the change, in thousandths."""
+    cause: Text = ""
+    """compute, link, input or unknown; empty: not validated (yet)."""
+    link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
+    """The rack at the other end, where a link is the cause."""
+    gemm_ns: Count = 0
+    """Of the micro-benchmark's matrix product, the newest; 0: not known."""
 
 
 class FailSlow(Word, frozen=True):
@@ -210,6 +216,9 @@ class FailSlow(Word, frozen=True):
     """Its own step at which it began, or at which the comparison found it."""
     ratio_tenths: Count
     sure_milli: Count = 1000
+    cause: Text = ""
+    """As in Pace."""
+    link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
 
 
 JOINERS_MAX = 64

@@ -35,7 +35,7 @@ from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
-from mend.types import Member, Peer
+from mend.types import Address, Member, Peer
 
 
 @dataclass
@@ -82,6 +82,7 @@ class RankMachine:
             for fragment in range(len(self.replicas)):
                 self._settle(fragment, now_ns, effects)
             effects += self.copies.pull(self.folded, now_ns)
+        effects += self.pace.search.tick(now_ns)
         self._pull(now_ns, effects)
         self._flush(now_ns, effects)
         return effects
@@ -91,7 +92,7 @@ class RankMachine:
 
     def deadline_ns(self) -> int | None:
         waits = [self.sent_ns + self.options.heartbeat_ns]
-        waits += self.fetch_queue.dues_ns()
+        waits += self.fetch_queue.dues_ns() + self.pace.search.due_ns()
         if self._seated():  # only then `handle` looks at them; else they would be due for ever
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
             waits += self.copies.due_ns()
@@ -148,6 +149,8 @@ class RankMachine:
                 self.step, self.step_ns = step, step_ns
             case ev.Timed():
                 effects += self.pace.observe(event)
+            case ev.Validated() | ev.Probed():
+                effects += self.pace.measured(event, self._lanes(), now_ns)
             case ev.Leaving(now):
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
@@ -398,7 +401,7 @@ class RankMachine:
         weights = merge_weights(
             [(each.tokens, each.steps) for each in wanted.members],
             token_weighted=policy.token_weighted,
-            period_steps=policy.period_steps,
+            period_steps=policy.period_of(fragment),
         )
         merge = ev.Merge(
             fragment, wanted.version, attempt, names, tuple(weights),
@@ -435,6 +438,11 @@ class RankMachine:
         gathers = [replica.gather for replica in self.replicas if replica.gather]
         named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
         effects += self.fetch_queue.start(now_ns, named, partial(self.folded.rail, self.me))
+
+    def _lanes(self) -> dict[int, Address]:
+        """Of the same rank of the other racks."""
+        seats, rank = self.folded.seats, self.me.rank
+        return {r: seats[r].lanes[rank] for r in sorted(seats) if r != self.me.rack}
 
     # -------------------------------------------------------------- telling
 

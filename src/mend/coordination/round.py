@@ -199,7 +199,7 @@ class Round:
             quorum_ns=self.quorum_time.value_ns,
             sync_ns=self.sync_time.value_ns,
             overlap_steps=overlap_at(inputs.version, policy.overlap_steps, policy.overlap_ramp),
-            gap_steps=gap_steps(policy.fragments, policy.period_steps),
+            gap_steps=gap_steps(policy.of_weights, policy.period_steps),
             limit_ns=policy.stall_max_ns,
         )
         too_old = len(self._too_old(inputs))

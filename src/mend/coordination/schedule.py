@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mend.consensus.records import MomentFragments
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """P fragments, each captured once per H steps, applied tau steps later.
+    """P fragments of weights, each captured once per H steps, applied tau steps later; then those
+    of moments, each group in the same way with a period of its own.
 
     Steps count from 1. Fragment p is due after step s when s >= o_p and (s - o_p) mod H = 0, with
     o_p = floor((p + 1) H / P). Source: Streaming DiLoCo, 2501.18512.
@@ -24,38 +27,61 @@ class Schedule:
     overlap_steps: int
     overlap_ramp: int = 0
     """Versions over which tau rises, as `overlap_at` says; 0: it does not."""
+    moments: tuple[MomentFragments, ...] = ()
+    """More fragments, behind these P, with periods of their own."""
     polls: int = 0
     """Steps between two looks for rounds that other racks have opened; 0: never, as in lockstep."""
-    _due: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    _groups: tuple[tuple[int, int, int], ...] = field(init=False, repr=False, compare=False)
+    """(first, count, period) of fragments that share a period."""
 
     def __post_init__(self) -> None:
         assert self.fragments >= 1
         assert self.period_steps >= 1
         assert 0 <= self.overlap_steps < self.period_steps
-        due: dict[int, list[int]] = {}
-        for fragment in range(self.fragments):
-            due.setdefault(self.offset(fragment) % self.period_steps, []).append(fragment)
-        object.__setattr__(self, "_due", {step: tuple(found) for step, found in due.items()})
+        groups, first = [(0, self.fragments, self.period_steps)], self.fragments
+        for count, period in ((each.count, each.period_steps) for each in self.moments):
+            assert self.overlap_steps < period, f"overlap of {self.overlap_steps}, {period=}"
+            groups.append((first, count, period))
+            first += count
+        object.__setattr__(self, "_groups", tuple(groups))
+
+    @property
+    def count(self) -> int:
+        """Fragments in all."""
+        first, count, _ = self._groups[-1]
+        return first + count
+
+    def _group(self, fragment: int) -> tuple[int, int, int]:
+        return next(each for each in reversed(self._groups) if fragment >= each[0])
+
+    def period(self, fragment: int) -> int:
+        """Steps between two of its captures."""
+        return self._group(fragment)[2]
 
     def offset(self, fragment: int) -> int:
         """o_p: the first step after which the fragment is captured."""
-        return (fragment + 1) * self.period_steps // self.fragments
+        first, count, period = self._group(fragment)
+        return (fragment - first + 1) * period // count
 
     def first(self, fragment: int) -> int:
         """The first step after which the fragment is captured, counted from 1."""
-        return self.offset(fragment) or self.period_steps
+        return self.offset(fragment) or self.period(fragment)
 
     def captures(self, step: int) -> tuple[int, ...]:
         """Fragments captured after this step, ascending."""
-        found = self._due.get(step % self.period_steps, ())
-        return tuple(fragment for fragment in found if step >= self.offset(fragment))
+        return tuple(
+            fragment
+            for fragment in range(self.count)
+            if step >= (offset := self.offset(fragment))
+            and (step - offset) % self.period(fragment) == 0
+        )
 
     def overlap(self, version: int) -> int:
         """tau of a capture on this version."""
         return overlap_at(version, self.overlap_steps, self.overlap_ramp)
 
     def gap_steps(self) -> int:
-        """Steps between two rounds, of whatever fragments."""
+        """Steps between two rounds of weights."""
         return gap_steps(self.fragments, self.period_steps)
 
 
@@ -90,11 +116,17 @@ def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
 
 
 def schedule_of(
-    fragments: int, period_steps: int, overlap_steps: int, overlap_ramp: int, *, polls: bool
+    fragments: int,
+    period_steps: int,
+    overlap_steps: int,
+    overlap_ramp: int,
+    moments: tuple[MomentFragments, ...] = (),
+    *,
+    polls: bool,
 ) -> Schedule:
     """Of a rank. `polls`: its rack joins rounds that others have opened."""
     every = poll_steps(fragments, period_steps, overlap_steps) if polls else 0
-    return Schedule(fragments, period_steps, overlap_steps, overlap_ramp, every)
+    return Schedule(fragments, period_steps, overlap_steps, overlap_ramp, moments, every)
 
 
 NEVER_CAPTURED = -1
@@ -117,14 +149,14 @@ class Calendar:
     """Nothing happens before; the training loop asks every time."""
 
     def __post_init__(self) -> None:
-        count = self.schedule.fragments
+        count = self.schedule.count
         self.marks, self.versions = [0] * count, [NEVER_CAPTURED] * count
         self.past(0)
 
     def due(self, fragment: int) -> int:
         """The step of the next capture, if no round is joined before."""
         mark = self.marks[fragment]
-        return mark + self.schedule.period_steps if mark else self.schedule.first(fragment)
+        return mark + self.schedule.period(fragment) if mark else self.schedule.first(fragment)
 
     def captures(self, step: int) -> tuple[int, ...]:
         """Fragments to be captured after this step, ascending."""

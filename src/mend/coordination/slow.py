@@ -10,25 +10,40 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from statistics import median
 
 from msgspec.structs import replace
 
-from mend.coordination.events import Effect, Note, Timed
+from mend.coordination.events import Effect, Note, Probed, Timed, Validated
 from mend.coordination.messages import FailSlow, Pace
-from mend.detector import DetectorOptions, OwnPast, PeerComparison
+from mend.coordination.slow_cause import CauseSearch
+from mend.detector import LINK, UNKNOWN, DetectorOptions, OwnPast, PeerComparison, cause_of
 from mend.detector import Pace as Measured
+from mend.types import Address
 
 ONSET, RELIEF = "fail-slow", "fail-slow-over"
 """Kinds of the notes."""
 
 OWN_PAST, PEERS = "own past", "peers"
 
+HEALTHY_SAMPLES = 2
+"""After so many times `samples_min` samples the micro-benchmark of a healthy rank is made."""
+
 _PS_PER_NS = 1000
+
+
+def cause_in_words(cause: str, rank: int, link_to: int) -> str:
+    """For people: what a rack is slow by; empty before it was validated."""
+    if cause in ("", UNKNOWN):
+        return cause and "for an unknown reason"
+    return f"by its link to rack {link_to}" if cause == LINK else f"by the {cause} of rank {rank}"
 
 
 def sentence_of(verdict: FailSlow) -> str:
     """For people."""
-    who = f"rack {verdict.rack} is slow: {verdict.ratio_tenths / 10:.1f}x the time per token of "
+    by = cause_in_words(verdict.cause, verdict.rank, verdict.link_to)
+    who = f"rack {verdict.rack} is slow{by and ' '}{by}: "
+    who += f"{verdict.ratio_tenths / 10:.1f}x the time per token of "
     if verdict.own_past:
         sure = f"{verdict.sure_milli / 10:.1f} % sure"
         return f"{who}its own past, since its step {verdict.since_step} ({sure})"
@@ -43,12 +58,14 @@ class RankPace:
     rank: int
     options: InitVar[DetectorOptions]
     past: OwnPast = field(init=False)
+    search: CauseSearch = field(init=False)
     since_step: int = 0
     """At which the slowdown in force began; 0: there is none."""
     _steps: deque[int] = field(init=False)
 
     def __post_init__(self, options: DetectorOptions) -> None:
         self.past = OwnPast(options)
+        self.search = CauseSearch(self.rack, self.rank)
         self._steps = deque(maxlen=options.lately)
 
     def observe(self, event: Timed) -> list[Effect]:
@@ -58,7 +75,9 @@ class RankPace:
         self._steps.append(event.step)
         before = self.past.slowdown
         if not self.past.observe(event.ns / event.tokens):
-            return []
+            options, healthy = self.past.options, self.past.slowdown is None
+            due = self.past.count == HEALTHY_SAMPLES * options.samples_min
+            return self.search.begin() if options.validates and healthy and due else []
         about: dict[str, object] = {"slow_rack": self.rack, "slow_rank": self.rank}
         about |= {"against": OWN_PAST, "step": event.step}
         now = self.past.slowdown
@@ -66,43 +85,65 @@ class RankPace:
             assert before is not None, "a verdict that ends was in force"
             about |= {"since_step": self.since_step, "ratio": round(before.ratio, 2)}
             self.since_step = 0
+            self.search.over()
             return [Note(RELIEF, about)]
         self.since_step = max(self._steps[now.since - self.past.count], 1)
         about |= {"since_step": self.since_step, "ratio": round(now.ratio, 2)}
-        return [Note(ONSET, about | {"probability": round(now.probability, 4)})]
+        onset = Note(ONSET, about | {"probability": round(now.probability, 4)})
+        return [onset, *(self.search.begin(now.ratio) if self.past.options.validates else [])]
+
+    def measured(
+        self, event: Validated | Probed, holders: Mapping[int, Address], now_ns: int
+    ) -> list[Effect]:
+        """A part of a micro-benchmark. `holders`: lanes of the same rank of the other racks."""
+        if isinstance(event, Validated):
+            return self.search.validated(event, holders, now_ns)
+        return self.search.probed(event, now_ns)
 
     @property
     def verdict(self) -> Pace:
         """What of the pace is news; the rest goes along with what is sent anyway."""
-        return Pace(rank=self.rank, slow_since=self.since_step)
+        cause = self.search.cause
+        return Pace(
+            rank=self.rank,
+            slow_since=self.since_step,
+            cause=cause.kind if cause else "",
+            link_to=cause.rack if cause else -1,
+        )
 
     @property
     def pace(self) -> Pace:
         """As it is reported."""
         measured, slow = self.past.pace, self.past.slowdown
-        return Pace(
-            rank=self.rank,
+        return replace(
+            self.verdict,
             time_ps=round(measured.time * _PS_PER_NS),
             margin_ppm=round(measured.margin * 1e6),
-            slow_since=self.since_step,
             ratio_milli=round(slow.ratio * 1000) if slow else 0,
             sure_milli=round(slow.probability * 1000) if slow else 0,
+            gemm_ns=self.search.gemm_ns,
         )
 
 
 def pace_of_rack(paces: Sequence[Pace]) -> Pace:
-    """A rack is as fast as its slowest rank; of those that are judged slow the worst is named."""
+    """A rack is as fast as its slowest rank. Of those that are judged slow the worst is named, and
+    before it one whose own compute or link or input is slow: the others wait for that."""
     if not paces:
         return Pace()
     slowest = max(paces, key=lambda pace: (pace.time_ps, -pace.rank))
     slow = [pace for pace in paces if pace.slow_since]
-    worst = max(slow, key=lambda pace: (pace.ratio_milli, -pace.rank), default=Pace())
-    return replace(worst, time_ps=slowest.time_ps, margin_ppm=slowest.margin_ppm)
+    worst = max(
+        slow,
+        key=lambda pace: (pace.cause not in ("", UNKNOWN), pace.ratio_milli, -pace.rank),
+        default=Pace(),
+    )
+    gemm_ns = max(pace.gemm_ns for pace in paces)
+    return replace(worst, time_ps=slowest.time_ps, margin_ppm=slowest.margin_ppm, gemm_ns=gemm_ns)
 
 
 def verdict_of(pace: Pace) -> Pace:
     """What of the pace of a rack is news; the rest goes along with what is sent anyway."""
-    return replace(pace, time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0)
+    return replace(pace, time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0, gemm_ns=0)
 
 
 @dataclass(slots=True)
@@ -137,9 +178,19 @@ class RackPaces:
             pace = paces[rack]
             if pace.slow_since:
                 ratio, sure = round(pace.ratio_milli / 100), pace.sure_milli
-                found.append(FailSlow(rack, pace.rank, True, pace.slow_since, ratio, sure))
+                own = FailSlow(rack, pace.rank, True, pace.slow_since, ratio, sure)
+                found.append(replace(own, cause=pace.cause, link_to=pace.link_to))
             if rack in self._peers.slow:
-                ratio = round(self._peers.slow[rack] * 10)
-                found.append(FailSlow(rack, pace.rank, False, self._since[rack], ratio))
+                ratio, cause = round(self._peers.slow[rack] * 10), self._cause(rack, paces)
+                since = self._since[rack]
+                found.append(FailSlow(rack, pace.rank, False, since, ratio, cause=cause))
         self.judged = tuple(found)
         return effects
+
+    def _cause(self, rack: int, paces: Mapping[int, Pace]) -> str:
+        """Of a rack that is slower than its peers: their matrix products are compared, too."""
+        others = [paces[r].gemm_ns for r in sorted(paces) if r != rack and paces[r].gemm_ns]
+        if not paces[rack].gemm_ns or not others:
+            return ""
+        gemm = paces[rack].gemm_ns / median(others)
+        return cause_of(self._peers.slow[rack], gemm, 0.0, {}).kind

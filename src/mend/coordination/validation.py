@@ -61,6 +61,8 @@ def hello_misfit(hello: Hello, racks: int) -> str:
         return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
     if any(len(digests) != ranks for digests in hello.digests):
         return "it has not one digest per fragment and rank"
+    if hello.policy.of_weights < 1:
+        return f"it has no fragment of weights among {fragments}"
     resume = hello.resume
     if resume and {len(resume.versions), len(resume.rounds)} != {fragments}:
         return f"its checkpoint has {len(resume.versions)} versions for {fragments} fragments"
@@ -178,28 +180,30 @@ def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
     return ""
 
 
-def resume_misfit(hello: Hello, others: Iterable[Hello]) -> str:
-    """For the founder: why this rack cannot begin beside the others, or empty. All begin with the
-    same checkpoint; a rack that has no part of it, or lost it, begins with a copy."""
+def resume_misfit(hello: Hello, others: Iterable[Hello]) -> tuple[str, str] | None:
+    """For the founder: why this rack cannot begin beside the others, as it is told, and as it is
+    noted here with what would be right. All begin with the same checkpoint; a rack that has no part
+    of it, or lost it, begins with a copy."""
     first = next((other for other in others if other.resume is not None), None)
     if first is None or first.resume is None:
-        return ""
-    theirs, mine = first.resume, hello.resume
-    where = (
-        f"rack {first.seat.member.rack} resumes checkpoint {theirs.number} of lineage "
-        f"{theirs.lineage[:12]}"
-    )
+        return None
+    theirs, mine, rack = first.resume, hello.resume, f"rack {first.seat.member.rack}"
+    right = f"{rack} resumes checkpoint {theirs.number} of lineage {theirs.lineage[:12]}"
     if mine is None:
-        if hello.policy.lockstep:
-            return f"{where}, it resumes none; in lockstep all racks begin at one step"
-        return ""
+        if not hello.policy.lockstep:
+            return None
+        why = "it resumes no checkpoint; in lockstep all racks begin at one step"
+        return why, f"{why}, and {right}"
     if (mine.lineage, mine.number) != (theirs.lineage, theirs.number):
-        return f"{where}, it resumes checkpoint {mine.number} of lineage {mine.lineage[:12]}"
+        why = f"it resumes checkpoint {mine.number} of lineage {mine.lineage[:12]}"
+        return f"{why}, {rack} another one", f"{why}, {right}"
     if mine != theirs or hello.digests != first.digests:
-        return f"{where} at versions {theirs.versions}, its part is of {mine.versions} or damaged"
+        why = f"its part of the checkpoint is of versions {mine.versions}, or damaged"
+        return f"{why}; {rack} has another one", f"{why}; {right} at versions {theirs.versions}"
     if hello.policy.lockstep and hello.resume_step != first.resume_step:
-        return f"{where} at step {first.resume_step}, it does at step {hello.resume_step}"
-    return ""
+        why = f"it resumes the checkpoint at step {hello.resume_step}"
+        return f"{why}, {rack} at another one", f"{why}, {right} at step {first.resume_step}"
+    return None
 
 
 def _offers_misfit(offers: Iterable[Offer], fragments: int, ranks: int) -> str:

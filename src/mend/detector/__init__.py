@@ -1,6 +1,19 @@
 """detector: whether a rack is slow. Pure: samples in, verdicts out; it judges and never acts."""
 
+from mend.detector.cause import COMPUTE, INPUT, LINK, UNKNOWN, Cause, cause_of
 from mend.detector.own_past import DetectorOptions, OwnPast, Pace, Slowdown
 from mend.detector.peers import PeerComparison
 
-__all__ = ["DetectorOptions", "OwnPast", "Pace", "PeerComparison", "Slowdown"]
+__all__ = [
+    "COMPUTE",
+    "INPUT",
+    "LINK",
+    "UNKNOWN",
+    "Cause",
+    "DetectorOptions",
+    "OwnPast",
+    "Pace",
+    "PeerComparison",
+    "Slowdown",
+    "cause_of",
+]

@@ -44,11 +44,13 @@ class DetectorOptions:
     """`window`: samples that the speed is judged by; the prior expects a change every four of them,
     and three of them are the past. `zscore`: a sample so many standard deviations out is an
     outlier and is cut to that distance; a change is proposed when its probability exceeds that of
-    lying inside (3.0: 99.7 %). `samples_min`: fewest samples on either side of a change."""
+    lying inside (3.0: 99.7 %). `samples_min`: fewest samples on either side of a change.
+    `validates`: a verdict is followed by a micro-benchmark, which says what it is due to."""
 
     window: int = 64
     zscore: float = 3.0
     samples_min: int = 8
+    validates: bool = False
 
     @property
     def lately(self) -> int:

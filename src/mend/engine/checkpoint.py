@@ -114,7 +114,7 @@ class Writer:
             msgspec.json.decode(each, type=Progress)
             for each in group.gather_bytes(msgspec.json.encode(progress))
         ]
-        manifest = self._manifest(mark, everybody, found)
+        manifest = self._manifest(mark, everybody, found, len(trainer.weights))
         together(group, lambda: end_part(part, manifest) if leads else None)
 
     def _write_rank(
@@ -147,10 +147,13 @@ class Writer:
         if data_B is not None:
             write_whole(part / registered_file(self.group.rank), bytes_of(data_B))
 
-    def _manifest(self, mark: Mark, ranks: Sequence[Progress], files: Sequence[File]) -> Manifest:
+    def _manifest(
+        self, mark: Mark, ranks: Sequence[Progress], files: Sequence[File], weights: int
+    ) -> Manifest:
+        """`weights`: how many fragments, the first ones, are of weights."""
         first = ranks[0]
         open_tokens = sum(
-            mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments
+            mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments[:weights]
         )
         return Manifest(
             mend=VERSION,
@@ -211,7 +214,7 @@ class Part:
         if digest_of(theta_N, numel, 0) != mine.weights:
             names = [slot.name for slot in track.view.layout.slots]
             raise CheckpointError(
-                f"the model does not hold the weights of {self.folder} at step "
+                f"the model and its optimizer do not hold what {self.folder} has of step "
                 f"{self.state.progress.step}: fragment {fragment} ({names[0]} to {names[-1]}) "
                 "differs. Load the model and the optimizer that were saved with it before mend_init"
             )

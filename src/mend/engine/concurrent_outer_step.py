@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mend import errors
 from mend.codec import CLOSING
-from mend.consensus.records import Commit
+from mend.consensus.records import Commit, Record
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.coordinator import Coordinator
@@ -39,6 +39,7 @@ from mend.coordination.rank import RankMachine
 from mend.engine.event_queue import EventQueue
 from mend.engine.host import Foreigners, HostInterface
 from mend.engine.merging import Merging, said
+from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Encoded, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.state_copying import StateCopying
@@ -115,14 +116,19 @@ class ConcurrentOuterStep:
         host: HostInterface,
         plain: Sequence[Sequence[bool]] = (),
         tape: Tape | None = None,
+        moments: int = 0,
     ) -> None:
         """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
-        empty: none. `tape`: where the machines' events are recorded."""
+        empty: none. `tape`: where the machines' events are recorded. `moments`: how many of the
+        last fragments are of moments."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
         found: list[ev.Machine | None] = [roles.rank_machine, roles.leader, roles.coordinator]
         self._machines = [machine for machine in found if machine is not None]
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
+        apart = numerics.for_moments()
+        self.numerics_of = [numerics] * (len(owned) - moments) + [apart] * moments
+        """Per fragment."""
         self.anchors: dict[tuple[int, int], Anchor] = {
             (p, anchor.version): anchor for p, anchor in enumerate(genesis)
         }
@@ -135,6 +141,10 @@ class ConcurrentOuterStep:
         self._merging = Merging(self, tensors)
         self._states = StateCopying(self)
         self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
+        self.benchmark: MicroBenchmark | None = None
+        """Of the training thread, where slow racks are validated."""
+        if roles.rank_machine.options.detector.validates:
+            serve_probes(host, me.rank)
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
@@ -241,15 +251,14 @@ class ConcurrentOuterStep:
             case ev.FreeState(to):
                 self._states.free(to)
                 self.published.free(to)
+            case ev.Validate() if self.benchmark is not None:
+                self.benchmark.ask(effect)
+            case ev.Probe():
+                probe(self.host, self.me.rank, effect, self.tell)
             case ev.PublishAnchor(fragment, version, attempt):
                 self._publish(fragment, version, attempt)
             case ev.RecordCommitted(record, rounds, part):
-                if isinstance(record, Commit):
-                    rates = self.numerics.rates(rounds, part, len(record.members))
-                    self.published.told(record, (rounds / WHOLE, rates.momentum))
-                    self._note_commit(record, part)
-                else:
-                    self.published.told(record)
+                self._committed(record, rounds, part)
             case ev.Restored(snapshot):
                 self.host.note("snapshot", {"record": snapshot.index})
                 self.published.restore(snapshot)
@@ -286,10 +295,22 @@ class ConcurrentOuterStep:
         told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
         return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
-    def _note_commit(self, commit: Commit, part: int) -> None:
+    def _committed(self, record: Record, rounds: int, part: int) -> None:
+        if not isinstance(record, Commit):
+            self.published.told(record)
+            return
+        numerics, about = self.numerics_of[record.fragment], dict[str, object]()
+        if numerics.of_values:
+            self.published.told(record, None)
+            about["moments"] = True
+        else:
+            momentum = numerics.rates(rounds, part, len(record.members)).momentum
+            self.published.told(record, (rounds / WHOLE, momentum))
+            about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}
+        self._note_commit(record, about)
+
+    def _note_commit(self, commit: Commit, about: dict[str, object]) -> None:
         _, live = self.published.turnout.recent[-1]
-        rounds, momentum = self.published.outer_last
-        about = {"part": part / WHOLE, "rounds": rounds, "momentum": momentum}
         self.host.note("commit", _commit_fields(commit, live) | about)
         warning = self.published.turnout.warning()
         if warning and self.me.rank == 0:
@@ -305,9 +326,10 @@ class ConcurrentOuterStep:
         def job() -> Encoded:
             if offer.landed is not None:
                 offer.landed()
-            anchor_N = None if offer.encoded else offer.anchor.values
+            numerics = self.numerics_of[offer.fragment]
+            anchor_N = None if offer.encoded or numerics.of_values else offer.anchor.values
             codec = CLOSING if offer.closing else offer.anchor.codec
-            return self.numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
+            return numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
 
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
@@ -331,22 +353,29 @@ class ConcurrentOuterStep:
 
     def _varies(self, fragment: int) -> bool:
         """Whether an offer of this fragment has to say how long it is."""
-        return self.numerics.codecs(self.owned[fragment]).varies
+        return self.numerics_of[fragment].codecs(self.owned[fragment]).varies
 
     def _encoded(self, offer: OpenOffer, made: Encoded) -> None:
         size, fp32_bytes = made.payload.numel(), 4 * offer.delta_N.numel()
         residual = made.unsent / made.length if 0 < made.length < math.inf else 0.0
+        numerics = self.numerics_of[offer.fragment]
+        about: dict[str, object] = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
+        about |= {"fp32_bytes": fp32_bytes, "residual": residual}
         with self.published.changed:
-            self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
-        if not self.numerics.codec.exact:
-            about = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
-            self.host.note("encoded", {**about, "fp32_bytes": fp32_bytes, "residual": residual})
+            if numerics.of_values:
+                self.published.moment_bytes += size
+            else:
+                self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
+        if numerics.of_values:
+            self.host.note("encoded", {**about, "moments": True})
+        elif not numerics.codec.exact:
+            self.host.note("encoded", about)
 
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer
         name = (offer.member, offer.fragment, offer.seq)
-        owned = self.owned[offer.fragment]
-        size, most = self.numerics.payload_bytes(owned), self.numerics.payload_bytes_max(owned)
+        owned, numerics = self.owned[offer.fragment], self.numerics_of[offer.fragment]
+        size, most = numerics.payload_bytes(owned), numerics.payload_bytes_max(owned)
         if self._varies(offer.fragment) and offer.sizes:
             size = offer.sizes[self.me.rank]
         if size > most:
@@ -367,8 +396,8 @@ class ConcurrentOuterStep:
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
-        owned = self.owned[fragment]
-        data = self.numerics.empty(owned)
+        owned, numerics = self.owned[fragment], self.numerics_of[fragment]
+        data = numerics.empty(owned)
 
         def finish(result: Anchor | Exception) -> None:
             if isinstance(result, Exception):
@@ -385,7 +414,7 @@ class ConcurrentOuterStep:
             if error is not None:
                 finish(error)
             else:
-                adopt = partial(self.numerics.adopt, data, owned, version, effect.rounds)
+                adopt = partial(numerics.adopt, data, owned, version, effect.rounds)
                 self.host.work(adopt, finish)
 
         key = state_key(self.me.rank, fragment, version, effect.digest)

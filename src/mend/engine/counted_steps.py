@@ -85,7 +85,7 @@ class CountedSteps:
             self.refuse_newcomers()
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
-        reason = self.movement.uncounted(self._trainer.tracks)
+        reason = self.movement.uncounted(self._trainer.weights)
         return Outcome("uncounted", reason) if reason else None
 
     def settle(self) -> None:
@@ -99,6 +99,8 @@ class CountedSteps:
     def close(self) -> None:
         """Count nothing from here on. Idempotent."""
         self._hooks.close()
+        if self._trainer.benchmark is not None:
+            self._trainer.benchmark.close()
         self.movement.close()
 
     # -------------------------------------------------------------- around a step

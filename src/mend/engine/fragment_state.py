@@ -11,6 +11,7 @@ from torch import Tensor
 from mend.engine.numerics import Anchor
 from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed
+from mend.fragment.moments import MomentsView
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
 from mend.types import Owned
@@ -117,6 +118,11 @@ class FragmentState:
     def owned(self) -> Owned:
         """What the vectors of this fragment hold."""
         return self.holding.owned
+
+    @property
+    def moments(self) -> MomentsView | None:
+        """The view, of a fragment of moments; None: it is of weights."""
+        return self.view if isinstance(self.view, MomentsView) else None
 
     @property
     def shared(self) -> bool:

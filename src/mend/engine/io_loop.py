@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from mend.coordination import wire
-from mend.coordination.messages import Envelope, Message, Patch, Retire, State
+from mend.coordination.messages import Envelope, Hello, Message, Patch, Prepare, Retire, State
 from mend.coordination.streams import Streams, Unread
 from mend.engine.host import Host
 from mend.engine.speakers import Speakers
@@ -28,6 +28,7 @@ from mend.status.event_log import EventLog
 from mend.status.server import StatusServer
 from mend.transport.bulk_client import BulkLane
 from mend.transport.delayed import CountedLane, DelayedLane, Distribution
+from mend.transport.origins import Origins
 from mend.transport.security import Secrets
 from mend.transport.zmq import Received, ZmqSideband
 from mend.types import PERSON, SECOND, Address, Member, Peer
@@ -81,6 +82,8 @@ class IoLoopOptions:
     """Whether the lane encrypts with the secrets, or authenticates only."""
     ranks: int = 1
     """Of this rack."""
+    peers: tuple[str, ...] = ()
+    """Addresses of others, from the settings: they may be named by whoever has no key."""
 
 
 @dataclass
@@ -102,6 +105,7 @@ class IoLoop:
         self.done = threading.Event()
         self._host: Host | None = None
         self._streams = Streams(member)
+        self._origins = Origins(options.peers)
         self._observed: StatusServer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -172,7 +176,7 @@ class IoLoop:
 
         def job() -> None:
             self._host = host
-            self._spawn(self._listen())
+            self._sideband.hear(self._received)
 
         self.call(job)
         if self.options.secrets:
@@ -307,19 +311,22 @@ class IoLoop:
                 lane, options.delay_ns, options.delay_distribution, options.delay_seed
             )
 
-    async def _listen(self) -> None:
-        while True:
-            found = await self._sideband.receive_from()
-            try:
-                envelope = self._opened(found)
-                body = self._streams.read(envelope)
-            except Unread:
-                continue
-            except WireError as error:
-                self._refuse(error)
-                if isinstance(error, OtherVersion) and error.job == self.job:
-                    self._guarded(partial(self._foreign, error))
-                continue
+    def _received(self, found: Received) -> None:
+        """A frame of anybody's."""
+        if self._closing:
+            return
+        try:
+            envelope = self._opened(found)
+            body = self._streams.read(envelope)
+        except Unread:
+            pass
+        except WireError as error:
+            self._refuse(error)
+            if isinstance(error, OtherVersion) and error.job == self.job:
+                self._guarded(partial(self._foreign, error))
+        except Exception as error:
+            self._crash(error)
+        else:
             self._guarded(partial(self._hear, envelope, body))
 
     def _opened(self, found: Received) -> Envelope:
@@ -340,6 +347,13 @@ class IoLoop:
         counted = bare and isinstance(envelope.body, State | Patch)
         if counted and not self._speakers.admits(speaker, rank, found.route, self.now_ns()):
             raise WireError(f"rack {rack} rank {rank} speaks over two connections at once")
+        address = _address_in(envelope.body)
+        if bare and address and not self._origins.fits(address, found.host()):
+            raise WireError(
+                f"rack {rack} speaks from {found.host()} and is to be answered at {address!r}, "
+                "which is another machine as far as can be seen. Give all racks and the witness a "
+                "key (mend keys new FILE, MEND_KEY_FILE), or correct that rack's advertise_host"
+            )
         return envelope
 
     def _hear(self, envelope: Envelope, body: Message) -> None:
@@ -422,6 +436,17 @@ class IoLoop:
         if farewell is not None:
             farewell()
         self._loop.stop()
+
+
+def _address_in(body: object) -> str | None:
+    """Where whoever says this wants to be answered."""
+    match body:
+        case Hello(seat=seat):
+            return seat.address
+        case Prepare(address=address):
+            return address
+        case _:
+            return None
 
 
 def _check_key(sender: Peer | None, rack: int, rank: int) -> None:

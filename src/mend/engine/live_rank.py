@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from mend.consensus.records import MomentFragments
 from mend.coordination.events import Cutting, Event
 from mend.coordination.machines import Parts
 from mend.coordination.schedule import schedule_of
@@ -23,6 +24,7 @@ from mend.engine.checkpoint import Facts, Part, Writer, left_out, read_part, tog
 from mend.engine.checkpoint_files import complete_part
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
@@ -30,6 +32,7 @@ from mend.engine.rack import RackGroup
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.replay_training import Again
 from mend.engine.snapshot import Training, note_of, view_of_rank
+from mend.engine.step_hooks import HoldsParameters
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
@@ -37,6 +40,7 @@ from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import TrainingState
 from mend.errors import GaveUp, UsageError
 from mend.fragment.device import Side, device_of
+from mend.fragment.moments import Moment, MomentsView, build_moment_plan, moments_of
 from mend.fragment.plan import (
     Item,
     build_plan,
@@ -56,7 +60,7 @@ from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
-from mend.types import SECOND, WITNESS, Member, Owned, Peer
+from mend.types import SECOND, WITNESS, Member, Peer
 
 T = TypeVar("T")
 
@@ -66,7 +70,14 @@ BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
 class LiveRank:
     """One running rank: trainer on the caller's thread, everything else on the driver's."""
 
-    def __init__(self, model: nn.Module, settings: Settings, numerics: Numerics) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        numerics: Numerics,
+        optimizers: Sequence[HoldsParameters] = (),
+    ) -> None:
+        """`optimizers`: those whose moments are exchanged, if any are."""
         self.settings, self.numerics = settings, numerics
         self._ending = threading.RLock()
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
@@ -74,13 +85,15 @@ class LiveRank:
         self.me = Peer(settings.rack, self.group.rank)
         self._in_place = InPlace(model)
         self._in_place.check()
-        parameters = [p for _, p in exchanged_parameters(model, frozen=settings.frozen)]
+        named = exchanged_parameters(model, frozen=settings.frozen)
+        parameters = [p for _, p in named]
         self._in_place.watch(unwrap(model), {id(p) for p in parameters})
         device = device_of(parameters)
         self._side = Side(device) if device is not None and device.type == "cuda" else None
         self.plan = build_plan(model, settings.fragments, frozen=settings.frozen)
+        weights, moments = len(self.plan), self._plan_moments(named, optimizers)
         self.schedule = schedule_of(
-            len(self.plan), settings.period_steps, settings.overlap_steps, settings.overlap_ramp,
+            weights, settings.period_steps, settings.overlap_steps, settings.overlap_ramp, moments,
             polls=settings.racks > 1 and not settings.step.lockstep,
         )  # fmt: skip
         self.recorder = EventLog(
@@ -106,9 +119,24 @@ class LiveRank:
         self.io_loop.every(PERIOD_S, self.pace.write)
         try:
             self._build(model, numerics)
+            if settings.detector.validates and settings.replay is None:
+                self._validate(model)
         except BaseException:
             self.abort()
             raise
+
+    def _plan_moments(
+        self, named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[HoldsParameters]
+    ) -> tuple[MomentFragments, ...]:
+        """Put their fragments behind those of the weights."""
+        self._moments, groups = dict[int, Sequence[Moment]](), []
+        for order, period in self.settings.moment_periods.items():
+            found = moments_of(named, optimizers, order)
+            made = build_moment_plan(found, self.settings.fragments, len(self.plan))
+            self.plan += tuple(layout for layout, _ in made)
+            self._moments |= {layout.fragment: each for layout, each in made}
+            groups.append(MomentFragments(len(made), period))
+        return tuple(groups)
 
     def _io_loop_options(self) -> IoLoopOptions:
         """Only the leader listens on the configured port; the rack's other ranks take any."""
@@ -127,11 +155,10 @@ class LiveRank:
         self.group.team_up(teams, cuda=self._side is not None)
         again = Again(replay, self.me, self.plan) if (replay := self.settings.replay) else None
         self.published = again.published if again else PublishedState(len(self.plan))
-        options = replace(self.settings.step, ranks=self.group.ranks)
         self.trainer = (again.trainer if again else Trainer)(
             self.member,
             self.schedule,
-            options,
+            replace(self.settings.step, ranks=self.group.ranks),
             tracks,
             self.published,
             now_ns=self.io_loop.now_ns,
@@ -145,7 +172,6 @@ class LiveRank:
             self.trainer.resume(part.state.progress, part.offers(tracks))
         genesis = [track.anchor for track in tracks]
         found = self._of_all_ranks(self._introduction(genesis), Introduction)
-        owned = [track.owned for track in tracks]
         parts = parts_of(
             self.settings,
             self.me,
@@ -156,34 +182,47 @@ class LiveRank:
             started_ns=self.io_loop.now_ns(),
             script=again.script if again else None,
             resumed=(part.resume, part.manifest.step) if part else None,
+            moments=self.schedule.moments,
         )
         if again and parts.leader:
             again.check(parts.leader.hello.facts)
         if self.me.rank == 0:
             self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
-        roles = self._roles(parts, tuple(numerics.payload_bytes(mine) for mine in owned))
+        roles = self._roles(parts, tuple(track.anchor.payload_bytes for track in tracks))
         self.rank = ConcurrentOuterStep(
             self.me,
             self.member,
             roles,
-            owned,
+            [track.owned for track in tracks],
             genesis,
             numerics,
             self.published,
             self.io_loop,
             plain,
             again.comparer if again else self.tape,
+            len(self._moments),
         )
         self._show()
         self.io_loop.call(lambda: self._connect([one.address for one in found]))
         self.io_loop.attach(self.rank)
 
+    def _validate(self, model: nn.Module) -> None:
+        """Have the training thread make micro-benchmarks when the rank is slow."""
+        device = self._side.device if self._side is not None else torch.device("cpu")
+        self.rank.benchmark = self.trainer.benchmark = MicroBenchmark(
+            self.io_loop.now_ns,
+            self._post,
+            LiveBenchmark(device).product_ns,
+            watch_forward(weakref.ref(model)),
+        )
+
     def _plain(self, model: nn.Module) -> list[tuple[bool, ...]]:
         """Per fragment, which tensors the mean merges where the rule is another; else nothing."""
         if self.numerics.measuring is None:
             return []
-        names = self.settings.merge_mean_names
-        plain = [plain_slots(model, layout, names) for layout in self.plan]
+        names, weights = self.settings.merge_mean_names, self.plan[: self.schedule.fragments]
+        plain = [plain_slots(model, layout, names) for layout in weights]
+        plain += [(True,) * len(layout.slots) for layout in self.plan[len(weights) :]]
         check_room(self.plan, plain, self.settings.racks)
         return plain
 
@@ -262,23 +301,29 @@ class LiveRank:
     ) -> list[FragmentState]:
         named = dict(exchanged_parameters(model, frozen=self.settings.frozen))
         boxes = [{item.name: item.shard for item in items} for items in inventories]
-        tracks = []
+        tracks, apart = [], numerics.for_moments()
         for layout in self.plan:
-            names = [slot.name for slot in layout.slots]
-            view = FragmentView(layout, [named[name] for name in names], self._in_place.check)
+            moments = self._moments.get(layout.fragment, ())
+            names = [each.name for each in moments] or [slot.name for slot in layout.slots]
+            rules, check = (apart if moments else numerics), self._in_place.check
+            view = (
+                MomentsView(layout, moments, check)
+                if moments
+                else FragmentView(layout, [named[name] for name in names], check)
+            )
             held = holding(layout, [[of[name] for name in names] for of in boxes], self.me.rank)
-            values_N = torch.empty(held.owned.numel, dtype=torch.float32)
-            view.read(held.owned, values_N)
+            values_N = torch.zeros(held.owned.numel)
+            if not moments:
+                view.read(held.owned, values_N)
             if part is None:
-                tracks.append(FragmentState(view, held, numerics.genesis(values_N, held.owned)))
+                tracks.append(FragmentState(view, held, rules.genesis(values_N, held.owned)))
                 continue
-            track = FragmentState(view, held, part.anchor(layout.fragment, held.owned, numerics))
+            track = FragmentState(view, held, part.anchor(layout.fragment, held.owned, rules))
             part.restore(layout.fragment, track)
             tracks.append(track)
         if self._side is not None:
-            owned = [track.owned for track in tracks]
-            self._side.prepare(max(part.numel for part in owned))
-            _prepare(numerics, owned)
+            self._side.prepare(max(track.owned.numel for track in tracks))
+            _prepare(numerics, tracks)
         return tracks
 
     def _of_all_ranks(self, mine: T, kind: type[T]) -> list[T]:
@@ -294,8 +339,10 @@ class LiveRank:
             self.recorder.note(
                 "start", {"member": list(self.member), "plan": plan, "job": settings.job}
             )
-        about = {"plan": plan, "config": settings.config, "payload_bytes": payload_bytes}
-        header = header_of(settings.job, parts, **about)
+        header = header_of(
+            settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
+            moments=len(self._moments),
+        )  # fmt: skip
         self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
         if self.tape is not None:
             self.tape.watch(roles.named())
@@ -480,13 +527,13 @@ class LiveRank:
                 self.io_loop.send(effect.to, effect.body)
 
 
-def _prepare(numerics: Numerics, owned: Sequence[Owned]) -> None:
+def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
     """Have all memory of the run ready: locking takes a while, and would hold up the first rounds.
 
     A second version of every anchor, and vectors for the rounds in flight.
     """
-    second = [numerics.empty(part) for part in owned]
+    second = [numerics.buffers.empty(track.anchor.data.numel()) for track in tracks]
     flying = numerics.buffers.idle_max - len(second)
-    numel = max(part.numel for part in owned)
+    numel = max(track.owned.numel for track in tracks)
     ready = [numerics.buffers.empty(numel) for _ in range(flying)]
     del second, ready

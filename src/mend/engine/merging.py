@@ -66,7 +66,7 @@ class Merging:
             if effect.total:
                 factors = factors_in(effect.total, effect.weights, tensors)
                 runs = tensors.runs(effect.weights, factors)
-            made = self._numerics.merge(
+            made = self._rank.numerics_of[effect.fragment].merge(
                 payloads, effect.weights, anchor, effect.version, runs=runs, part=effect.part
             )
             taped = self._rank.tape is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -21,7 +22,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from mend.codec import CLOSING, Codec, FragmentCodec, LayoutCodec, Varying, fragment_codec
+from mend.codec import CLOSING, CODECS, Codec, FragmentCodec, LayoutCodec, Varying, fragment_codec
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
@@ -30,8 +31,8 @@ from mend.engine.sums import Tensors, Weights, partial_of, total_of
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.fragment.apply import Alignment
-from mend.merge import PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
-from mend.outer import OuterOptimizer, Rates
+from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
+from mend.outer import OuterOptimizer, Rates, Replace
 from mend.types import Owned, Span
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
@@ -143,6 +144,12 @@ class Anchor:
         return self.codecs.state_numel if self.codecs is not None else 0
 
     @property
+    def payload_bytes(self) -> int:
+        """The most that an offer against it can be."""
+        assert self.codecs is not None, f"version {self.version} is only a number here"
+        return self.codecs.payload_bytes
+
+    @property
     def codec_state(self) -> Tensor:
         return self.data[self.data.numel() - self.codec_numel :]
 
@@ -210,6 +217,16 @@ class Numerics:
         self._codecs: dict[Owned, FragmentCodec] = {}
         self.measuring = merge if isinstance(merge, Measuring) else None
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
+        self.of_values = False
+        """Whether offers are values, and not what they are away from an anchor."""
+
+    def for_moments(self) -> Numerics:
+        """Of fragments of moments: their values are averaged, as fp32. Shares memory and helping
+        hands."""
+        made = copy(self)
+        made.codec, made.rule, made.outer = CODECS["float32"](), MERGES["mean"](), Replace()
+        made.measuring, made._codecs, made.of_values = None, {}, True
+        return made
 
     def close(self) -> list[str]:
         """End the threads, give up the spare vectors; a merge in flight finishes first, if it can.

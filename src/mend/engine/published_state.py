@@ -74,6 +74,7 @@ class Looked:
     reason_last: str
     outer_last: tuple[float, float]
     sent: Sent
+    moment_bytes: int
     live: tuple[int, ...]
     why: tuple[str, ...]
     slow: tuple[FailSlow, ...]
@@ -94,6 +95,9 @@ class PublishedState:
         self.members_last: tuple[int, ...] = ()
         self.reason_last = ""
         self.sent = Sent()
+        """Of weights."""
+        self.moment_bytes = 0
+        """Of the payloads of moments so far."""
         self.outer_last = (0.0, 0.0)
         """Of the newest round: how many its fragment had merged before, its momentum."""
         self.turnout = Turnout()
@@ -137,8 +141,9 @@ class PublishedState:
         with self.changed:
             self.panels[fragment].anchors.pop(version, None)
 
-    def told(self, record: Record, outer: tuple[float, float] = (0.0, 0.0)) -> None:
-        """`outer`: of a commit, see `outer_last`."""
+    def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
+        """`outer`: of a commit, see `outer_last`; None: it is of moments, which have no outer
+        step, and whose tokens are those of the weights."""
         with self.changed:
             if isinstance(record, Commit):
                 panel = self.panels[record.fragment]
@@ -147,9 +152,11 @@ class PublishedState:
                 panel.digests[record.version] = record.digests
                 self.commits += 1
                 self.members_last = tuple(share.member.rack for share in record.members)
-                self.reason_last, self.outer_last = record.reason, outer
+                self.reason_last = record.reason
                 self.turnout.add(self.members_last, set(self.live) & set(self.seats))
-                self.tokens_merged += sum(share.tokens for share in record.members)
+                if outer is not None:
+                    self.outer_last = outer
+                    self.tokens_merged += sum(share.tokens for share in record.members)
             elif isinstance(record, Genesis):
                 self.begun, self.first = True, record.first()
                 firsts = zip(self.panels, record.first(), record.digests, strict=True)
@@ -279,6 +286,7 @@ class PublishedState:
                 self.reason_last,
                 self.outer_last,
                 self.sent,
+                self.moment_bytes,
                 self.live,
                 self.why,
                 self.slow,

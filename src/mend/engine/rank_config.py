@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from mend.consensus.records import Policy, Seat
+from mend.consensus.records import MomentFragments, Policy, Seat
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
@@ -44,6 +44,8 @@ class Settings:
     quorum_min_learners: int
     grace_ns: int
     max_age: int
+    moment_periods: dict[int, int]
+    """Steps between two exchanges of the optimizers' moments: order -> period."""
     token_weighted: bool
     step: StepOptions
     diagnostics: Path | None
@@ -87,6 +89,7 @@ def parts_of(
     started_ns: int,
     script: ReplayScript | None = None,
     resumed: tuple[Resume, int] | None = None,
+    moments: tuple[MomentFragments, ...] = (),
 ) -> Parts:
     """`found`: what every rank of the rack said, in rank order. `sums`: whether merges need sums
     over the ranks first. `script`: rack 0 decides what it says, and nobody takes over. `resumed`: a
@@ -101,7 +104,7 @@ def parts_of(
     fragments = len(found[0].digests)
     hello = Hello(
         seat=Seat(member, found[0].address, tuple(one.lane for one in found)),
-        policy=policy_of(settings, ranks, fragments),
+        policy=policy_of(settings, ranks, fragments, moments),
         facts=(
             ("mend version", VERSION),
             *settings.facts,
@@ -126,7 +129,9 @@ def parts_of(
     return Parts(me, member, rank_machine, leader, coordinator)
 
 
-def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
+def policy_of(
+    settings: Settings, ranks: int, fragments: int, moments: tuple[MomentFragments, ...] = ()
+) -> Policy:
     return Policy(
         racks=settings.racks,
         ranks=ranks,
@@ -143,4 +148,5 @@ def policy_of(settings: Settings, ranks: int, fragments: int) -> Policy:
         restart_attests=settings.restart_attests,
         token_weighted=settings.token_weighted,
         expected=settings.expected,
+        moments=moments,
     )

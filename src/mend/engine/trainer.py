@@ -64,7 +64,7 @@ class Trainer(TrainerRounds):
 
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
-        return sum(self.tokens - track.tokens_mark for track in self.tracks)
+        return sum(self.tokens - track.tokens_mark for track in self.weights)
 
     def drain(self, limit_ns: int) -> Doing:
         """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
@@ -136,12 +136,12 @@ class Trainer(TrainerRounds):
 
     def _end(self, keep_local: bool) -> Doing:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""
-        wrong = [self._unsound(track) for track in self.tracks]
+        wrong = [self._unsound(track) for track in self.weights]
         fine = yield from self._agree_and_apply([], [int(not each) for each in wrong])
         if not all(fine):
             fragment = fine.index(0)
             raise self._diverged(fragment, wrong[fragment])
-        unmerged = sum(self.tokens - track.tokens_mark for track in self.tracks)
+        unmerged = self.open_tokens()
         anywhere = yield from self._agree_and_apply([], [-unmerged])
         if not self.published.finished:
             why = list(self.published.why)
@@ -168,8 +168,8 @@ class Trainer(TrainerRounds):
         return Outcome("merged")
 
     def _capture_tails(self) -> None:
-        """The steps since the last capture, of fragments without an open offer."""
-        for fragment, track in enumerate(self.tracks):
+        """The steps since the last capture, of fragments of weights without an open offer."""
+        for fragment, track in enumerate(self.weights):
             if track.offer is None:
                 self._capture(fragment, closing=True)
 
@@ -238,7 +238,8 @@ class Trainer(TrainerRounds):
         if own:
             yield from self._check_begun(anchors)
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
-            if not own and (anchor.digest != track.anchor.digest or track.shared):
+            foreign = anchor.digest != track.anchor.digest or track.shared
+            if not own and foreign and track.moments is None:
                 yield from self._write(track, fragment, anchor.values)
             track.anchor = anchor
             if anchor.version:
@@ -329,7 +330,7 @@ class Trainer(TrainerRounds):
         self.step = step = copied.step
         for fragment, track in enumerate(self.tracks):
             track.tokens_mark, track.steps_mark = self.tokens, step
-            first, period = self.schedule.first(fragment), self.schedule.period_steps
+            first, period = self.schedule.first(fragment), self.schedule.period(fragment)
             last = first + (step - first) // period * period
             self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
         self.calendar.past(step)
@@ -390,7 +391,8 @@ class Trainer(TrainerRounds):
         assert self._resumed is not None, "nothing is resumed"
         for track in self.tracks:
             track.residual_N = None
-            self.ledger.discarded += self.tokens - track.tokens_mark
+            if track.moments is None:
+                self.ledger.discarded += self.tokens - track.tokens_mark
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         given_up = self.ledger.discarded - self._resumed[0].discarded
         reason = "the job runs: its newest weights take the place of the checkpoint's"
@@ -562,13 +564,13 @@ class Trainer(TrainerRounds):
 
     def publish_anchor(self) -> Doing:
         """The model becomes the anchor."""
-        for fragment, track in enumerate(self.tracks):
+        for fragment, track in enumerate(self.weights):
             yield from self._write(track, fragment, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
         """A copy of what this rank holds of the live model, one vector (fp32) per fragment."""
         found = []
-        for track in self.tracks:
+        for track in self.weights:
             held = track.holding.everything
             held_N = torch.empty(held.numel, dtype=torch.float32)
             track.view.read(held, held_N)
@@ -576,5 +578,5 @@ class Trainer(TrainerRounds):
         return found
 
     def put_back(self, weights: list[Tensor]) -> None:
-        for track, held_N in zip(self.tracks, weights, strict=True):
+        for track, held_N in zip(self.weights, weights, strict=True):
             track.view.write(track.holding.everything, held_N)

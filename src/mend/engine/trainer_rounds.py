@@ -38,6 +38,7 @@ from mend.engine.fragment_state import (
     Wait,
     unbroken_run,
 )
+from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
@@ -46,6 +47,7 @@ from mend.engine.training_state import TrainingState
 from mend.errors import Diverged, GaveUp, StateRefused
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
+from mend.fragment.moments import MomentsView
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
 
@@ -81,6 +83,8 @@ class TrainerRounds:
     ) -> None:
         self.member, self.schedule, self.options = member, schedule, options
         self.tracks, self.published = tracks, published
+        self.weights = [track for track in tracks if track.moments is None]
+        """The fragments that tokens are counted for: the first ones."""
         self.calendar = Calendar(schedule)
         self.before_capture: Callable[[], None] = lambda: None
         """Called in a step that captures something, before it does; may raise."""
@@ -94,6 +98,8 @@ class TrainerRounds:
         self.state_due: Member | None = None
         """A rack that joins, for which it is copied before the next step."""
         self.give: GiveState = lambda *_: None
+        self.benchmark: MicroBenchmark | None = None
+        """Where slow racks are validated."""
         self._looks = 0
         """At `asked`; the same on all ranks."""
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
@@ -124,7 +130,10 @@ class TrainerRounds:
         self.step += 1
         self.tokens += tokens
         self.standing = (self.step, self.tokens, self._marks)
+        begun_ns = self._stepped_ns
         self._time(tokens)
+        if self.benchmark is not None:
+            self.benchmark.stepped(self.step, begun_ns, self.untimed)
         if self.beside is not None and self.published.fresh:
             self._prefetch(self.beside)
         return self.step >= self.calendar.next_step
@@ -154,7 +163,7 @@ class TrainerRounds:
     def _prefetch(self, beside: CudaStaging) -> None:
         """Start bringing what was decided meanwhile to the device."""
         self.published.fresh = False
-        for fragment, track in enumerate(self.tracks):
+        for fragment, track in enumerate(self.weights):
             with self.published.changed:
                 anchors = dict(self.published.panels[fragment].anchors)
             newest, _ = unbroken_run(anchors, track.anchor.version)
@@ -229,7 +238,7 @@ class TrainerRounds:
         self._marks = Marks(
             versions=versions,
             digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
-            marked=sum(track.tokens_mark for track in tracks),
+            marked=sum(track.tokens_mark for track in self.weights),
             merged=ledger.merged,
             discarded=ledger.discarded,
             missed=tuple(ledger.missed.items()),
@@ -271,7 +280,7 @@ class TrainerRounds:
         if steps < 1:
             return
         landed: Landed | None = None
-        if self.beside is not None:
+        if self.beside is not None and track.moments is None:
             snapshot_N, landed = self.beside.snapshot(track)
         else:
             snapshot_N = self._snapshot(track)
@@ -339,7 +348,8 @@ class TrainerRounds:
         if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
             self.state_due = asked[0]
         for fragment in ends:
-            offer = self.tracks[fragment].offer
+            track = self.tracks[fragment]
+            offer = track.offer if track.moments is None else None
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
         least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
@@ -393,9 +403,7 @@ class TrainerRounds:
     def _await_results(self, fragments: tuple[int, ...]) -> Doing:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
         limit_ns = self.options.give_up_ns if self.options.lockstep else self._budget_ns
-        waiting = [
-            p for p in fragments if self.tracks[p].offer is not None and not self._resolved(p)
-        ]
+        waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
         started_ns = self._now_ns()
@@ -419,6 +427,13 @@ class TrainerRounds:
                     "why": list(self.published.why),
                 },
             )
+
+    def _is_awaited(self, fragment: int) -> bool:
+        """Moments only in lockstep: a late mean of them counts for less, and does no harm."""
+        track = self.tracks[fragment]
+        if track.offer is None or self._resolved(fragment):
+            return False
+        return self.options.lockstep or track.moments is None
 
     def _why(self) -> str:
         return "; ".join(self.published.why) or "no reason known"
@@ -509,7 +524,10 @@ class TrainerRounds:
         """Protocol section 7: read the own offer's fate in the commits, realign, move the marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate, delta_N = self._outcome(fragment, anchor.version)
-        yield from self._realign(track, fragment, delta_N, anchor)
+        if track.moments is None:
+            yield from self._realign(track, fragment, delta_N, anchor)
+        elif delta_N is not None and offer is not None:
+            yield from self._average(track, track.moments, fragment, offer, anchor)
         ended = 0
         if offer is not None and fate:
             ended, track.offer = offer.seq, None
@@ -556,6 +574,21 @@ class TrainerRounds:
         if live is None:
             yield from self._write(track, fragment, theta_N)
 
+    def _average(
+        self,
+        track: FragmentState,
+        view: MomentsView,
+        fragment: int,
+        offer: OpenOffer,
+        anchor: Anchor,
+    ) -> Doing:
+        """This rack's moments are in the mean: go on from it, with the steps made since."""
+        live_N = self._buffers.empty(track.owned.numel)
+        view.read(track.owned, live_N)
+        steps = self.step - offer.capture_step
+        view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
+        yield from self._write(track, fragment, live_N)
+
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
         for theta_n, place in pieces:
             realign(
@@ -590,8 +623,10 @@ class TrainerRounds:
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
         """The offer is merged: its residual is owed now, its tokens are done."""
         track.residual_N = offer.pend_N
-        self.ledger.merged += offer.tokens
-        if self.options.alignment == "overwrite":
+        weights = track.moments is None
+        if weights:
+            self.ledger.merged += offer.tokens
+        if weights and self.options.alignment == "overwrite":
             self.ledger.discarded += self.tokens - offer.tokens_total
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         else:

@@ -107,11 +107,18 @@ def build_plan(model: nn.Module, fragments: int, *, frozen: bool = False) -> tup
         raise ConfigError(
             "model", type(unwrap(model)).__name__, "has no trainable parameter", "Unfreeze some."
         )
+    return cut_layouts(slots, fragments)
+
+
+def cut_layouts(
+    slots: Sequence[tuple[str, nn.Parameter]], fragments: int, first: int = 0
+) -> tuple[Layout, ...]:
+    """The tensors in at most so many fragments, numbered from `first`. See `build_plan`."""
     count = min(fragments, len(slots))
     cuts = _cuts([parameter.numel() for _, parameter in slots], count)
     plan = tuple(
         _layout(fragment, slots[start:stop])
-        for fragment, (start, stop) in enumerate(pairwise(cuts))
+        for fragment, (start, stop) in enumerate(pairwise(cuts), first)
     )
     assert sum(len(layout.slots) for layout in plan) == len(slots), "a tensor is in no fragment"
     return plan
@@ -239,7 +246,7 @@ def _cuts(numels: list[int], count: int) -> list[int]:
     return [*cuts, len(numels)]
 
 
-def _layout(fragment: int, named: list[tuple[str, nn.Parameter]]) -> Layout:
+def _layout(fragment: int, named: Sequence[tuple[str, nn.Parameter]]) -> Layout:
     slots, offset = [], 0
     for name, parameter in named:
         dtype = str(parameter.dtype).removeprefix("torch.")

@@ -119,9 +119,13 @@ class FragmentView:
         """
         self._check_place()
         places = pairwise(owned.cuts)
-        for span, place, parameter in zip(owned.spans, places, self._parameters, strict=True):
+        for span, place, held in zip(owned.spans, places, self.held(), strict=True):
             if span.numel:
-                yield local_of(parameter), slice(*span), slice(*place)
+                yield held, slice(*span), slice(*place)
+
+    def held(self) -> list[Tensor]:
+        """What the rank holds of every tensor, sharing its memory."""
+        return [local_of(parameter) for parameter in self._parameters]
 
     def _check(self, owned: Owned, vector_N: Tensor) -> None:
         assert len(owned.spans) == len(self._parameters), (

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from mend.outer.base import OuterOptimizer, Rates
 from mend.outer.nesterov import Nesterov
+from mend.outer.replace import Replace
 
 OUTERS: dict[str, Callable[..., OuterOptimizer]] = {"nesterov": Nesterov}
 """name -> (lr, momentum, rounds of its ramp; 0: none) -> optimizer"""
 
-__all__ = ["OUTERS", "Nesterov", "OuterOptimizer", "Rates"]
+__all__ = ["OUTERS", "Nesterov", "OuterOptimizer", "Rates", "Replace"]

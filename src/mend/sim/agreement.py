@@ -31,11 +31,13 @@ Undo = Callable[[tuple[int, ...]], None]
 
 @dataclass
 class Replica:
-    """A log in a process. `owner.log` may become another object; `decided` is as last seen."""
+    """A log in a process. `owner.log` may become another object; `decided` and `last`, the newest
+    record that it holds, are as last seen."""
 
     owner: Any
     votes: bool
     decided: int = 0
+    last: int = 0
 
 
 @dataclass
@@ -115,6 +117,7 @@ class Agreement:
             log = replica.owner.log
             if log.decided != replica.decided:
                 self._advanced(process, replica, log)
+            replica.last = log.last
 
     def died(self) -> None:
         """Somebody is gone: is what was decided still there?"""
@@ -198,8 +201,7 @@ class Agreement:
     # -------------------------------------------------------------- one list
 
     def _advanced(self, process: Process, replica: Replica, log: Log) -> None:
-        had_a_seat = any(is_seated(process, roster) for roster in self.rosters)
-        if log.decided < replica.decided and replica.votes and had_a_seat:
+        if log.decided < replica.decided and replica.votes and self._bound(process, replica):
             self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
         for index in range(known + 1, log.decided + 1):
@@ -215,6 +217,17 @@ class Agreement:
         for index in range(first, log.decided + 1):
             self._decided(process, index, log)
         self._compare(process, log, max(1, min(known, log.decided)), log.decided)
+
+    def _bound(self, process: Process, replica: Replica) -> bool:
+        """Whether it may not forget its log: it was told of its seat there, or it has accepted what
+        its vote was counted for."""
+        rack = process.me.rack
+        told = self.rosters[: replica.decided + 1]
+        accepted = self.rosters[: replica.last]  # those that decided the records that it has
+        voted = (roster for roster in accepted if is_seated(process, roster))
+        return any(is_seated(process, roster) for roster in told) or any(
+            rack in roster.voters for roster in voted
+        )
 
     def _compare(self, process: Process, log: Log, first: int, last: int) -> None:
         for index in range(first, min(last + 1, len(self.chains))):

@@ -20,6 +20,7 @@ from mend.engine.trainer import POLL_NS, OpenOffer
 from mend.fragment.ledger import VectorLedger
 from mend.sim import liveness
 from mend.sim.agreement import Agreement
+from mend.sim.moment_checks import MomentChecks
 from mend.sim.scenario import Scenario, rounds_before
 from mend.types import MS, SECOND, Peer
 
@@ -62,6 +63,7 @@ class Checkers:
         self.cuts_written: set[tuple[str, int]] = set()
         """Of which some rank was told that all have written."""
         self.agreement = Agreement(self.problem, self._undo)
+        self.moments = MomentChecks(self.problem, scenario.moments)
 
     def _undo(self, versions: tuple[int, ...]) -> None:
         self.commits = {key: c for key, c in self.commits.items() if key[1] <= versions[key[0]]}
@@ -79,7 +81,7 @@ class Checkers:
         self.agreement.died()
 
     def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
-        ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.tracks]
+        ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.weights]
         if process.me in self.ranks:
             self.former.append(self.ranks[process.me])
         self.ranks[process.me] = Watched(process, training, numerics, ledgers)
@@ -130,7 +132,9 @@ class Checkers:
         named = sum(
             share.tokens
             for (member, fragment, version), share in self.agreement.merged.items()
-            if member == watched.process.member and version <= versions[fragment]
+            if member == watched.process.member
+            and fragment < len(trainer.weights)
+            and version <= versions[fragment]
         )
         looked_at = self.agreement.merged and not self.agreement.beyond  # else it is of another job
         if looked_at and named != trainer.ledger.merged * self.scenario.ranks:
@@ -160,6 +164,7 @@ class Checkers:
             offer = watched.training.trainer.tracks[fields["fragment"]].offer
             assert offer is not None
             watched.offers[(offer.fragment, offer.seq)] = offer
+            self.moments.captured(watched, offer)
         elif kind == "applied":
             self._applied(watched, fields)
         elif kind == "discarded":
@@ -184,7 +189,7 @@ class Checkers:
         self._stalls(watched)
         if fields["seq"]:
             offer = watched.offers.pop((fragment, fields["seq"]))
-            if fields["fate"] == "named":
+            if fields["fate"] == "named" and fragment < len(watched.ledgers):
                 watched.ledgers[fragment].named(_sent(offer))
         rail = watched.process.me.rank
         anchor = watched.training.trainer.tracks[fragment].anchor
@@ -198,6 +203,7 @@ class Checkers:
                     f"{watched.process.me} has other bits of fragment {fragment} version {version}",
                 )
             self._rounds(watched, fragment, anchor)
+            self.moments.applied(watched, fragment, anchor, self.commits.get((fragment, version)))
             commit = self.commits.get((fragment, version))
             logged = commit["digests"] if commit else None
             if logged is not None and logged[rail] != digest:
@@ -231,7 +237,7 @@ class Checkers:
 
     def _bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario
-        limit = 3 * scenario.racks * scenario.fragments
+        limit = 3 * scenario.racks * len(watched.training.trainer.tracks)
         if len(rank.payloads) > limit:
             self.problem(
                 "I6",
@@ -267,7 +273,7 @@ class Checkers:
     def _tokens(self, watched: Watched) -> None:
         """I2: merged + open + discarded = trained, per rank; and merged is what the log says."""
         trainer = watched.training.trainer
-        fragments = len(trainer.tracks)
+        fragments = len(trainer.weights)
         total = trainer.ledger.merged + trainer.ledger.discarded + trainer.open_tokens()
         if total != trainer.tokens * fragments:
             self.problem(
@@ -279,6 +285,7 @@ class Checkers:
             share.tokens
             for (member, fragment, version), share in self.agreement.merged.items()
             if member == watched.process.member
+            and fragment < fragments
             and version <= trainer.tracks[fragment].anchor.version
         )
         if named != trainer.ledger.merged * self.scenario.ranks:
@@ -297,7 +304,7 @@ class Checkers:
             rack == watched.process.me.rack for rack, _ in self.scenario.non_finite
         ):
             return
-        for fragment, track in enumerate(watched.training.trainer.tracks):
+        for fragment, track in enumerate(watched.training.trainer.weights):
             theta_N = self._theta(watched, fragment)
             error = watched.ledgers[fragment].error(theta_N, track.anchor.values, track.residual_N)
             if watched.training.trainer.step and error > LEDGER_MAX:

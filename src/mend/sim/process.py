@@ -29,6 +29,7 @@ from mend.sim.faults import target
 from mend.sim.loop import Loop
 from mend.sim.moments import Moments
 from mend.sim.network import Network
+from mend.sim.optimizer import Adam
 from mend.sim.tape import MemoryTape
 from mend.types import MS, SECOND, Address, Member, Peer
 
@@ -242,7 +243,7 @@ class WatchedState(PublishedState):
         super().__init__(fragments)
         self._process, self._agreement = process, agreement
 
-    def told(self, record: Record, outer: tuple[float, float] = (0.0, 0.0)) -> None:
+    def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
         self._agreement.told(self._process, record)
         super().told(record, outer)
 
@@ -343,6 +344,9 @@ class Training:
         """Lineage and number of the checkpoint that it makes."""
         self.moments: Moments | None = None
         """The state of its optimizer, where ranks have one."""
+        views = [track.moments for track in trainer.tracks if track.moments is not None]
+        self.inner: Adam | None = views[0].moments[0].optimizer if views else None
+        """That with moments which racks average."""
 
     def carry(self, moments: Moments, note: Callable[[str, dict[str, object]], None]) -> None:
         """Train with an optimizer that has a state."""
@@ -440,8 +444,11 @@ class Training:
         self._watch("before", self)
         if self.moments is not None:
             self.moments.step(step)
+        changes = self._update(step)
+        if self.inner is not None:
+            self.inner.step(changes)
         with torch.no_grad():
-            for parameter, change in zip(self.parameters, self._update(step), strict=True):
+            for parameter, change in zip(self.parameters, changes, strict=True):
                 parameter.add_(change)
         self._watch("after", self)
         if self.trainer.stepped(self._tokens(step)):

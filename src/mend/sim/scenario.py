@@ -92,6 +92,11 @@ class Scenario:
     """(rack, step, ns): behind that step its script does something else, such as an evaluation."""
     carries: bool = False
     """Ranks have an optimizer with a state, which a rack that joins gets. No seed draws it."""
+    moments: tuple[int, ...] = ()
+    """Periods of the optimizer's first and second moments, which the racks average; empty: they do
+    not. No seed draws it."""
+    validates: bool = False
+    """Slow racks are validated by a micro-benchmark. No seed draws it."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 

@@ -19,14 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from mend.codec import codec_named
-from mend.consensus.records import Policy, Seat
+from mend.consensus.records import MomentFragments, Policy, Seat
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.coordination.schedule import Schedule, schedule_of
+from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer import FragmentState, StepOptions, Trainer
@@ -43,6 +45,7 @@ from mend.sim.loop import Loop
 from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
+from mend.sim.optimizer import Adam, moment_views
 from mend.sim.process import Collective, Process, Training, WatchedState
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm, rounds_before
 from mend.sim.scenario_builder import Writer
@@ -66,7 +69,8 @@ UPDATES = 64
 
 def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     """Fragments are one tensor each; under rda the third is merged by the mean, as an embedding."""
-    return [(p == 2,) for p in range(scenario.fragments)]
+    count = scenario.fragments * (1 + len(scenario.moments))
+    return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
 
 
 CUT_NS = 20 * SECOND
@@ -223,8 +227,8 @@ class World(Writer):
         parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
         genesis = [[track.anchor for track in tracks] for _, tracks in parts]
         schedule = schedule_of(
-            len(parts[0][1]), scenario.period_steps, scenario.overlap_steps, scenario.overlap_ramp,
-            polls=not scenario.lockstep,
+            scenario.fragments, scenario.period_steps, scenario.overlap_steps,
+            scenario.overlap_ramp, self._moments(), polls=not scenario.lockstep,
         )  # fmt: skip
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
@@ -281,6 +285,7 @@ class World(Writer):
             process,
             plain_fragments(scenario),
             self._tape(process, made_of),
+            len(tracks) - scenario.fragments,
         )
         training = Training(
             process,
@@ -295,15 +300,17 @@ class World(Writer):
             tokens=lambda step: 1 + (step * 7 + number) % 5,
             watch=self.checkers.watch,
         )
-        self._resume_and_cut(training, tracks)
+        self._prepare(training, tracks)
         held.append(training)
-        process.trainer = training
-        self.trainings[process.me] = training
+        process.trainer = self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
         process.watch = self.checkers.noted
         self._connect(process, rack)
         process.start(rank)
         self.checkers.enter_process(process)
+
+    def _product_ns(self, process: Process) -> int:
+        return MS * self.broken.slower(target(process.me.rack))
 
     def _tape(self, process: Process, made_of: Parts) -> MemoryTape | None:
         process.tape = MemoryTape(made_of) if self.record else None
@@ -330,25 +337,41 @@ class World(Writer):
             ]
         )
         named = dict(exchanged_parameters(model))
-        numerics, tracks = self._numerics(), []
+        numerics, tracks, first = self._numerics(), list[FragmentState](), scenario.first
         for layout in build_plan(model, scenario.fragments):
             view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
             held = replicated(layout, scenario.ranks, rank)
             values_N = torch.empty(held.owned.numel)
             view.read(held.owned, values_N)
             anchor = numerics.genesis(values_N, held.owned)
-            if first := scenario.first:
+            if first:
                 rounds = rounds_before(first)
                 anchor = numerics.adopt(anchor.data, held.owned, first, rounds)
             tracks.append(FragmentState(view, held, anchor))
+        inner = [Adam(list(model))] if scenario.moments else []
+        count = len(scenario.moments)
+        for moments in moment_views([*named.items()], inner, count, scenario.fragments):
+            held = replicated(moments.layout, scenario.ranks, rank)
+            rules, zeros_N = numerics.for_moments(), torch.zeros(held.owned.numel)
+            anchor = rules.genesis(zeros_N, held.owned)
+            if first:
+                anchor = rules.adopt(anchor.data, held.owned, first, rounds_before(first))
+            tracks.append(FragmentState(moments, held, anchor))
         return list(model), tracks
 
-    def _resume_and_cut(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+    def _moments(self) -> tuple[MomentFragments, ...]:
+        return tuple(MomentFragments(self.scenario.fragments, k) for k in self.scenario.moments)
+
+    def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+        process = training.process
+        if self.scenario.validates:
+            product_ns = partial(self._product_ns, process)
+            benchmark = MicroBenchmark(process.now_ns, training.post, product_ns, None)
+            training.rank.benchmark = training.trainer.benchmark = benchmark
         if self.scenario.carries:
-            process = training.process
             training.carry(Moments(training.parameters, process.me.rank), process.note)
         training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
-        rack = training.process.me.rack
+        rack = process.me.rack
         training.pauses = {step: ns for who, step, ns in self.scenario.pauses if who == rack}
         if self.scenario.first:
             training.trainer.resume(_progress(tracks), ())
@@ -388,7 +411,8 @@ class World(Writer):
 
     def _rank_options(self) -> RankOptions:
         sums = self._numerics().measuring is not None
-        return RankOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums)
+        detector = DetectorOptions(validates=self.scenario.validates)
+        return RankOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums, detector)
 
     def _policy(self, fragments: int) -> Policy:
         s = self.scenario
@@ -407,6 +431,7 @@ class World(Writer):
             EVICT_NS,
             restart_attests=True,
             expected=s.expected,
+            moments=self._moments(),
         )
 
     def _step_options(self) -> StepOptions:

@@ -59,6 +59,7 @@ LOUD = frozenset(
         "buffers-changed",
         "rounds-short",
         "fail-slow",
+        "fail-slow-cause",
         "fail-slow-over",
         "events-stopped",
         "events-resumed",

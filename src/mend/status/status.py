@@ -21,11 +21,11 @@ class TokenLedger:
 
 @dataclass(frozen=True, slots=True)
 class SlowRack:
-    """A verdict in force. mend judges, and does not act on it."""
+    """A verdict in force."""
 
     rack: int
     rank: int
-    """The slowest of its ranks."""
+    """The slowest of its ranks; where `cause` is known, the one to blame."""
     against: str
     """ "own past" or "peers", which are the median of the other racks."""
     since_step: int
@@ -33,6 +33,10 @@ class SlowRack:
     """Step time per token over that of its past, or of its peers."""
     probability: float
     """That its own speed changed; 1.0 for a comparison with peers."""
+    cause: str = ""
+    """compute, link, input or unknown; empty: not validated (yet)."""
+    link_to: int | None = None
+    """The rack at the other end, where a link is the cause."""
 
 
 def slow_rack(verdict: FailSlow) -> SlowRack:
@@ -43,6 +47,8 @@ def slow_rack(verdict: FailSlow) -> SlowRack:
         since_step=verdict.since_step,
         ratio=verdict.ratio_tenths / 10,
         probability=verdict.sure_milli / 1000,
+        cause=verdict.cause,
+        link_to=verdict.link_to if verdict.link_to >= 0 else None,
     )
 
 
@@ -81,7 +87,6 @@ class Status:
     """Why open rounds do not close, as the coordinator says; empty when nothing waits."""
     async_tp: str
     """ "off", "on: N fused matmul-collectives", or "not active: " and why."""
-    inactive_fields: tuple[str, ...]
     frames_refused: int
     events_lost: int
     """Events that are not in the file, for now or for good."""
@@ -103,7 +108,9 @@ class Status:
     codec: str = "float32"
     """Of offers: what outer_step_compression_mode or payload_dtype came to."""
     payload_bytes: int = 0
-    """Of all offers that this rank has encoded; each is sent to every other rack."""
+    """Of all offers of weights that this rank has encoded; each is sent to every other rack."""
+    moment_bytes: int = 0
+    """The same of the optimizer's moments, as they are averaged."""
     payload_bytes_fp32: int = 0
     """That they would have had as fp32."""
     residual_share: float = 0.0

@@ -11,7 +11,8 @@ from statistics import median
 import typer
 
 from mend.consensus.records import Drop
-from mend.coordination.slow import ONSET, OWN_PAST, RELIEF
+from mend.coordination.slow import ONSET, OWN_PAST, RELIEF, cause_in_words
+from mend.coordination.slow_cause import CAUSE
 from mend.errors import ConfigError
 from mend.tools.trace_timeline import OfferFacts, RankFacts, RoundFacts, Story, story_of
 from mend.trace.reader import read_tape, tapes_in
@@ -89,7 +90,7 @@ def overview(story: Story) -> list[str]:
             f"(round {rounds.index(slowest) + 1})"
         )
     lines += [f"{INDENT}{_clock(at_ns)} {told}" for at_ns, told in _slow(story)]
-    notes = [note for note in story.notes if note[1] not in (ONSET, RELIEF)]
+    notes = [note for note in story.notes if note[1] not in (ONSET, CAUSE, RELIEF)]
     if len(notes) > NOTES_SHOWN:
         lines.append(f"{INDENT}... {_count(len(notes) - NOTES_SHOWN, 'earlier note')}")
     for at_ns, kind, fields in notes[-NOTES_SHOWN:]:
@@ -104,9 +105,11 @@ def overview(story: Story) -> list[str]:
 
 
 def _slow(story: Story) -> list[tuple[int, str]]:
-    """Who was slow: when, against what, by how much, how sure; the newest ones."""
+    """Who was slow: when, against what, by how much, how sure, by what; the newest ones."""
     found = []
     for at_ns, kind, about in story.notes:
+        if kind == CAUSE:
+            found.append((at_ns, _cause(about)))
         if kind not in (ONSET, RELIEF):
             continue
         rank = f" rank {about['slow_rank']}" if "slow_rank" in about else ""
@@ -122,6 +125,18 @@ def _slow(story: Story) -> list[tuple[int, str]]:
             told += f", {100 * float(str(about['probability'])):.2f} % sure" if past else ""
         found.append((at_ns, told))
     return found[-NOTES_SHOWN:]
+
+
+def _cause(about: dict[str, object]) -> str:
+    rank, link_to = int(str(about["slow_rank"])), int(str(about.get("link_to", -1)))
+    told = f"rack {about['slow_rack']} rank {rank} is slow "
+    told += cause_in_words(str(about["cause"]), rank, link_to)
+    measured = {
+        "a matrix product takes {} times as long": about.get("gemm_ratio"),
+        "of what a step takes longer, the share before its forward is {}": about.get("input_share"),
+        "pulls from other racks take, times as long: {}": about.get("lane_ratios"),
+    }
+    return "; ".join([told, *(text.format(x) for text, x in measured.items() if x is not None)])
 
 
 def sentences(story: Story, made: RoundFacts) -> list[str]:

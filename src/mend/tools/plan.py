@@ -24,6 +24,7 @@ from mend.tools.doctor.estimate import (
     exchange_of,
     item_bytes,
     memory_of,
+    moment_bytes,
     tau_for,
 )
 from mend.tools.links_spec import Link
@@ -93,6 +94,8 @@ class Choice:
     memory: Memory
     """Of one rank, on the host."""
     device_bytes: int
+    moment_bytes: int = 0
+    """That a rack receives in H steps for the optimizer's moments, and sends."""
 
     @property
     def gap_ms(self) -> float:
@@ -107,7 +110,11 @@ class Choice:
     @property
     def link_busy(self) -> float:
         """Share of the time in which the link carries payloads. Above 1 it never catches up."""
-        return self.exchange.transfer_ms / self.gap_ms
+        share = self.exchange.transfer_ms / self.gap_ms
+        if not self.moment_bytes:
+            return share
+        moments_ms = self.exchange.transfer_ms * self.moment_bytes / self.exchange.bytes
+        return share + moments_ms / (self.step_ms * self.config.sync_period_steps)
 
     @property
     def wait_ms(self) -> float:
@@ -136,7 +143,7 @@ class Choice:
     @property
     def period_bytes(self) -> int:
         """That a rack receives in H steps, and sends."""
-        return self.exchange.bytes * self.config.fragments
+        return self.exchange.bytes * self.config.fragments + self.moment_bytes
 
     @property
     def mbit(self) -> float:
@@ -198,13 +205,15 @@ def choice_of(
         exchange = _exchange(asked, config, asked.params)
         longest = _exchange(asked, config, max(asked.params, asked.largest * fragments))
         if not tau:
-            tau = max(1, min(tau_for(longest.total_ms, asked.step_ms), period // TAU_SHARE))
+            most = min((period // TAU_SHARE, *(k - 1 for k in base.moment_periods.values())))
+            tau = max(1, min(tau_for(longest.total_ms, asked.step_ms), most))
         config = replace(base, **settings, overlap_steps=tau)
     part = math.ceil(asked.params / fragments / asked.ranks)
     copy_ms = part * COPY_NS[asked.device] / 1e6
     memory = memory_of(config, asked.params, asked.ranks)
     device_bytes = round(DEVICE_PARTS * part * FP32) if asked.device == "cuda" else 0
-    return Choice(config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes)
+    moments = moment_bytes(config, asked.params)
+    return Choice(config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes, moments)
 
 
 def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:

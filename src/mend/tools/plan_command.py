@@ -120,6 +120,8 @@ def plan_command(
 
 def settings(chosen: Choice) -> dict[str, str | int]:
     """What a job must be told, all racks alike."""
+    from mend.fragment.moments import SETTINGS
+
     config = chosen.config
     compression = config.outer_step_compression_mode
     payload = {"payload_dtype": config.payload_dtype}
@@ -129,6 +131,7 @@ def settings(chosen: Choice) -> dict[str, str | int]:
         "fragments": config.fragments,
         "overlap_steps": config.tau,
         **(payload if compression == "none" else {"outer_step_compression_mode": compression}),
+        **{SETTINGS[order]: period for order, period in config.moment_periods.items()},
     }
 
 
@@ -170,6 +173,7 @@ def row_data(row: Choice) -> dict[str, Any]:
         "copy_ms": row.copy_ms,
         "round_bytes": row.exchange.bytes,
         "period_bytes": row.period_bytes,
+        "moment_bytes": row.moment_bytes,
         "host_bytes": row.memory.total,
         "device_bytes": row.device_bytes,
         "loss_pct_scratch": loss.scratch,
@@ -250,6 +254,8 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
     more = duration(chosen.longest.total_ms)
     longest = f"with the largest tensor {more}; " if chosen.longest != exchange else ""
     gpu = f"; up to {chosen.device_bytes / GB:.2g} GB of its GPU" if chosen.device_bytes else ""
+    of_moments = chosen.moment_bytes / chosen.period_bytes if chosen.moment_bytes else 0
+    moments = f"; {of_moments:.0%} of it is moments of the optimizer" if of_moments else ""
     per_hour = chosen.period_bytes * 3.6e6 / (chosen.step_ms * chosen.config.sync_period_steps)
     return [
         f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
@@ -259,7 +265,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"training     {chosen.utilisation:.1%} of the time; every {duration(chosen.gap_ms)} a "
         f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
-        f"average; {per_hour / GB:.3g} GB an hour in, and out",
+        f"average; {per_hour / GB:.3g} GB an hour in, and out{moments}",
         f"memory       {memory.total / GB:.3g} GB of the host per rank "
         f"({memory.anchors / GB:.3g} anchors, {memory.rounds / GB:.3g} rounds in flight)" + gpu,
         f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "

@@ -17,6 +17,7 @@ from mend.coordination import events as ev
 from mend.coordination.machines import COORDINATOR, RANK_MACHINE
 from mend.coordination.messages import Orders, RankOrders, Report
 from mend.coordination.slow import ONSET, RELIEF
+from mend.coordination.slow_cause import CAUSE
 from mend.trace.format import Entry, Gap, Header
 
 Made = tuple[int, int]
@@ -277,7 +278,7 @@ class _OfLearner:
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
             match effect:
-                case ev.Note(kind, fields) if kind in (ONSET, RELIEF):
+                case ev.Note(kind, fields) if kind in (ONSET, CAUSE, RELIEF):
                     self._story.notes.append((at_ns, kind, fields))
                 case ev.Fetch(offer):
                     name = (offer.member.rack, offer.fragment, offer.seq)

@@ -74,6 +74,8 @@ class Header(Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     payload_bytes: tuple[int, ...] = ()
     """Of this rank's part of an offer, per fragment; empty for a witness."""
+    moments: int = 0
+    """How many of the last fragments are of the optimizer's moments."""
     wall_ns: int = 0
     """Time of day at `mono_ns` of the clock that all times on the tape are of."""
     mono_ns: int = 0

@@ -48,6 +48,10 @@ EARLY_BYTES_MAX = 1 << 20
 FAREWELL_MS = 300
 HANDSHAKE_MS = 5_000
 RECONNECT_MS_MIN, RECONNECT_MS_MAX = 100, 2_000
+RECONNECT_MS_REPLACING = 1_000
+"""While a secret is being replaced: of the ways to a peer only one has its key, and each knock of
+the others is a handshake that fails there, which it counts as a stranger's."""
+
 CONNECT_MS_MAX = 2_000
 UNACKED_MS_MAX = 5_000
 CURVE_BYTES = 33
@@ -75,6 +79,11 @@ class Received(NamedTuple):
     frame: bytes
     route: bytes
     sender: Peer | None
+    part: zmq.Frame
+
+    def host(self) -> str:
+        """The number of the machine at the other end of the connection."""
+        return cast(str, self.part.get("Peer-Address"))
 
 
 @dataclass(slots=True)
@@ -133,11 +142,12 @@ class ZmqSideband:
         self._frame_bytes_max = frame_bytes_max
         self._context = zmq.Context()  # of its own, so that close can wait for its thread and port
         self._outgoing: dict[Peer, tuple[_Outgoing, ...]] = {}
-        self._waiting: asyncio.Future[Received] | None = None
+        self._take: Callable[[Received], None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
         self._ready: deque[Received] = deque()
         self._armed = False
-        self._flooded = False
         self._watched = False
+        self._resting: asyncio.TimerHandle | None = None
         self._closed = False
         self._replied = False
         self._diverted: tuple[bytes, Callable[[bytes, bytes], None]] | None = None
@@ -241,7 +251,10 @@ class ZmqSideband:
             pin(outbox, *keys)
         outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
         outbox.setsockopt(zmq.IMMEDIATE, 1)
-        outbox.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS_MIN)
+        replacing = len(self._ways) > 1
+        outbox.setsockopt(
+            zmq.RECONNECT_IVL, RECONNECT_MS_REPLACING if replacing else RECONNECT_MS_MIN
+        )
         outbox.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
         outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS_MAX)
         outbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -322,96 +335,94 @@ class ZmqSideband:
             self._loop.call_soon(self._arrived)
         return wrong
 
+    def hear(self, take: Callable[[Received], None]) -> None:
+        """From now on each frame goes to `take`, on the loop. It must not raise, nor close this.
+        Until then what arrives waits with libzmq, whose queues are bounded."""
+        self._take = take
+        self._listen()
+
     async def receive(self) -> bytes:
         """The next frame, from anybody. One caller at a time. Raises TransportError once closed."""
         return (await self.receive_from()).frame
 
     async def receive_from(self) -> Received:
-        """The same, with where it came from."""
+        """The same, with where it came from. What a turn has read beyond it waits for the next
+        call; nothing more is read meanwhile."""
         assert self._waiting is None, "two tasks receive on one sideband"
-        while not self._ready and not self._armed and not self._closed:
-            await asyncio.sleep(FLOOD_REST_S if self._flooded else 0)
-            if not self._closed:
-                self._drain()
+        while not self._ready and not self._closed:
+            self._waiting = self._loop.create_future()
+            self.hear(self._keep)
+            try:
+                await self._waiting
+            finally:
+                self._waiting = self._take = None
         if self._closed:
-            raise _closed_while_receiving()
-        return self._ready.popleft() if self._ready else await self._wait()
+            raise TransportError("sideband: closed while receiving. Cancel the receiver first.")
+        return self._ready.popleft()
 
-    def _drain(self) -> None:
-        """Move what has arrived to `_ready`, up to a turn's limits. `_armed`: that was all;
-        `_flooded`: that was not.
+    def _keep(self, found: Received) -> None:
+        self._ready.append(found)
+        self._take = None
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
-        libzmq's descriptor signals edges, so waiting on it is right only when armed. The inbox is
+    def _listen(self) -> None:
+        """Read what is there, and what comes. `_armed`: nothing was there, and the descriptor says
+        when something is."""
+        if not (self._armed or self._resting or self._closed):
+            self._watch()
+            self._arrived()
+
+    def _arrived(self) -> None:
+        """A heartbeat costs what a wake-up of the process costs: let there be one, in which the
+        frame is read and taken, and the descriptor stays registered."""
+        if self._resting is not None:
+            return
+        self._armed = False
+        if self._take is None:
+            self._unwatch()  # nobody hears: the frames stay with libzmq
+        elif self._read(self._take):
+            self._armed = True
+        else:
+            self._unwatch()  # new connections signal, too
+            self._resting = self._loop.call_later(FLOOD_REST_S, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._listen()
+
+    def _read(self, take: Callable[[Received], None]) -> bool:
+        """Take what has arrived, up to a turn's limits. Returns whether that was all.
+
+        libzmq's descriptor signals edges, so waiting on it is right only when it was. The inbox is
         asked after a frame whether there is more: EAGAIN as an exception costs as much as a frame.
         """
-        inbox, self._armed, self._flooded = self._inbox, False, False
-        prefix, take = self._diverted or (b"", None)
+        inbox, keyed = self._inbox, self._zap is not None
+        prefix, divert = self._diverted or (b"", None)
         bytes_max = self.bytes_received + BYTES_PER_TURN
         for _ in range(FRAMES_PER_TURN):
             try:
                 route = inbox.recv(_DONTWAIT)  # of the sender's connection
             except zmq.Again:
-                self._armed = True
-                return
-            frame, sender = self._signed()
-            if inbox.get(zmq.RCVMORE):
+                return True
+            part = inbox.recv(_DONTWAIT, copy=False)
+            if part.more:
                 self.dropped += 1
                 while inbox.get(zmq.RCVMORE):
                     inbox.recv(_DONTWAIT)
             else:
+                frame = part.bytes
                 self.bytes_received += len(frame)
-                if take is not None and frame.startswith(prefix):
-                    take(route, frame)
+                if divert is not None and frame.startswith(prefix):
+                    divert(route, frame)
                 else:
-                    self._ready.append(Received(frame, route, sender))
+                    sender = peer_of(cast(str, part.get("User-Id"))) if keyed else None
+                    take(Received(frame, route, sender, part))
             if not _events(inbox) & _POLLIN:
-                self._armed = True
-                return
+                return True
             if self.bytes_received >= bytes_max:
                 break
-        self._flooded = True
-
-    def _signed(self) -> tuple[bytes, Peer | None]:
-        """A frame, and whose key its connection has shown."""
-        if self._zap is None:
-            return self._inbox.recv(_DONTWAIT), None
-        found = self._inbox.recv(_DONTWAIT, copy=False)
-        return found.bytes, peer_of(cast(str, found.get("User-Id")))
-
-    async def _wait(self) -> Received:
-        """Wait for a frame; only when armed.
-
-        The descriptor stays registered from wait to wait, and its callback reads the frame: a
-        heartbeat costs what a wake-up of the process costs, so let there be one, little in it.
-        """
-        waiting: asyncio.Future[Received] = self._loop.create_future()
-        self._waiting = waiting
-        self._watch()
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self._ready.appendleft(waiting.result())  # came in the turn of the cancellation
-            raise
-        finally:
-            self._waiting = None
-
-    def _arrived(self) -> None:
-        if self._waiting is None or self._waiting.done():
-            self._unwatch()  # nobody waits: the frames stay with libzmq, whose queue is bounded
-            self._armed = False
-            return
-        self._drain()
-        if self._ready:
-            self._waiting.set_result(self._ready.popleft())
-        elif not self._armed:  # a whole turn of what is not for `receive`, and there is more
-            self._unwatch()  # new connections signal, too
-            self._loop.call_later(FLOOD_REST_S, self._rested)
-
-    def _rested(self) -> None:
-        if self._waiting is not None and not self._closed:
-            self._watch()
-            self._arrived()
+        return False
 
     def _watch(self) -> None:
         if not self._watched:
@@ -427,10 +438,12 @@ class ZmqSideband:
         """Give queued frames up to FAREWELL_MS to leave, then free port and thread. Idempotent."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._take = True, None
         self._unwatch()
+        if self._resting is not None:
+            self._resting.cancel()
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(_closed_while_receiving())
+            self._waiting.set_result(None)
         for peer in tuple(self._outgoing):
             self._disconnect(peer)
         if self._strangers is not None:
@@ -439,10 +452,6 @@ class ZmqSideband:
         if self._zap is not None:
             self._zap.close()
         self._context.term()
-
-
-def _closed_while_receiving() -> TransportError:
-    return TransportError("sideband: closed while receiving. Cancel the receiver first.")
 
 
 def readable(sock: zmq.Socket[bytes]) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mend.consensus.epochs import epoch_of
 from mend.consensus.log import Log
-from mend.consensus.records import RECORDS_FORMAT, Epoch, Record
+from mend.consensus.records import RECORDS_FORMAT, Commit, Epoch, Lineage, Record
 from mend.coordination.events import Connect, Effect, Fail, Heard, Send, Sum, Summed, Tick
 from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.coordination.messages import (
@@ -42,6 +42,7 @@ from tests.unit.coordination.nouns import (
     digest,
     genesis,
     hello,
+    lineage,
     member,
     notes,
     offer,
@@ -464,6 +465,28 @@ def test_records_are_accepted_as_written_and_passed_on_as_decided() -> None:
     rack.told()
     assert rack.report.acceptor_state.decided == 2
     assert rack.to_rank(0).records == (commit(1, [offer(0)]),), "the first is under way"
+
+
+def test_what_a_new_lineage_may_undo_is_passed_on_when_that_is_decided() -> None:
+    """It goes on from what the racks held when they promised; a rank that trained on more, as it
+    had made the result before it was told of the decision, had other weights than its peers."""
+    rack = Rack().begun()
+    rack.told(commit(1, [offer(0)]), decided=1)
+    rack.tick(DETECT_NS)
+    candidate, life, epoch = Peer(0, 0), member(0).incarnation, epoch_of(2, 0)
+    rack.hear(candidate, life, Prepare(7, epoch, rack.log.lineage, 1))
+    body = orders(1, rack.log.after(0), epoch=epoch, decided=2, last=3)
+    rack.hear(candidate, life, body)
+    assert rack.machine.log.decided == 2, "it reads the log in pieces"
+    assert rack.to_rank(0).records == (genesis(),)
+    rack.log.append(lineage(epoch, [0, 1], [2]))
+    body = replace(body, prev=2, chain=rack.log.chain(2), records=rack.log.after(2))
+    rack.hear(candidate, life, replace(body, serial=2))
+    assert (rack.machine.log.last, rack.machine.log.decided) == (3, 2)
+    assert rack.to_rank(0).records == (genesis(),)
+    rack.hear(candidate, life, replace(body, serial=3, decided=3))
+    assert rack.machine.log.decided == 3
+    assert [type(record) for record in rack.to_rank(0).records] == [Commit, Lineage]
 
 
 def test_a_rank_gets_what_it_has_not_confirmed() -> None:

@@ -8,7 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.epochs import epoch_of
-from mend.consensus.records import Absent, Drop, Ended, Epoch, Offer, Record, Snapshot
+from mend.consensus.records import (
+    Absent,
+    Drop,
+    Ended,
+    Epoch,
+    MomentFragments,
+    Offer,
+    Record,
+    Snapshot,
+)
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.events import Effect, Event
@@ -319,6 +328,21 @@ def test_weights_may_be_equal_by_configuration() -> None:
     rack.gather(1, a, b)
     (merge,) = of(ev.Merge, rack.fetched(a, b))
     assert merge.weights == (0.5, 0.5)
+
+
+def test_moments_weigh_by_the_period_of_their_own() -> None:
+    """Half of the tokens in a quarter of 32 steps: of weights, in periods of 8, it were more."""
+    rack = Rack(fragments=2)
+    moments = (MomentFragments(1, 32),)
+    rack.genesis = replace(rack.genesis, policy=replace(rack.genesis.policy, moments=moments))
+    rack.begun()
+    for fragment, weights in ((0, (0.8, 0.2)), (1, (0.5, 0.5))):
+        a = offer(OTHER, fragment=fragment, tokens=10, steps=8)
+        b = offer(THIRD, fragment=fragment, tokens=20, steps=32)
+        rack.told(offers=(a, b))
+        rack.gather(1, a, b)
+        (merge,) = of(ev.Merge, rack.fetched(a, b))
+        assert (merge.fragment, merge.weights) == (fragment, pytest.approx(weights))
 
 
 def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend.consensus.records import MomentFragments
 from mend.coordination.schedule import Calendar, Schedule, overlap_at, poll_steps
 from mend.reference import Settings
 
@@ -14,6 +15,23 @@ from mend.reference import Settings
 def schedules(draw: st.DrawFn) -> Schedule:
     period = draw(st.integers(1, 12))
     return Schedule(draw(st.integers(1, 15)), period, draw(st.integers(0, period - 1)))
+
+
+def test_moments_have_periods_and_offsets_of_their_own() -> None:
+    groups = (MomentFragments(2, 12), MomentFragments(1, 20))
+    schedule = Schedule(2, 4, 1, moments=groups)
+    assert schedule.count == 5
+    found = {step: schedule.captures(step) for step in range(1, 25) if schedule.captures(step)}
+    assert [step for step, due in found.items() if 2 in due] == [6, 18]
+    assert [step for step, due in found.items() if 3 in due] == [12, 24]
+    assert [step for step, due in found.items() if 4 in due] == [20]
+    assert found[12] == (1, 3)
+    assert schedule.gap_steps() == 2, "between rounds of weights"
+    calendar = Calendar(schedule)
+    for step in range(1, 25):
+        assert calendar.captures(step) == found.get(step, ())
+        for fragment in found.get(step, ()):
+            calendar.mark(fragment, step, 0)
 
 
 def test_four_fragments_take_turns() -> None:

@@ -96,7 +96,7 @@ def test_a_merge_is_the_naive_formula(codec: str, momentum: float, numel: int, r
 
 
 @pytest.mark.parametrize(
-    ("numel", "blocks"), [(5003, [1, 7]), (1_200_003, [1000, 32_768, 50_000, 1 << 20])]
+    ("numel", "blocks"), [(503, [1, 7]), (70_003, [1000]), (1_200_003, [50_000])]
 )
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_bits_and_digest_do_not_depend_on_the_block(
@@ -399,14 +399,14 @@ def test_the_rounds_merged_so_far_and_the_part_of_this_one_make_the_step() -> No
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_a_merge_that_threads_share_has_the_bits_and_the_digest_of_one_thread(codec: str) -> None:
-    numel = 5 * (1 << 20) + 123
+    numel = 3 * (1 << 20) + 123
     chance = torch.Generator().manual_seed(7)
     one = Numerics(CODECS[codec](), Average(), Nesterov(0.7, 0.5), 1)
     anchor = one.genesis(torch.randn(numel, generator=chance))
     payloads = [one.codec.encode(torch.randn(numel, generator=chance)) for _ in range(2)]
     alone = one.merge(payloads, [0.25, 0.75], anchor, 1)
     assert alone.digest == digest_of(alone.data, numel, 1, WHOLE)
-    for threads in (2, 3, 8):
+    for threads in (3, 8):
         many = Numerics(CODECS[codec](), Average(), Nesterov(0.7, 0.5), threads)
         try:
             shared = many.merge(payloads, [0.25, 0.75], anchor, 1)

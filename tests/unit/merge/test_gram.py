@@ -61,7 +61,7 @@ def cut_vectors(draw: st.DrawFn) -> tuple[list[list[float]], list[int], list[int
     return vectors, cuts, draw(st.permutations(range(len(cuts) - 1)))
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(cut_vectors())
 def test_any_cutting_in_any_order_gives_the_same_gram(
     drawn: tuple[list[list[float]], list[int], list[int]],
@@ -74,14 +74,14 @@ def test_any_cutting_in_any_order_gives_the_same_gram(
     assert found == of(vectors)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=3, max_size=3))
 def test_adding_is_associative_and_commutative(rows: list[list[float]]) -> None:
     a, b, c = (gram_of([torch.tensor([x]) for x in row]) for row in rows)
     assert a.plus(b).plus(c) == a.plus(b.plus(c)) == c.plus(b).plus(a)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(cut_vectors())
 def test_it_is_the_definition(drawn: tuple[list[list[float]], list[int], list[int]]) -> None:
     vectors, _, _ = drawn

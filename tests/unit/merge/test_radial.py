@@ -97,7 +97,7 @@ def test_factors_beyond_float32_are_not_taken() -> None:
     assert factors([huge, tiny], [0.5, 0.5]) == (0.5, 0.5)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data())
 def test_the_reference_finds_the_same_factors(data: st.DataObject) -> None:
     racks, numel = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))

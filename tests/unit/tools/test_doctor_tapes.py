@@ -16,10 +16,12 @@ from mend.trace import writer as trace_writer
 from mend.types import MB, WITNESS, Member, Peer
 
 
-def written(folder: Path, rack: int, rank: int, plan: str, sizes: tuple[int, ...]) -> Path:
+def written(
+    folder: Path, rack: int, rank: int, plan: str, sizes: tuple[int, ...], moments: int = 0
+) -> Path:
     header = trace_writer.header_of(
         "job", Parts(Peer(rack, rank), Member(rack, 7)), plan=plan, payload_bytes=sizes,
-        config={"payload_dtype": "float32"},
+        config={"payload_dtype": "float32"}, moments=moments,
     )  # fmt: skip
     writer = trace_writer.TapeWriter(folder, header, MB, lambda *_: None)
     writer.close()
@@ -36,6 +38,11 @@ def test_plans_and_sizes_by_rack(tmp_path: Path) -> None:
     (told,) = of_planned(found)
     assert told.severity == "ok"
     assert "rack 0, 1" in told.found
+
+
+def test_moments_are_no_parameters(tmp_path: Path) -> None:
+    written(tmp_path, 0, 0, "ab" * 32, (400, 200, 400, 200), moments=2)
+    assert [each.params for each in planned_in(tmp_path)] == [150]
 
 
 def test_plans_that_differ_are_a_problem(tmp_path: Path) -> None:

@@ -151,9 +151,12 @@ def test_rounds_are_chosen_by_number_by_fragment_or_all() -> None:
 def test_a_slow_rack_is_told_with_when_how_much_and_how_sure() -> None:
     slow = Scenario(
         racks=3, steps=(200,) * 3, step_ns=(50 * MS,) * 3, period_steps=16,
-        faults=(Fault("slow_rack", 3 * SECOND, 9 * SECOND, a=1, amount=4),),
+        faults=(Fault("slow_rack", 3 * SECOND, 9 * SECOND, a=1, amount=4),), validates=True,
     )  # fmt: skip
     said = "\n".join(overview(told(slow)))
+    assert (
+        "rack 1 rank 0 is slow by the compute of rank 0; a matrix product takes 4.0 times" in said
+    )
     own = r"rack 1 rank 0 is slow: \d\.\d+x the time per token of its own past, since its step "
     assert re.search(own + r"\d+; found at step \d+, 99\.\d+ % sure", said)
     assert re.search(r"rack 1 is slow: .* of the median of the other racks; found at", said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 import warnings
@@ -73,8 +74,25 @@ def test_racks_payload_ranks_and_delay_by_hand() -> None:
     # each with its momentum
     assert row.config.tau == 25
     assert row.memory.anchors == 2 * 2 * 4 * 20_000_000
-    assert row.memory.rounds == 1 * (4 + 2) * 4 * 5_000_000
+    assert row.memory.rounds == 1 * (4 + 3) * 4 * 5_000_000
     assert row.config.simulated_merge_delay_ms == 0, "the delay is the network's, not a setting"
+
+
+def test_moments_are_a_part_of_the_bytes_and_of_the_memory() -> None:
+    """400 MB each: first moments every third period of 128 steps, second ones every sixth."""
+    question = asked()
+    usual = one(question)
+    more = {"momentum_sync_period_steps": 384, "second_moment_sync_period_steps": 768}
+    base = dataclasses.replace(base_config(2), **more)
+    row = choice_of(question, base, 128, "float32", 4)
+    assert row.moment_bytes == pytest.approx(200_000_000, abs=1)
+    assert row.period_bytes == usual.period_bytes + row.moment_bytes
+    assert row.link_busy == pytest.approx(1.5 * usual.link_busy, rel=1e-4)
+    assert row.memory.anchors == 2 * usual.memory.anchors, "as much as weights and outer momentum"
+    assert row.memory.rounds == 3 * usual.memory.rounds
+    assert exports(row)[-2:] == [f"export MEND_{name.upper()}={k}" for name, k in more.items()]
+    tight = dataclasses.replace(base, momentum_sync_period_steps=12)
+    assert choice_of(question, tight, 128, "float32", 4).config.tau == 11
 
 
 def test_training_waits_for_what_the_overlap_does_not_hide() -> None:

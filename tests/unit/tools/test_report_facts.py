@@ -73,6 +73,18 @@ def test_rounds_are_counted_once_with_who_was_in() -> None:
     assert [each[:2] for each in facts.newest] == [(0, 1), (1, 1)]
 
 
+def test_rounds_of_moments_are_rounds_without_tokens_of_their_own() -> None:
+    encoded = {"kind": "encoded", "bytes": 40, "fp32_bytes": 40, "residual": 0.0, "moments": True}
+    run = Run().both(commit(0, 1, {0: 1, 1: 1})).says(0, encoded)
+    facts = run.both({**commit(1, 1, {0: 1, 1: 1}), "moments": True}).ends()
+    assert (facts.rounds, facts.moment_rounds, facts.fragments) == (2, 1, {0})
+    alone = Run().both(commit(0, 1, {0: 1, 1: 1})).ends()
+    assert facts.tokens_merged == alone.tokens_merged
+    assert (facts.moment_bytes, facts.offered) == (40, (0, 0))
+    shown = {what: (figure, more) for what, figure, more in html.tiles(facts, {})}
+    assert shown["Optimizer moments"] == ("1", "of these rounds; offers of 40 B per receiver")
+
+
 def test_other_digests_are_named() -> None:
     run = Run().says(0, commit(2, 7, {0: 1, 1: 1})).says(1, commit(2, 7, {0: 1, 1: 1}, "bb"))
     assert run.ends().differences == [
@@ -175,7 +187,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), st.sampled_from(KINDS) | ANYTHING)
 def test_nothing_in_an_event_stops_the_reading(fields: dict[str, Any], kind: object) -> None:
     run = Run().says(0, progress(1), {**commit(0, 1, {0: 1}), **fields}, {**fields, "kind": kind})
@@ -187,6 +199,9 @@ def test_slow_racks_are_kept_once_with_their_worst() -> None:
     slow = {"kind": "fail-slow", "slow_rack": 1, "against": "own past", "step": 40, "ratio": 1.5}
     run = Run().both(slow).says(1, {**slow, "step": 90, "ratio": 2.5})
     run.says(0, {"kind": "fail-slow", "slow_rack": 1, "against": "peers", "ratio": "much"})
+    cause = {"kind": "fail-slow-cause", "slow_rack": 1, "slow_rank": 3, "cause": "input"}
+    run.says(1, cause).says(1, {**cause, "slow_rack": 0})
     found = run.ends().slow
+    assert found[1, "own past"].cause == "by the input of rank 3"
     assert list(found) == [(1, "own past")], "what mend does not write counts for nothing"
     assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)

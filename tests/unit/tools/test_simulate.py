@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -201,51 +196,3 @@ def test_help_teaches() -> None:
     assert answer.exit_code == 0
     assert "mend simulate --seed 17 --trace" in answer.output
     assert "mend simulate --minutes 10 --jobs 2" in answer.output
-
-
-COMMAND = [sys.executable, "-m", "mend.tools", "simulate"]
-ENVIRONMENT = {**os.environ, "COLUMNS": "200"}
-
-
-@pytest.mark.process
-def test_several_processes_share_the_seeds() -> None:
-    command = [*COMMAND, "--seeds", "10", "--jobs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "10 seeds from 0: 0 broke an invariant" in done.stdout
-
-
-def children(pid: int) -> list[str]:
-    """Its workers, and Python's resource tracker."""
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-@pytest.fixture
-def running() -> Iterator[subprocess.Popen[str]]:
-    """With its worker processes."""
-    command = [*COMMAND, "--minutes", "5", "--jobs", "2"]
-    started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        start_new_session=True,
-    )  # fmt: skip
-    with started:
-        while len(children(started.pid)) < 3:
-            assert started.poll() is None
-            time.sleep(0.05)
-        yield started
-        started.kill()
-
-
-@pytest.mark.process
-def test_ctrl_c_stops_all_processes_and_sums_up(running: subprocess.Popen[str]) -> None:
-    os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 0, err
-    assert "Traceback" not in err
-    assert re.search(r"interrupted after \d+ seeds from 0: 0 broke", out)
-
-
-@pytest.mark.process
-def test_its_processes_end_with_one_that_is_killed(running: subprocess.Popen[str]) -> None:
-    running.kill()
-    running.communicate(timeout=60)  # until the last of those that hold the pipes is gone

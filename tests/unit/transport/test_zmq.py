@@ -375,8 +375,8 @@ async def test_a_flood_is_read_no_faster_than_its_limit_and_a_friend_in_its_turn
 async def test_a_turn_reads_a_bounded_number_of_bytes(sideband: MakeSideband) -> None:
     there = sideband()
     frame, turns = bytes(BYTES_PER_TURN // 4), []
-    drain = there._drain
-    there._drain = lambda: (drain(), turns.append(there.bytes_received))[0]  # type: ignore[method-assign]
+    read = there._read
+    there._read = lambda take: (read(take), turns.append(there.bytes_received))[0]  # type: ignore[method-assign]
     with zmq.Context() as context, context.socket(zmq.DEALER) as flooder:
         flooder.connect(there.address)
         for _ in range(40):

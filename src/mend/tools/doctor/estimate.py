@@ -77,13 +77,16 @@ class Memory:
 
 
 def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
-    """Two versions of what the rank owns (fp32; as much again with outer momentum), and for each
-    round in flight its part of a fragment in fp32, once per rack and twice more."""
+    """Two versions of what the rank owns (fp32; as much again with outer momentum, and for each
+    moment of the optimizer that is exchanged), and for each round in flight its part of a fragment
+    in fp32, once per rack and twice more (with outer momentum three times, as the version that is
+    being made has one, too)."""
     owned = math.ceil(params / ranks)
     state = 2 if config.outer_optimizer_momentum else 1
     part = math.ceil(owned / config.fragments)
-    rounds = rounds_in_flight(config) * (config.racks + 2) * part * FP32
-    return Memory(ANCHOR_VERSIONS * FP32 * owned * state, rounds)
+    rounds = rounds_in_flight(config) * (config.racks + 1 + state) * part * FP32
+    anchors = state + len(config.moment_periods)
+    return Memory(ANCHOR_VERSIONS * FP32 * owned * anchors, rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,12 @@ def exchange_of(
         work_ms=math.ceil(part / ranks) * (merge_ns + ENCODE_NS) / 1e6,
         delay_ms=config.simulated_merge_delay_ms,
     )
+
+
+def moment_bytes(config: MendConfig, params: int) -> int:
+    """That a rack receives in H steps for moments of every parameter, which travel as fp32."""
+    each = FP32 * params * (config.racks - 1) * config.sync_period_steps
+    return sum(each // period for period in config.moment_periods.values())
 
 
 def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -> list[Finding]:

@@ -60,10 +60,14 @@ def planned_in(folder: Path) -> list[Planned]:
 def _planned(headers: Sequence[Header]) -> Planned:
     newest = {each.rank: each for each in sorted(headers, key=lambda each: each.wall_ns)}
     params = sum(
-        params_of_tapes(each.payload_bytes, _codec_of(each.config)) for each in newest.values()
+        params_of_tapes(_of_weights(each), _codec_of(each.config)) for each in newest.values()
     )
     plan = newest[0].plan if 0 in newest else next(iter(newest.values())).plan
     return Planned(headers[0].rack, plan, params, len(newest))
+
+
+def _of_weights(header: Header) -> Sequence[int]:
+    return header.payload_bytes[: len(header.payload_bytes) - header.moments]
 
 
 def _codec_of(config: Mapping[str, object]) -> str:

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mend.coordination.slow import ONSET
+from mend.coordination.slow import ONSET, OWN_PAST, cause_in_words
+from mend.coordination.slow_cause import CAUSE
 from mend.status.event_log import LOUD
 from mend.tools.report.curve import Curve, Point, Strip, Track
 from mend.types import WITNESS
@@ -69,6 +70,8 @@ class Commit(msgspec.Struct, gc=False):
     """Racks that lived; 0: written by an older version."""
     rounds: float = 0.0
     momentum: float = 0.0
+    moments: bool = False
+    """Of the optimizer's moments: its tokens are those of the weights' rounds."""
 
 
 class Captured(msgspec.Struct, gc=False):
@@ -80,6 +83,7 @@ class Encoded(msgspec.Struct, gc=False):
     bytes: Whole
     fp32_bytes: Whole
     residual: float
+    moments: bool = False
 
 
 class Applied(msgspec.Struct, gc=False):
@@ -93,6 +97,15 @@ class Slow(msgspec.Struct, gc=False):
     against: str
     ratio: float
     step: Whole
+    cause: str = ""
+    """In words, once it is validated."""
+
+
+class SlowCause(msgspec.Struct, gc=False):
+    slow_rack: Whole
+    slow_rank: Whole
+    cause: str
+    link_to: int = -1
 
 
 class Start(msgspec.Struct, gc=False):
@@ -152,7 +165,12 @@ class RunFacts:
     begin_ns: int = 0
     end_ns: int = 0
     rounds: int = 0
+    moment_rounds: int = 0
+    """Of these rounds: those of the optimizer's moments."""
+    moment_bytes: int = 0
+    """Of all payloads of moments."""
     fragments: set[int] = field(default_factory=set)
+    """Of weights."""
     reasons: Counter[str] = field(default_factory=Counter)
     turnout: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(racks merged, racks that lived) -> rounds."""
@@ -231,6 +249,7 @@ class Gathering:
             "still-open": self._still_open,
             "lineage": self._lineage,
             ONSET: self._slow,
+            CAUSE: self._slow_cause,
         }
         self._founded = False
 
@@ -334,6 +353,9 @@ class Gathering:
 
     def _encoded(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
         found, (size, fp32_bytes) = msgspec.convert(event, Encoded), self.facts.offered
+        if found.moments:
+            self.facts.moment_bytes += found.bytes
+            return
         self.facts.offered = (size + found.bytes, fp32_bytes + found.fp32_bytes)
         self.facts.residuals.add(0, time_ns, found.residual)
 
@@ -354,6 +376,12 @@ class Gathering:
         known = self.facts.slow.get((found.slow_rack, found.against))
         if known is None or found.ratio > known.ratio:
             self.facts.slow[found.slow_rack, clean(found.against)] = found
+
+    def _slow_cause(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, SlowCause)
+        known = self.facts.slow.get((found.slow_rack, OWN_PAST))
+        if known is not None:
+            known.cause = clean(cause_in_words(found.cause, found.slow_rank, found.link_to))
 
     # -------------------------------------------------------------- rounds
 
@@ -392,9 +420,7 @@ class Gathering:
         """The first file that has it."""
         facts = self.facts
         facts.rounds += 1
-        facts.fragments.add(commit.fragment)
         facts.newest.append((commit.fragment, commit.version, time_ns))
-        facts.outer = (commit.rounds, commit.momentum)
         reason = clean(commit.reason)
         full = len(facts.reasons) >= REASONS_MAX and reason not in facts.reasons
         facts.reasons["other" if full else reason] += 1
@@ -403,6 +429,11 @@ class Gathering:
         if commit.live:
             facts.turnout[len(racks), max(len(racks), commit.live)] += 1
         facts.merged.update(racks)
+        if commit.moments:
+            facts.moment_rounds += 1
+            return
+        facts.fragments.add(commit.fragment)
+        facts.outer = (commit.rounds, commit.momentum)
         for share in commit.members:
             facts.tokens_merged[share.rack] += share.tokens
 

@@ -114,7 +114,8 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     if facts.slow:
         each = sorted(facts.slow.items(), key=lambda one: one[0])[:SLOW_SHOWN]
         slow = "; ".join(
-            f"rack {rack}, {one.ratio:.1f}x its {against}, found at its step {one.step}"
+            f"rack {rack}{one.cause and ' '}{one.cause}, {one.ratio:.1f}x its {against}, found at "
+            f"its step {one.step}"
             for (rack, against), one in each
         )
         found.append(Verdict("Slow racks", slow, False))
@@ -169,6 +170,9 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str
         found.append(("Residual", f"{middle:.1%}", "of an offer's length, sent later; median"))
         energy = 1 - middle * middle
         found.append(("Captured", f"{energy:.1%}", "of an offer's energy (squares), median"))
+    if facts.moment_rounds:
+        of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"
+        found.append(("Optimizer moments", str(facts.moment_rounds), of_all))
     rounds, momentum = facts.outer
     if momentum:
         found.append(

@@ -8,16 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks._rows import ROWS
-from tests.process.racks import Nursery
+from tests.process.racks import ROOT, Nursery
 
-pytestmark = pytest.mark.process
-
-ROOT = Path(__file__).parent.parent.parent
 KEYS = {
     *("name", "goal", "better", "unit", "measured", "spread", "samples", "limit", "pass"),
     *("parameters", "machine", "command"),
@@ -28,14 +27,14 @@ TINY = {name: row.quick.split() for name, row in ROWS_BY_NAME.items()}
 """What `mend bench run --quick` gives them."""
 
 ELSEWHERE = {
-    "encode": "tests/process/test_bench.py",
-    "tape": "tests/process/test_bench.py",
+    "encode": "tests/process/test_benchmarks.py",
+    "tape": "tests/process/test_benchmarks.py",
     "kill": "tests/unit/test_bench_failures.py",
     "straggler": "tests/unit/test_bench_failures.py",
     "together": "tests/unit/test_bench_failures.py",
     "compare": "tests/unit/test_compare.py",
     "failslow": "tests/unit/detector/test_scores.py",
-    "peers": "tests/process/test_bench.py",
+    "peers": "tests/process/test_benchmarks.py",
     "qwen": "tests/process/test_h200.py",
     "torchft_cell": "tests/process/test_h200.py",
 }
@@ -48,11 +47,11 @@ def tried_elsewhere(name: str) -> bool:
     return name in ELSEWHERE or name.startswith(("h200", "quality"))
 
 
-def printed(nursery: Nursery, name: str, *arguments: str) -> str:
+def run(nursery: Nursery, *words: str, cwd: Path = ROOT) -> str:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [nursery.python, "-m", f"benchmarks.{name}", *arguments],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, timeout=100,
+        [nursery.python, "-m", *words],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "160"}, text=True, timeout=100,
         capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -67,7 +66,7 @@ def test_every_benchmark_is_tried_somewhere() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(TINY) - set(ELSEWHERE)))
 def test_it_prints_one_json_object_with_what_a_result_needs(name: str, nursery: Nursery) -> None:
-    found = json.loads(printed(nursery, name, *TINY[name]))
+    found = json.loads(run(nursery, f"benchmarks.{name}", *TINY[name]))
     assert found.keys() >= KEYS
     assert found["name"] == name
     assert isinstance(found["pass"], bool)
@@ -76,6 +75,16 @@ def test_it_prints_one_json_object_with_what_a_result_needs(name: str, nursery: 
     assert found["limit"] is None or found["limit"].keys() >= {"what", "unit", "median"}
     assert found["machine"].keys() == MACHINE_KEYS
     assert found["command"] == " ".join([f"python -m benchmarks.{name}", *TINY[name]])
+    if name == "outer_sync":
+        all_parts_took_time(found)
+    if name == "stall":
+        assert found["at_steps_ms"]["apply"]["max"] > found["at_steps_ms"]["other"]["min"]
+
+
+def all_parts_took_time(found: dict[str, Any]) -> None:
+    """A sync that skipped its parts would be the fastest of all."""
+    parts = found["cpu_ms"]
+    assert all(parts[name] > 0 for name in ("capture", "encode", "merge", "apply")), parts
 
 
 @pytest.mark.parametrize("name", sorted({*TINY, "peers"}))
@@ -93,10 +102,22 @@ def test_help_teaches_how_to_read_the_figures(
     assert "--save" in said or name == "peers"
 
 
-def test_the_racks_of_a_benchmark_do_the_work_they_are_timed_for(nursery: Nursery) -> None:
-    """A sync that skipped its parts would be the fastest of all: each of them took some time."""
-    found = json.loads(printed(nursery, "outer_sync", "--numel", "300000", "--repeats", "2"))
-    parts = found["cpu_ms"]
-    assert all(parts[name] > 0 for name in ("capture", "encode", "merge", "apply")), parts
-    stall = json.loads(printed(nursery, "stall", *TINY["stall"]))
-    assert stall["at_steps_ms"]["apply"]["max"] > stall["at_steps_ms"]["other"]["min"]
+def test_two_rows_are_measured_and_a_peer_beside_them(nursery: Nursery, tmp_path: Path) -> None:
+    """`mend bench run` as a command."""
+    out = tmp_path / "bench.json"
+    words = ["bench", "run", "--quick", "encode", "tape", "--out", str(out)]
+    said = run(nursery, "mend.tools", *words, cwd=tmp_path)
+    assert "memcpy, 1 thread: " in said
+    assert "not judged" in said
+    encode, tape = json.loads(out.read_text())["rows"]
+    speed = encode["variants"]["float32 offer"]["GBps"]
+    assert 0 < speed["min"] <= speed["median"] <= speed["max"]
+    assert tape["bytes_per_event"] > 0
+    theirs = encode["peers"]["tsugi-mend"]
+    try:
+        metadata.version("tsugi-mend")
+    except metadata.PackageNotFoundError:
+        assert "pip install" in theirs["absent"]
+        assert "not installed: tsugi-mend" in said
+    else:
+        assert theirs["measured"] > 0

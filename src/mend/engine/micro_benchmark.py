@@ -1,0 +1,226 @@
+"""The micro-benchmark that says what a rank is slow by; coordination/slow_cause.py asks for it.
+
+At the end of a step the training thread waits while another thread multiplies matrices: that thread
+has none of the modes (autocast, dispatch, gradients) and, on a GPU, not the stream that a script
+trains with, and draws no random number. So no bit of training depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from mend.coordination.events import Event, Probe, Probed, Validate, Validated
+from mend.engine.host import HostInterface
+from mend.types import MS, probe_key
+
+PROBE_BYTES = 256 << 10
+"""Pulled from a rack to see how fast the link is."""
+
+SIDE_CPU, SIDE_CUDA = 256, 2048
+"""Rows of the matrices: about a millisecond."""
+
+GEMM_NS = 60 * MS
+"""Products are made for so long on a CPU: longer than a scheduler lets another process run."""
+
+GEMM_NS_MAX = 250 * MS
+"""The training thread waits for no product that begins later."""
+
+PRODUCTS_MIN, PRODUCTS_CUDA = 8, 32
+
+JOIN_S = 0.8
+"""The training thread waits no longer than this for the measurement."""
+
+
+class Removable(Protocol):
+    def remove(self) -> None: ...
+
+
+Watch = Callable[[Callable[[], None]], Removable]
+"""Calls back before each forward of the model, until it is removed."""
+
+
+def time_of_product(device: torch.device) -> int:
+    """ns of one product of float32 matrices, the mean of several; 0 where torch refuses one."""
+    try:
+        with torch.no_grad():
+            return _on_cuda(device) if device.type == "cuda" else _on_cpu()
+    except RuntimeError:
+        return 0
+
+
+def _on_cpu() -> int:
+    a, out = torch.full((SIDE_CPU, SIDE_CPU), 0.5), torch.empty(SIDE_CPU, SIDE_CPU)
+    torch.mm(a, a, out=out)  # starts the threads of the pool
+    begun_ns, count, took_ns = time.perf_counter_ns(), 0, 0
+    while (took_ns < GEMM_NS or count < PRODUCTS_MIN) and took_ns < GEMM_NS_MAX:
+        torch.mm(a, a, out=out)
+        count, took_ns = count + 1, time.perf_counter_ns() - begun_ns
+    return took_ns // count
+
+
+def _on_cuda(device: torch.device) -> int:
+    """On a stream of its own; the caller has waited for what was under way on the others."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        a = torch.full((SIDE_CUDA, SIDE_CUDA), 0.5, device=device)
+        out = torch.empty_like(a)
+        torch.mm(a, a, out=out)
+        begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begun.record(stream)
+        for _ in range(PRODUCTS_CUDA):
+            torch.mm(a, a, out=out)
+        ended.record(stream)
+        ended.synchronize()
+        return int(begun.elapsed_time(ended) * MS / PRODUCTS_CUDA)
+
+
+class LiveBenchmark:
+    """What `time_of_product` and the model's forward are on a rank. Holds the model by `watch`
+    only while it measures."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread: threading.Thread | None = None
+
+    def product_ns(self) -> int:
+        """Training thread. 0: not known, also where it takes longer than JOIN_S."""
+        if self._thread is not None and self._thread.is_alive():
+            return 0  # of the last one; it ends by itself
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        found = [0]
+
+        def measure() -> None:
+            found[0] = time_of_product(self._device)
+
+        self._thread = threading.Thread(target=measure, name="mend-benchmark", daemon=True)
+        self._thread.start()
+        self._thread.join(JOIN_S)
+        return 0 if self._thread.is_alive() else found[0]
+
+
+def watch_forward(find: Callable[[], nn.Module | None]) -> Watch:
+    """Of the model that `find` returns. Compiled code does not call back."""
+
+    def watch(called: Callable[[], None]) -> Removable:
+        def before(*_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                called()
+
+        model = find()
+        assert model is not None, "a model that is gone makes no step"
+        return model.register_forward_pre_hook(before, prepend=True)
+
+    return watch
+
+
+class MicroBenchmark:
+    """State of one rank's training thread: what is asked for, and the wait before the forward.
+
+    The wait is the time from the end of a step, with mend's work behind it, to the first forward of
+    the next one: the loader's, and whatever else the script does there. Of several forwards in a
+    step only the first is seen.
+    """
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        post: Callable[[Event], None],
+        product_ns: Callable[[], int],
+        watch: Watch | None,
+    ) -> None:
+        """`product_ns`: measures, while the training thread waits."""
+        self._now_ns, self._post = now_ns, post
+        self._product_ns, self._watch = product_ns, watch
+        self._asked: Validate | None = None
+        """Written by the loop; taken by the training thread."""
+        self._handle: Removable | None = None
+        self._left = 0
+        self._step_ns = 0
+        """When the last step ended."""
+        self._first_ns = 0
+        """When the first forward since then began; 0: there was none."""
+        self._waited_ns = self._whole_ns = self._seen = 0
+        self._begun: Validate | None = None
+        """For which the steps are counted."""
+
+    def ask(self, effect: Validate) -> None:
+        """Loop thread."""
+        self._asked = effect
+
+    def stepped(
+        self, step: int, step_ns: int, untimed: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Training thread, at the end of a step that began at `step_ns` (the end of the one
+        before)."""
+        asked = self._asked
+        if asked is None:
+            return
+        if self._begun is not asked:
+            self._begin(asked)
+            return
+        self._count(step_ns)
+        self._left -= 1
+        if self._left > 0:
+            return
+        self._unhook()
+        with untimed():
+            gemm_ns = self._product_ns()
+        whole = self._whole_ns if self._seen else 0
+        waited_ppm = min(self._waited_ns * 1_000_000 // whole, 1_000_000) if whole else -1
+        if self._asked is asked:
+            self._asked = None
+        self._post(Validated(asked.number, step, gemm_ns, waited_ppm))
+
+    def close(self) -> None:
+        """Measure nothing any more; idempotent."""
+        self._asked = None
+        self._unhook()
+
+    def _begin(self, asked: Validate) -> None:
+        self._begun, self._left, self._first_ns = asked, asked.steps, 0
+        self._waited_ns = self._whole_ns = self._seen = 0
+        if self._watch is not None:
+            self._unhook()
+            self._handle = self._watch(self._forward)
+
+    def _forward(self) -> None:
+        self._first_ns = self._first_ns or self._now_ns()
+
+    def _count(self, step_ns: int) -> None:
+        if self._first_ns and step_ns:
+            self._seen += 1
+            self._waited_ns += max(self._first_ns - step_ns, 0)
+            self._whole_ns += self._now_ns() - step_ns
+        self._first_ns = 0
+
+    def _unhook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+
+
+def serve_probes(host: HostInterface, rank: int) -> None:
+    """Let the same rank of other racks pull bytes of no meaning, which no link can compress."""
+    data = hashlib.shake_128(b"mend probe").digest(PROBE_BYTES)
+    host.serve(probe_key(rank), memoryview(data))
+
+
+def probe(host: HostInterface, rank: int, effect: Probe, tell: Callable[[Event], None]) -> None:
+    """Pull them from another rack."""
+    into = np.empty(PROBE_BYTES, dtype=np.uint8).data
+
+    def done(error: Exception | None) -> None:
+        tell(Probed(effect.number, effect.rack, "" if error is None else str(error)))
+
+    host.fetch([effect.holder], probe_key(rank), "", into, done)

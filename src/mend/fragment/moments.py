@@ -1,0 +1,181 @@
+"""Moments: what an inner optimizer keeps of a parameter, element by element. Reads and writes the
+states of optimizers; never peers, clocks, files.
+
+A moment is an exponential moving average of gradients (first) or of their squares (second). Racks
+average them with periods of their own: DES-LOC, arXiv 2505.22549.
+
+Legend: N elements of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mend.errors import ConfigError, UsageError
+from mend.fragment.plan import cut_layouts
+from mend.fragment.shards import local_of
+from mend.fragment.view import FragmentView
+from mend.types import Layout, Owned
+
+Group = Mapping[str, Any]
+"""A parameter group of an optimizer."""
+
+FIRST, SECOND = 1, 2
+ORDERS = {FIRST: "first", SECOND: "second"}
+SETTINGS = {FIRST: "momentum_sync_period_steps", SECOND: "second_moment_sync_period_steps"}
+"""order -> the setting that is its period"""
+
+
+class Optimizer(Protocol):
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+
+class Kind(NamedTuple):
+    """A state that is a moment. `beta(group)`: what is left of it after a step; 0: it is not kept
+    in this group."""
+
+    state: str
+    order: int
+    beta: Callable[[Group], float]
+
+
+def _beta(position: int) -> Callable[[Group], float]:
+    return lambda group: float(group["betas"][position])
+
+
+def _momentum(group: Group) -> float:
+    return float(group["momentum"])
+
+
+_ADAM = (Kind("exp_avg", FIRST, _beta(0)), Kind("exp_avg_sq", SECOND, _beta(1)))
+
+KINDS: dict[str, tuple[Kind, ...]] = {
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "ADOPT"), _ADAM),
+    "Lion": (Kind("exp_avg", FIRST, _beta(1)),),
+    "SGD": (Kind("momentum_buffer", FIRST, _momentum),),
+    "Muon": (Kind("momentum_buffer", FIRST, _momentum),),
+}
+"""class of an optimizer, or of a base of it -> its moments"""
+
+
+class Moment(NamedTuple):
+    """One moment of one parameter. `optimizer`: the one of torch itself, out of its wrappers."""
+
+    name: str
+    parameter: nn.Parameter
+    optimizer: Any
+    group: int
+    kind: Kind
+
+    def live(self) -> Tensor | None:
+        """What this rank holds of it; None: the optimizer has not made it yet. Raises UsageError
+        when it is no moment of this parameter."""
+        found = self.optimizer.state.get(self.parameter, {}).get(self.kind.state)
+        if found is None:
+            return None
+        local, like = local_of(found), local_of(self.parameter)
+        if local.shape != like.shape or not local.dtype.is_floating_point:
+            raise UsageError(
+                f"{self.name}: {self.kind.state} of {type(self.optimizer).__name__} is "
+                f"{tuple(local.shape)} {local.dtype}, the parameter {tuple(like.shape)}: such a "
+                f"state cannot be averaged. Leave {SETTINGS[self.kind.order]} out"
+            )
+        return local
+
+    @property
+    def beta(self) -> float:
+        """As the optimizer has it now."""
+        return self.kind.beta(self.optimizer.param_groups[self.group])
+
+
+def moments_of(
+    named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Optimizer], order: int
+) -> list[Moment]:
+    """The moments of `order` of the named parameters, in their order; none of a parameter that no
+    optimizer holds, or whose group keeps none.
+
+    Raises ConfigError for an optimizer whose moments are not known, and where there are none.
+    """
+    setting, found = SETTINGS[order], dict[int, tuple[Any, int, Kind]]()
+    if not optimizers:
+        rule = "needs the optimizer, whose moments it is about"
+        raise ConfigError(setting, "a period", rule, "Give it to mend_init(optimizer=...).")
+    exchanged = {id(parameter) for _, parameter in named}
+    for each in optimizers:
+        inner = _unwrapped(each)
+        for number, group in enumerate(each.param_groups):
+            held = [id(p) for p in group["params"] if id(p) in exchanged]
+            if not held:
+                continue
+            for kind in _kinds(inner, setting):
+                if kind.order == order and kind.beta(group) > 0:
+                    found |= dict.fromkeys(held, (inner, number, kind))
+    moments = [Moment(name, p, *found[id(p)]) for name, p in named if id(p) in found]
+    if not moments:
+        kinds = ", ".join(type(_unwrapped(each)).__name__ for each in optimizers)
+        rule = f"{kinds} keeps no {ORDERS[order]} moments"
+        raise ConfigError(setting, "a period", rule, "Leave it out.")
+    return moments
+
+
+def _kinds(optimizer: object, setting: str) -> tuple[Kind, ...]:
+    for base in type(optimizer).__mro__:
+        if base.__name__ in KINDS and hasattr(optimizer, "state"):
+            return KINDS[base.__name__]
+    rule = f"mend does not know which states of {type(optimizer).__name__} are moments"
+    raise ConfigError(setting, "a period", rule, f"It knows {', '.join(KINDS)}; leave it out.")
+
+
+def _unwrapped(optimizer: object) -> object:
+    """That of torch inside wrappers such as Accelerate's."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
+
+
+def build_moment_plan(
+    moments: Sequence[Moment], fragments: int, first: int
+) -> list[tuple[Layout, Sequence[Moment]]]:
+    """Cut the moments into at most `fragments` fragments as the parameters are cut, numbered from
+    `first`. A tensor has the names of its state and its parameter."""
+    named = [(f"{each.kind.state}:{each.name}", each.parameter) for each in moments]
+    found, start = [], 0
+    for layout in cut_layouts(named, fragments, first):
+        stop = start + len(layout.slots)
+        found.append((layout, moments[start:stop]))
+        start = stop
+    return found
+
+
+class MomentsView(FragmentView):
+    """A fragment of moments. What the optimizer has not made yet reads as zeros, and is not
+    written."""
+
+    def __init__(
+        self, layout: Layout, moments: Sequence[Moment], check: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(layout, [each.parameter for each in moments], check)
+        self.moments = tuple(moments)
+
+    def held(self) -> list[Tensor]:
+        found = ((each.live(), each.parameter) for each in self.moments)
+        return [torch.zeros_like(local_of(p)) if has is None else has for has, p in found]
+
+    @torch.no_grad()
+    def decay(
+        self, owned: Owned, live_N: Tensor, captured_N: Tensor, mean_N: Tensor, steps: int
+    ) -> None:
+        """`live_N` becomes the moments that the racks' mean would be by now, `steps` after it was
+        captured: beta^steps mean + (live - beta^steps captured), and no second moment below 0. All
+        fp32, N. With 0 steps live is captured, and becomes the mean to the bit."""
+        for (start, stop), moment in zip(pairwise(owned.cuts), self.moments, strict=True):
+            left, live_n = moment.beta**steps, live_N[start:stop]
+            live_n.sub_(captured_N[start:stop] * left).add_(mean_N[start:stop] * left)
+            if moment.kind.order == SECOND:
+                live_n.clamp_(min=0)

@@ -1,0 +1,71 @@
+"""What the racks' averages of moments must be, computed again from what was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mend.engine.numerics import Anchor
+from mend.engine.trainer import OpenOffer
+
+if TYPE_CHECKING:
+    from mend.sim.checkers import Watched
+
+CLOSE = 1e-6
+"""Of values up to 1e-2, rounded to fp32 a few times."""
+
+
+class MomentChecks:
+    """I1 and I8 of fragments of moments: a merge is the weighted mean of the values that its
+    members captured (in doubles), and no second moment is below zero. `periods`: of first moments,
+    of second ones."""
+
+    def __init__(self, problem: Callable[[str, str], None], periods: Sequence[int]) -> None:
+        self._problem, self._periods = problem, periods
+        self._captured: dict[tuple[object, ...], Tensor] = {}
+        self.compared = 0
+        """Merges, once per rank."""
+
+    def captured(self, watched: Watched, offer: OpenOffer) -> None:
+        """What a rank's optimizer has at the capture."""
+        view = watched.training.trainer.tracks[offer.fragment].moments
+        if view is None:
+            return
+        now_N = torch.empty(offer.delta_N.numel())
+        view.read(watched.training.trainer.tracks[offer.fragment].owned, now_N)
+        me = watched.process
+        self._captured[me.me, me.member, offer.fragment, offer.seq] = now_N.double()
+
+    def applied(
+        self, watched: Watched, fragment: int, anchor: Anchor, commit: dict[str, Any] | None
+    ) -> None:
+        trainer, me = watched.training.trainer, watched.process.me
+        view = trainer.tracks[fragment].moments
+        if view is None or commit is None:
+            return
+        order = (fragment - len(trainer.weights)) // len(trainer.weights)
+        period, named, weights = self._periods[order], list[Tensor](), list[float]()
+        for each in commit["members"]:
+            found = [
+                values
+                for (peer, _, p, seq), values in self._captured.items()
+                if (peer, p, seq) == ((each["rack"], me.rank), fragment, each["seq"])
+            ]
+            if len(found) != 1:  # of several lives of a rack, or of one before this job
+                return
+            named.append(found[0])
+            steps = max(1, each["steps"])
+            weights.append(each["tokens"] ** 2 / steps * period / max(period, steps))
+        self.compared += 1
+        mean = sum((w * x for w, x in zip(weights, named, strict=True)), torch.zeros(()).double())
+        error = (anchor.values.double() - mean / sum(weights)).abs().max().item()
+        if named[0].numel() and not error <= CLOSE:
+            what = f"fragment {fragment} version {anchor.version}"
+            self._problem("I1", f"{me}: {what} is {error:.2e} beside the mean")
+        live_N = torch.empty(trainer.tracks[fragment].owned.numel)
+        view.read(trainer.tracks[fragment].owned, live_N)
+        if order and (live_N < 0).any():
+            self._problem("I8", f"{me}: a second moment of fragment {fragment} is negative")

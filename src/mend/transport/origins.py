@@ -1,0 +1,88 @@
+"""Whose address it is that somebody names, where no keys say it.
+
+Whoever says hello names the address at which he is to be answered. Without keys that may be any
+address, by a mistake in a setting or on purpose, and the process that hears it connects to it. So
+an address counts only if it is of the machine that says it, as far as its connection shows, or if
+it stands in the settings of the process that hears it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections.abc import Iterable
+
+from mend.errors import ConfigError
+from mend.transport.probe import host_and_port, numbers_of
+from mend.transport.whereabouts import Whereabouts
+
+NAMES_MAX = 256
+"""Looked up and remembered; the oldest make room."""
+
+LOOK_AGAIN_S = 10.0
+"""Behind a look-up of the same name, whatever it has found."""
+
+
+class Origins:
+    """`configured`: addresses, `tcp://host:port`, from the settings of this process. Asks the
+    resolver on a thread of its own, about one name at a time: no call here waits for it."""
+
+    def __init__(self, configured: Iterable[str]) -> None:
+        self._hosts = {_host(address) for address in configured}
+        self._names: dict[str, tuple[tuple[str, ...], float]] = {}
+        self._here = Whereabouts()
+        self._looking: threading.Thread | None = None
+
+    def fits(self, address: str, number: str) -> bool:
+        """Whether `address` may be that of whoever is connected from `number`. False, too, while
+        the name in it is being looked up: what names it is said again soon."""
+        host = _host(address)
+        if host is None:
+            return False
+        if host in self._hosts:
+            return True
+        own = _plain(number)
+        return any(self._same(_plain(each), own) for each in self._numbers(host))
+
+    def _same(self, named: str, own: str) -> bool:
+        """Of one machine: of another one only if equal, of this one whichever they are."""
+        return named == own or (self._here.is_here(named) and self._here.is_here(own))
+
+    def _numbers(self, host: str) -> tuple[str, ...]:
+        try:
+            return (str(ipaddress.ip_address(host)),)
+        except ValueError:
+            pass
+        found, since_s = self._names.get(host, ((), -LOOK_AGAIN_S))
+        busy = self._looking is not None and self._looking.is_alive()
+        if not busy and time.monotonic() - since_s >= LOOK_AGAIN_S:
+            look = threading.Thread(
+                target=self._look_up,
+                args=(host,),
+                name="mend-lookup",
+                daemon=True,  # a resolver that hangs cannot be stopped, and is not waited for
+            )
+            self._looking = look
+            look.start()
+        return found
+
+    def _look_up(self, host: str) -> None:
+        numbers = numbers_of(host)
+        self._names.pop(host, None)
+        self._names[host] = numbers, time.monotonic()
+        if len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
+
+
+def _host(address: str) -> str | None:
+    try:
+        return host_and_port(address)[0]
+    except ConfigError:
+        return None
+
+
+def _plain(number: str) -> str:
+    """Without the interface of a link-local address, and IPv4 where it is written as IPv6."""
+    found = ipaddress.ip_address(number.partition("%")[0])
+    return str(getattr(found, "ipv4_mapped", None) or found)

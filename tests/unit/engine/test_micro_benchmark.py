@@ -1,0 +1,116 @@
+"""The micro-benchmark on a rank's training thread."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from mend.coordination.events import Event, Validate, Validated
+from mend.engine.micro_benchmark import (
+    GEMM_NS_MAX,
+    LiveBenchmark,
+    MicroBenchmark,
+    time_of_product,
+    watch_forward,
+)
+from mend.types import MS, SECOND
+
+CPU = torch.device("cpu")
+WAIT_NS, REST_NS = 30 * MS, 10 * MS
+
+
+class Loop:
+    """A training loop that waits for its data before each forward, under a clock by hand."""
+
+    def __init__(self) -> None:
+        self.now_ns, self.posted, self.held = SECOND, list[Event](), 0
+        self.model = nn.Linear(2, 2)
+        self.benchmark = MicroBenchmark(
+            lambda: self.now_ns,
+            self.posted.append,
+            self._product,
+            watch_forward(lambda: self.model),
+        )
+
+    def _product(self) -> int:
+        self.held += 1
+        return 7
+
+    def steps(self, count: int, *, forwards: int = 1) -> None:
+        for step in range(1, count + 1):
+            begun_ns = self.now_ns
+            self.now_ns += WAIT_NS
+            for _ in range(forwards):
+                self.model(torch.ones(2))
+                self.now_ns += REST_NS
+            self.benchmark.stepped(step, begun_ns, nullcontext)
+
+
+def test_the_wait_before_the_forward_is_measured_over_the_steps_that_are_asked_for() -> None:
+    loop = Loop()
+    loop.steps(3)
+    assert (loop.posted, loop.held) == ([], 0), "nothing runs before it is asked for"
+    loop.benchmark.ask(Validate(5, 4))
+    loop.steps(5)
+    assert loop.posted == [Validated(5, 5, 7, 750_000)]
+    assert not loop.model._forward_pre_hooks, "nothing is left in the model"
+    loop.steps(9)
+    assert (len(loop.posted), loop.held) == (1, 1)
+
+
+def test_of_several_forwards_the_first_counts() -> None:
+    loop = Loop()
+    loop.benchmark.ask(Validate(5, 4))
+    loop.steps(5, forwards=3)
+    assert loop.posted == [Validated(5, 5, 7, 500_000)]
+
+
+def test_without_forwards_no_wait_is_known() -> None:
+    loop = Loop()
+    loop.benchmark.ask(Validate(2, 2))
+    loop.steps(3, forwards=0)
+    assert loop.posted == [Validated(2, 3, 7, -1)]
+
+
+def test_a_verdict_takes_the_place_of_what_is_measured() -> None:
+    loop = Loop()
+    loop.benchmark.ask(Validate(1, 4))
+    loop.steps(3)
+    loop.benchmark.ask(Validate(2, 4))
+    loop.steps(5)
+    assert loop.posted == [Validated(2, 5, 7, 750_000)]
+
+
+def test_the_end_takes_the_hook_along() -> None:
+    loop = Loop()
+    loop.benchmark.ask(Validate(5, 4))
+    loop.steps(2)
+    assert loop.model._forward_pre_hooks
+    loop.benchmark.close()
+    loop.steps(9)
+    assert (loop.posted, dict(loop.model._forward_pre_hooks)) == ([], {})
+
+
+def test_compiled_code_does_not_call_back() -> None:
+    calls = list[int]()
+    model = nn.Linear(2, 2)
+    watch_forward(lambda: model)(lambda: calls.append(1))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled(torch.ones(2))
+    assert calls == []
+    model(torch.ones(2))
+    assert calls == [1]
+
+
+def test_a_product_draws_no_number_and_sees_none_of_the_modes_of_the_script() -> None:
+    before = torch.get_rng_state()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        took_ns = LiveBenchmark(CPU).product_ns()
+    assert 0 < took_ns <= GEMM_NS_MAX
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_device_that_refuses_says_nothing() -> None:
+    assert time_of_product(torch.device("cuda", 99)) == 0

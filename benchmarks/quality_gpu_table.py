@@ -25,7 +25,7 @@ from benchmarks.quality_gpu_model import SIZES, Size, leaves_of
 from benchmarks.quality_gpu_outer import Arm, parsed
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
 from mend.codec import codec_named, fragment_codec
-from mend.codec.powersgd import LowRank
+from mend.codec.powersgd import PowerSGD
 from mend.types import Owned, Span
 
 Report = Mapping[str, Any]
@@ -93,9 +93,11 @@ def bits_of(codec: str, size: Size) -> float:
         numel = sum(slot.numel for slot in slots)
         spans = tuple(Span(0, slot.numel) for slot in slots)
         owned = Owned(spans, numel, tuple(slot.shape for slot in slots))
-        found = fragment_codec(codec_named(MEND_NAMES.get(codec, codec)), owned, 1)
-        sides = [found.size(side) for side in (0, 1)] if isinstance(found, LowRank) else []
-        sent += 8 * (statistics.fmean(sides) if sides else found.payload_bytes)
+        found = codec_named(MEND_NAMES.get(codec, codec))
+        if isinstance(found, PowerSGD):
+            sent += 8 * statistics.fmean(found.of(owned, 1).size(side) for side in (0, 1))
+        else:
+            sent += 8 * fragment_codec(found, owned, 1).payload_bytes
     return sent / sum(leaf.numel for leaf in leaves)
 
 

@@ -74,7 +74,7 @@ class FragmentCodec(Protocol):
 
     @property
     def payload_bytes(self) -> int:
-        """The most that a payload can be."""
+        """The most that a payload can be; a closing one (codec.closing) may be longer."""
 
     def first(self, state_S: Tensor) -> None:
         """Write the state that a run begins with (fp32): equal bits on every rack."""

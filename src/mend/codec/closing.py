@@ -114,7 +114,8 @@ class Either:
 
     @property
     def payload_bytes(self) -> int:
-        return max(self.codecs.payload_bytes, CLOSING.payload_bytes(self.numel))
+        """Of all but closing ones."""
+        return self.codecs.payload_bytes
 
     def first(self, state_S: Tensor) -> None:
         self.codecs.first(state_S)

@@ -374,8 +374,10 @@ class ConcurrentOuterStep:
     def _fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer
         name = (offer.member, offer.fragment, offer.seq)
-        most = self.numerics_of[offer.fragment].payload_bytes(self.owned[offer.fragment])
-        size = offer.sizes[self.me.rank] if self._varies(offer.fragment) and offer.sizes else most
+        owned, numerics = self.owned[offer.fragment], self.numerics_of[offer.fragment]
+        size, most = numerics.payload_bytes(owned), numerics.payload_bytes_max(owned)
+        if self._varies(offer.fragment) and offer.sizes:
+            size = offer.sizes[self.me.rank]
         if size > most:
             wrong = f"its offer has {size} bytes, {most} are the most that it can have"
             self.tell(ev.Fetched(*name, error=wrong))

@@ -22,7 +22,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from mend.codec import CODECS, Codec, FragmentCodec, LayoutCodec, Varying, fragment_codec
+from mend.codec import CLOSING, CODECS, Codec, FragmentCodec, LayoutCodec, Varying, fragment_codec
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
@@ -243,8 +243,15 @@ class Numerics:
         return found
 
     def payload_bytes(self, part: Owned | int) -> int:
-        """The most that a payload can be."""
+        """The most that a payload can be, but for a closing one."""
         return self.codecs(part).payload_bytes
+
+    def payload_bytes_max(self, part: Owned | int) -> int:
+        """The most that any payload can be."""
+        size = self.payload_bytes(part)
+        if self.codec.feedback == "buffer":
+            return size
+        return max(size, CLOSING.payload_bytes(_owned(part).numel))
 
     def _data_numel(self, part: Owned | int) -> int:
         numel = _owned(part).numel

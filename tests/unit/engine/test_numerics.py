@@ -211,6 +211,7 @@ def test_what_rounding_kept_back_is_pending_and_sums_up() -> None:
     assert encoded.pend.any()
     assert encoded.checksum == xxhash.xxh3_128(encoded.payload.numpy().tobytes()).hexdigest()
     assert encoded.payload.numel() == numerics.payload_bytes(100_001)
+    assert numerics.payload_bytes_max(100_001) == numerics.payload_bytes(100_001)
 
 
 def test_an_exact_offer_costs_no_copy_and_owes_nothing() -> None:

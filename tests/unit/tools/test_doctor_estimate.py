@@ -149,3 +149,12 @@ def test_amounts() -> None:
     assert est.amount(64e6) == "64 MB"
     assert est.params_of_tapes([400, 200], "float32") == 150
     assert est.params_of_tapes([400, 200], "bfloat16") == 300
+
+
+@pytest.mark.parametrize(
+    ("codec", "size"), [("int8", 132 / 128), ("topk", 116 / 4096), ("powersgd-4", 8 / est.SIDE)]
+)
+def test_an_exchange_costs_what_every_round_sends_and_not_the_closing_one(
+    codec: str, size: float
+) -> None:
+    assert est.item_bytes(codec) == pytest.approx(size, rel=0.01)

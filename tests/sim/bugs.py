@@ -484,6 +484,12 @@ BUGS = (
         "a snapshot does not say how many rounds were merged",
         (LOG, "rounds=tuple(told.rounds),", "rounds=(0,) * len(told.rounds),"),
     ),
+    _bug(
+        "41",
+        "the end of a job is appended where it cannot be decided, and told before it is",
+        (ROSTERS, "_over(context) if context.decidable else None", "_over(context)"),
+        (COORDINATOR, "if begun and not self.log.appended.over else", "if begun else"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

@@ -58,6 +58,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("37c", 0, "I1: Peer(rack=0, rank=0) counts 33554432 parts of rounds behind fragment 0"),
     ("37d", 15, "I1: Peer(rack=1, rank=0) acts on a snapshot that is not of its records"),
     ("36d", 67, "I4: rack 1 rank 0 left alone though a quorum was there"),
+    ("41", 747, "I4: rack 0 rank 0 failed: Refused"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

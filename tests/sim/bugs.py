@@ -495,6 +495,12 @@ BUGS = (
         ("coordination/leader.py",
          "return self._is_seated() and not awaits and not begins", "return self._is_seated()"),
     ),
+    _bug(
+        "39",
+        "the end of a job is appended where it cannot be decided, and told before it is",
+        (ROSTERS, "_over(context) if context.decidable else None", "_over(context)"),
+        (COORDINATOR, "if begun and not self.log.appended.over else", "if begun else"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

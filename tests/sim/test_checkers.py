@@ -147,6 +147,15 @@ def test_a_training_thread_that_waits_too_long_is_seen() -> None:
     assert "I5: Peer(rack=0, rank=0) waited 3.00 s in one outage" in problems(world)
 
 
+@pytest.mark.parametrize("pause_s", [2.5, 6])
+def test_a_pause_excuses_who_left_alone_only_if_nobody_waits_so_long(pause_s: float) -> None:
+    """All train equally long; at its end a rack waits 4 s."""
+    world = World(k=2, witness=False, pauses=((1, 20, int(pause_s * SECOND)),))
+    process = world.trainings[Peer(0, 0)].process
+    at(world, 1.0, lambda: process.note("left-alone", {}))
+    assert ("left alone though a quorum was there" in problems(world)) == (pause_s < 4)
+
+
 def test_a_queue_without_end_is_seen() -> None:
     world = World()
     rank = world.trainings[Peer(0, 0)].rank

@@ -203,9 +203,9 @@ class Coordinator:
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, begun = sender.rack, self.log.committed.begun
-        log = self.log.appended if begun else self.log.committed
-        fits = self.admission.hear(sender, hello, self.views, log, now_ns, effects)
-        if not fits or begun:
+        # Nobody is told of an end that is not decided: it may be undone.
+        log = self.log.appended if begun and not self.log.appended.over else self.log.committed
+        if not self.admission.hear(sender, hello, self.views, log, now_ns, effects) or begun:
             return
         if rack not in self.views or self.views[rack].member != hello.seat.member:
             self.views[rack] = MemberView(hello.seat.member, now_ns, now_ns)

@@ -62,6 +62,17 @@ class MembershipContext:
         found = {rack: self.views[rack].report for rack in sorted(self.log.seats)}
         return {rack: report for rack, report in found.items() if report is not None}
 
+    @cached_property
+    def heard(self) -> set[Member]:
+        """Voters that are live."""
+        return {member for member in self.log.voters if member.rack in self.live}
+
+    @cached_property
+    def decidable(self) -> bool:
+        """Whether those that are heard can decide a change. One that they cannot would be in force
+        as soon as it did no good any more."""
+        return quorum(self.heard, self.log.voters)
+
 
 def look(
     views: Mapping[int, MemberView],
@@ -82,14 +93,15 @@ def look(
 
 def next_roster(context: MembershipContext) -> Roster | None:
     """The change that is due, if there is one and no bytes are lost by it."""
-    over = _over(context)
+    over = _over(context) if context.decidable else None
     if over is not None:
         return over
     return next((each for each in _changes(context) if _keeps_bytes(context, each)), None)
 
 
 def _over(context: MembershipContext) -> Roster | None:
-    """The job ends when every live rack is done and holds everything."""
+    """The job ends when every live rack is done and holds everything; not where they are a part of
+    it that can decide nothing, and the others may be in the middle of their work."""
     done = {
         rack
         for rack, report in context.reports.items()
@@ -106,13 +118,10 @@ def _over(context: MembershipContext) -> Roster | None:
 
 def _changes(context: MembershipContext) -> Iterable[Roster]:
     """By what is due first."""
-    heard = {member for member in context.log.voters if member.rack in context.live}
-    # What cannot be decided now would be in force as soon as it did no good any more.
-    decidable = quorum(heard, context.log.voters)
-    votes = _votes(context, heard) if decidable else ()
+    votes = _votes(context) if context.decidable else ()
     for proposal in (*_comings(context), *votes, *_evictions(context)):
         yield from _named(context, proposal)
-    if decidable:
+    if context.decidable:
         yield from _witness(context)
 
 
@@ -139,10 +148,10 @@ def _evictions(context: MembershipContext) -> Iterable[Roster]:
             yield _without(context.log, rack, f"rack {rack} was not there for too long")
 
 
-def _votes(context: MembershipContext, heard: set[Member]) -> Iterable[Roster]:
+def _votes(context: MembershipContext) -> Iterable[Roster]:
     """Taken from racks that are silent or slow, and given to those that keep up."""
     log = context.log
-    for racks, why in _lost(context, heard) if context.demotes else ():
+    for racks, why in _lost(context) if context.demotes else ():
         reason = f"{_racks(racks)} {'are' if len(racks) > 1 else 'is'} {why}"
         yield _changed(log, log.seats, log.non_voters | racks, reason)
     for rack in sorted(log.non_voters & log.seats.keys()):
@@ -150,10 +159,10 @@ def _votes(context: MembershipContext, heard: set[Member]) -> Iterable[Roster]:
             yield _changed(log, log.seats, log.non_voters - {rack}, f"rack {rack} holds everything")
 
 
-def _lost(context: MembershipContext, heard: set[Member]) -> Iterable[tuple[set[int], str]]:
+def _lost(context: MembershipContext) -> Iterable[tuple[set[int], str]]:
     """Racks whose votes only hold the others up, and why: no commit as long as hold needs their
     bytes. Or the next death would, as they have been silent for long."""
-    voters = context.log.voters
+    voters, heard = context.log.voters, context.heard
     racks = {member.rack for member in voters} - {WITNESS}
     silent, slow = racks - context.live, racks & context.slow
     if silent and not hold({m for m in heard if m.rack in racks}, voters):

@@ -173,9 +173,12 @@ def _left_behind(world: World, training: Training) -> bool:
 
 
 def _even(world: World) -> bool:
-    """All racks train equally long: then nobody runs out of patience with the others."""
+    """All racks train equally long, and none pauses for as long as the others wait for it at their
+    end: then nobody runs out of patience with the others."""
     scenario = world.scenario
-    return len(set(scenario.steps)) == 1 and len(set(scenario.step_ns)) == 1
+    apart_ns = max(scenario.paused_ns) - min(scenario.paused_ns)
+    equal = len(set(scenario.steps)) == 1 and len(set(scenario.step_ns)) == 1
+    return equal and apart_ns < scenario.shutdown_ns
 
 
 def _names(peers: list[Peer]) -> str:

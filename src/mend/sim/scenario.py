@@ -117,9 +117,14 @@ class Scenario:
     @property
     def length_ns(self) -> int:
         """How long the slowest rack trains, with its pauses, if nothing holds it up."""
-        paused = [sum(ns for who, _, ns in self.pauses if who == r) for r in range(self.racks)]
-        works = zip(self.steps, self.step_ns, paused, strict=True)
+        works = zip(self.steps, self.step_ns, self.paused_ns, strict=True)
         return max(n * ns + more for n, ns, more in works)
+
+    @property
+    def paused_ns(self) -> tuple[int, ...]:
+        """Of every rack, how long its script does something else."""
+        racks = range(self.racks)
+        return tuple(sum(ns for who, _, ns in self.pauses if who == rack) for rack in racks)
 
     def shape(self, fragment: int) -> tuple[int, ...]:
         """Of the fragment's one tensor: a matrix for a codec that sends those of low rank."""

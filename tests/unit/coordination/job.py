@@ -97,6 +97,11 @@ class Job:
             return []  # a question about another job than its own
         if self.acceptor.log.last == log.last and self.acceptor.log.decided == log.decided:
             return []
+        return self.vote()
+
+    def vote(self) -> list[Effect]:
+        """The witness answers its own orders, as it does with every heartbeat."""
+        log = self.machine.log
         self.votes += 1
         epoch = self.machine.proposer.epoch
         self.acceptor.append(epoch, 0, "", log.after(0), log.last, log.decided)

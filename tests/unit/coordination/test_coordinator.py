@@ -583,14 +583,24 @@ def test_an_open_offer_holds_the_end() -> None:
     assert not any(isinstance(record, Roster) for record in job.records)
 
 
-def test_the_dead_are_not_waited_for_at_the_end() -> None:
-    job = Job(racks=2, witness=True).begun()
-    job.say(1, offers=(offer(1),))
+def rack_1_falls_silent(job: Job) -> None:
+    """And loses its vote where there is a witness."""
     for _ in range(3):
         job.tick(DETECT_NS // 2)
         job.say(0)
+        if job.machine.me.rack == WITNESS:
+            job.vote()
+    job.follow(0)
+
+
+def test_the_dead_are_not_waited_for_at_the_end() -> None:
+    job = Job(racks=2, witness=True).begun()
+    job.say(1, offers=(offer(1),))
+    rack_1_falls_silent(job)
     done(job, 0)
-    assert isinstance(job.records[-1], Roster)
+    record = job.records[-1]
+    assert isinstance(record, Roster)
+    assert (record.members, record.reason) == ((), "all racks are done")
 
 
 def test_the_end_is_repeated_until_all_have_heard_it_or_some_seconds() -> None:
@@ -605,11 +615,11 @@ def test_the_end_is_repeated_until_all_have_heard_it_or_some_seconds() -> None:
 
 def ended_without_rack_1(*, witness: bool) -> Job:
     job = Job(racks=2, witness=witness).begun()
-    for _ in range(3):
-        job.tick(DETECT_NS // 2)
-        job.say(0)
+    rack_1_falls_silent(job)
     done(job, 0)
-    assert job.records[-1].non_voters == (1,), "who was missing"
+    record = job.records[-1]
+    assert isinstance(record, Roster)
+    assert (record.members, record.non_voters) == ((), (1,)), "who was missing"
     job.follow(0)
     return job
 
@@ -625,6 +635,24 @@ def test_a_witness_tells_a_rack_that_comes_too_late_that_the_job_is_over() -> No
     assert (refusal.kind, "is over: all its racks have left" in refusal.detail) == ("over", True)
     assert Finished() not in job.tick(TOLD_NS - FAREWELL_NS - 1)
     assert Finished() in job.tick(1)
+
+
+def test_a_rack_that_comes_back_is_not_told_of_an_end_that_is_not_decided() -> None:
+    """Those that could decide it may have died: then the job goes on, or begins anew, with it."""
+    job = Job(racks=3).begun()
+    done(job, 0, 1, 2)
+    assert job.machine.log.appended.over
+    for _ in range(3):
+        job.tick(DETECT_NS // 2)
+        for rack in (0, 1):
+            job.say(rack)
+    assert sent(job.hello(2, life=1), Peer(2, VISITOR)) == []
+    assert job.machine.log.last == 2, "nor is anything appended behind it"
+    job.follow(0, 1)
+    assert job.machine.log.committed.over
+    (refusal,) = sent(job.hello(2, life=1), Peer(2, VISITOR))
+    assert isinstance(refusal, Refusal)
+    assert refusal.kind == "over"
 
 
 def test_a_rack_that_coordinates_does_not_stay_for_those_that_come_too_late() -> None:

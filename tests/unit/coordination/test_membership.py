@@ -102,6 +102,19 @@ def test_the_job_ends_when_every_live_rack_is_done_and_holds_everything() -> Non
     assert seats_of(house.next()) == [], "that of a dead rack is lost anyhow"
 
 
+def test_the_job_does_not_end_where_those_that_are_heard_cannot_decide_it() -> None:
+    """Its end would be decided when the silent are back, in the middle of their work."""
+    house = House()
+    house.say(0, **DONE)
+    for rack in (1, 2):
+        house.silent(rack, 0)
+    assert house.next() is None
+    house.absent.remove(2)
+    assert house.next() is None, "it is back, and trains"
+    house.say(2, **DONE)
+    assert seats_of(house.next()) == []
+
+
 def test_a_job_of_which_nobody_is_heard_does_not_end() -> None:
     house = House()
     for rack in range(3):

@@ -149,7 +149,7 @@ def test_memory_is_what_is_counted() -> None:
             optimizer.step()
             optimizer.zero_grad()
         status = runtime.status()
-    in_flight = 4 * largest * (status.racks_configured + 3)
+    in_flight = 4 * numel * (status.racks_configured + 3)
     assert 0 < status.host_bytes <= 16 * numel + in_flight, "with outer momentum, as by default"
     assert 0 < status.device_bytes_peak <= 3 * 4 * largest
     gradients = sum(2 * p.numel() for p in made.parameters())

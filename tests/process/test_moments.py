@@ -118,6 +118,8 @@ def books_are_kept(results: list[Result], ranks: int, merges: list[int]) -> None
         assert result.digest == first.digest
         assert status["ledger"] == {"merged": status["tokens"], "open": 0, "discarded": 0}
         assert status["outcome"] == "merged"
+        (ended,) = result.kinds("ended")
+        assert ended["tokens_merged"] == ended["tokens"] > 0
         assert status["rounds_missed"] == {}
     sent = [
         sum(r.status[key] for r in results[:ranks]) for key in ("payload_bytes", "moment_bytes")

@@ -81,6 +81,7 @@ def inputs_of(
 ) -> RoundInputs:
     """Of one round: which offers are there and held, who declined, whose results are there."""
     version, racks = log.versions[fragment], sorted(log.seats)
+    of_weights = fragment < around.policy.of_weights  # values are as great after one step as ever
     mine = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
     arrived = []
     for offer in mine:
@@ -114,7 +115,7 @@ def inputs_of(
         live=around.live,
         held=held,
         bad=_found_bad(fragment, mine, bad),
-        norm_max=norm_max(log.norms[fragment]) if arrived else math.inf,
+        norm_max=norm_max(log.norms[fragment]) if arrived and of_weights else math.inf,
         step_ns=around.step_ns,
         seats=around.seats,
         mitigated=around.mitigated,

@@ -120,7 +120,7 @@ def tell_end(
     outcome = trainer.outcome if trainer.outcome.word != "running" else Outcome("aborted")
     if outcome.word in ("aborted", "abandoned") and not trainer.step:
         return
-    merged = trainer.ledger.merged / (len(trainer.tracks) or 1)
+    merged = trainer.ledger.merged / (len(trainer.weights) or 1)
     ended = Ended(
         me.rack, me.rank, outcome.word, outcome.detail, trainer.step, trainer.tokens, merged
     )

@@ -149,7 +149,9 @@ class ReplayTrainer(Trainer):
                 yield from self._follow_discard(act)
             else:
                 self.before_capture()
-                self._capture(act.fragment)
+                # Where a codec's offers stop a step short, only a closing one goes to the end.
+                closing = act.steps == self.step - self.tracks[act.fragment].steps_mark
+                self._capture(act.fragment, closing=closing)
             if self._place == place:
                 raise self._differs("it cannot do that", act)
 

@@ -76,7 +76,13 @@ class Moment(NamedTuple):
     def live(self) -> Tensor | None:
         """What this rank holds of it; None: the optimizer has not made it yet. Raises UsageError
         when it is no moment of this parameter."""
-        found = self.optimizer.state.get(self.parameter, {}).get(self.kind.state)
+        state = self.optimizer.state.get(self.parameter, {})
+        if state and self.kind.state not in state:
+            raise UsageError(
+                f"{self.name}: {type(self.optimizer).__name__} keeps {', '.join(state)}, and no "
+                f"{self.kind.state}: it is not torch's. Leave {SETTINGS[self.kind.order]} out"
+            )
+        found = state.get(self.kind.state)
         if found is None:
             return None
         local, like = local_of(found), local_of(self.parameter)

@@ -17,6 +17,8 @@ from mend.errors import ConfigError, NotDeterministic, UsageError
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA has read the environment already: run this file alone")
     for name in PINNED:
         monkeypatch.delenv(name, raising=False)
 

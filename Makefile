@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 .PHONY: help demo test test-all check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; ARGS="--nproc-per-rack 2 --parallel fsdp2"
 	$(BIN)/mend demo $(ARGS)
@@ -19,11 +19,11 @@ PROCESS := tests/process tests/storm/test_storm.py
 WHICH := not slow
 
 test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
-test: $(STAMP) ## run the tests, two or three at a time
+test: $(STAMP) ## run the tests but those marked slow, two or three at a time
 	$(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30
 	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS) --durations=30
 
-test-all: ## the same with those that take long
+test-all: ## run all tests, also those that take long
 	@$(MAKE) --no-print-directory test WHICH="slow or not slow"
 
 check: $(STAMP) ## format, lint, types, and who may import what

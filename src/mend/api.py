@@ -525,7 +525,8 @@ def _refuse_strangers(
 
 
 def _warn_of_codec(config: MendConfig) -> None:
-    if config.exchange and config.racks > 1 and (costs := cost_of(config.codec)):
+    costs = cost_of(config.codec, config.alignment)
+    if costs and config.exchange and config.racks > 1:
         warnings.warn(costs, stacklevel=3)
 
 
@@ -575,6 +576,6 @@ def _of_seat(
         rule = f"{source} puts this process into rack {seat.rack}"
         raise ConfigError("rack", config.rack, rule, "Leave it out, and unset MEND_RACK.")
     if config.racks != seat.racks:
-        rule = f"{source} has {seat.racks} racks"
+        rule = f"the ranks make {seat.racks} racks by {source}"
         raise ConfigError("racks", config.racks, rule, f"Set racks={seat.racks}.")
     return replace(config, rack=seat.rack), seat.ranks

@@ -215,8 +215,12 @@ def decide_without_mesh(places: Sequence[Place], *, addressed: bool) -> Racks | 
     number, size = places[0].rack, places[0].ranks_per_rack
     if number is not None:
         if size not in (None, len(places)):
-            rule = f"all ranks of this torchrun are it, and {RANKS_PER_RACK}={size} makes it more"
-            raise ConfigError("rack", number, rule, f"Unset MEND_RACK, or {RANKS_PER_RACK}.")
+            rule = (
+                f"names one rack for all ranks of this torchrun, but {RANKS_PER_RACK}={size} makes "
+                "several racks of them"
+            )
+            remedy = f"Leave rack out (unset MEND_RACK), or unset {RANKS_PER_RACK}."
+            raise ConfigError("rack", number, rule, remedy)
         return None
     found = _found(places)
     if found is None or len(found.ranks) == 1:

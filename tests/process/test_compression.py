@@ -63,7 +63,7 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
     assert status["payload_bytes_fp32"] == sum(e["fp32_bytes"] for e in encoded)
     assert all(0 < e["residual"] < 1 for e in encoded if e["bytes"] in sizes)
     assert (0 < status["residual_share"] < 1) == (codec != "topk")
-    assert job.logs().count("it cost 11 % of loss") == (2 if codec == "topk" else 0), "each once"
+    assert job.logs().count("raised the loss by 11 %") == (2 if codec == "topk" else 0), "each once"
 
 
 def low_rank_sizes(rank: int) -> list[tuple[int, int]]:

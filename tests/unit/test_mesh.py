@@ -174,7 +174,7 @@ def test_rack_aware_takes_a_torchrun_for_one_rack() -> None:
         ),
         (
             on(*"AAAA", rack=1, ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK"),
-            "^rack=1: all ranks of this torchrun are it, and MEND_RANKS_PER_RACK=2 makes it more",
+            "^rack=1: names one rack for all .*, but MEND_RANKS_PER_RACK=2 makes several racks",
         ),
         (
             A4B4,

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-COST_PCT: dict[str, tuple[int, int]] = {"topk": (11, 3), "powersgd-4": (37, 11)}
-"""Percent of loss above offers in fp32, from random weights and after a warm start: 5M parameters,
-4 racks, H 64, 48 rounds (docs/quality.md; a test holds them to benchmarks/results/quality_gpu.md).
-"""
+COST_PCT: dict[tuple[str, bool], tuple[int, int]] = {
+    ("topk", True): (11, 3),
+    ("powersgd-4", True): (37, 11),
+    ("topk", False): (35, 8),
+    ("powersgd-4", False): (150, 210),
+}
+"""(codec, feedback in the weights; else in a buffer) -> percent of loss above offers in fp32, from
+random weights and after a warm start: 5M parameters, 4 racks, H 64, 48 rounds (docs/quality.md; a
+test holds them to benchmarks/results/quality_gpu.md)."""
 
 
-def cost_of(codec: str) -> str:
+def cost_of(codec: str, alignment: str = "carry") -> str:
     """A warning for people; empty of a codec that costs nothing that was measurable, or of which
     nothing is known."""
     if codec != "topk" and not codec.startswith("powersgd-"):
         return ""
-    known = codec if codec in COST_PCT else "powersgd-4"
-    scratch, warm = COST_PCT[known]
-    said = "it" if known == codec else known
+    known = "topk" if codec == "topk" else "powersgd-4"
+    in_weights = alignment == "carry"
+    scratch, warm = COST_PCT[known, in_weights]
+    kept = "" if in_weights else f" with a residual buffer, as with alignment={alignment!r},"
+    said = f"{kept} raised" if known == codec else f": {known!r}{kept} raised"
     return (
-        f"{codec} sends a small part of what the racks learn: in a run of 48 rounds {said} cost "
-        f"{scratch} % of loss from random weights and {warm} % after a warm start, where int4 cost "
-        "nothing measurable. It is for runs of many hundred rounds over a link that carries "
-        "nothing larger (docs/quality.md, docs/compression.md)"
+        f"outer_step_compression_mode={codec!r}{said} the loss by {scratch} % from random weights "
+        f"and {warm} % after a warm start in a run of 48 rounds; 'int4' did not raise it "
+        "measurably. Use 'int4' unless the run has many hundred rounds and the link carries "
+        "nothing larger (docs/compression.md)"
     )

@@ -555,8 +555,8 @@ def _refuse_pairs(c: MendConfig) -> None:
 def _refuse_moments(c: MendConfig) -> None:
     for order, period in c.moment_periods.items():
         if c.tau >= period:
-            rule = f"must be more than the overlap, which is {c.tau} steps"
-            remedy = f"Use {3 * c.sync_period_steps}, or leave it out."
+            rule = f"must be more than overlap_steps, which is {c.tau}"
+            remedy = f"Use {3 * order * c.sync_period_steps}, or leave it out."
             raise ConfigError(SETTINGS[order], period, rule, remedy)
 
 
@@ -575,6 +575,11 @@ def _refuse_compression(c: MendConfig) -> None:
     if c.codec.startswith("powersgd-") and c.max_age > AGE_MAX_OF_BASES:
         rule = f"must be {AGE_MAX_OF_BASES} or less with powersgd, which keeps a basis per round"
         raise ConfigError("max_age", c.max_age, rule, "Lower it, or use another compression.")
+    columns, in_mode = c.outer_step_compression_rank, mode.removeprefix("powersgd-")
+    if c.is_named("outer_step_compression_rank") and in_mode not in (mode, str(columns)):
+        rule = f"contradicts outer_step_compression_mode={mode!r}"
+        remedy = "Leave it out, or use 'powersgd' as the mode."
+        raise ConfigError("outer_step_compression_rank", columns, rule, remedy)
     if mode != "none" and c.payload_dtype not in ("float32", c.codec):
         rule = f"contradicts outer_step_compression_mode={mode!r}"
         raise ConfigError("payload_dtype", c.payload_dtype, rule, "Leave one of the two out.")

@@ -325,10 +325,9 @@ class Leader:
         effects.append(Send(to, replace(orders, serial=self.serial, **news)))
 
     def _may_pass_on(self) -> bool:
-        """Whether ranks may act on what is decided. They have no seat before it is; and nothing is
-        undone that they trained on, so not while a new lineage may undo it, which goes on from the
-        versions that this rack said to hold: one that is accepted and not decided, or one in the
-        log of whoever has this voter's promise, until that has come."""
+        """Whether ranks may act on what is decided: not before this rack has a seat, and not while
+        a new lineage may still undo it (one is accepted here and undecided, or this voter has
+        promised and the promised log has not come)."""
         acceptor = self.acceptor
         awaits = 0 < acceptor.accepted < acceptor.promised
         begins = any(isinstance(record, Lineage) for record in self.log.undecided())

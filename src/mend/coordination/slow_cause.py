@@ -22,7 +22,7 @@ STEPS = 4
 """Over which the wait before the forward is measured."""
 
 PROBES_NS = 500 * MS
-"""Behind it no further pull begins, and racks that were not asked are not judged."""
+"""After this time no further pull begins, and racks that were not asked are not judged."""
 
 PROBE_NS_MAX = SECOND
 """A pull that takes longer counts as this long."""
@@ -67,7 +67,7 @@ class CauseSearch:
         return [Validate(self._number, STEPS)]
 
     def over(self) -> None:
-        """The verdict is in force no more; what is under way says nothing any more."""
+        """The verdict has ended; what is under way says nothing any more."""
         self._number, self._ratio, self._found, self._asked = self._number + 1, 0.0, None, -1
         self.cause = None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 COMPUTE, LINK, INPUT, UNKNOWN = "compute", "link", "input", "unknown"
 
 EXPLAINED_MIN = 0.5
-"""Of the time that steps take longer, so much a cause must explain to be named."""
+"""A cause is named only if it explains at least this share of the extra step time."""
 
 COMPUTE_MIN = 1.1
 """A matrix product that takes less than so many times its healthy time is healthy itself."""

@@ -131,7 +131,7 @@ class LiveRank:
         """Put their fragments behind those of the weights."""
         self._moments, groups = dict[int, Sequence[Moment]](), []
         for order, period in self.settings.moment_periods.items():
-            found = moments_of(named, optimizers, order)
+            found = moments_of(named, optimizers, order, period)
             made = build_moment_plan(found, self.settings.fragments, len(self.plan))
             self.plan += tuple(layout for layout, _ in made)
             self._moments |= {layout.fragment: each for layout, each in made}
@@ -265,7 +265,8 @@ class LiveRank:
             raise UsageError(
                 f"the model is spread over ranks {beyond}, which are not of rack {self.me.rack} "
                 f"(ranks {list(self.group.members)}); give DDP or fully_shard a mesh of this rack, "
-                "such as mend.rack_mesh()['dp']"
+                "such as mend.rack_mesh()['dp']; if all ranks of this torchrun are one rack, set "
+                "MEND_RACK"
             )
 
     def _introduction(self, genesis: Sequence[Anchor]) -> Introduction:

@@ -101,17 +101,20 @@ class Moment(NamedTuple):
 
 
 def moments_of(
-    named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Optimizer], order: int
+    named: Sequence[tuple[str, nn.Parameter]],
+    optimizers: Sequence[Optimizer],
+    order: int,
+    period: int,
 ) -> list[Moment]:
     """The moments of `order` of the named parameters, in their order; none of a parameter that no
-    optimizer holds, or whose group keeps none.
+    optimizer holds, or whose group keeps none. `period`: what the setting says, for errors.
 
     Raises ConfigError for an optimizer whose moments are not known, and where there are none.
     """
     setting, found = SETTINGS[order], dict[int, tuple[Any, int, Kind]]()
     if not optimizers:
-        rule = "needs the optimizer, whose moments it is about"
-        raise ConfigError(setting, "a period", rule, "Give it to mend_init(optimizer=...).")
+        rule = "needs the optimizer whose moments are to be averaged"
+        raise ConfigError(setting, period, rule, "Give it to mend_init(optimizer=...).")
     exchanged = {id(parameter) for _, parameter in named}
     for each in optimizers:
         inner = _unwrapped(each)
@@ -119,23 +122,31 @@ def moments_of(
             held = [id(p) for p in group["params"] if id(p) in exchanged]
             if not held:
                 continue
-            for kind in _kinds(inner, setting):
+            for kind in _kinds(inner, setting, period):
                 if kind.order == order and kind.beta(group) > 0:
                     found |= dict.fromkeys(held, (inner, number, kind))
     moments = [Moment(name, p, *found[id(p)]) for name, p in named if id(p) in found]
     if not moments:
-        kinds = ", ".join(type(_unwrapped(each)).__name__ for each in optimizers)
+        inners = [_unwrapped(each) for each in optimizers]
+        kinds = ", ".join(type(inner).__name__ for inner in inners)
+        known = [kind for inner in inners for kind in _kinds(inner, setting, period)]
+        if unused := [kind.state for kind in known if kind.order == order]:
+            beta = "momentum" if "momentum_buffer" in unused else "betas"
+            rule = f"{kinds} as configured here keeps no {ORDERS[order]} moments ({beta}=0?)"
+            raise ConfigError(
+                setting, period, rule, f"Set the optimizer's {beta}, or leave it out."
+            )
         rule = f"{kinds} keeps no {ORDERS[order]} moments"
-        raise ConfigError(setting, "a period", rule, "Leave it out.")
+        raise ConfigError(setting, period, rule, "Leave it out.")
     return moments
 
 
-def _kinds(optimizer: object, setting: str) -> tuple[Kind, ...]:
+def _kinds(optimizer: object, setting: str, period: int) -> tuple[Kind, ...]:
     for base in type(optimizer).__mro__:
         if base.__name__ in KINDS and hasattr(optimizer, "state"):
             return KINDS[base.__name__]
     rule = f"mend does not know which states of {type(optimizer).__name__} are moments"
-    raise ConfigError(setting, "a period", rule, f"It knows {', '.join(KINDS)}; leave it out.")
+    raise ConfigError(setting, period, rule, f"It knows {', '.join(KINDS)}; leave it out.")
 
 
 def _unwrapped(optimizer: object) -> object:

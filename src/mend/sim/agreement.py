@@ -219,7 +219,7 @@ class Agreement:
         self._compare(process, log, max(1, min(known, log.decided)), log.decided)
 
     def _bound(self, process: Process, replica: Replica) -> bool:
-        """Whether it may not forget its log: it was told of its seat there, or it has accepted what
+        """Whether it must keep its log: it was told of its seat there, or it has accepted what
         its vote was counted for."""
         rack = process.me.rack
         told = self.rosters[: replica.decided + 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,13 +33,13 @@ class Adam:
 def moment_views(
     named: Sequence[tuple[str, nn.Parameter]],
     optimizers: Sequence[Optimizer],
-    orders: Iterable[int],
+    periods: Mapping[int, int],
     fragments: int,
 ) -> list[MomentsView]:
     """As `LiveRank` makes them."""
     views: list[MomentsView] = []
-    for order in orders:
-        found = moments_of(named, optimizers, order)
+    for order, period in periods.items():
+        found = moments_of(named, optimizers, order, period)
         made = build_moment_plan(found, fragments, fragments + len(views))
         views += [MomentsView(layout, moments) for layout, moments in made]
     return views

@@ -348,8 +348,8 @@ class World(Writer):
                 rounds = rounds_before(first)
                 anchor = numerics.adopt(anchor.data, held.owned, first, rounds)
             tracks.append(FragmentState(view, held, anchor))
-        inner, orders = [Adam(list(model))], scenario.moment_periods
-        for moments in moment_views([*named.items()], inner, orders, scenario.fragments):
+        inner, periods = [Adam(list(model))], scenario.moment_periods
+        for moments in moment_views([*named.items()], inner, periods, scenario.fragments):
             held = replicated(moments.layout, scenario.ranks, rank)
             rules, zeros_N = numerics.for_moments(), torch.zeros(held.owned.numel)
             anchor = rules.genesis(zeros_N, held.owned)

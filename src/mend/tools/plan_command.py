@@ -266,8 +266,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
         f"average; {per_hour / GB:.3g} GB an hour in, and out{moments}",
-        f"memory       {memory.total / GB:.3g} GB of the host per rank "
-        f"({memory.anchors / GB:.3g} anchors, {memory.rounds / GB:.3g} rounds in flight)" + gpu,
+        f"memory       {memory.total / GB:.3g} GB of the host per rank ({memory.parts()})" + gpu,
         f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
         "after a warm start), as 5M parameters in 3,072 steps (docs/quality.md)",
         f"start        up to {plan.start_seconds(asked):.0f} s to copy rack 0's model",

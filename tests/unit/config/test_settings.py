@@ -433,7 +433,8 @@ def test_moments_are_averaged_less_often_than_they_overlap() -> None:
     assert config.moment_periods == {1: 9, 2: 20}
     assert MendConfig(second_moment_sync_period_steps=20).moment_periods == {2: 20}
     assert MendConfig().moment_periods == {}
-    with pytest.raises(ConfigError, match=r"second_moment_sync_period_steps.*8 steps"):
+    refused = r"second_moment_sync_period_steps=8: .*overlap_steps, which is 8\. Use 768"
+    with pytest.raises(ConfigError, match=refused):
         MendConfig(second_moment_sync_period_steps=8)
 
 
@@ -477,3 +478,17 @@ def test_the_page_on_configuration_is_the_code() -> None:
         assert f"| `{setting.field}` |" in page
     for fact in FACTS:
         assert fact in page or fact == "tau"
+
+
+def test_a_rank_in_the_mode_and_another_beside_it_are_refused() -> None:
+    """The one in the mode was taken without a word."""
+    mode = "powersgd-8"
+    refused = (
+        r"^outer_step_compression_rank=2: contradicts outer_step_compression_mode='powersgd-8'"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        MendConfig(outer_step_compression_mode=mode, outer_step_compression_rank=2)
+    for said in ({}, {"outer_step_compression_rank": 8}):
+        assert MendConfig(outer_step_compression_mode=mode, **said).codec == mode
+    with pytest.raises(ConfigError, match="outer_step_compression_rank=4: contradicts"):
+        MendConfig(outer_step_compression_mode=mode, outer_step_compression_rank=4)

@@ -26,7 +26,7 @@ def stepped(module: nn.Module, optimizer: torch.optim.Optimizer, count: int = 1)
 def view_of(
     module: nn.Module, optimizers: list[Any], order: int = FIRST
 ) -> tuple[MomentsView, Owned]:
-    found = moments_of(exchanged_parameters(module), optimizers, order)
+    found = moments_of(exchanged_parameters(module), optimizers, order, 8)
     layout, moments = build_moment_plan(found, 1, 7)[0]
     assert layout.fragment == 7
     owned = Owned(tuple(Span(0, slot.numel) for slot in layout.slots), layout.numel)
@@ -97,7 +97,7 @@ def test_every_parameter_has_the_moment_of_its_own_optimizer_and_group() -> None
         optimizer = adam
         param_groups = adam.param_groups
 
-    found = moments_of(exchanged_parameters(module), [sgd, Wrapper()], FIRST)
+    found = moments_of(exchanged_parameters(module), [sgd, Wrapper()], FIRST, 8)
     told = [(each.name, each.kind.state, each.beta) for each in found]
     assert told == [
         ("0.weight", "momentum_buffer", 0.8), ("1.weight", "exp_avg", 0.7),
@@ -109,21 +109,21 @@ def test_every_parameter_has_the_moment_of_its_own_optimizer_and_group() -> None
     assert [layout.fragment for layout in layouts] == [3, 4]
     names = [slot.name for layout in layouts for slot in layout.slots]
     assert names == ["momentum_buffer:0.weight", "exp_avg:1.weight", "exp_avg:1.bias"]
-    assert len(moments_of(exchanged_parameters(module), [sgd, adam], SECOND)) == 2
+    assert len(moments_of(exchanged_parameters(module), [sgd, adam], SECOND, 8)) == 2
 
 
 def test_what_cannot_be_averaged_is_refused_by_name() -> None:
     module = model()
     named = exchanged_parameters(module)
-    with pytest.raises(ConfigError, match=r"momentum_sync_period_steps.*mend_init\(optimizer="):
-        moments_of(named, [], FIRST)
-    with pytest.raises(ConfigError, match=r"RMSprop.*Adam"):
-        moments_of(named, [torch.optim.RMSprop(module.parameters())], FIRST)
+    with pytest.raises(ConfigError, match=r"^momentum_sync_period_steps=8: .*mend_init\(opt"):
+        moments_of(named, [], FIRST, 8)
+    with pytest.raises(ConfigError, match=r"_steps=8: .*RMSprop.*Adam"):
+        moments_of(named, [torch.optim.RMSprop(module.parameters())], FIRST, 8)
     plain = torch.optim.SGD(module.parameters())
-    with pytest.raises(ConfigError, match="SGD keeps no first moments"):
-        moments_of(named, [plain], FIRST)
-    with pytest.raises(ConfigError, match=r"second_moment_sync.*SGD keeps no second moments"):
-        moments_of(named, [torch.optim.SGD(module.parameters(), momentum=0.9)], SECOND)
+    with pytest.raises(ConfigError, match=r"=8: SGD as configured here .*\(momentum=0\?\)\. Set"):
+        moments_of(named, [plain], FIRST, 8)
+    with pytest.raises(ConfigError, match=r"second_moment_sync.*SGD keeps no second moments\. L"):
+        moments_of(named, [torch.optim.SGD(module.parameters(), momentum=0.9)], SECOND, 8)
     adam = torch.optim.Adam(module.parameters())
     view, owned = view_of(module, [adam])
     stepped(module, adam)

@@ -55,6 +55,26 @@ def test_momentum_doubles_the_anchors_and_ranks_share_them() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("mode", "alignment", "bytes_each"),
+    [
+        *((mode, "carry", 4) for mode in ("bf16", "int8", "int4", "e3m0")),
+        *((mode, "carry", 0) for mode in ("none", "sparse", "topk", "powersgd")),
+        *((mode, "overwrite", 4) for mode in ("int4", "topk", "powersgd")),
+    ],
+)
+def test_a_residual_is_as_long_as_what_a_rank_owns(
+    mode: str, alignment: str, bytes_each: int
+) -> None:
+    """It was left out: a fifth of the memory of int4 with outer momentum."""
+    lossy = config(outer_step_compression_mode=mode, alignment=alignment)
+    found = est.memory_of(lossy, 1_000_000, 4)
+    assert found.residual == 250_000 * bytes_each
+    assert found.total - found.residual == est.memory_of(config(), 1_000_000, 4).total
+    told = est.of_memory(found, Room(None, None), 1, gpu=False)[0].found
+    assert ("1 MB residual" in told) == bool(bytes_each)
+
+
 def test_memory_findings() -> None:
     need = Memory(8_000_000_000, 2_000_000_000)
     ok, note, problem = (
@@ -62,7 +82,7 @@ def test_memory_findings() -> None:
         for available, limit in ((100 * 10**9, None), (11 * 10**9, None), (9 * 10**9, 9 * 10**9))
     )
     assert (ok.severity, note.severity, problem.severity) == ("ok", "note", "problem")
-    assert "10 GB of host memory (8 GB anchors and 2 GB rounds" in ok.found
+    assert "10 GB of host memory (8 GB anchors, 2 GB rounds" in ok.found
     assert "MEND_OVERLAP_STEPS" in problem.change
     shared = est.of_memory(need, Room(None, 30 * 10**9), 4, gpu=False)
     assert shared[0].severity == "problem", "four ranks of this machine need four times as much"

@@ -175,7 +175,7 @@ def test_a_link_with_room_whose_delay_is_longer_than_any_overlap() -> None:
 def test_what_a_codec_costs_is_told_of_every_one_that_is_asked_for() -> None:
     question = asked(codecs=("topk", "int4", "powersgd-8"))
     told = list(advice(question, recommended(choices(question, base_config(2)))))
-    assert [line.split(" ", 1)[0] for line in told if "of loss" in line] == ["topk", "powersgd-8"]
+    assert [line.split("'")[1] for line in told if "the loss by" in line] == ["topk", "powersgd-8"]
 
 
 def test_loss_and_a_long_start_are_told() -> None:

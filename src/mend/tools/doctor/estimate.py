@@ -14,6 +14,7 @@ from mend.codec import CODECS, codec_named, fragment_codec
 from mend.config.settings import MendConfig
 from mend.config.wiring import rounds_in_flight
 from mend.coordination.schedule import gap_steps
+from mend.engine.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.tools.doctor.terms import Finding, rate
 from mend.types import Owned, Span
@@ -70,23 +71,33 @@ class Memory:
 
     anchors: int
     rounds: int
+    residual: int = 0
+    """What a lossy codec owes."""
 
     @property
     def total(self) -> int:
-        return self.anchors + self.rounds
+        return self.anchors + self.rounds + self.residual
+
+    def parts(self) -> str:
+        owed = [f"{amount(self.residual)} residual"] if self.residual else []
+        return ", ".join(
+            [f"{amount(self.anchors)} anchors", *owed, f"{amount(self.rounds)} rounds in flight"]
+        )
 
 
 def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
     """Two versions of what the rank owns (fp32; as much again with outer momentum, and for each
     moment of the optimizer that is exchanged), and for each round in flight its part of a fragment
     in fp32, once per rack and twice more (with outer momentum three times, as the version that is
-    being made has one, too)."""
+    being made has one, too). As much as the rank owns once more for a codec with a residual."""
     owned = math.ceil(params / ranks)
     state = 2 if config.outer_optimizer_momentum else 1
     part = math.ceil(owned / config.fragments)
     rounds = rounds_in_flight(config) * (config.racks + 1 + state) * part * FP32
     anchors = state + len(config.moment_periods)
-    return Memory(ANCHOR_VERSIONS * FP32 * owned * anchors, rounds)
+    codec = codec_named(config.codec)
+    owes = not codec.exact and not keeps_in_weights(codec, config.alignment)
+    return Memory(ANCHOR_VERSIONS * FP32 * owned * anchors, rounds, FP32 * owned * owes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
     need = memory.total * ranks_here
     told = (
         f"{ranks_here} rank(s) here need about {amount(need)} of host memory "
-        f"({amount(memory.anchors)} anchors and {amount(memory.rounds)} rounds in flight each)"
+        f"({memory.parts()} each)"
     )
     shrink = (
         "Fewer rounds in flight (smaller MEND_OVERLAP_STEPS or MEND_FRAGMENTS), no outer "

@@ -20,6 +20,9 @@ PERSON = 0xFFFD
 RACKS_MAX = 64
 """Racks of a job."""
 
+MOMENT_PERIODS = {1: "momentum_sync_period_steps", 2: "second_moment_sync_period_steps"}
+"""Order of an optimizer's moment -> the setting that says how often racks average it."""
+
 MS = 1_000_000
 SECOND = 1_000_000_000
 MB = 1_000_000

@@ -14,8 +14,7 @@ from mend.config import kinds as k
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
 from mend.errors import ConfigError
-from mend.fragment.moments import SETTINGS
-from mend.types import RACKS_MAX
+from mend.types import MOMENT_PERIODS, RACKS_MAX
 
 PORT_FIRST = 21_900
 """Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
@@ -439,7 +438,9 @@ class MendConfig:
     @property
     def moment_periods(self) -> dict[int, int]:
         """Of the moments that are exchanged: order (first, second) -> steps."""
-        given: dict[int, int | None] = {order: getattr(self, n) for order, n in SETTINGS.items()}
+        given: dict[int, int | None] = {
+            order: getattr(self, n) for order, n in MOMENT_PERIODS.items()
+        }
         return {order: period for order, period in given.items() if period is not None}
 
     @property
@@ -557,7 +558,7 @@ def _refuse_moments(c: MendConfig) -> None:
         if c.tau >= period:
             rule = f"must be more than overlap_steps, which is {c.tau}"
             remedy = f"Use {3 * order * c.sync_period_steps}, or leave it out."
-            raise ConfigError(SETTINGS[order], period, rule, remedy)
+            raise ConfigError(MOMENT_PERIODS[order], period, rule, remedy)
 
 
 def _refuse_failslow(c: MendConfig) -> None:

@@ -20,15 +20,13 @@ from mend.errors import ConfigError, UsageError
 from mend.fragment.plan import cut_layouts
 from mend.fragment.shards import local_of
 from mend.fragment.view import FragmentView
-from mend.types import Layout, Owned
+from mend.types import MOMENT_PERIODS, Layout, Owned
 
 Group = Mapping[str, Any]
 """A parameter group of an optimizer."""
 
 FIRST, SECOND = 1, 2
 ORDERS = {FIRST: "first", SECOND: "second"}
-SETTINGS = {FIRST: "momentum_sync_period_steps", SECOND: "second_moment_sync_period_steps"}
-"""order -> the setting that is its period"""
 
 
 class Optimizer(Protocol):
@@ -80,7 +78,7 @@ class Moment(NamedTuple):
         if state and self.kind.state not in state:
             raise UsageError(
                 f"{self.name}: {type(self.optimizer).__name__} keeps {', '.join(state)}, and no "
-                f"{self.kind.state}: it is not torch's. Leave {SETTINGS[self.kind.order]} out"
+                f"{self.kind.state}: it is not torch's. Leave {MOMENT_PERIODS[self.kind.order]} out"
             )
         found = state.get(self.kind.state)
         if found is None:
@@ -90,7 +88,7 @@ class Moment(NamedTuple):
             raise UsageError(
                 f"{self.name}: {self.kind.state} of {type(self.optimizer).__name__} is "
                 f"{tuple(local.shape)} {local.dtype}, the parameter {tuple(like.shape)}: such a "
-                f"state cannot be averaged. Leave {SETTINGS[self.kind.order]} out"
+                f"state cannot be averaged. Leave {MOMENT_PERIODS[self.kind.order]} out"
             )
         return local
 
@@ -111,7 +109,7 @@ def moments_of(
 
     Raises ConfigError for an optimizer whose moments are not known, and where there are none.
     """
-    setting, found = SETTINGS[order], dict[int, tuple[Any, int, Kind]]()
+    setting, found = MOMENT_PERIODS[order], dict[int, tuple[Any, int, Kind]]()
     if not optimizers:
         rule = "needs the optimizer whose moments are to be averaged"
         raise ConfigError(setting, period, rule, "Give it to mend_init(optimizer=...).")

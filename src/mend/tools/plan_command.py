@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mend.types import MOMENT_PERIODS
+
 if TYPE_CHECKING:
     from mend.tools.plan import Asked, Choice
 
@@ -120,8 +122,6 @@ def plan_command(
 
 def settings(chosen: Choice) -> dict[str, str | int]:
     """What a job must be told, all racks alike."""
-    from mend.fragment.moments import SETTINGS
-
     config = chosen.config
     compression = config.outer_step_compression_mode
     payload = {"payload_dtype": config.payload_dtype}
@@ -131,7 +131,7 @@ def settings(chosen: Choice) -> dict[str, str | int]:
         "fragments": config.fragments,
         "overlap_steps": config.tau,
         **(payload if compression == "none" else {"outer_step_compression_mode": compression}),
-        **{SETTINGS[order]: period for order, period in config.moment_periods.items()},
+        **{MOMENT_PERIODS[order]: period for order, period in config.moment_periods.items()},
     }
 
 

@@ -23,11 +23,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mend.config import MendConfig
 from mend.errors import ConfigError
-from mend.fragment.moments import SETTINGS
 from mend.sim import World, draw, python_of, shrink, tell
 from mend.sim.scenario import Scenario
 from mend.sim.story import setup
-from mend.types import MS, SECOND
+from mend.types import MOMENT_PERIODS, MS, SECOND
 
 FAILURES_SHOWN = 10
 SEEDS_AT_ONCE = 8
@@ -98,7 +97,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
     os.environ["MEND_CONFIG"] = str(config)
     settings = MendConfig()
     grace = settings.grace_window_ms
-    moments = tuple(settings.moment_periods.get(order, 0) for order in SETTINGS)
+    moments = tuple(settings.moment_periods.get(order, 0) for order in MOMENT_PERIODS)
     return {
         "racks": settings.racks,
         "fragments": settings.fragments,

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.log import NORMS_KEPT, Log
-from mend.consensus.records import Absent, Commit
+from mend.consensus.records import Absent, Commit, MomentFragments
 from mend.coordination.member_view import MemberView
 from mend.coordination.round_inputs import (
     ABSURD,
@@ -54,6 +54,23 @@ def test_the_log_remembers_how_far_the_last_offers_moved_per_step() -> None:
     assert log.appended.norms[0] == ()
     assert log.appended.norms[1] == tuple(2.0 * version for version in range(3, NORMS_KEPT + 3))
     assert log.committed.norms == [], "nothing of it is decided"
+
+
+def test_a_moment_is_absurd_after_no_number_of_steps() -> None:
+    """Its offers are values, as great after one step as after a period. Judged per step, a rack
+    that joined behind a long period was called diverged."""
+    first = genesis(fragments=2)
+    policy = replace(first.policy, moments=(MomentFragments(1, 64),))
+    log = log_of(replace(first, policy=policy))
+    for version, fragment in [(v, f) for v in range(1, NORMS_MIN + 1) for f in (0, 1)]:
+        moved = offer(0, version, fragment=fragment, base=version - 1, steps=4)
+        made = commit(version, [moved], fragment=fragment)
+        log.append(replace(made, members=(replace(made.members[0], norm=8.0),)))
+    views = {rack: MemberView(member(rack), 0, report=report(1, 2)) for rack in (0, 1)}
+    offers = {(0, fragment): offer(0, 99, fragment=fragment, base=NORMS_MIN) for fragment in (0, 1)}
+    around = surroundings(log.appended, views, offers, frozenset(views))
+    found = [inputs_of(p, around, log.appended, views, offers).norm_max for p in (0, 1)]
+    assert found == [ABSURD * 2.0, math.inf]
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:

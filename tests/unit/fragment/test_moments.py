@@ -127,6 +127,9 @@ def test_what_cannot_be_averaged_is_refused_by_name() -> None:
     adam = torch.optim.Adam(module.parameters())
     view, owned = view_of(module, [adam])
     stepped(module, adam)
+    adam.state[module[0].bias] = {"state1": torch.zeros(2)}
+    with pytest.raises(UsageError, match=r"0\.bias: Adam keeps state1, and no exp_avg"):
+        view.read(owned, torch.zeros(owned.numel))
     for packed in (torch.zeros(4, dtype=torch.uint8), torch.zeros(2)):
         adam.state[module[0].bias]["exp_avg"] = packed
         with pytest.raises(UsageError, match=r"0\.bias: exp_avg of Adam.*cannot be averaged"):

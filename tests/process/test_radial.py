@@ -50,7 +50,9 @@ def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(
         assert result.weights == expected.weights
         assert result.digest == results[0].digest
         assert result.commits == results[0].commits
-        assert not result.kinds("merge-failed", "sums-failed", "differs", "copy-failed")
+        assert not result.kinds("merge-failed", "sums-failed", "differs")
+        # A rank may ask for the first version before the other has read that it is decided.
+        assert not [event for event in result.kinds("copy-failed") if event["version"] > 0]
         assert result.threads == []
     # Rack 0 starts with its own version 0; rack 1 copies that. All the rest they merge themselves.
     assert not any(result.kinds("copied") for result in results[:ranks])

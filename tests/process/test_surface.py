@@ -152,7 +152,7 @@ def test_tokens_add_up_and_go_into_the_step_that_follows(alone: Configure) -> No
 
 def test_what_is_accepted_for_other_libraries_says_that_it_does_nothing(alone: Configure) -> None:
     model, optimizer = fresh()
-    runtime = mend.mend_init(model, alone(), optimizer)
+    runtime = mend.mend_init(model, alone(momentum_sync_period_steps=8), optimizer)
     with pytest.warns(UserWarning, match="fragment_provider is not called"):
         runtime.outer_step_begin(1, fragment_provider=lambda: 1 / 0)
     runtime.outer_step_begin(2, fragment_provider=lambda: 1 / 0)  # said once

@@ -102,7 +102,6 @@ class Either:
     """The FragmentCodec of a codec with feedback in the weights."""
 
     codecs: FragmentCodec
-    numel: int
 
     @property
     def state_numel(self) -> int:
@@ -145,4 +144,4 @@ def fragment_codec(codec: Codec | LayoutCodec, owned: Owned, max_age: int) -> Fr
         made = codec.of(owned, max_age)
     else:
         made = Stateless(codec, owned.numel)
-    return Either(made, owned.numel) if codec.feedback == "weights" else made
+    return Either(made) if codec.feedback == "weights" else made

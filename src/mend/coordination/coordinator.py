@@ -472,8 +472,9 @@ class Coordinator:
                 live = self._live(now_ns)
                 self._advance_rounds(live, now_ns, effects)
                 self._try_mark(live, effects)
-                looked = (self.paces.judged, self._reports(), live)
-                effects += self.ladder.move(self.proposer, *looked, now_ns, options.detect_ns)
+                if self._acts():
+                    looked = (self.paces.judged, self._reports(), live)
+                    effects += self.ladder.move(self.proposer, *looked, now_ns, options.detect_ns)
                 self._try_roster(live, now_ns, effects)
         racks = [view for rack, view in self.views.items() if rack != WITNESS]
         if log.committed.over:
@@ -532,7 +533,8 @@ class Coordinator:
             record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
         }
         self.round_dues = []
-        self.ladder.count(self.rounds, self.paces.judged, now_ns)
+        if self._acts():
+            self.ladder.count(self.rounds, self.paces.judged, now_ns)
         around = surroundings(self.log.committed, self.views, self.offers, live)
         asked = asked_fragments(self.views, self.offers)
         for round_ in self.rounds:
@@ -562,6 +564,11 @@ class Coordinator:
         self.proposer.append(mark)
         about: dict[str, object] = {"number": mark.number, "name": mark.name}
         effects.append(Note("mark", about | {"racks": mark.racks, "written": mark.written}))
+
+    def _acts(self) -> bool:
+        """Whether something is done about slow racks."""
+        policy = self.log.appended.policy
+        return policy is not None and policy.acts
 
     def _reports(self) -> dict[int, Report | None]:
         return {rack: view.report for rack, view in self.views.items()}

@@ -89,12 +89,12 @@ class Ladder:
         slow = {verdict.rack: verdict for verdict in reversed(judged)}
         price_ns = price_of_not_waiting(policy, reports, live)
         for rack in sorted(log.seats):
-            if rack in slow or rack not in live or reports.get(rack) is None:
+            calm = rack not in slow and rack in live and reports.get(rack) is not None
+            if not calm:
                 self._calm_ns.pop(rack, None)
             if rack in log.mitigated:
-                if rack in slow or rack not in live or reports.get(rack) is None:
-                    continue
-                if now_ns - self._calm_ns.setdefault(rack, now_ns) >= CALM_DETECTS * detect_ns:
+                limit_ns = CALM_DETECTS * detect_ns
+                if calm and now_ns - self._calm_ns.setdefault(rack, now_ns) >= limit_ns:
                     return Mitigation(rack, AWAITED, "it is slow no more")
             elif rack in slow and self.lost_ns.get(rack, 0) >= price_ns > 0:
                 lost = f"rounds have lost {self.lost_ns.pop(rack) // MS} ms with it"

@@ -294,18 +294,22 @@ class Leader:
         it confirms may make room for more."""
         orders = self._rank_orders(self._totals(effects))
         state = (orders, self.log.decided, self._may_pass_on())
+        _, _, passes = state
         if state != self.state or now_ns >= self.beat_ns:
             self.state = state
             for rank in range(self.ranks_configured):
-                self._tell(rank, orders, now_ns, effects)
+                self._tell(rank, orders, passes, now_ns, effects)
             rack = self.member.rack
             sent_ns = [self.sent_ns[Peer(rack, rank)] for rank in range(self.ranks_configured)]
             self.beat_ns = min(sent_ns) + self.options.heartbeat_ns
         elif isinstance(event, Heard) and event.peer.rank in self.flows:
-            self._tell(event.peer.rank, self.state[0], now_ns, effects)
+            self._tell(event.peer.rank, self.state[0], passes, now_ns, effects)
 
-    def _tell(self, rank: int, orders: RankOrders, now_ns: int, effects: list[Effect]) -> None:
-        """Its orders, if they are news or time for a heartbeat, with the records that are due."""
+    def _tell(
+        self, rank: int, orders: RankOrders, passes: bool, now_ns: int, effects: list[Effect]
+    ) -> None:
+        """Its orders, if they are news or time for a heartbeat; if `passes`, with the records that
+        are due."""
         to, flow = Peer(self.member.rack, rank), self.flows.setdefault(rank, Flow())
         due, report = self._is_due(to, now_ns), self.reports.newest.get(rank)
         if report is not None:
@@ -313,7 +317,7 @@ class Leader:
         if flow.full and not due:
             return
         portion = Portion(0)
-        if self._may_pass_on():
+        if passes:
             known = min(report.decided, self.log.decided) if report else 0
             portion = flow.next(self.log, known, now_ns, self._again, self._decided_portion)
         if not (portion or due or orders != self.sent.get(to)):

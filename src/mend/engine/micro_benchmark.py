@@ -92,8 +92,7 @@ def _on_cuda(device: torch.device) -> int:
 
 
 class LiveBenchmark:
-    """What `time_of_product` and the model's forward are on a rank. Holds the model by `watch`
-    only while it measures."""
+    """What `time_of_product` is on a rank."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -205,27 +205,27 @@ class Outer:
         pending = Pending(
             fragment, step + overlap, racks, weights, *self._offered(fragment, racks, own)
         )
-        if self.low_rank:
-            pending.side, pending.factors = self.low_rank[fragment].version % 2, self._factors
         self._pending.append(pending)
         return pending
 
     def _offered(
         self, fragment: int, racks: list[int], own: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """(own, sent, owed) of a Pending: mend encodes a fragment of a rack as one vector."""
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], int, list[Tensor]]:
+        """(own, sent, owed, side, factors) of a Pending: mend encodes a fragment of a rack as one
+        vector."""
         if self.arm.codec == "none":
-            return own, own, []
+            return own, own, [], 0, []
         leaves, x = self._fragments[fragment], own
         if self.residuals:
             x = [o + self.residuals[leaf][:, racks] for leaf, o in zip(leaves, own, strict=True)]
         if self.low_rank:
-            whole, self._factors = self.low_rank[fragment].sent(torch.cat(x, -1))
+            low_rank = self.low_rank[fragment]
+            side, (whole, factors) = low_rank.version % 2, low_rank.sent(torch.cat(x, -1))
         else:
-            whole = sent(torch.cat(x, -1), self.arm.codec)
+            side, whole, factors = 0, sent(torch.cat(x, -1), self.arm.codec), []
         y = list(whole.split([each.shape[-1] for each in x], -1))
         owed = [a - b for a, b in zip(x, y, strict=True)] if self.residuals else []
-        return (y if self.arm.feedback == "weights" else own), y, owed
+        return (y if self.arm.feedback == "weights" else own), y, owed, side, factors
 
     @torch.no_grad()
     def _merge(self, pending: Pending) -> None:

@@ -26,10 +26,10 @@ from benchmarks.quality_gpu_outer import Arm, parsed
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
 from mend.codec import codec_named, fragment_codec
 from mend.codec.powersgd import PowerSGD
+from mend.config.settings import codec_of
 from mend.types import Owned, Span
 
 Report = Mapping[str, Any]
-MEND_NAMES = {"none": "float32", "bf16": "bfloat16"}
 Losses = dict[str, dict[int, float]]
 """By arm and seed, at the end."""
 
@@ -93,7 +93,7 @@ def bits_of(codec: str, size: Size) -> float:
         numel = sum(slot.numel for slot in slots)
         spans = tuple(Span(0, slot.numel) for slot in slots)
         owned = Owned(spans, numel, tuple(slot.shape for slot in slots))
-        found = codec_named(MEND_NAMES.get(codec, codec))
+        found = codec_named(codec_of(codec, "float32"))
         if isinstance(found, PowerSGD):
             sent += 8 * statistics.fmean(found.of(owned, 1).size(side) for side in (0, 1))
         else:

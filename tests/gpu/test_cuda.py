@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mend
+from mend.engine.micro_benchmark import GEMM_NS_MAX, LiveBenchmark
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
@@ -21,6 +22,7 @@ pytestmark = [
 ]
 CUDA = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 STEPS = 26
+CODECS = ("bf16", "int8", "int4", "e3m0", "topk", "powersgd", "sparse")
 
 
 def alone(**more: Any) -> mend.MendConfig:
@@ -41,11 +43,12 @@ def model(dtype: torch.dtype, width: int = 700) -> nn.Module:
     return nn.ModuleList(layers).to(dtype)
 
 
-class Drift(torch.optim.Optimizer):
-    """The same updates on every device: what the exchange does is all that can differ."""
+class Lion(torch.optim.Optimizer):
+    """The same updates on every device: what the exchange does is all that can differ. Keeps a
+    moment that mend knows by the optimizer's name."""
 
     def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
+        super().__init__(parameters, {"betas": (0.9, 0.99)})
         self.chance = torch.Generator().manual_seed(5)
 
     @torch.no_grad()
@@ -54,15 +57,20 @@ class Drift(torch.optim.Optimizer):
             for parameter in group["params"]:
                 change = torch.randn(parameter.shape, generator=self.chance) * 0.01
                 parameter.copy_((parameter.cpu().float() + change).to(parameter.dtype))
+                state = self.state[parameter]
+                before = state.setdefault("exp_avg", torch.zeros_like(parameter))
+                before.copy_((before.cpu().float() * 0.99 + change).to(before.dtype))
 
 
-def trained(device: torch.device, dtype: torch.dtype, **more: Any) -> tuple[nn.Module, Any]:
+def trained(device: torch.device, dtype: torch.dtype, **more: Any) -> tuple[list[Tensor], Any]:
+    """Parameters, then moments; what the runtime tells."""
     made = model(dtype).to(device)
-    optimizer = Drift(made.parameters())
+    optimizer = Lion(made.parameters())
     with mend.session(made, alone(**more), optimizer) as runtime:
         for _ in range(STEPS):
             optimizer.step()
-    return made, runtime.status()
+    moments = [optimizer.state[parameter]["exp_avg"] for parameter in made.parameters()]
+    return [*made.parameters(), *moments], runtime.status()
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -74,7 +82,9 @@ def bits(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "more",
     [{}, {"alignment": "blend", "outer_lr": 0.7}, {"alignment": "overwrite"},
-     {"concurrent_outer_step": False}, {"payload_dtype": "bfloat16"}],
+     {"concurrent_outer_step": False}, {"payload_dtype": "bfloat16"},
+     {"momentum_sync_period_steps": 4},
+     *({"outer_step_compression_mode": each} for each in CODECS)],
     ids=str,
 )  # fmt: skip
 def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
@@ -84,10 +94,8 @@ def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
     device, seen = trained(CUDA, dtype, **more)
     assert told.anchor_digest == seen.anchor_digest
     assert told.versions == seen.versions
-    for (name, one), (_, other) in zip(
-        host.named_parameters(), device.named_parameters(), strict=True
-    ):
-        assert torch.equal(bits(one), bits(other)), name
+    for number, (one, other) in enumerate(zip(host, device, strict=True)):
+        assert torch.equal(bits(one), bits(other)), number
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -213,3 +221,14 @@ def test_a_step_that_is_captured_is_refused_with_the_remedy() -> None:
             optimizer.step()
     finally:
         runtime.abort()
+
+
+def test_the_micro_benchmark_draws_no_number_sees_no_mode_and_keeps_no_memory() -> None:
+    benchmark = LiveBenchmark(CUDA)
+    assert 0 < benchmark.product_ns() <= GEMM_NS_MAX
+    before, held = torch.cuda.get_rng_state(CUDA), torch.cuda.memory_allocated(CUDA)
+    with torch.autocast("cuda", dtype=torch.bfloat16), torch.inference_mode():
+        times_ns = [benchmark.product_ns() for _ in range(5)]
+    assert all(0 < each <= GEMM_NS_MAX for each in times_ns)
+    assert torch.equal(torch.cuda.get_rng_state(CUDA), before)
+    assert torch.cuda.memory_allocated(CUDA) == held

@@ -29,8 +29,14 @@ CONFIG: dict[str, Any] = {
 NUMEL = 6 * 10 + 10 + 10 * 3 + 3
 """Of the model."""
 
-BETAS = {"AdamW": (0.9, 0.999), "SGD": (0.9,), "Lion": (0.99,)}
-STATES = {"AdamW": ("exp_avg", "exp_avg_sq"), "SGD": ("momentum_buffer",), "Lion": ("exp_avg",)}
+ADAMW, ADAMW_STATES = (0.9, 0.999), ("exp_avg", "exp_avg_sq")
+BETAS = {"AdamW": ADAMW, "AdamW, fused": ADAMW, "SGD": (0.9,), "Lion": (0.99,)}
+STATES = {
+    "AdamW": ADAMW_STATES,
+    "AdamW, fused": ADAMW_STATES,
+    "SGD": ("momentum_buffer",),
+    "Lion": ("exp_avg",),
+}
 
 
 def updated(kind: str, order: int, before: Tensor, grad: Tensor) -> Tensor:
@@ -75,13 +81,24 @@ def at_the_merge(
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks", "parallel"),
-    [("AdamW", 2, "ddp"), ("AdamW", 2, "fsdp2"), ("SGD", 1, "ddp"), ("Lion", 1, "ddp")],
+    ("kind", "ranks", "parallel", "device"),
+    [
+        ("AdamW", 2, "ddp", "cpu"),
+        ("AdamW", 2, "fsdp2", "cpu"),
+        ("SGD", 1, "ddp", "cpu"),
+        ("Lion", 1, "ddp", "cpu"),
+        pytest.param("AdamW", 1, "ddp", "cuda", marks=pytest.mark.gpu),
+        pytest.param("AdamW, fused", 1, "ddp", "cuda", marks=pytest.mark.gpu),
+        pytest.param("AdamW, fused", 2, "fsdp2", "cuda", marks=pytest.mark.gpu),
+        pytest.param("SGD", 2, "ddp", "cuda", marks=pytest.mark.gpu),
+    ],
     ids=str,
 )
 def test_behind_a_merge_the_moments_of_all_racks_are_the_mean_to_the_bit(
-    jobs: Jobs, kind: str, ranks: int, parallel: str
+    jobs: Jobs, kind: str, ranks: int, parallel: str, device: str
 ) -> None:
+    if device == "cuda" and torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
     config = {
         **CONFIG,
         **({} if len(BETAS[kind]) > 1 else {"second_moment_sync_period_steps": None}),
@@ -89,7 +106,7 @@ def test_behind_a_merge_the_moments_of_all_racks_are_the_mean_to_the_bit(
     job = jobs(ranks=ranks)
     results = job.run(
         steps=STEPS, config=config, parallel=parallel, same_data=True, optimizer=kind,
-        learning_rate=0.01, tell_moments=True,
+        learning_rate=0.01, tell_moments=True, device=device,
     )  # fmt: skip
     told = [job.told(rack) for rack in range(2)]
     periods = (K_U, K_V)[: len(BETAS[kind])]

@@ -50,7 +50,7 @@ class Options:
     parallel: str = "ddp"
     """How the ranks of a rack share the model, see `spread`."""
     device: str = "cpu"
-    """Or "cuda": every rank of every rack has a GPU of its own."""
+    """Or "cuda": the ranks of a rack have a GPU each; racks share them where they are few."""
     same_data: bool = False
     """All ranks of a rack have one batch: the mean of equal gradients is that of one rank, to the
     bit, so racks of 1, 2 and 4 ranks train alike."""
@@ -159,7 +159,7 @@ class Lion(torch.optim.Optimizer):
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, momentum=0.9), "AdamW": torch.optim.AdamW, "Lion": Lion,
-    "Adagrad": torch.optim.Adagrad,
+    "Adagrad": torch.optim.Adagrad, "AdamW, fused": partial(torch.optim.AdamW, fused=True),
 }  # fmt: skip
 
 
@@ -361,7 +361,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
     model = build(options.model, rack)
     ranks, gpu = int(os.environ.get("WORLD_SIZE", "1")), options.device == "cuda"
     if gpu:
-        torch.cuda.set_device(rack * ranks + rank)
+        torch.cuda.set_device((rack * ranks + rank) % torch.cuda.device_count())
         model.cuda()
     wrapped: nn.Module = model
     if ranks > 1:

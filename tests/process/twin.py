@@ -167,7 +167,7 @@ def modelled(options: Options, rack: int, rank: int) -> tuple[nn.Module, nn.Modu
     model = train.build(options.model, rack)
     ranks, gpu = int(os.environ.get("WORLD_SIZE", "1")), options.device == "cuda"
     if gpu:
-        torch.cuda.set_device(rack * ranks + rank)
+        torch.cuda.set_device((rack * ranks + rank) % torch.cuda.device_count())
         model.cuda()
     if ranks == 1:
         return model, model

@@ -40,7 +40,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -196,9 +196,37 @@ class Bench:
         rate = learning_rate(self.step, self.plan.steps, self.plan.learning_rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        resting = self._resting()
+        kept = [[part[resting] for part in parts] for parts in self._parts()] if resting else []
         if self.muon:
             self.muon.step(rate)
         self.optimizer.step()
+        for parts, olds in zip(self._parts() if kept else (), kept, strict=True):
+            for part, old in zip(parts, olds, strict=True):
+                part[resting] = old
+
+    def _resting(self) -> list[int]:
+        """The models whose racks are too slow to make this step."""
+        step, count, each = self.step - self.plan.warm, self.plan.racks, self.plan.seeds
+        if step <= 0:
+            return []
+        return [
+            (number * each + seed) * count + rack
+            for number, arm in enumerate(self.arms)
+            for rack in range(count)
+            if arm.trained(rack, step) == arm.trained(rack, step - 1)
+            for seed in range(each)
+        ]
+
+    def _parts(self) -> Iterator[list[Tensor]]:
+        """What a step changes, [M, N]: weights and moments. The count of steps, by which AdamW
+        corrects its moments, is one for all models; it matters in the first hundred only."""
+        for number, value in enumerate(self.values):
+            state = self.optimizer.state[value]
+            moments = [state[key] for key in ("exp_avg", "exp_avg_sq") if key in state]
+            if self.muon:
+                moments.append(self.muon.momenta[number])
+            yield [value, *moments]
 
     # ---- the held-out loss
 

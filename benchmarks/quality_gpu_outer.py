@@ -21,6 +21,8 @@ rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9
 codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
 feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
                  lost; feedback=weights: it stays in the rack's weights
+speeds=1/.7      share of the steps that each rack makes, the last one said for all behind it;
+                 captures are at the same moments for all (default 1)
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Arm:
     rise: float = 0.0
     codec: str = "none"
     feedback: str = "buffer"
+    speeds: tuple[Fraction, ...] = (Fraction(1),)
 
     def __post_init__(self) -> None:
         wrong = {
@@ -69,6 +72,7 @@ class Arm:
             "divisor": self.divisor not in ("named", "live"),
             "rise": self.rise < 0,
             "feedback": self.feedback not in ("buffer", "none", "weights"),
+            "speeds": not all(0 < speed <= 1 for speed in self.speeds),
         }
         if bad := [key for key, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{', '.join(bad)} out of range in {self}")
@@ -77,6 +81,10 @@ class Arm:
     @property
     def exchanges(self) -> bool:
         return self.kind not in ("dp", "alone")
+
+    def trained(self, rack: int, step: int) -> int:
+        """Steps that a rack has made when the fastest one has made `step`; all make the first."""
+        return math.ceil(step * self.speeds[min(rack, len(self.speeds) - 1)])
 
     def outer(self, rounds: Fraction) -> tuple[float, float]:
         """(lr, mu) of a round before which `rounds` were merged."""
@@ -107,6 +115,10 @@ def _rates(said: str) -> tuple[float, float]:
     return float(first), float(last or first)
 
 
+def _speeds(said: str) -> tuple[Fraction, ...]:
+    return tuple(map(Fraction, said.split("/")))
+
+
 _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "H": ("period", int),
     "tau": ("overlap", int),
@@ -118,6 +130,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "rise": ("rise", float),
     "codec": ("codec", str),
     "feedback": ("feedback", str),
+    "speeds": ("speeds", _speeds),
 }
 
 
@@ -164,7 +177,7 @@ class Outer:
             self.low_rank = [LowRank(rank, each, thetas[0].shape[0]) for each in within]
         self.rounds = [Fraction(0)] * len(fragments)
         self._pending: list[Pending] = []
-        self._marks = [[0] * self._racks for _ in fragments]  # step of the last capture
+        self._marks = [[0] * self._racks for _ in fragments]  # own steps at the last capture
 
     def after(self, step: int) -> None:
         """Apply what is due, then capture what is due: the order of mend's reference."""
@@ -193,14 +206,13 @@ class Outer:
             self.anchors[leaf][:, None] - self._thetas[leaf][:, racks]
             for leaf in self._fragments[fragment]
         ]
-        weights = [
-            Fraction(1)
-            if self.arm.weight == "period"
-            else Fraction(step - self._marks[fragment][rack])
-            for rack in racks
-        ]
+        marks = self._marks[fragment]
+        weights = []
         for rack in racks:
-            self._marks[fragment][rack] = step
+            made = self.arm.trained(rack, step)
+            by_period = self.arm.weight == "period"
+            weights.append(Fraction(1) if by_period else Fraction(made - marks[rack]))
+            marks[rack] = made
         overlap = round(self.arm.overlap * _risen(self.rounds[fragment], self.arm.rise))
         pending = Pending(
             fragment, step + overlap, racks, weights, *self._offered(fragment, racks, own)

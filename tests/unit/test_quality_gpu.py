@@ -264,6 +264,37 @@ def test_partial_rounds_are_the_reference_too(arm: str, monkeypatch: pytest.Monk
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
+def test_a_slow_rack_makes_its_share_of_the_steps_and_counts_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A third of the speed: steps 1, 4, 7, 10, 13. Of its model nothing moves in the others."""
+    Spied.log = []
+    monkeypatch.setattr(quality_gpu, "Outer", Spied)
+    arms = ("alone:speeds=1/1/0.34", "merge:H=4:speeds=1/0.5/0.25", "merge:H=4")
+    made = bench(*arms)
+    plain = bench("merge:H=4:speeds=1", "merge:H=4")
+    moved = list[int]()
+    for step in range(1, 14):
+        before = [made.view(value.detach())[0, :, 2].clone() for value in made.values]
+        made.advance()
+        plain.advance()
+        after = [made.view(value.detach())[0, :, 2] for value in made.values]
+        moments = [made.optimizer.state[value]["exp_avg"] for value in made.values]
+        kept = [made.view(moment)[0, :, 2] for moment in moments]
+        if any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+            moved.append(step)
+        elif step == 2:
+            held = [each.clone() for each in kept]
+        elif step == 3:
+            assert all(torch.equal(a, b) for a, b in zip(held, kept, strict=True))
+    assert moved == [1, 3, 6, 9, 12]
+    assert all(torch.equal(plain.view(value)[0], plain.view(value)[1]) for value in plain.values)
+    offers = [pending for what, _, pending in Spied.log if what == "capture"]
+    weights = [each.weights for each in offers if each.fragment == 3]
+    assert [4, 2, 1] in weights
+    assert [4, 4, 4] in weights
+
+
 def test_a_ramp_counts_the_rounds_before() -> None:
     arm = parsed("merge:H=4:lr=1-.7:mu=.9:ramp=3")
     assert arm.outer(Fraction(0)) == (1.0, 0.0)

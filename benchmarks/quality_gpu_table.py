@@ -16,7 +16,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,18 @@ def _without_codec(losses: Losses, said: str) -> str | None:
     return next((other for other in losses if parsed(other) == plain), None)
 
 
+def _at_equal_speeds(losses: Losses, said: str) -> str | None:
+    """The same arm with racks that make the same share of the steps each."""
+    arm = parsed(said)
+    for other in losses:
+        speeds = parsed(other).speeds
+        if len(set(speeds)) == 1 < len(set(arm.speeds)) and parsed(other) == replace(
+            arm, speeds=speeds
+        ):
+            return other
+    return None
+
+
 def bits_of(codec: str, size: Size) -> float:
     """Of mend's own payloads, for all fragments of a model."""
     leaves, sent = leaves_of(size), 0.0
@@ -109,23 +121,32 @@ def table(reports: Sequence[Report]) -> list[str]:
     """One corner as Markdown lines."""
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
-    codecs = any(parsed(said).codec != "none" for said in losses)
-    more = (" bits | above no codec, % |", "---|---|") if codecs else ("", "")
+    columns: dict[str, Callable[[str], str]] = {}
+    if any(parsed(said).codec != "none" for said in losses):
+        columns["bits"] = lambda said: f"{bits_of(parsed(said).codec, SIZES[plan['size']]):.2f}"
+        columns["above no codec, %"] = lambda said: shown(
+            above(losses, said, _without_codec(losses, said))
+        )
+    if any(len(parsed(said).speeds) > 1 for said in losses):
+        columns["above equal speeds, %"] = lambda said: shown(
+            above(losses, said, _at_equal_speeds(losses, said))
+        )
     lines = [
         f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",
         "",
-        "| arm | seeds | loss | above lr 1, % | above dp, % |" + more[0],
-        "|---|---|---|---|---|" + more[1],
+        "| "
+        + " | ".join(["arm", "seeds", "loss", "above lr 1, %", "above dp, %", *columns])
+        + " |",
+        "|---|---|---|---|---|" + "---|" * len(columns),
     ]
     for said, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
         mean = statistics.fmean(by_seed.values())
         plain = shown(above(losses, said, base_of(losses, parsed(said))))
         parallel = shown(above(losses, said, "dp" if "dp" in losses else None))
-        line = f"| `{said}` | {len(by_seed)} | {mean:.4f} | {plain} | {parallel} |"
-        if codecs and parsed(said).exchanges:
-            bits = bits_of(parsed(said).codec, SIZES[plan["size"]])
-            line += f" {bits:.2f} | {shown(above(losses, said, _without_codec(losses, said)))} |"
-        lines.append(line + " - | - |" * (codecs and not parsed(said).exchanges))
+        exchanges = parsed(said).exchanges
+        more = [cell(said) if exchanges else "-" for cell in columns.values()]
+        cells = [f"`{said}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
+        lines.append("| " + " | ".join(cells) + " |")
     machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in reports}
     size = [round(part / 1e6, 1) for part in reports[0]["text"]["bytes"]]
     return [

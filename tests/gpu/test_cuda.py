@@ -22,6 +22,8 @@ pytestmark = [
 ]
 CUDA = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 STEPS = 26
+WORKSPACE_BYTES = 32 << 20
+"""Of a handle of cuBLAS on Hopper."""
 CODECS = ("bf16", "int8", "int4", "e3m0", "topk", "powersgd", "sparse")
 
 
@@ -223,12 +225,14 @@ def test_a_step_that_is_captured_is_refused_with_the_remedy() -> None:
         runtime.abort()
 
 
-def test_the_micro_benchmark_draws_no_number_sees_no_mode_and_keeps_no_memory() -> None:
+def test_the_micro_benchmark_draws_no_number_sees_no_mode_and_keeps_little_memory() -> None:
+    """cuBLAS has a workspace for each of its handles, and a thread that begins while another one
+    ends takes a second handle; there are no more of them however many products are made."""
     benchmark = LiveBenchmark(CUDA)
     assert 0 < benchmark.product_ns() <= GEMM_NS_MAX
     before, held = torch.cuda.get_rng_state(CUDA), torch.cuda.memory_allocated(CUDA)
     with torch.autocast("cuda", dtype=torch.bfloat16), torch.inference_mode():
-        times_ns = [benchmark.product_ns() for _ in range(5)]
+        times_ns = [benchmark.product_ns() for _ in range(30)]
     assert all(0 < each <= GEMM_NS_MAX for each in times_ns)
     assert torch.equal(torch.cuda.get_rng_state(CUDA), before)
-    assert torch.cuda.memory_allocated(CUDA) == held
+    assert torch.cuda.memory_allocated(CUDA) <= held + 2 * WORKSPACE_BYTES

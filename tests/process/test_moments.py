@@ -77,7 +77,10 @@ def at_the_merge(
         assert torch.equal(merged, now[1][name]), f"{state}:{name} differs behind step {step}"
         assert not torch.allclose(own[0], own[1], rtol=1e-3), "the racks' moments were alike"
         mean = mean_of(own, weights)
-        assert torch.allclose(merged, mean, rtol=1e-5, atol=1e-9), f"{state}:{name}, step {step}"
+        rounding = 2**-23 * float(mean.abs().max())  # a GPU's multiply-add rounds once less
+        assert torch.allclose(merged, mean, rtol=1e-5, atol=rounding), (
+            f"{state}:{name}, step {step}"
+        )
 
 
 @pytest.mark.parametrize(

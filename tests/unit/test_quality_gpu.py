@@ -489,7 +489,7 @@ def test_a_table_pairs_arms_by_seed_also_of_two_runs() -> None:
 def test_the_kept_page_is_that_of_the_kept_runs() -> None:
     kept = ROOT / "benchmarks/results"
     runs = [json.loads(path.read_text()) for path in sorted((kept / "quality_gpu").glob("*.json"))]
-    assert len(runs) == 28
+    assert len(runs) == 32
     assert quality_gpu_table.page(runs) == (kept / "quality_gpu.md").read_text()
 
 

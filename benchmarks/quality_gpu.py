@@ -24,8 +24,9 @@ AdamW, at one rate.
 goes on from it, to the same bits as one long run (tested on a CPU). A finished run is not made
 again.
 
-How to read it: `loss` is nats per byte of the merged model (the mean of the racks' weights) at the
-end, by arm and seed. quality_gpu_table compares: only runs on one text compare.
+How to read it: `losses` are nats per byte of the merged model (the mean of the racks' weights), by
+arm, look and seed; `closed` is that of the model behind mend's closing round, by arm and seed.
+quality_gpu_table compares: only runs on one text compare.
 
 Arms (--arms, comma-separated):
 """
@@ -252,6 +253,12 @@ class Bench:
             total += losses(self.size, self.leaves, values_KN, batch.expand(count, *batch.shape))
         return total / len(batches)
 
+    def close(self) -> list[list[float]]:
+        """The run ends; losses as in `look` behind mend's closing round."""
+        for outer in self.outers.values():
+            outer.close(self.step - self.plan.warm)
+        return self.look()
+
     # ---- pieces
 
     def save(self, path: Path) -> None:
@@ -370,13 +377,14 @@ def run(bench: Bench, part: Path, options: argparse.Namespace) -> bool:
     return True
 
 
+def finite(rows: list[list[float]]) -> list[list[float | None]]:
+    return [[each if math.isfinite(each) else None for each in row] for row in rows]
+
+
 def report(bench: Bench, device: torch.device) -> dict[str, Any]:
     """The run as one JSON object; a loss that is no number is null."""
     plan = bench.plan
-    looks = [
-        (step, [[each if math.isfinite(each) else None for each in row] for row in rows])
-        for step, rows in bench.curve
-    ]
+    looks = [(step, finite(rows)) for step, rows in bench.curve]
     return {
         "name": "quality_gpu",
         "plan": plan.basis,
@@ -391,6 +399,8 @@ def report(bench: Bench, device: torch.device) -> dict[str, Any]:
         "losses": {
             said: [rows[number] for _, rows in looks] for number, said in enumerate(plan.arms)
         },
+        # by arm: by seed
+        "closed": dict(zip(plan.arms, finite(bench.close()), strict=True)),
         "command": " ".join(["python -m benchmarks.quality_gpu", *sys.argv[1:]]),
     }
 

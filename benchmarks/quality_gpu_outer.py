@@ -189,6 +189,20 @@ class Outer:
                 if pending.apply_at == step:
                     self._merge(pending)
 
+    def close(self, step: int) -> None:
+        """mend's closing round: what is under way is merged, then all that was trained since, by
+        the same rule. Behind it all racks hold the anchors, but for what a codec has left out. With
+        feedback in the weights these offers go without a codec, and have a step at least."""
+        for pending in sorted(self._pending, key=lambda each: each.apply_at):
+            self._merge(pending)
+        for fragment in range(len(self._fragments)):
+            racks, marks = range(self._racks), self._marks[fragment]
+            if self.arm.feedback == "weights":
+                marks[:] = [min(marks[rack], self.arm.trained(rack, step) - 1) for rack in racks]
+            since = [rack for rack in racks if self.arm.trained(rack, step) > marks[rack]]
+            if since:
+                self._merge(self._capture(fragment, step, since, closing=True))
+
     def _captured(self, fragment: int, step: int) -> list[list[int]]:
         """The racks of each round of this fragment that opens now."""
         period, everyone = self.arm.period, list(range(self._racks))
@@ -201,7 +215,9 @@ class Outer:
         late = self.arm.kind == "straggler" and (step - first) // period % EVERY != EVERY - 1
         return [everyone[:-1] if late else everyone]
 
-    def _capture(self, fragment: int, step: int, racks: list[int]) -> Pending:
+    def _capture(
+        self, fragment: int, step: int, racks: list[int], closing: bool = False
+    ) -> Pending:
         own = [
             self.anchors[leaf][:, None] - self._thetas[leaf][:, racks]
             for leaf in self._fragments[fragment]
@@ -215,17 +231,17 @@ class Outer:
             marks[rack] = made
         overlap = round(self.arm.overlap * _risen(self.rounds[fragment], self.arm.rise))
         pending = Pending(
-            fragment, step + overlap, racks, weights, *self._offered(fragment, racks, own)
+            fragment, step + overlap, racks, weights, *self._offered(fragment, racks, own, closing)
         )
         self._pending.append(pending)
         return pending
 
     def _offered(
-        self, fragment: int, racks: list[int], own: list[Tensor]
+        self, fragment: int, racks: list[int], own: list[Tensor], closing: bool
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor], int, list[Tensor]]:
         """(own, sent, owed, side, factors) of a Pending: mend encodes a fragment of a rack as one
         vector."""
-        if self.arm.codec == "none":
+        if self.arm.codec == "none" or (closing and self.arm.feedback == "weights"):
             return own, own, [], 0, []
         leaves, x = self._fragments[fragment], own
         if self.residuals:
@@ -266,7 +282,7 @@ class Outer:
             self.anchors[leaf] = old - step * lr
             theta += (self.anchors[leaf] - old)[:, None]
             theta[:, pending.racks] += own
-        if self.low_rank:
+        if pending.factors:
             shares = [float(weight / total) for weight in pending.weights]
             self.low_rank[fragment].advance(pending.side, pending.factors, shares)
         if pending.owed:

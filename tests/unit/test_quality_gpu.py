@@ -203,8 +203,10 @@ class Spied(Outer):
         self.now = step
         super().after(step)
 
-    def _capture(self, fragment: int, step: int, racks: list[int]) -> Pending:
-        pending = super()._capture(fragment, step, racks)
+    def _capture(
+        self, fragment: int, step: int, racks: list[int], closing: bool = False
+    ) -> Pending:
+        pending = super()._capture(fragment, step, racks, closing)
         self.log.append(("capture", step, pending))
         return pending
 
@@ -293,6 +295,20 @@ def test_a_slow_rack_makes_its_share_of_the_steps_and_counts_by_it(
     weights = [each.weights for each in offers if each.fragment == 3]
     assert [4, 2, 1] in weights
     assert [4, 4, 4] in weights
+
+
+@pytest.mark.parametrize("arm", ["merge:H=4:tau=1", "merge:H=4:codec=topk:feedback=weights"])
+def test_behind_the_closing_round_every_rack_holds_the_anchor(arm: str) -> None:
+    """Without momentum it is the mean of what they held, and with it not."""
+    made = done("alone", arm, "merge:H=4:mu=.9")
+    mean, closed = made.curve[-1][1], made.close()
+    for part in range(4):
+        anchor = torch.cat([made.outers[1].anchors[leaf] for leaf in PARTS[part]], -1)
+        for seed, rack in ((0, 0), (1, 2)):
+            torch.testing.assert_close(theta(made, 1, seed, rack)[part], anchor[seed])
+    assert closed[0] == pytest.approx(mean[0])
+    assert closed[1] == pytest.approx(mean[1], abs=1e-5)
+    assert closed[2] != pytest.approx(mean[2], abs=1e-4)
 
 
 def test_a_ramp_counts_the_rounds_before() -> None:

@@ -190,8 +190,8 @@ class Outer:
                     self._merge(pending)
 
     def close(self, step: int) -> None:
-        """mend's closing round: what is under way is merged, then all that was trained since, by
-        the same rule. Behind it all racks hold the anchors, but for what a codec has left out. With
+        """mend's closing round: what is under way is merged, then the mean of all that was
+        trained since. Behind it all racks hold the anchors, but for what a codec has left out. With
         feedback in the weights these offers go without a codec, and have a step at least."""
         for pending in sorted(self._pending, key=lambda each: each.apply_at):
             self._merge(pending)
@@ -201,7 +201,7 @@ class Outer:
                 marks[:] = [min(marks[rack], self.arm.trained(rack, step) - 1) for rack in racks]
             since = [rack for rack in racks if self.arm.trained(rack, step) > marks[rack]]
             if since:
-                self._merge(self._capture(fragment, step, since, closing=True))
+                self._merge(self._capture(fragment, step, since, closing=True), plain=True)
 
     def _captured(self, fragment: int, step: int) -> list[list[int]]:
         """The racks of each round of this fragment that opens now."""
@@ -256,15 +256,16 @@ class Outer:
         return (y if self.arm.feedback == "weights" else own), y, owed, side, factors
 
     @torch.no_grad()
-    def _merge(self, pending: Pending) -> None:
+    def _merge(self, pending: Pending, plain: bool = False) -> None:
         """b <- (1 - s (1 - mu)) b + s D;  A' = A - lr s (D + mu b), with s = 1 unless racks are
         missing and the divisor counts them; theta <- theta + (A' - A) + own of those named. The
-        momentum's part has s, too: 1 / s such rounds are one round of all."""
+        momentum's part has s, too: 1 / s such rounds are one round of all. `plain`: A' = A - s
+        D."""
         self._pending.remove(pending)
         fragment, total = pending.fragment, sum(pending.weights)
         live = self.arm.divisor == "live"
         part = Fraction(len(pending.racks), self._racks) if live else Fraction(1)
-        lr, mu = self.arm.outer(self.rounds[fragment])
+        lr, mu = (1.0, 0.0) if plain else self.arm.outer(self.rounds[fragment])
         self.rounds[fragment] += part
         for leaf, own, offer in zip(
             self._fragments[fragment], pending.own, pending.sent, strict=True
@@ -275,7 +276,7 @@ class Outer:
             )
             assert isinstance(delta, Tensor)
             step = delta = (delta * float(part)).float()
-            if self.momenta:
+            if self.momenta and not plain:
                 self.momenta[leaf].mul_(1 - float(part) * (1 - mu)).add_(delta)
                 step = delta + self.momenta[leaf] * (mu * float(part))
             old, theta = self.anchors[leaf], self._thetas[leaf]

@@ -55,10 +55,13 @@ def test_two_racks_end_with_the_bits_of_the_reference(results: list[Result]) -> 
     for commit in first.commits:
         rounds = commit["version"] - 1
         assert commit["rounds"] == rounds
-        assert commit["momentum"] == fp32(rounds / (rounds + 10)) < fp32(0.3)
+        at_the_end = commit["members"][0]["capture_step"] == STEPS and commit["fragment"] != 1
+        expected = 0 if at_the_end else fp32(rounds / (rounds + 10))
+        assert commit["momentum"] == expected < fp32(0.3)
     newest = first.commits[-1]
     said = (first.status["outer_rounds"], first.status["outer_momentum"])
-    assert said == (newest["rounds"], newest["momentum"]) != (0, 0)
+    assert said == (newest["rounds"], newest["momentum"])
+    assert newest["rounds"] > 0
 
     scheduled = in_lockstep(2, "plain", CONFIG, STEPS)
     for commit in first.commits:

@@ -6,6 +6,7 @@ changes RECORDS_FORMAT.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -82,6 +83,8 @@ class Offer(Word, frozen=True):
     norm: Norm = 0.0
     sizes: Sizes = ()
     """Bytes of the payload of each rank; empty where they follow from plan and codec."""
+    closing: bool = False
+    """The last one of its rack, whose script has ended."""
 
 
 class Share(Word, frozen=True):
@@ -94,6 +97,12 @@ class Share(Word, frozen=True):
     tokens: AtLeastOne
     steps: AtLeastOne
     norm: Norm = 0.0
+    closing: bool = False
+
+
+def all_closing(members: Iterable[Offer | Share]) -> bool:
+    """Whether nothing comes behind what this merge names: it takes no momentum along."""
+    return all(member.closing for member in members)
 
 
 def share_of(offer: Offer) -> Share:
@@ -106,6 +115,7 @@ def share_of(offer: Offer) -> Share:
         offer.tokens,
         offer.steps,
         offer.norm,
+        offer.closing,
     )
 
 

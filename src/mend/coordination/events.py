@@ -42,6 +42,8 @@ class Captured:
     step: int
     tokens: int
     steps: int
+    closing: bool = False
+    """The script has ended: the last offer of the fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,8 @@ class Merge:
     total: bytes = b""
     part: int = WHOLE
     """How much of a round it is, of `weights.WHOLE`."""
+    closing: bool = False
+    """Whether all that it merges are last offers."""
 
 
 @dataclass(frozen=True, slots=True)

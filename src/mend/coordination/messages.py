@@ -339,6 +339,7 @@ class Part(Word, frozen=True):
     norm: Norm = 0.0
     size: Count = 0
     """Bytes; 0: as the codec always makes of a part."""
+    closing: bool = False
 
 
 class Partial(Word, frozen=True):

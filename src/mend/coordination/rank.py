@@ -25,6 +25,7 @@ from mend.consensus.records import (
     Record,
     Roster,
     Snapshot,
+    all_closing,
 )
 from mend.consensus.weights import merge_weights
 from mend.coordination import events as ev
@@ -109,8 +110,10 @@ class RankMachine:
                 replicas, ranks = len(self.replicas), self.options.ranks
                 if mine and not rank_orders_misfit(orders, replicas, ranks):
                     self._on_orders(orders, now_ns, effects)
-            case ev.Captured(p, seq, base, step, tokens, steps):
-                self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "")
+            case ev.Captured(p, seq, base, step, tokens, steps, closing):
+                self.parts[p] = Part(
+                    p, seq, base, step, tokens, steps, "", base, "", closing=closing
+                )
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
@@ -406,6 +409,7 @@ class RankMachine:
         merge = ev.Merge(
             fragment, wanted.version, attempt, names, tuple(weights),
             verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
+            closing=all_closing(wanted.members),
         )  # fmt: skip
         step: ev.Merge | ev.Measure | None = merge
         if self.options.sums and len(names) > 1:

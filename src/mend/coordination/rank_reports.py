@@ -238,6 +238,7 @@ def _outcome(member: Member, parts: list[Part]) -> tuple[int, Offer | Declined |
         applied=min(part.applied for part in parts),
         norm=max(part.norm for part in parts),
         sizes=sizes if any(sizes := tuple(part.size for part in parts)) else (),
+        closing=head.closing,
     )
 
 

@@ -16,7 +16,7 @@ for ever, and no clock is needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from mend.coordination.events import Measure, Measured, Merge, Note, Sum, Summed
@@ -55,15 +55,7 @@ class Sums:
             self.of, self.members, self.phase, self.blob = of, merge.members, Phase.MEASURING, b""
             return Measure(merge.fragment, *of, merge.members, merge.weights, verify=merge.verify)
         if self.phase is Phase.HERE:
-            return Merge(
-                merge.fragment,
-                *of,
-                merge.members,
-                merge.weights,
-                merge.verify,
-                self.blob,
-                merge.part,
-            )
+            return replace(merge, total=self.blob)
         return None
 
     def measured(self, event: Measured) -> None:

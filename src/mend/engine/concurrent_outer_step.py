@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mend import errors
 from mend.codec import CLOSING
-from mend.consensus.records import Commit, Record
+from mend.consensus.records import Commit, Record, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.coordinator import Coordinator
@@ -304,7 +304,9 @@ class ConcurrentOuterStep:
             self.published.told(record, None)
             about["moments"] = True
         else:
-            momentum = numerics.rates(rounds, part, len(record.members)).momentum
+            momentum = numerics.rates(
+                rounds, part, len(record.members), all_closing(record.members)
+            ).momentum
             self.published.told(record, (rounds / WHOLE, momentum))
             about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}
         self._note_commit(record, about)
@@ -328,7 +330,8 @@ class ConcurrentOuterStep:
                 offer.landed()
             numerics = self.numerics_of[offer.fragment]
             anchor_N = None if offer.encoded or numerics.of_values else offer.anchor.values
-            codec = CLOSING if offer.closing else offer.anchor.codec
+            whole = offer.closing and numerics.in_weights
+            codec = CLOSING if whole else offer.anchor.codec
             return numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
 
         def done(result: Encoded | Exception) -> None:

@@ -86,7 +86,7 @@ class OpenOffer:
     sent_N: Tensor | None = None
     """With feedback in the weights: what the others decode, if that is not the delta."""
     closing: bool = False
-    """Whether it goes as fp32 whatever the codec is: the last one of its fragment."""
+    """The last one of its fragment. With feedback in the weights it goes as fp32."""
     landed: Landed | None = None
     """To be called before `delta_N` is read: the snapshot may still be on its way from a GPU."""
     encoded: bool = False

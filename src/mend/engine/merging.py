@@ -67,8 +67,9 @@ class Merging:
                 factors = factors_in(effect.total, effect.weights, tensors)
                 runs = tensors.runs(effect.weights, factors)
             made = self._rank.numerics_of[effect.fragment].merge(
-                payloads, effect.weights, anchor, effect.version, runs=runs, part=effect.part
-            )
+                payloads, effect.weights, anchor, effect.version,
+                runs=runs, part=effect.part, closing=effect.closing,
+            )  # fmt: skip
             taped = self._rank.tape is not None
             return made, digests_of_tensors(made.values, tensors.cuts) if taped else b""
 

@@ -415,11 +415,13 @@ class Numerics:
         out: Tensor | None = None,
         runs: Sequence[tuple[int, Weights]] | None = None,
         part: int = WHOLE,
+        closing: bool = False,
     ) -> Anchor:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
         `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
-        weights of their own. `part`: how much of a round it is, of WHOLE. Raises
+        weights of their own. `part`: how much of a round it is, of WHOLE. `closing`: all payloads
+        are the last ones of their racks. Raises
         WireError for a payload of another size, Unmergeable when an element of the result is no
         number below NORM_MAX.
         """
@@ -432,7 +434,7 @@ class Numerics:
         after, has_state = anchor.rounds + part, self.outer.has_state
         state_numel = codecs.state_numel
         digests = [StateDigest(anchor.numel, version, has_state, after, state_numel) for _ in parts]
-        rates = self.rates(anchor.rounds, part, len(payloads))
+        rates = self.rates(anchor.rounds, part, len(payloads), closing)
         span = partial(self._merge_span, codec, payloads, runs, anchor, data, rates)
         self.pool.each(
             [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
@@ -445,10 +447,10 @@ class Numerics:
             digests[0].feed_codec(state_S)
         return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after, codecs)
 
-    def rates(self, rounds: int, part: int, members: int) -> Rates:
+    def rates(self, rounds: int, part: int, members: int, closing: bool = False) -> Rates:
         """Of the outer step behind so many rounds; both in parts of WHOLE."""
-        alone = members == 1 and part == WHOLE
-        return self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), alone=alone)
+        plain = closing or (members == 1 and part == WHOLE)
+        return self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
 
     def merge_into(
         self,

@@ -149,9 +149,7 @@ class ReplayTrainer(Trainer):
                 yield from self._follow_discard(act)
             else:
                 self.before_capture()
-                # Where a codec's offers stop a step short, only a closing one goes to the end.
-                closing = act.steps == self.step - self.tracks[act.fragment].steps_mark
-                self._capture(act.fragment, closing=closing)
+                self._capture(act.fragment, closing=act.closing)
             if self._place == place:
                 raise self._differs("it cannot do that", act)
 

@@ -285,7 +285,6 @@ class TrainerRounds:
         else:
             snapshot_N = self._snapshot(track)
         track.seq += 1
-        closing = closing and self._in_weights
         offer = OpenOffer(
             fragment,
             track.seq,
@@ -303,7 +302,7 @@ class TrainerRounds:
         track.offer = offer
         self._own(offer)
         base = track.anchor.version
-        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps))
+        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing))
         self._note(
             "captured",
             {

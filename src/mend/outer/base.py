@@ -26,9 +26,10 @@ class OuterOptimizer(Protocol):
     def has_state(self) -> bool:
         """Whether one fp32 momentum vector per anchor is kept."""
 
-    def rates(self, rounds: Fraction, part: Fraction, *, alone: bool) -> Rates:
+    def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
         """Of the step of a fragment that has merged `rounds` before, by a merge that is `part` of a
-        round, at most 1. `alone`: one rack is in it, and no other trains."""
+        round, at most 1. `plain`: it is to be the mean of what the racks hold, as one rack is in it
+        and no other trains, or as nothing is trained behind it."""
 
     def block(
         self,

@@ -28,8 +28,10 @@ class Nesterov:
 
     A merge that is the part s of a round, as racks are missing that train, makes that part of the
     step: b <- (1 - s (1 - mu)) b + s Delta;  A' = A - (s lr) (Delta + mu b), so that rounds with
-    parts of 1 in all come to what one round of all racks does. A rack that is alone gains nothing
-    from momentum: A' = A - Delta, and b stays as it is.
+    parts of 1 in all come to what one round of all racks does.
+
+    A rack that is alone gains nothing from momentum, and a merge of nothing but last offers loses
+    by it, as nobody trains behind its step: A' = A - s Delta there, and b stays as it is.
 
     With `ramp` = c > 0 the momentum rises with the rounds k that the fragment has merged before:
     mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 none
@@ -62,10 +64,10 @@ class Nesterov:
     def has_state(self) -> bool:
         return self.momentum != 0
 
-    def rates(self, rounds: Fraction, part: Fraction, *, alone: bool) -> Rates:
+    def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
         assert rounds >= 0 < part <= 1, f"{rounds=} {part=}"
-        if alone and self.has_state:
-            return Rates(1.0, 0.0, 1.0, 0.0)
+        if plain and self.has_state:
+            return Rates(_fp32(float(part)), 0.0, 1.0, 0.0)
         mu = self.momentum
         if self.ramp:
             mu = min(_fp32(float(rounds / (rounds + self.ramp))), mu)

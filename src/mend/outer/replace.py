@@ -15,7 +15,7 @@ class Replace:
     name = "replace"
     has_state = False
 
-    def rates(self, rounds: Fraction, part: Fraction, *, alone: bool) -> Rates:
+    def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
         return Rates(1.0, 0.0, 1.0, 1.0)
 
     def block(

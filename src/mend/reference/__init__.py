@@ -85,7 +85,7 @@ class Captured:
     step: int
     fragment: int
     seq: int
-    closing: bool = False  # the last one, which goes as fp32
+    closing: bool = False  # the last one; with feedback in the weights it goes as fp32
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,18 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def outer_step(
-    anchor: Anchor, delta: Tensor, settings: Settings, s: Fraction = Fraction(1), racks: int = 0
-) -> Anchor:
+    anchor: Anchor, delta: Tensor, settings: Settings, s: Fraction = Fraction(1),
+    plain: bool = False,
+) -> Anchor:  # fmt: skip
     """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (Delta + mu b): fp32, every product and
-    every sum rounded. One rack with nobody absent: A' = A - Delta, and b is kept for later."""
+    every sum rounded. `plain`, for one rack with nobody absent and for last offers: A' = A - s
+    Delta, and b is kept for later."""
     lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.rounds
     if settings.ramp:
         mu = min(fp32(k / (k + settings.ramp)), mu)
     momentum, step = anchor.state, delta
-    if momentum is not None and racks == 1 and s == 1:
-        lr, s = 1.0, Fraction(1)
+    if momentum is not None and plain:
+        lr = 1.0
     elif momentum is not None:
         momentum = momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
         step = delta + momentum * mu
@@ -229,6 +231,7 @@ class _Offer:
     pend: Tensor | None  # x - y: becomes the residual if, and only if, a commit names the offer
     totals: tuple[int, int]  # tokens and steps that are merged with it
     factors: Factors | None = None
+    closing: bool = False
 
 
 @dataclass
@@ -267,7 +270,8 @@ class _Log:
         weights = shares(commit.members, self.settings)
         delta = self.merged(commit.fragment, [offer.sent for offer in offers], weights)
         s = part(commit, self.settings)
-        versions.append(outer_step(versions[-1], delta, self.settings, s, len(racks)))
+        plain = (len(racks) == 1 and s == 1) or all(offer.closing for offer in offers)
+        versions.append(outer_step(versions[-1], delta, self.settings, s, plain))
         if self.low_rank:
             pairs = zip(offers, weights, strict=True)
             found = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
@@ -311,12 +315,12 @@ class _Learner:
         assert min(tokens, steps) >= 1, f"rack {self.number} has {tokens=} {steps=} to offer"
         delta = part.anchor.values - self.theta(fragment)
         x = delta if part.residual is None else delta + part.residual
-        sent, factors = (x, None) if closing else self.sent(fragment, x)
+        sent, factors = (x, None) if closing and keeps else self.sent(fragment, x)
         part.seq += 1
         exact = self.settings.payload in ("float32", "sparse")
         pend = None if exact or keeps else x - sent
         member = Named(self.number, part.seq, part.anchor.version, tokens, steps)
-        part.offer = _Offer(member, delta, sent, pend, totals, factors)
+        part.offer = _Offer(member, delta, sent, pend, totals, factors, closing)
         self.log.offers[self.number, fragment, part.seq] = part.offer
         self.events.append(Captured(step, fragment, part.seq, closing))
         return part.offer

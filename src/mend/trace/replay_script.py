@@ -44,6 +44,7 @@ class Act(msgspec.Struct, frozen=True, array_like=True):
     steps: int = 0
     checksum: str = ""
     """Of the payload that a capture became; empty: not on the tape, or there was none."""
+    closing: bool = False
 
     @property
     def key(self) -> tuple[str, int, int, int]:
@@ -166,8 +167,8 @@ def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recit
 def act_of(event: ev.Event) -> Act | None:
     """What a training thread tells of as done; None: the event is about something else."""
     match event:
-        case ev.Captured(p, seq, base, step, tokens, steps):
-            return Act(CAPTURED, step, p, seq, base, tokens, steps)
+        case ev.Captured(p, seq, base, step, tokens, steps, closing):
+            return Act(CAPTURED, step, p, seq, base, tokens, steps, closing=closing)
         case ev.Applied(p, version, _, step):
             return Act(APPLIED, step, p, version)
         case ev.Discarded(p, seq, step):

@@ -18,9 +18,9 @@ def noise(numel: int, seed: int) -> torch.Tensor:
 
 
 def rates(
-    outer: Nesterov, rounds: float, part: Fraction = Fraction(1), *, alone: bool = False
+    outer: Nesterov, rounds: float, part: Fraction = Fraction(1), *, plain: bool = False
 ) -> Rates:
-    return outer.rates(Fraction(rounds), part, alone=alone)
+    return outer.rates(Fraction(rounds), part, plain=plain)
 
 
 @pytest.mark.parametrize("numel", [1, 31, 100_003])
@@ -140,10 +140,20 @@ def test_steady_parts_that_come_to_a_round_go_as_far_as_a_whole_one() -> None:
 def test_a_rack_that_is_alone_trains_on_and_keeps_the_momentum(lr: float) -> None:
     outer, delta, old, state = Nesterov(lr, 0.9), noise(9, 3), noise(9, 4), noise(9, 5)
     anchor, after = torch.empty(9), torch.empty(9)
-    outer.block(old, state, delta.clone(), anchor, after, rates(outer, 7, alone=True))
+    outer.block(old, state, delta.clone(), anchor, after, rates(outer, 7, plain=True))
     assert torch.equal(anchor, old - delta)
     assert torch.equal(after, state)
-    assert rates(Nesterov(lr, 0.0), 7, alone=True).lr == float(np.float32(lr)), "as it was said"
+    assert rates(Nesterov(lr, 0.0), 7, plain=True).lr == float(np.float32(lr)), "as it was said"
+
+
+def test_a_part_of_last_offers_is_a_part_of_the_mean() -> None:
+    """Another rack trains on, and the momentum is kept for it."""
+    outer, delta, old, state = Nesterov(0.7, 0.9), noise(9, 3), noise(9, 4), noise(9, 5)
+    anchor, after = torch.empty(9), torch.empty(9)
+    quarter = rates(outer, 7, Fraction(1, 4), plain=True)
+    outer.block(old, state, delta.clone(), anchor, after, quarter)
+    assert torch.equal(anchor, old - delta / 4)
+    assert torch.equal(after, state)
 
 
 def test_a_ramp_of_less_than_no_rounds_cannot_be_built() -> None:

@@ -33,7 +33,15 @@ from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.engine.training_state import Received
-from mend.errors import CheckpointError, GaveUp, StartTimeout, StateRefused
+from mend.errors import (
+    CheckpointError,
+    GaveUp,
+    JobLost,
+    MendError,
+    Refused,
+    StartTimeout,
+    StateRefused,
+)
 from mend.types import MS, SECOND
 
 POLL_NS = 50 * MS
@@ -224,16 +232,8 @@ class Trainer(TrainerRounds):
         stopped the start.
         """
         copied = yield from self._copy_state(limit_ns // 2)
-        deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
-        while not anchors:
-            fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
-            everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
-            if not everywhere[0]:
-                what = "the newest version" if self._joins() else "the first version"
-                raise self.published.failure or StartTimeout(
-                    f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
-                )
-            anchors = yield from self._first_anchors()
+        anchors = yield from self._await_anchors(limit_ns, copied)
+        self.published.trains = True
         own = self.resumes
         if own:
             yield from self._check_begun(anchors)
@@ -253,6 +253,35 @@ class Trainer(TrainerRounds):
         self._stand()
         if self._joins():
             self._tell_joined([anchor.version for anchor in anchors])
+
+    def _await_anchors(
+        self, limit_ns: int, copied: Received | None
+    ) -> Generator[Any, Any, list[Anchor]]:
+        """What this rank begins to train on, once all its rack-mates may begin as well."""
+        deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
+        while not anchors:
+            fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
+            lost = isinstance(self.published.failure, JobLost) and not fine
+            everywhere, no_loss = yield from self._all_ranks([int(fine), int(not lost)])
+            if not no_loss:
+                raise self._job_lost(copied)
+            if not everywhere:
+                what = "the newest version" if self._joins() else "the first version"
+                raise self.published.failure or StartTimeout(
+                    f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
+                )
+            anchors = yield from self._first_anchors()
+        return anchors
+
+    def _job_lost(self, copied: Received | None) -> MendError:
+        """On a rank of this rack or all of them. What the optimizer has loaded cannot be undone."""
+        told = str(self.published.failure or "another rank of this rack says so")
+        if copied is None:
+            return JobLost(told)
+        return Refused(
+            f"{told}; and the optimizer has the state of that job already, so this process cannot "
+            "begin another one. Start this rack again"
+        )
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
         """Of a rack that joins: get the training state of a donor and load it, before the weights,

@@ -37,8 +37,6 @@ from mend.errors import (
     CheckpointError,
     GaveUp,
     JobLost,
-    MendError,
-    Refused,
     StartTimeout,
     StateRefused,
 )
@@ -232,8 +230,10 @@ class Trainer(TrainerRounds):
         stopped the start.
         """
         copied = yield from self._copy_state(limit_ns // 2)
-        anchors = yield from self._await_anchors(limit_ns, copied)
+        anchors = yield from self._await_anchors(limit_ns)
         self.published.trains = True
+        if copied is not None:
+            yield from self._load_state(copied)
         own = self.resumes
         if own:
             yield from self._check_begun(anchors)
@@ -254,17 +254,16 @@ class Trainer(TrainerRounds):
         if self._joins():
             self._tell_joined([anchor.version for anchor in anchors])
 
-    def _await_anchors(
-        self, limit_ns: int, copied: Received | None
-    ) -> Generator[Any, Any, list[Anchor]]:
-        """What this rank begins to train on, once all its rack-mates may begin as well."""
+    def _await_anchors(self, limit_ns: int) -> Generator[Any, Any, list[Anchor]]:
+        """What this rank begins to train on, once all its rack-mates may begin as well. Up to here
+        nothing of the job is in the script's hands: a rack whose job is lost can begin again."""
         deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
         while not anchors:
             fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
             lost = isinstance(self.published.failure, JobLost) and not fine
             everywhere, no_loss = yield from self._all_ranks([int(fine), int(not lost)])
             if not no_loss:
-                raise self._job_lost(copied)
+                raise JobLost(str(self.published.failure or "another rank of this rack says so"))
             if not everywhere:
                 what = "the newest version" if self._joins() else "the first version"
                 raise self.published.failure or StartTimeout(
@@ -273,21 +272,10 @@ class Trainer(TrainerRounds):
             anchors = yield from self._first_anchors()
         return anchors
 
-    def _job_lost(self, copied: Received | None) -> MendError:
-        """On a rank of this rack or all of them. What the optimizer has loaded cannot be undone."""
-        told = str(self.published.failure or "another rank of this rack says so")
-        if copied is None:
-            return JobLost(told)
-        return Refused(
-            f"{told}; and the optimizer has the state of that job already, so this process cannot "
-            "begin another one. Start this rack again"
-        )
-
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
-        """Of a rack that joins: get the training state of a donor and load it, before the weights,
-        which grow old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to
-        `limit_ns` for a donor to copy, and as long as its bytes come. Raises StateRefused where the
-        racks' optimizers are made in different ways."""
+        """Of a rack that joins: get the training state of a donor, before the weights, which grow
+        old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to `limit_ns`
+        for a donor to copy, and as long as its bytes come."""
         state, published = self.training_state, self.published
         if state is None:
             return None
@@ -302,9 +290,15 @@ class Trainer(TrainerRounds):
         if isinstance(found, str):
             state.begins_fresh(found)
             return None
+        return found
+
+    def _load_state(self, found: Received) -> Doing:
+        """On all ranks of the rack, or none. Raises StateRefused where optimizers of racks are made
+        in different ways."""
+        state, refusal = self.training_state, None
+        assert state is not None, "it was asked for"
         if found.shared:
             yield Spread(found.data_B)
-        refusal = None
         try:
             if found.shared and digest_of_state(found.data_B) != found.digest:
                 raise StateRefused(f"the copy of rack {found.donor} was damaged inside this rack")
@@ -313,7 +307,6 @@ class Trainer(TrainerRounds):
             refusal = error
         if not (yield from self._all_ranks([int(refusal is None)]))[0]:
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
-        return found
 
     def _tell_joined(self, versions: list[int]) -> None:
         state = self.training_state

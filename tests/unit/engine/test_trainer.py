@@ -25,7 +25,6 @@ from mend.errors import (
     GaveUp,
     JobLost,
     PlanMismatch,
-    Refused,
     StartTimeout,
     StateRefused,
 )
@@ -128,14 +127,17 @@ def given(step: int) -> Received:
     return Received(1, step, digest_of_state(data_B), data_B)
 
 
-def test_a_rack_that_has_loaded_the_state_of_a_lost_job_does_not_begin_another() -> None:
-    """It would train fresh weights with the momentum and the step of others."""
-    hand, _ = joiner()
+def test_a_rack_whose_job_is_lost_has_not_loaded_the_state_that_it_copied() -> None:
+    """It begins again in the same process, and would train fresh weights with the momentum and the
+    step of others."""
+    hand, optimizer = joiner()
     hand.published.panels[0].anchors.clear()
     hand.published.receive(given(7))
-    hand.during = lambda: hand.published.fail(JobLost("rack 0 died"))
-    with pytest.raises(Refused, match="rack 0 died; and the optimizer has the state"):
+    hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
+    with pytest.raises(JobLost, match="rack 0 died"):
         hand.run(hand.trainer.begin(SECOND))
+    assert optimizer.state == {}
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:

@@ -28,7 +28,7 @@ from mend.engine.local_only import LocalOnlyRank
 from mend.engine.outcome import Ended, Outcome
 from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
-from mend.errors import ConfigError, Diverged, MendError, NotMerged, UsageError
+from mend.errors import ConfigError, Diverged, JobLost, MendError, NotMerged, UsageError
 from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
 from mend.hardware.async_tp import AsyncTp
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 """Or anything with `param_groups`, such as a wrapper around an optimizer."""
+
+LIVES_MAX = 8
+"""Beginnings in one `mend_init`, each but the first because the job that it joined was lost."""
 
 
 def mend_init(
@@ -84,8 +87,27 @@ def mend_init(
     _warn_of_codec(config)
     config, members = _seated(config, mesh)
     asked, config = config, placed(config, members)
+    for lives in reversed(range(LIVES_MAX)):
+        # Whoever finds its job lost begins again as a new life, which is to attest that the former
+        # one is over and held nothing: as if its launcher had started it again.
+        with contextlib.suppress(*[JobLost] if lives else ()):
+            place = (asked, config, members, mesh)
+            return _begun(model, place, optimizers, resume, (determinism, seed))
+    raise AssertionError("the last life returns or raises")
+
+
+def _begun(
+    model: nn.Module,
+    place: tuple[MendConfig, MendConfig, tuple[int, ...] | None, DeviceMesh | None],
+    optimizers: Sequence[HoldsParameters],
+    resume: str | Path | None,
+    determined: tuple[Level | None, int],
+) -> Runtime:
+    """A rank that trains, registered; or everything is undone. `place`: the configuration as it was
+    asked for, and with this process's place in it; the ranks of its rack, and their mesh."""
+    asked, config, members, mesh = place
     with contextlib.ExitStack() as undo:
-        switches = _switches(determinism, seed, config.rack_number)
+        switches = _switches(*determined, config.rack_number)
         if switches is not None:
             undo.callback(switches.close)
         rank = _rank_of(model, config, members, resume, optimizers)
@@ -512,7 +534,7 @@ def _refuse_strangers(
         warnings.warn(
             f"the optimizer does not hold {missing[0]} and {len(missing) - 1} more trainable "
             "parameters of the model; mend exchanges them all the same",
-            stacklevel=3,
+            stacklevel=4,
         )
     known = {id(p) for _, p in exchanged_parameters(model, frozen=config.exchange_frozen)}
     others = {id(p) for each in optimizers for p in held_by(each) if p.requires_grad} - known
@@ -520,7 +542,7 @@ def _refuse_strangers(
         warnings.warn(
             f"the optimizer trains {len(others)} parameters that are not the model's; mend does "
             "not exchange them, so they will differ between racks. Make them a part of the model",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -537,7 +559,7 @@ def _warn_of_statistics(model: nn.Module, config: MendConfig) -> None:
         warnings.warn(
             f"running statistics are not exchanged, each rack keeps its own: {in_few_words(kept)}; "
             f"modules in all: {len(kept)}; see {BUFFERS_PAGE}",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

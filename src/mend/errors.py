@@ -32,6 +32,10 @@ class StartTimeout(MendError):
     """Not every rack said hello within start_timeout_s."""
 
 
+class JobLost(MendError):
+    """The last rack that held the running job's weights died before this rack had copied them."""
+
+
 class GaveUp(MendError):
     """A wait that was allowed to be long (lockstep, drain, blocking) passed its last limit."""
 

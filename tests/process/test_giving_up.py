@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mend.consensus.records import Commit
 from mend.tools.replay_training import read_script
 from mend.trace.reader import read_tape
@@ -53,6 +55,35 @@ def test_racks_that_all_died_begin_anew_under_the_witness_that_lives(jobs: Jobs)
     assert begun == ["genesis", "gives-up", "genesis"]
     said = (job.folder / "witness.log").read_text("utf-8")
     assert "mend witness gives-up" in said
+
+
+@pytest.mark.slow
+def test_a_rack_that_has_a_seat_and_no_copy_begins_again_when_the_last_holder_dies(
+    jobs: Jobs,
+) -> None:
+    """Nobody else would start it again: its process lives. It begins another life in its mend_init,
+    which attests that its seat holds nothing; then the witness gives the job up."""
+    job = jobs(ranks=2, witness=True)
+    options: dict[str, Any] = {"steps": 24, "config": CONFIG, "pace_ms": 2}
+    never = ["gate", job.gate("never")]
+    job.start(0, **options, at={"12": [["withhold"], never]})
+    job.start(1, **options, at={"12": [never]})
+    first_commits(job, 2)
+    for rack in (1, 0):
+        job.processes[rack].signal(signal.SIGKILL)
+        assert job.ended(rack) == -signal.SIGKILL
+        job.start(rack, **options)
+        if rack == 1:
+            job.witness_event("roster", reason="rack 1 is back")
+            job.event(1, "copy-failed")
+    assert "rack 0" in job.event(1, "job-lost")["detail"]
+    assert job.witness_event("gives-up")["dead"] == ["rack 0", "rack 1", "rack 1"]
+    for rack in range(2):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(2)]
+    assert len({result.digest for result in results}) == 1
+    assert all(result.status["step"] == 24 for result in results)
+    job.witness_ended()
 
 
 def said(job: Job, *arguments: str) -> str:

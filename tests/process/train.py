@@ -269,6 +269,12 @@ class Acts:
         while not Path(path).exists():
             time.sleep(0.005)
 
+    def withhold(self) -> None:
+        """Nobody gets a copy of this rank's weights any more, as over a link too slow."""
+        rank = self.runtime._rank.rank
+        for (fragment, _), anchor in list(rank.anchors.items()):
+            rank.host.drop(rank._state_key(fragment, anchor))
+
     def slow(self, times: float) -> None:
         """From here on a step takes so many times as long."""
         self.slower = times

@@ -501,6 +501,11 @@ BUGS = (
         (ROSTERS, "_over(context) if context.decidable else None", "_over(context)"),
         (COORDINATOR, "if begun and not self.log.appended.over else", "if begun else"),
     ),
+    _bug(
+        "42",
+        "a candidate that finds that nobody who is left holds the weights tells nobody",
+        (ELECTION, "if self.proposer.lost else ()", "if not self.proposer.epoch else ()"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 

@@ -31,6 +31,9 @@ class Proposer:
     """Those of the dead of whom a person says so."""
     returned: Member | None = None
     """The witness in the life that has promised, where a former, dead one has the seat."""
+    lost: bool = False
+    """Whether everybody who is left has promised, and nobody of them holds any version of some
+    fragment: the job can go on from nowhere."""
 
     @property
     def standing(self) -> bool:
@@ -94,6 +97,7 @@ class Proposer:
         and every undecided Roster in the log that would be adopted. Where no quorum can come any
         more, as all that are missing are dead, those that are left begin a new lineage.
         """
+        self.lost = False
         if not self.standing:
             return False
         self._learn()
@@ -142,6 +146,7 @@ class Proposer:
         if not seats or any(len(versions) != len(log.versions) for versions in held):
             return None
         best = [max(of) for of in zip(*held, strict=True)]
+        self.lost = min(best) < 0
         versions = tuple(map(min, best, log.versions))
         behind = {
             seat.member.rack

@@ -179,7 +179,9 @@ class WitnessFollower:
                 self.follower.homeless() and peer == Peer(owner_of(orders.epoch), 0)
             ):
                 # For its former life: who leads hears by the answer that it was started again.
-                self._connect(log_state_of(snapshot), effects)
+                self._connect(state := log_state_of(snapshot), effects)
+                if state.over:  # nothing more will be said, as nobody gets a seat any more
+                    self.follower.acceptor.log.install(snapshot)
                 effects.append(Send(peer, self.follower.vote(orders.serial)))
             case Heard(peer, _, Prepare() as prepare):
                 vote = self.follower.asked(peer, prepare, now_ns)

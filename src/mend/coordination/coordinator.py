@@ -315,7 +315,7 @@ class Coordinator:
         whose racks are all dead."""
         told = self.acceptor.log.committed
         seated = self.member in told.members or self.member in told.former
-        return self.options.first and (not seated or self._forsaken())
+        return self.options.first and not told.over and (not seated or self._forsaken())
 
     def retired(self) -> tuple[int, ...]:
         """Racks with a seat in the job, of which a person says that they will not come back."""
@@ -681,7 +681,9 @@ class Coordinator:
             heartbeat_ns -= heartbeat_ns // 4  # what is due soon goes now: all are looked at once
         for view in views:
             # A witness that was started again knows nobody's address: what it hears says it all.
-            lost = view.member.rack == WITNESS and WITNESS not in lively and log.decided > 0
+            # Of the end it is told at once: nobody may be there to tell it when it is missed.
+            missed = WITNESS not in lively or log.committed.over
+            lost = view.member.rack == WITNESS and missed and log.decided > 0
             known = -1 if lost else self.proposer.common(view.member)
             due = view.next_orders(state, log, known, now_ns, heartbeat_ns, detect_ns)
             if due is not None:

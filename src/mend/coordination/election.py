@@ -13,7 +13,7 @@ from mend.consensus.proposer import Proposer
 from mend.coordination.acceptor_host import ways_to_leaders
 from mend.coordination.admission import VISITOR
 from mend.coordination.events import Connect, Effect, Note, Send
-from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Vote
+from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Refusal, Vote
 from mend.types import WITNESS, Member, Peer, life_of
 
 STAGGER_HEARTBEATS = 4
@@ -194,6 +194,17 @@ class Election:
             self._ask(now_ns, effects)
         return effects
 
+    def _tell_lost(self) -> list[Effect]:
+        """To all racks that are left: with them nobody holds what the job would go on from."""
+        log = self.proposer.log.appended
+        dead = sorted(rack for rack in log.seats if log.seats[rack].member in self.proposer.dead)
+        racks = ", ".join(f"rack {rack}" for rack in dead)
+        detail = f"nobody is left who holds the weights of the running job: {racks} died with them"
+        return [
+            Send(Peer(rack, 0), Refusal(log.seats[rack].member.incarnation, "lost", detail))
+            for rack in sorted(log.seats.keys() - set(dead))
+        ]
+
     def _ask(self, now_ns: int, effects: list[Effect]) -> None:
         """Everybody whose promise is needed; myself when that is the last one."""
         log = self.proposer.log
@@ -208,6 +219,7 @@ class Election:
         again = now_ns >= self.asked_ns + self.heartbeat_ns
         if again:
             self.asked_ns = now_ns
+            effects += self._tell_lost() if self.proposer.lost else ()
         for member in sorted(self.proposer.asked()):
             if member == self.member and not self.proposer.would_win(self.member):
                 continue

@@ -37,7 +37,7 @@ from mend.types import SECOND, WITNESS, Member, Peer, life_of
 
 PROGRESS_NS = 5 * SECOND
 
-_FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError"}
+_FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError", "lost": "JobLost"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,20 @@ class Leader:
                 )
         elif isinstance(body, Challenge) and body.to == self.member.incarnation:
             self._answer(event.peer, body.seated)
-        elif isinstance(body, Refusal) and event.peer in self._coordinators(now_ns):
-            mine = body.incarnation == self.member.incarnation
-            # Who has a seat is in: whatever says no to it is not the coordinator it follows.
-            if mine and not self._is_seated() and not self.failure[0]:
-                self._fail(_FAULTS.get(body.kind, "Refused"), body.detail, effects)
+        elif isinstance(body, Refusal):
+            self._on_refusal(event.peer, body, now_ns, effects)
+
+    def _on_refusal(self, peer: Peer, refusal: Refusal, now_ns: int, effects: list[Effect]) -> None:
+        """Who has a seat is in: what says no to it is not the coordinator that it follows. But a
+        candidate may find that the job is lost, as this rack does not hold all of it either."""
+        known = peer in (Peer(self.member.rack, 0), *self._coordinators(now_ns))
+        mine = refusal.incarnation == self.member.incarnation
+        if refusal.kind == "lost":
+            apt = self._is_seated() and min(self.reports.aggregate.versions) < 0
+        else:
+            apt = not self._is_seated()
+        if known and mine and apt and not self.failure[0]:
+            self._fail(_FAULTS.get(refusal.kind, "Refused"), refusal.detail, effects)
 
     def _on_rank(self, event: Heard, report: RankReport, now_ns: int) -> None:
         mine = Member(event.peer.rack, event.incarnation) == self.member

@@ -118,7 +118,7 @@ class Retire(Word, frozen=True, tag=19):
 
 
 class Refusal(Word, frozen=True, tag=11):
-    """The coordinator's no. kind: plan, resume, taken, started, racks, over."""
+    """A no. kind: plan, resume, taken, started, racks, over; of a candidate: lost."""
 
     incarnation: Count
     kind: Text

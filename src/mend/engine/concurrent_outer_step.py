@@ -48,6 +48,7 @@ from mend.engine.trainer import OpenOffer
 from mend.engine.turnout import REMEDY
 from mend.errors import (
     ConfigError,
+    JobLost,
     MendError,
     NonFinite,
     OtherVersion,
@@ -275,13 +276,22 @@ class ConcurrentOuterStep:
                 if kind in ("differs", "fault"):
                     self.published.last_error = f"{kind}: {fields}"
             case ev.Fail(kind, detail):
-                told = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
-                self.published.fail(_error(kind, detail + told))
+                self._fail(kind, detail)
             case ev.Finished():
                 if machine is self.roles.rank_machine:
                     self.published.finish()
                 else:
                     self.host.finished()
+
+    def _fail(self, kind: str, detail: str) -> None:
+        if kind == JobLost.__name__:
+            replicas = self.roles.rank_machine.replicas
+            if self.published.trains or all(replica.newest >= 0 for replica in replicas):
+                return  # the last of the bytes came when a candidate was told that they had not
+            if self.published.failure is None:
+                self.host.note("job-lost", {"detail": detail, "effect": "this rack begins again"})
+        told = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
+        self.published.fail(_error(kind, detail + told))
 
     def _unheard(self) -> str:
         """Where nobody answers a start: who of those that could was heard at all, and who not."""

@@ -89,6 +89,8 @@ class PublishedState:
         self.panels = [PublishedFragment() for _ in range(fragments)]
         self.failure: MendError | None = None
         self.begun = False
+        self.trains = False
+        """Whether the training thread is out of `begin`; written by it."""
         self.finished = False
         self.last_error = ""
         self.commits = 0

@@ -33,7 +33,13 @@ from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.engine.training_state import Received
-from mend.errors import CheckpointError, GaveUp, StartTimeout, StateRefused
+from mend.errors import (
+    CheckpointError,
+    GaveUp,
+    JobLost,
+    StartTimeout,
+    StateRefused,
+)
 from mend.types import MS, SECOND
 
 POLL_NS = 50 * MS
@@ -224,16 +230,10 @@ class Trainer(TrainerRounds):
         stopped the start.
         """
         copied = yield from self._copy_state(limit_ns // 2)
-        deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
-        while not anchors:
-            fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
-            everywhere = [int(fine)] if self.options.ranks == 1 else (yield AgreeMin([int(fine)]))
-            if not everywhere[0]:
-                what = "the newest version" if self._joins() else "the first version"
-                raise self.published.failure or StartTimeout(
-                    f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
-                )
-            anchors = yield from self._first_anchors()
+        anchors = yield from self._await_anchors(limit_ns)
+        self.published.trains = True
+        if copied is not None:
+            yield from self._load_state(copied)
         own = self.resumes
         if own:
             yield from self._check_begun(anchors)
@@ -254,11 +254,28 @@ class Trainer(TrainerRounds):
         if self._joins():
             self._tell_joined([anchor.version for anchor in anchors])
 
+    def _await_anchors(self, limit_ns: int) -> Generator[Any, Any, list[Anchor]]:
+        """What this rank begins to train on, once all its rack-mates may begin as well. Up to here
+        nothing of the job is in the script's hands: a rack whose job is lost can begin again."""
+        deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
+        while not anchors:
+            fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
+            lost = isinstance(self.published.failure, JobLost) and not fine
+            everywhere, no_loss = yield from self._all_ranks([int(fine), int(not lost)])
+            if not no_loss:
+                raise JobLost(str(self.published.failure or "another rank of this rack says so"))
+            if not everywhere:
+                what = "the newest version" if self._joins() else "the first version"
+                raise self.published.failure or StartTimeout(
+                    f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
+                )
+            anchors = yield from self._first_anchors()
+        return anchors
+
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
-        """Of a rack that joins: get the training state of a donor and load it, before the weights,
-        which grow old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to
-        `limit_ns` for a donor to copy, and as long as its bytes come. Raises StateRefused where the
-        racks' optimizers are made in different ways."""
+        """Of a rack that joins: get the training state of a donor, before the weights, which grow
+        old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to `limit_ns`
+        for a donor to copy, and as long as its bytes come."""
         state, published = self.training_state, self.published
         if state is None:
             return None
@@ -273,9 +290,15 @@ class Trainer(TrainerRounds):
         if isinstance(found, str):
             state.begins_fresh(found)
             return None
+        return found
+
+    def _load_state(self, found: Received) -> Doing:
+        """On all ranks of the rack, or none. Raises StateRefused where optimizers of racks are made
+        in different ways."""
+        state, refusal = self.training_state, None
+        assert state is not None, "it was asked for"
         if found.shared:
             yield Spread(found.data_B)
-        refusal = None
         try:
             if found.shared and digest_of_state(found.data_B) != found.digest:
                 raise StateRefused(f"the copy of rack {found.donor} was damaged inside this rack")
@@ -284,7 +307,6 @@ class Trainer(TrainerRounds):
             refusal = error
         if not (yield from self._all_ranks([int(refusal is None)]))[0]:
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
-        return found
 
     def _tell_joined(self, versions: list[int]) -> None:
         state = self.training_state

@@ -22,7 +22,7 @@ from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Spread, Trainer, Wait
 from mend.engine.training_state import TrainingState
-from mend.errors import CheckpointError, Diverged, WireError
+from mend.errors import CheckpointError, Diverged, JobLost, WireError
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
@@ -342,6 +342,8 @@ class Training:
         self.cut_limit_ns = 0
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
+        self.begin_again: Callable[[Training], None] = lambda lost: None
+        """What `mend_init` does where the job is lost."""
         self.moments: Moments | None = None
         """The state of its optimizer, where ranks have one."""
         views = [track.moments for track in trainer.tracks if track.moments is not None]
@@ -462,6 +464,8 @@ class Training:
         self.doing = None
         if isinstance(error, Diverged):  # the script ends; nobody counts on it any more
             self.process.later(THREAD_HOP_NS, self.process.give_up)
+        elif isinstance(error, JobLost):
+            self.begin_again(self)
 
     # -------------------------------------------------------------- hooks of the trainer
 

@@ -33,6 +33,7 @@ from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer import FragmentState, StepOptions, Trainer
 from mend.engine.witness import build_witness
+from mend.errors import JobLost
 from mend.fragment.plan import build_plan, exchanged_parameters
 from mend.fragment.shards import replicated
 from mend.fragment.view import FragmentView
@@ -46,7 +47,7 @@ from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.optimizer import Adam, moment_views
-from mend.sim.process import Collective, Process, Training, WatchedState
+from mend.sim.process import THREAD_HOP_NS, Collective, Process, Training, WatchedState
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm, rounds_before
 from mend.sim.scenario_builder import Writer
 from mend.sim.tape import MemoryTape
@@ -363,7 +364,7 @@ class World(Writer):
         return tuple(MomentFragments(self.scenario.fragments, period) for period in periods)
 
     def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
-        process = training.process
+        process, training.begin_again = training.process, self._begin_again
         if self.scenario.validates:
             product_ns = partial(self._product_ns, process)
             benchmark = MicroBenchmark(process.now_ns, training.post, product_ns, None)
@@ -478,6 +479,22 @@ class World(Writer):
             self._build_rack(fault.a)
         for process in self._processes_of(fault.a):
             process.tell = former[0].tell
+
+    def _begin_again(self, training: Training) -> None:
+        """As `mend_init` does it where the job is lost: once all ranks of the rack have said so,
+        they end and begin another life."""
+        rack = training.process.me.rack
+        ranks = [each for peer, each in self.trainings.items() if peer.rack == rack]
+        if all(isinstance(each.failure, JobLost) for each in ranks):
+            self.away.add(rack)
+            self.loop.at(self.loop.now_ns + THREAD_HOP_NS, partial(self._end_life, rack, ranks))
+
+    def _end_life(self, rack: int, ranks: Sequence[Training]) -> None:
+        for each in ranks:
+            if not each.process.dead:
+                each.process.give_up()
+        if self.trainings[ranks[0].process.me] is ranks[0]:
+            self._restart(Fault("restart", self.loop.now_ns, self.loop.now_ns, rack))
 
     def _freeze(self, fault: Fault, until_ns: int) -> None:
         for process in self._processes_of(fault.a):

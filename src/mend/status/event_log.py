@@ -33,6 +33,7 @@ LOUD = frozenset(
         "no-quorum",
         "lineage",
         "gives-up",
+        "job-lost",
         "retired",
         "joined",
         "made-equal",

@@ -720,6 +720,25 @@ def test_a_learner_that_does_not_know_of_its_seat_promises_with_an_empty_log() -
     assert record.non_voters == (2,)
 
 
+def test_a_job_is_lost_where_nobody_who_is_left_holds_any_version_of_a_fragment() -> None:
+    """Not before all of them have promised and said so; nor when one has copied it meanwhile."""
+    records = [genesis(racks=3, fragments=2), roster(1, [0, 1, 2], non_voters=[1, 2])]
+    cast = cast_of(0, 1, 2, records=records)
+    proposer = cast.stand()
+    proposer.dead = {member(0)}
+    proposer.held = {member(1): (-1, 0), member(2): (-1, -1)}
+    assert not cast.promise(1)
+    assert not proposer.lost
+    assert not cast.promise(2)
+    assert proposer.lost
+    proposer.dead = set()
+    assert not proposer.try_lead()
+    assert not proposer.lost, "rack 0 has spoken"
+    proposer.dead, proposer.held[member(2)] = {member(0)}, (0, -1)
+    assert proposer.try_lead()
+    assert not proposer.lost
+
+
 def test_who_is_behind_has_no_vote_in_a_new_lineage() -> None:
     """A quorum of those that hold nothing could go on without the bytes."""
     records = [genesis(racks=5), commit(1, [offer(0)])]

@@ -14,7 +14,7 @@ from mend.consensus.records import Record, Seat
 from mend.coordination.admission import VISITOR
 from mend.coordination.election import STAGGER_HEARTBEATS, Election
 from mend.coordination.events import Connect, Effect, Send
-from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Vote
+from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Refusal, Vote
 from mend.types import SECOND, WITNESS, Member, Peer, life_of
 from tests.unit.coordination.nouns import (
     DETECT_NS,
@@ -83,6 +83,22 @@ class Candidate:
 
 def asked(effects: Sequence[Effect]) -> list[int]:
     return [e.to.rack for e in effects if isinstance(e, Send) and isinstance(e.body, Prepare)]
+
+
+def test_a_candidate_tells_all_that_are_left_that_the_job_is_lost() -> None:
+    """With every question that it repeats; in their lives that have the seats."""
+    candidate = Candidate(WITNESS)
+    candidate.stands()
+    candidate.proposer.dead, candidate.proposer.lost = {member(0)}, True
+    told = [
+        (each.to, each.body.incarnation, each.body.kind)
+        for each in candidate.move(HEARTBEAT_NS)
+        if isinstance(each, Send) and isinstance(each.body, Refusal)
+    ]
+    assert told == [(Peer(r, 0), member(r).incarnation, "lost") for r in (1, 2)]
+    assert candidate.move(HEARTBEAT_NS // 2) == []
+    candidate.proposer.lost = False
+    assert not any(isinstance(each.body, Refusal) for each in candidate.move(HEARTBEAT_NS))
 
 
 # -------------------------------------------------------------- when

@@ -258,6 +258,27 @@ def test_a_refusal_of_another_life_or_of_a_stranger_is_not_mine() -> None:
     assert rack.machine.failure == ("", "")
 
 
+def test_a_rack_without_a_copy_begins_again_where_a_candidate_finds_the_job_lost() -> None:
+    """Any of those that may coordinate, itself too. Not a rack that holds all, nor one without a
+    seat, which asks for one."""
+    lost = Refusal(member(RACK).incarnation, "lost", "rack 0 died")
+    for versions, peer, ends in (
+        ((-1, 3), COORDINATOR, True),
+        ((-1, 3), Peer(RACK, 0), True),
+        ((-1, 3), Peer(77, 0), False),
+        ((2, 3), COORDINATOR, False),
+    ):
+        rack = Rack(fragments=2).begun()
+        rack.say(0, versions=versions)
+        effects = rack.hear(peer, COORDINATOR_LIFE, lost)
+        assert (Fail("JobLost", "rack 0 died") in effects) == ends
+        assert rack.hear(COORDINATOR, COORDINATOR_LIFE, replace(lost, kind="taken")) is not None
+        assert rack.machine.failure[0] in ("", "JobLost"), "who has a seat is in"
+    rack = Rack()
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, lost)
+    assert rack.machine.failure == ("", "")
+
+
 # -------------------------------------------------------------- one report of many
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import count_of, epoch_of, number_of
+from mend.consensus.log import log_state_of
 from mend.consensus.records import Commit, Epoch, Lineage, Offer, Record, Roster
 from mend.coordination.acceptor_host import Follower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
@@ -652,6 +653,29 @@ def test_a_witness_that_was_started_again_gets_its_seat_and_then_its_vote() -> N
         for rack in (0, 1):
             cabinet.say(rack)
     assert log.committed.voters == {member(0), member(1), member(WITNESS, 1)}
+
+
+def test_a_witness_that_was_started_again_unseen_hears_of_the_end() -> None:
+    """It was, and then whoever coordinated died. The next one does not miss it yet and ends the job
+    at once; nobody is left to tell it later."""
+    begin = replace(genesis(racks=3, witness=True), non_voters=(WITNESS,))
+    cabinet = Cabinet(records=[begin])
+    cabinet.hear(0, orders(1, [begin]))
+    cabinet.takes_over()
+    assert WITNESS in cabinet.machine._live(cabinet.now_ns)
+    for rack in (1, 2):
+        cabinet.say(rack, versions=(0,), leaving=True, idle=True)
+    effects = cabinet.tick(DETECT_NS // 2)
+    for rack in (1, 2):
+        effects += cabinet.say(rack)
+    effects += cabinet.tick(HEARTBEAT_NS)
+    log = cabinet.machine.log.committed
+    assert log.over
+    assert WITNESS in cabinet.machine._live(cabinet.now_ns)
+    told = sent(effects, Peer(WITNESS, 0))[-1]
+    assert isinstance(told, Orders)
+    assert told.snapshot is not None
+    assert log_state_of(told.snapshot).over
 
 
 def test_the_coordinator_for_whose_silence_it_stood_is_silent_from_the_start() -> None:

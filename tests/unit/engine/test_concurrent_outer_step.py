@@ -23,7 +23,15 @@ from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreign
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import OpenOffer
-from mend.errors import Diverged, OtherVersion, PlanMismatch, Refused, TransferStalled, WorkerFailed
+from mend.errors import (
+    Diverged,
+    JobLost,
+    OtherVersion,
+    PlanMismatch,
+    Refused,
+    TransferStalled,
+    WorkerFailed,
+)
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.transport.bulk_wire import checksum_of
@@ -441,6 +449,20 @@ def test_what_stops_the_rack_is_raised_as_what_it_is(kind: str, error: type[Exce
     story.told(failure=(kind, "lr is 9 there and 0.1 here"))
     assert isinstance(story.published.failure, error)
     assert "lr is 9 there and 0.1 here" in str(story.published.failure)
+
+
+def test_a_rank_that_may_train_does_not_begin_again_as_the_job_is_lost() -> None:
+    """The last of the bytes came when a candidate was told that they had not: it holds the job."""
+    for whole in (False, True):
+        story = Story(theirs=1.0)
+        story.told()
+        if whole:
+            (pull,) = story.host.pulls
+            pull.arrives(story.theirs.data)
+        for _ in range(2):
+            story.told(failure=("JobLost", "rack 0 died"))
+        assert isinstance(story.published.failure, JobLost) == (not whole)
+        assert len(story.host.noted("job-lost")) == (not whole)
 
 
 # -------------------------------------------------------------- a donor

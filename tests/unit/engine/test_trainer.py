@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace as replaced
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from mend.errors import (
     CheckpointError,
     Diverged,
     GaveUp,
+    JobLost,
     PlanMismatch,
     StartTimeout,
     StateRefused,
@@ -68,7 +70,7 @@ def test_all_racks_begin_together() -> None:
 def test_a_start_waits_for_every_rank_of_the_rack() -> None:
     hand = Hand(ranks=2)
     begin(hand)
-    hand.agree = lambda values: [0]
+    hand.agree = lambda values: [0, 1]
     with pytest.raises(StartTimeout):
         hand.run(hand.trainer.begin(SECOND))
 
@@ -78,6 +80,21 @@ def test_what_stopped_the_start_is_raised() -> None:
     hand.during = lambda: hand.published.fail(PlanMismatch("lr is 9 there and 0.1 here"))
     with pytest.raises(PlanMismatch, match="lr is 9"):
         hand.run(hand.trainer.begin(SECOND))
+
+
+def test_one_rank_that_finds_the_job_lost_ends_the_start_of_all() -> None:
+    """Also of those that hold all of their own: they begin again together."""
+    for ready in (False, True):
+        hand = Hand(ranks=2)
+        if ready:
+            begin(hand)
+            hand.agree = lambda values: [0, 0]
+        else:
+            hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
+        with pytest.raises(JobLost, match="says so" if ready else "rack 0 died"):
+            hand.run(hand.trainer.begin(SECOND))
+        assert hand.agreements == [[int(ready), int(ready)]]
+        assert not hand.published.trains
 
 
 # -------------------------------------------------------------- a rack that joins
@@ -108,6 +125,19 @@ def given(step: int) -> Received:
     optimizer.step()
     data_B = state_of(hand, optimizer).take(step)
     return Received(1, step, digest_of_state(data_B), data_B)
+
+
+def test_a_rack_whose_job_is_lost_has_not_loaded_the_state_that_it_copied() -> None:
+    """It begins again in the same process, and would train fresh weights with the momentum and the
+    step of others."""
+    hand, optimizer = joiner()
+    hand.published.panels[0].anchors.clear()
+    hand.published.receive(given(7))
+    hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
+    with pytest.raises(JobLost, match="rack 0 died"):
+        hand.run(hand.trainer.begin(SECOND))
+    assert optimizer.state == {}
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from mend.coordination.coordinator import CoordinatorOptions
-from mend.coordination.ending import TOLD_NS
+from mend.coordination.ending import FAREWELL_NS, TOLD_NS
 from mend.coordination.machines import CoordinatorParts, Parts
 from mend.coordination.messages import Refusal
 from mend.engine.witness import Witness, build_witness
 from mend.types import MS, SECOND, WITNESS, Peer
-from tests.unit.coordination.nouns import genesis, hello, member, orders, roster
+from tests.unit.coordination.nouns import genesis, hello, log_of, member, orders, roster
 
 ME = member(WITNESS)
 
@@ -68,3 +70,29 @@ def test_a_witness_that_followed_stays_for_racks_that_come_too_late_and_says_so(
     outside.time_ns += TOLD_NS
     witness.tick()
     assert outside.ends == 1
+
+
+def test_a_witness_that_was_started_again_leaves_when_it_hears_that_its_job_is_over() -> None:
+    """Whoever coordinated died before it gave the new life its seat, and the next one ended the job
+    at once: what is said to the former life is all that will be said."""
+    for lost, stays_ns in (((), 0), ((1,), TOLD_NS)):
+        outside = Outside()
+        witness = following(outside)
+        last = [genesis(witness=True), roster(2, [], non_voters=lost, witness=True)]
+        log = log_of(*last)
+        log.decide(2)
+        told = replace(
+            orders(1, last, to=7), prev=2, chain=log.chain(2), records=(), snapshot=log.snapshot()
+        )
+        witness.heard(Peer(0, 0), member(0).incarnation, told)
+        assert outside.ends == (not stays_ns)
+        assert witness.deadline_ns() == outside.time_ns + (stays_ns or FAREWELL_NS)
+        witness.heard(Peer(1, 0), member(1, 1).incarnation, hello(1, life=1))
+        (refusal,) = [each for each in outside.sent if isinstance(each, Refusal)]
+        assert refusal.kind == "over"
+        outside.time_ns += 10 * SECOND
+        witness.tick()
+        assert not witness.coordinator.proposer.leading, "it founds no other job"
+        outside.time_ns += stays_ns
+        witness.tick()
+        assert outside.ends > 0

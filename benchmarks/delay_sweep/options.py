@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from benchmarks.delay_sweep.plan import SEED_IN_ARGUMENT, SET_BY_THE_SWEEP, Sweep
+from benchmarks.delay_sweep.run import machine
 from mend.errors import ConfigError
 from mend.tools.launch import visible_gpus
-from mend.tools.sweep.plan import SEED_IN_ARGUMENT, SET_BY_THE_SWEEP, Sweep
-from mend.tools.sweep.run import machine
 from mend.transport.delayed import Distribution
 
-BUILT_IN = "mend.tools.sweep.train"
+BUILT_IN = "benchmarks.delay_sweep.train"
 
 PLACES = ("RACK", "RACKS", "JOB_ID", "SIDEBAND_ADDR", "SIDEBAND_PEERS", "WITNESS_ADDR",
     "ADVERTISE_HOST", "DATA_PORTS", "DIAGNOSTICS_DIR", "REPLAY", "LAUNCH_PORTS")  # fmt: skip

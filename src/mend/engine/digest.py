@@ -108,7 +108,7 @@ def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0, codec_num
     end = data.numel() - codec_numel
     digest = StateDigest(numel, version, end // numel - 1 if numel else 0, rounds, codec_numel)
     if numel:
-        values, *states = data[:end].split(numel)
+        values, *states = data[:end].view(-1, numel).unbind()
         digest.feed(values, states)
     digest.feed_codec(data[end:])
     return digest.hexdigest()

@@ -138,7 +138,7 @@ class Anchor:
     def states(self) -> tuple[Tensor, ...]:
         """Of the outer optimizer, N each, in the order of its names."""
         end = self.data.numel() - self.codec_numel
-        return self.data[self.numel : end].split(self.numel) if end > self.numel else ()
+        return self.data[self.numel : end].view(-1, self.numel).unbind() if end > self.numel else ()
 
     @property
     def codec_numel(self) -> int:
@@ -494,7 +494,7 @@ class Numerics:
     ) -> None:
         numel, size = anchor.numel, block or block_numel()
         old = anchor.states
-        new = data[numel : numel * self._vectors].split(numel) if old else ()
+        new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
         scratch = [torch.empty_like(delta_n) for _ in payloads]
         for start, stop, weights in _stretches(runs, begin, end, size):

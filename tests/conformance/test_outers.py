@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -25,6 +24,7 @@ from mend.engine.numerics import Numerics
 from mend.errors import ConfigError
 from mend.merge import MERGES
 from mend.outer import OUTERS, Make, Nesterov, OuterOptimizer, Rates, register
+from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parents[2]
 NUMEL = 70_001
@@ -197,13 +197,13 @@ register("bad", Bad)
 """
 
 
-def test_an_outsider_holds_rules_of_his_own_to_this_suite(tmp_path: Path) -> None:
+def test_an_outsider_holds_rules_of_his_own_to_this_suite(nursery: Nursery, tmp_path: Path) -> None:
     """`pytest tests/conformance -p MODULE`, as the page says."""
     (tmp_path / "my_rules.py").write_text(RULES)
     words = ["-q", "-p", "my_rules", "-p", "no:cacheprovider", "-k", "blocks", str(__file__)]
     paths = os.pathsep.join([str(tmp_path), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths},
+        [nursery.python, "-m", "pytest", *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     failed = [line for line in ended.stdout.splitlines() if line.startswith("FAILED")]

@@ -89,7 +89,7 @@ def test_a_story_says_what_was_set_up_what_happened_and_how_it_ended() -> None:
 
 
 def test_a_long_story_is_cut_in_the_middle() -> None:
-    world = World(racks=4, steps=100, fragments=3, period_steps=4, step_ns=20 * MS)
+    world = World(racks=2, steps=100, fragments=3, period_steps=4, step_ns=20 * MS)
     lines = tell(world, world.run()).splitlines()
     assert any("lines left out; --trace has them all" in line for line in lines)
     assert len(lines) < 90

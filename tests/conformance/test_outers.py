@@ -137,7 +137,6 @@ def numerics_of(name: str, momentum: float, threads: int = 1) -> Numerics:
 @momenta
 def test_its_states_have_the_anchors_version_digest_and_way(name: str, momentum: float) -> None:
     """Two rounds on a rack of several threads; then a donor's bytes, as another rack gets them."""
-    torch.set_num_threads(1)
     numel, made = 2_100_000, [numerics_of(name, momentum, threads) for threads in (1, 3)]
     anchors = [numerics.genesis(noise(1, numel)) for numerics in made]
     for version in (1, 2):

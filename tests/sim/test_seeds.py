@@ -33,11 +33,6 @@ RADIAL_SEEDS = 20
 them by `make test`."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def told(report: SimulationReport) -> str:
     return "\n".join([setup(report.scenario), *(f"    {each}" for each in report.problems)])
 

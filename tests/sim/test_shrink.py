@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mend.consensus import log
 from mend.sim import Fault, Scenario, World, draw, problems_of, shrink
 from mend.sim.shrink import simpler
 from mend.types import MS, SECOND
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
 
 BIG = next(
     scenario

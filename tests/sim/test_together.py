@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from mend.sim import Scenario, World
 from mend.sim.scenario import calm
@@ -30,11 +29,6 @@ BUG = {bug.name: bug for bug in BUGS}
 
 WAIT_PCT = 1
 """Of the time a training thread may wait."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @dataclass

@@ -5,18 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from mend.errors import ConfigError
 from mend.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
 from mend.sim.faults import sentence
 from mend.sim.generate import PLOTS
 from mend.types import MS, SECOND
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_calls_chain_and_make_a_scenario() -> None:

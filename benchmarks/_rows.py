@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from mend.tools.bench_rows import Row
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A benchmark: a module beside this one that prints one JSON object."""
+
+    name: str
+    about: str
+    quick: str
+    """Arguments that make it run in seconds, and its figures worthless."""
+    peers: tuple[str, ...] = ()
+    """Distributions that can do the same work."""
+    other: str = ""
+    """Another name that people look for."""
+
 
 ROWS = (
     Row(

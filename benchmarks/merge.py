@@ -107,7 +107,7 @@ def _variants(
         numerics.merge_into(payloads, weights, anchor, out, None)
 
     def fused() -> str:
-        digest = StateDigest(numel, 1, numerics.outer.has_state, WHOLE)
+        digest = StateDigest(numel, 1, len(numerics.outer.states), WHOLE)
         numerics.merge_into(payloads, weights, anchor, out, digest)
         return digest.hexdigest()
 

@@ -53,6 +53,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(LAUNCH_PORTS, f"{first}-{first + 1_999}")
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Of torch: the workers of pytest share the cores, and threads that wait for each other took
+    half of the time of long vectors. A test of threads sets a number of its own."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """One for all tests of a worker."""

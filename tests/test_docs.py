@@ -12,6 +12,7 @@ import pytest
 import typer
 
 import mend
+from benchmarks._commands import bench_app
 from mend.config import describe
 from mend.config.sources import RESERVED
 from mend.status.event_log import LOUD
@@ -21,7 +22,10 @@ from mend.tools import app
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mend"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {
+    **typer.main.get_command(app).commands,  # type: ignore[attr-defined]
+    "bench": typer.main.get_command(bench_app),
+}
 DEFAULTS = {setting.field: setting.default for setting in describe()}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OTHERS = {"SERVICE_HOST", "QUORUM"} | {name.removeprefix("MEND_") for name in RESERVED}

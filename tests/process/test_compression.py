@@ -161,9 +161,11 @@ def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> No
     assert all(first[key] == second[key] for key in both)
 
 
-def test_racks_train_with_a_codec_that_their_script_has_registered(jobs: Jobs) -> None:
+def test_racks_train_with_what_their_script_has_registered(jobs: Jobs) -> None:
+    """A codec, and an outer optimizer with two state vectors."""
     job = jobs()
-    config = {**CONFIG, "outer_step_compression_mode": "ternary"}
+    own = {"outer_step_compression_mode": "ternary", "outer_optimizer": "fedadam", "outer_lr": 0.01}
+    config = {**CONFIG, **own}
     for rack in range(2):
         job.start(rack, script="tests.process.registered", steps=24, config=config)
     for rack in range(2):
@@ -173,6 +175,8 @@ def test_racks_train_with_a_codec_that_their_script_has_registered(jobs: Jobs) -
     assert first.status["codec"] == "ternary"
     assert first.status["payload_bytes"] % 68 == 0
     assert len(first.commits) >= 4
+    momenta = {event["momentum"] for event in job.events(0) if event["kind"] == "commit"}
+    assert momenta == {0.9}, "nesterov's would rise with the rounds"
 
 
 def test_racks_with_different_codecs_are_refused_by_name(jobs: Jobs) -> None:

@@ -35,7 +35,9 @@ def accounts_close(result: Result) -> None:
 RAMPED = {"outer_optimizer_momentum": 0.5, "outer_ramp_rounds": 3}
 
 
-@pytest.mark.parametrize("payload", ["float32", "bfloat16", "int4", "topk"])
+@pytest.mark.parametrize(
+    "payload", ["float32", "bfloat16", pytest.param("int4", marks=pytest.mark.slow), "topk"]
+)
 def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
     name = "payload_dtype" if "float" in payload else "outer_step_compression_mode"
     config = {**CONFIG, name: payload, **(RAMPED if payload == "bfloat16" else {})}
@@ -73,7 +75,14 @@ def test_the_anchor_that_is_left_behind_is_the_replayed_one(jobs: Jobs) -> None:
     assert model_bits(results[0], "plain", CONFIG) == anchor_bits(outcome)
 
 
-@pytest.mark.parametrize("payload", ["bf16", "int8", "int4", "e3m0", "topk"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("bf16", "int8", "e3m0")),
+        "int4",
+        "topk",
+    ],
+)
 def test_every_update_is_in_exactly_one_place(jobs: Jobs, payload: str) -> None:
     """U + sent + residual + (anchor - theta) = 0, up to the rounding of a few thousand fp32
     sums."""

@@ -38,7 +38,14 @@ def of_one_rank(jobs: Jobs, alone: list[list[Result]]) -> list[Result]:
 
 @pytest.mark.parametrize(
     ("ranks", "parallel"),
-    [(2, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2"), (4, "hsdp")],
+    [
+        *(
+            pytest.param(*cut, marks=pytest.mark.slow)
+            for cut in ((2, "ddp"), (4, "ddp"), (2, "fsdp2"))
+        ),
+        (4, "fsdp2"),
+        (4, "hsdp"),  # replicas of shards: what the others have, at once
+    ],
     ids=str,
 )
 def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.delay_sweep import read as sweep_read
 from mend.errors import ConfigError
-from mend.tools.sweep import read as sweep_read
 from tests.process.racks import Nursery
 
 pytestmark = pytest.mark.process

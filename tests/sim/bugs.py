@@ -482,7 +482,7 @@ BUGS = (
     _bug(
         "37c",
         "the momentum's ramp goes by versions, whatever was missing in them",
-        ("engine/numerics.py", "anchor.rounds + part, self", "version * WHOLE, self"),
+        ("engine/numerics.py", "anchor.rounds + part, len", "version * WHOLE, len"),
     ),
     _bug(
         "37d",

@@ -18,11 +18,6 @@ from mend.sim.agreement import Agreement, is_held, is_quorum
 from mend.types import MS, SECOND, WITNESS, Member, Peer
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def problems(world: World) -> str:
     return "\n".join(world.run().problems)
 

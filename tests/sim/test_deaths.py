@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mend.sim import WITNESS, World
 from mend.sim.process import Process
@@ -14,11 +13,6 @@ from tests.sim.bugs import BUGS, planted
 DIES_NS = SECOND // 2
 WITHIN_NS = SECOND
 JOB = {"fragments": 1, "steps": 110, "shutdown_ns": 60 * SECOND}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def all_processes(world: World) -> list[Process]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mend.sim import World
 from mend.sim.generate import draw
@@ -12,11 +11,6 @@ from mend.types import MS, SECOND
 
 GRACE_NS = 20 * SECOND
 """Nobody would wait so long."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def reasons(expected: tuple[int, ...]) -> list[str]:

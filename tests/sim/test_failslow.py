@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-import torch
-
 from mend.coordination.messages import FailSlow
 from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
 from mend.coordination.slow_cause import CAUSE
@@ -20,11 +17,6 @@ STEP_NS = 50 * MS
 BEGINS_NS, ENDS_NS = 5 * SECOND, 12 * SECOND
 SLOWER = 3
 STEPS = 240
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def slowed(racks: int, faults: tuple[Fault, ...], **more: Any) -> Scenario:

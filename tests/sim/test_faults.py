@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from mend.errors import Diverged
 from mend.sim import WITNESS, SimulationReport, World
@@ -14,11 +13,6 @@ from mend.sim.process import Training
 from mend.types import MS, SECOND, Peer
 
 LONG = {"steps": 36, "step_ns": 50 * MS, "shutdown_ns": 40 * SECOND}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 Break = Callable[[World], World]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-import torch
-
 from mend.coordination.flow import UNANSWERED_MAX
 from mend.coordination.messages import Envelope, Orders
 from mend.sim import World
@@ -15,11 +12,6 @@ from mend.types import MS, SECOND, Peer
 
 LATE_NS = 600 * MS
 """One way: 24 rounds are decided until an answer is there."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_a_slow_joiner_catches_up_and_no_record_is_sent_to_it_over_and_over() -> None:

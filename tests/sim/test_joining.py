@@ -6,9 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-import torch
-
 from mend.sim import World, draw
 from mend.sim.story import setup
 from mend.types import SECOND
@@ -17,11 +14,6 @@ SEEDS = 24
 """Those of them in which a rack of a job that is not in lockstep is started again."""
 
 JOB = {"fragments": 1, "steps": 110, "shutdown_ns": 60 * SECOND, "carries": True}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def notes(world: World, kind: str) -> list[dict[str, object]]:

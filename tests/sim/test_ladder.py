@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from mend.consensus.records import AWAITED, NOT_AWAITED, Mitigation
 from mend.sim import World
@@ -19,11 +18,6 @@ STEP_NS = 50 * MS
 BEGINS_NS, ENDS_NS = 3 * SECOND, 6500 * MS
 SLOW, SLOWER = 1, 6
 NAMED = {bug.name: bug for bug in BUGS}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def job(**changes: Any) -> Scenario:

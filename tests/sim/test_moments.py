@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 
 from mend.engine.numerics import Numerics
 from mend.sim import World, draw
@@ -15,11 +14,6 @@ from mend.sim.story import setup
 
 SEEDS = (2, 5, 6, 12, 13, 14, 15)
 """Short ones of 2 to 4 racks, in lockstep and not, with faults of several kinds."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def with_moments(seed: int) -> Scenario:

@@ -6,7 +6,6 @@ Only those that a few seeds show; `make mutation-table` draws up to 2,000 for ea
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mend.consensus import proposer
 from mend.sim import World, draw, problems_of
@@ -63,11 +62,6 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("42", 2156, "I4: rack 0 rank 0 failed: StartTimeout"),
 )
 """(bug, its first seed, how the first problem begins)"""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_every_bug_changes_a_text_that_is_there_once() -> None:

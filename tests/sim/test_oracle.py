@@ -37,11 +37,6 @@ RARE = {861: "dropped", 54: "discarded", 62: "discarded"}
 PARTIAL = 19
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def settings_of(scenario: Scenario) -> reference.Settings:
     return reference.Settings(
         fragments=[[p] for p in range(scenario.fragments)],  # one tensor each

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from mend.sim import Fault, Scenario, World, draw, tell
 
@@ -20,7 +19,6 @@ def test_every_line_says_why_it_is_there() -> None:
 
 @pytest.mark.parametrize(("case", "why"), [(case, why) for case, _, why in CASES], ids=str)
 def test_it_does_not_break_again(case: str, why: str) -> None:
-    torch.set_num_threads(1)
     scenario = (
         draw(int(case)) if case.isdigit() else eval(case, {"Scenario": Scenario, "Fault": Fault})
     )

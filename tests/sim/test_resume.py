@@ -50,10 +50,7 @@ def test_a_checkpoint_with_what_is_behind_it_is_seen(monkeypatch: pytest.MonkeyP
         return apply(self, fragments, flags)
 
     monkeypatch.setattr(TrainerRounds, "_agree_and_apply", uncapped)
-    seen = []
-    for seed in SEEDS:
-        scenario = draw(seed)
-        seen += problems_of(seed, cut_step=min(scenario.steps) // 2)
+    seen = (p for s in SEEDS for p in problems_of(s, cut_step=min(draw(s).steps) // 2))
     assert any("checkpoint 1" in problem or "did not end" in problem for problem in seen)
 
 

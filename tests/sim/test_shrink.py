@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mend.consensus import log
 from mend.sim import Fault, Scenario, World, draw, problems_of, shrink
 from mend.sim.shrink import simpler
 from mend.types import MS, SECOND
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
 
 BIG = next(
     scenario
@@ -87,7 +80,7 @@ def test_a_real_bug_is_shrunk_to_its_bone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(log.LogState, "_end", forget)
     scenario = next(s for s in map(draw, range(200)) if s.racks == 3 and problems_of(s))
     problems = problems_of(scenario)
-    small = shrink(scenario, problems, runs_max=60)
+    small = shrink(scenario, problems, runs_max=20)
     assert small.racks <= scenario.racks
     assert len(small.faults) <= len(scenario.faults)
     assert small != scenario

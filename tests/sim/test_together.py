@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from mend.sim import Scenario, World
 from mend.sim.scenario import calm
@@ -30,11 +29,6 @@ BUG = {bug.name: bug for bug in BUGS}
 
 WAIT_PCT = 1
 """Of the time a training thread may wait."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @dataclass
@@ -107,7 +101,13 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+jobs = pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.slow] * ("two ranks" in each)) for each in JOBS],
+)
+
+
+@jobs
 def test_every_rack_is_in_every_round(name: str) -> None:
     scenario = JOBS[name]
     found = trained(scenario)
@@ -115,7 +115,7 @@ def test_every_rack_is_in_every_round(name: str) -> None:
     assert found.waited < WAIT_PCT, found
 
 
-@pytest.mark.parametrize("name", JOBS)
+@jobs
 def test_rounds_come_once_per_period(name: str) -> None:
     scenario = JOBS[name]
     found = trained(scenario)
@@ -136,7 +136,9 @@ def test_a_fixed_grid_costs_twice_the_rounds() -> None:
     assert found.rounds > 1.5 * PERIODS * FRAGMENTS, found
 
 
-@pytest.mark.parametrize("name", ["out of phase", "speeds 1 : 1 : .7 : .5"])
+@pytest.mark.parametrize(
+    "name", ["out of phase", pytest.param("speeds 1 : 1 : .7 : .5", marks=pytest.mark.slow)]
+)
 def test_racks_that_join_no_round_take_turns(name: str) -> None:
     """The question that shows bug 40b."""
     scenario = JOBS[name]

@@ -5,18 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from mend.errors import ConfigError
 from mend.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
 from mend.sim.faults import sentence
 from mend.sim.generate import PLOTS
 from mend.types import MS, SECOND
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_calls_chain_and_make_a_scenario() -> None:
@@ -89,7 +83,7 @@ def test_a_story_says_what_was_set_up_what_happened_and_how_it_ended() -> None:
 
 
 def test_a_long_story_is_cut_in_the_middle() -> None:
-    world = World(racks=4, steps=100, fragments=3, period_steps=4, step_ns=20 * MS)
+    world = World(racks=2, steps=100, fragments=3, period_steps=4, step_ns=20 * MS)
     lines = tell(world, world.run()).splitlines()
     assert any("lines left out; --trace has them all" in line for line in lines)
     assert len(lines) < 90

@@ -41,6 +41,7 @@ FACTS = (
     "tau",
     "alignment",
     "blend_alpha",
+    "outer_optimizer",
     "outer_lr",
     "outer_optimizer_momentum",
     "outer_start",
@@ -65,6 +66,8 @@ COMPRESSIONS = (
 """Words of outer_step_compression_mode, beside the names of codecs."""
 
 _CODEC_OF = {"bf16": "bfloat16", "quant4": "int4"}
+
+NESTEROV = "nesterov"
 
 RANK_DEFAULT = 4
 
@@ -160,6 +163,14 @@ def _is_codec(word: str) -> bool:
     return is_codec(word)
 
 
+def _is_outer(word: str) -> bool:
+    if word == NESTEROV:
+        return True
+    from mend.outer import OUTERS  # loads torch as well
+
+    return word in OUTERS
+
+
 @_from_all_sources
 @dataclass(frozen=True, kw_only=True)
 class MendConfig:
@@ -229,6 +240,11 @@ class MendConfig:
     )
     blend_alpha: float = _knob(
         0.5, k.SHARE, "share of the local weights that alignment=blend keeps"
+    )
+    outer_optimizer: str = _knob(
+        NESTEROV,
+        k.text(f"{NESTEROV}, or the name of a registered one", _is_outer),
+        "what makes the next anchor of the racks' merged delta (numerics.md)",
     )
     outer_lr: float = _knob(
         1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
@@ -622,6 +638,8 @@ def _warn_pairs(c: MendConfig) -> None:
             f"overlap_steps={c.tau} is more than a quarter of sync_period_steps="
             f"{c.sync_period_steps}: late merges cost loss; take the least that hides the transfer"
         )
+    if c.outer_optimizer != NESTEROV:
+        return
     gain = c.outer_lr / (1 - c.outer_optimizer_momentum)
     steps = (
         f"outer_lr={c.outer_lr} with outer_optimizer_momentum={c.outer_optimizer_momentum} "

@@ -23,6 +23,7 @@ def rules_of(config: MendConfig) -> Rules:
     return Rules(
         codec=config.codec,
         merge=config.merge,
+        outer=config.outer_optimizer,
         outer_lr=config.outer_lr,
         momentum=config.outer_optimizer_momentum,
         momentum_ramp=config.ramp_rounds,

@@ -27,6 +27,7 @@ class Rules:
 
     codec: str
     merge: str
+    outer: str
     outer_lr: float
     momentum: float
     momentum_ramp: int
@@ -43,7 +44,7 @@ def live_rank(
     """`place`: (number, count) of this process among those on this machine. `optimizers`: those
     whose moments are exchanged. With a model on a GPU memory is locked, and workers stay on the
     cores near it. Raises what a LiveRank raises."""
-    outer = OUTERS["nesterov"](rules.outer_lr, rules.momentum, rules.momentum_ramp)
+    outer = OUTERS[rules.outer](rules.outer_lr, rules.momentum, rules.momentum_ramp)
     codec, merge = codec_named(rules.codec), MERGES[rules.merge]()
     device = device_of(p for _, p in exchanged_parameters(model, frozen=settings.frozen))
     pin, cores = None, None

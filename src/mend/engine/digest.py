@@ -12,7 +12,7 @@ import xxhash
 from torch import Tensor
 
 DIGEST_BLOCK_BYTES = 4 << 20
-_HEADER = struct.Struct("!8sQQ?")  # magic, version, numel, has_state
+_HEADER = struct.Struct("!8sQQB")  # magic, version, numel, state vectors
 _ROUNDS = struct.Struct("!Q")
 _CODEC = struct.Struct("!5sQ")
 
@@ -57,42 +57,41 @@ class _BlockHashes:
 
 
 class StateDigest:
-    """sha256 over a header, the xxh3_128 of every 4 MiB of the values, of the outer state, of the
-    codec's state.
+    """sha256 over a header, the xxh3_128 of every 4 MiB of the values, of each of the outer
+    optimizer's `states` vectors, of the codec's state.
 
     The rounds merged so far are a part of the outer state, and in the header where there is one. So
     is the length of the codec's state (`codec_numel`).
 
-    Detects accidents, not adversaries. Values and state are cut separately, so both can be fed as
+    Detects accidents, not adversaries. Values and states are cut separately, so all can be fed as
     they are made.
     """
 
     def __init__(
-        self, numel: int, version: int, has_state: bool, rounds: int = 0, codec_numel: int = 0
+        self, numel: int, version: int, states: int = 0, rounds: int = 0, codec_numel: int = 0
     ) -> None:
-        has_state = has_state and numel > 0
-        self._header = _HEADER.pack(b"mend-st1", version, numel, has_state)
-        self._header += _ROUNDS.pack(rounds) if has_state else b""
+        states = states if numel else 0
+        self._header = _HEADER.pack(b"mend-st1", version, numel, states)
+        self._header += _ROUNDS.pack(rounds) if states else b""
         self._header += _CODEC.pack(b"codec", codec_numel) if codec_numel else b""
-        self._values, self._state, self._codec = _BlockHashes(), _BlockHashes(), _BlockHashes()
+        self._vectors = [_BlockHashes() for _ in range(1 + states)]
+        self._codec = _BlockHashes()
 
-    def feed(self, values_n: Tensor, state_n: Tensor | None) -> None:
-        self._values.feed(bytes_of(values_n))
-        if state_n is not None:
-            self._state.feed(bytes_of(state_n))
+    def feed(self, values_n: Tensor, states_n: Sequence[Tensor] = ()) -> None:
+        for hashes, each_n in zip(self._vectors, (values_n, *states_n), strict=True):
+            hashes.feed(bytes_of(each_n))
 
     def feed_codec(self, state_S: Tensor) -> None:
         self._codec.feed(bytes_of(state_S))
 
     def extend(self, rest: StateDigest) -> None:
         """Append the digest of the elements that follow; the parts so far are whole blocks."""
-        self._values.extend(rest._values)
-        self._state.extend(rest._state)
+        for hashes, those in zip(self._vectors, rest._vectors, strict=True):
+            hashes.extend(those)
 
     def hexdigest(self) -> str:
-        return hashlib.sha256(
-            self._header + self._values.finish() + self._state.finish() + self._codec.finish()
-        ).hexdigest()
+        hashes = (each.finish() for each in (*self._vectors, self._codec))
+        return hashlib.sha256(self._header + b"".join(hashes)).hexdigest()
 
 
 def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
@@ -104,12 +103,13 @@ def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
 
 
 def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0, codec_numel: int = 0) -> str:
-    """Digest of an anchor; `data`: fp32, N = numel values, N of outer state if there is any, then
+    """Digest of an anchor; `data`: fp32, N = numel values, N of each vector of outer state, then
     `codec_numel` of the codec's. `rounds`: that it has behind it, in parts of `weights.WHOLE`."""
     end = data.numel() - codec_numel
-    has_state = end > numel
-    digest = StateDigest(numel, version, has_state, rounds, codec_numel)
-    digest.feed(data[:numel], data[numel:end] if has_state else None)
+    digest = StateDigest(numel, version, end // numel - 1 if numel else 0, rounds, codec_numel)
+    if numel:
+        values, *states = data[:end].view(-1, numel).unbind()
+        digest.feed(values, states)
     digest.feed_codec(data[end:])
     return digest.hexdigest()
 

@@ -59,7 +59,7 @@ class LocalOnlyRank:
         self._told = False
         self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
         self.numerics = Numerics(
-            CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
+            CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0, 0)
         )
         self.published = PublishedState(0)
         self.published.finish()  # leaving waits for nobody

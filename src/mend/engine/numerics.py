@@ -118,8 +118,8 @@ def keeps_in_weights(codec: Codec | LayoutCodec, alignment: Alignment) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Anchor:
-    """A committed (or tentative) fragment part: N values, N of outer state if there is any, then
-    the state of its codec. Never written to."""
+    """A committed (or tentative) fragment part: N values, N of each state vector of the outer
+    optimizer, then the state of its codec. Never written to."""
 
     data: Tensor
     numel: int
@@ -135,9 +135,10 @@ class Anchor:
         return self.data[: self.numel]
 
     @property
-    def state(self) -> Tensor | None:
+    def states(self) -> tuple[Tensor, ...]:
+        """Of the outer optimizer, N each, in the order of its names."""
         end = self.data.numel() - self.codec_numel
-        return self.data[self.numel : end] if end > self.numel else None
+        return self.data[self.numel : end].view(-1, self.numel).unbind() if end > self.numel else ()
 
     @property
     def codec_numel(self) -> int:
@@ -254,8 +255,12 @@ class Numerics:
         return max(size, CLOSING.payload_bytes(_owned(part).numel))
 
     def _data_numel(self, part: Owned | int) -> int:
-        numel = _owned(part).numel
-        return (2 * numel if self.outer.has_state else numel) + self.codecs(part).state_numel
+        return self._vectors * _owned(part).numel + self.codecs(part).state_numel
+
+    @property
+    def _vectors(self) -> int:
+        """Of an anchor: its values and the outer states."""
+        return 1 + len(self.outer.states)
 
     def empty(self, part: Owned | int) -> Tensor:
         """An unwritten anchor buffer: for a state pull, or for `merge(out=)`."""
@@ -431,9 +436,9 @@ class Numerics:
         runs = runs or [(anchor.numel, tuple(weights))]
         self._check(codec, payloads, runs, anchor, data)
         parts = self._parts(anchor.numel)
-        after, has_state = anchor.rounds + part, self.outer.has_state
+        after, states = anchor.rounds + part, len(self.outer.states)
         state_numel = codecs.state_numel
-        digests = [StateDigest(anchor.numel, version, has_state, after, state_numel) for _ in parts]
+        digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
         rates = self.rates(anchor.rounds, part, len(payloads), closing)
         span = partial(self._merge_span, codec, payloads, runs, anchor, data, rates)
         self.pool.each(
@@ -490,7 +495,8 @@ class Numerics:
         block: int | None = None,
     ) -> None:
         numel, size = anchor.numel, block or block_numel()
-        old_state, has_state = anchor.state, self.outer.has_state
+        old = anchor.states
+        new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
         scratch = [torch.empty_like(delta_n) for _ in payloads]
         for start, stop, weights in _stretches(runs, begin, end, size):
@@ -501,15 +507,14 @@ class Numerics:
             ]
             self.rule.block(decoded, weights, merged)
             values = data[start:stop]
-            state = data[numel + start : numel + stop] if has_state else None
-            before = old_state[start:stop] if old_state is not None else None
-            self.outer.block(anchor.data[start:stop], before, merged, values, state, rates)
+            before, after = ([each[start:stop] for each in states] for states in (old, new))
+            self.outer.block(anchor.data[start:stop], before, merged, values, after, rates)
             # Whatever is not finite in a payload is not finite here, as NaN and Inf survive every
             # product and sum: one look at the result is one at all that went into it.
             if not _sound(values):
                 raise Unmergeable("", ())
             if digest is not None:
-                digest.feed(values, state)
+                digest.feed(values, after)
 
     def _check(
         self,
@@ -528,8 +533,7 @@ class Numerics:
                 assert struct.unpack("<f", struct.pack("<f", weight))[0] == weight, (
                     f"{weight=} is no float32"
                 )
-        size = 2 * anchor.numel if self.outer.has_state else anchor.numel
-        size += anchor.codec_numel
+        size = self._vectors * anchor.numel + anchor.codec_numel
         _check_buffer(anchor.data, size)
         _check_buffer(data, size)
         assert size == 0 or data.data_ptr() != anchor.data.data_ptr(), (

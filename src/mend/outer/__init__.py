@@ -1,12 +1,37 @@
 """outer: anchor + merged delta -> next anchor. The names a configuration may use."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
+from mend.errors import ConfigError
 from mend.outer.base import OuterOptimizer, Rates
 from mend.outer.nesterov import Nesterov
 from mend.outer.replace import Replace
 
-OUTERS: dict[str, Callable[..., OuterOptimizer]] = {"nesterov": Nesterov}
-"""name -> (lr, momentum, rounds of its ramp; 0: none) -> optimizer"""
+Make = Callable[[float, float, int], OuterOptimizer]
+"""(lr, momentum, rounds of its ramp; 0: none) -> optimizer"""
 
-__all__ = ["OUTERS", "Nesterov", "OuterOptimizer", "Rates", "Replace"]
+OUTERS: dict[str, Make] = {Nesterov.name: Nesterov}
+
+STATES_MAX = 8
+
+
+def register(name: str, make: Make) -> None:
+    """Let `outer_optimizer` name a rule of yours, in this process. Every rack must do so, under the
+    same name, before its MendConfig is built. Raises ConfigError for a name that is taken, or that
+    the rule does not have, and for states that cannot be kept."""
+    made = make(1.0, 0.0, 0)
+    if made.name != name:
+        rule = f"makes an outer optimizer whose name is {made.name!r}"
+        raise ConfigError("outer", name, rule, "Register it under the name that it has.")
+    if OUTERS.get(name, make) is not make:
+        raise ConfigError("outer", name, "is registered already", "Choose another name.")
+    for states in (made.states, make(1.0, 0.5, 0).states):
+        if len(set(states)) < len(states) or len(states) > STATES_MAX:
+            rule = f"has states {states}, not up to {STATES_MAX} different ones"
+            raise ConfigError("outer", name, rule, "Give each vector a name of its own.")
+    OUTERS[name] = make
+
+
+__all__ = ["OUTERS", "Make", "Nesterov", "OuterOptimizer", "Rates", "Replace", "register"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
@@ -12,19 +13,32 @@ class Rates(NamedTuple):
     """Of one round's step; all are fp32."""
 
     lr: float
-    momentum: float
-    decay: float
+    momentum: float = 0.0
+    """Told in events and reports."""
+    decay: float = 1.0
     """What is left of the momentum's vector."""
-    share: float
+    share: float = 1.0
     """How much of the merged delta is added to it."""
+    more: tuple[float, ...] = ()
+    """Whatever else `block` needs."""
 
 
 class OuterOptimizer(Protocol):
+    """One instance serves all fragments and several threads, so it keeps nothing from call to call:
+    what a step hands on to the next is in the state vectors.
+
+    Equal inputs give equal bits on every machine, wherever a vector is cut into blocks: element by
+    element, every product and sum rounded to fp32 by itself, no library function whose last bit
+    differs between processors.
+    """
+
     name: str
 
     @property
-    def has_state(self) -> bool:
-        """Whether one fp32 momentum vector per anchor is kept."""
+    def states(self) -> tuple[str, ...]:
+        """Names of the fp32 vectors that an anchor has beside its values, as long as these and zero
+        at first. They have the anchor's version, are in its digest, and travel with it to racks
+        that join and into checkpoints."""
 
     def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
         """Of the step of a fragment that has merged `rounds` before, by a merge that is `part` of a
@@ -34,11 +48,11 @@ class OuterOptimizer(Protocol):
     def block(
         self,
         anchor_N: Tensor,
-        state_N: Tensor | None,
+        states_N: Sequence[Tensor],
         delta_N: Tensor,
         anchor_out_N: Tensor,
-        state_out_N: Tensor | None,
+        states_out_N: Sequence[Tensor],
         rates: Rates,
     ) -> None:
-        """Write the next anchor (and state). Inputs are left as they are; delta_N may be used as
-        scratch."""
+        """Write all of the next anchor and of its states, which are in the order of `states`.
+        Inputs are left as they are; delta_N may be used as scratch. Outputs overlap no input."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from fractions import Fraction
 
 import torch
@@ -61,12 +62,12 @@ class Nesterov:
             )
 
     @property
-    def has_state(self) -> bool:
-        return self.momentum != 0
+    def states(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
 
     def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
         assert rounds >= 0 < part <= 1, f"{rounds=} {part=}"
-        if plain and self.has_state:
+        if plain and self.states:
             return Rates(_fp32(float(part)), 0.0, 1.0, 0.0)
         mu = self.momentum
         if self.ramp:
@@ -77,25 +78,26 @@ class Nesterov:
     def block(
         self,
         anchor_N: Tensor,
-        state_N: Tensor | None,
+        states_N: Sequence[Tensor],
         delta_N: Tensor,
         anchor_out_N: Tensor,
-        state_out_N: Tensor | None,
+        states_out_N: Sequence[Tensor],
         rates: Rates,
     ) -> None:
-        """`delta_N` is used up. The outputs must not overlap the inputs."""
-        if state_N is not None and state_out_N is not None:
-            torch.mul(state_N, rates.decay, out=state_out_N)  # a product with 1 changes no bit
+        """`delta_N` is used up."""
+        assert len(states_N) == len(self.states), f"{len(states_N)} state vectors"
+        for b_N, b_out_N in zip(
+            states_N, states_out_N, strict=True
+        ):  # with momentum one, else none
+            torch.mul(b_N, rates.decay, out=b_out_N)  # a product with 1 changes no bit
             if rates.share == 1:
-                state_out_N.add_(delta_N)
+                b_out_N.add_(delta_N)
             elif rates.share:
                 torch.mul(delta_N, rates.share, out=anchor_out_N)  # the output serves as scratch
-                state_out_N.add_(anchor_out_N)
+                b_out_N.add_(anchor_out_N)
             if rates.momentum:
-                torch.mul(state_out_N, rates.momentum, out=anchor_out_N)
+                torch.mul(b_out_N, rates.momentum, out=anchor_out_N)
                 delta_N.add_(anchor_out_N)
-        else:
-            assert not self.has_state, "momentum needs a state vector"
         if rates.lr != 1:
             delta_N.mul_(rates.lr)
         torch.sub(anchor_N, delta_N, out=anchor_out_N)

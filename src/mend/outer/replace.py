@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from torch import Tensor
@@ -13,18 +14,18 @@ class Replace:
     """A' = what was merged; the anchor before it, and how much of a round it was, do not matter."""
 
     name = "replace"
-    has_state = False
+    states = ()
 
     def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
-        return Rates(1.0, 0.0, 1.0, 1.0)
+        return Rates(1.0)
 
     def block(
         self,
         anchor_N: Tensor,
-        state_N: Tensor | None,
+        states_N: Sequence[Tensor],
         delta_N: Tensor,
         anchor_out_N: Tensor,
-        state_out_N: Tensor | None,
+        states_out_N: Sequence[Tensor],
         rates: Rates,
     ) -> None:
         anchor_out_N.copy_(delta_N)

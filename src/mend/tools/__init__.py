@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from mend.errors import ConfigError, MendError
-from mend.tools.bench_commands import bench_app
+from mend.tools.bench import PassedOn, bench_command
 from mend.tools.doctor.command import doctor_command
 from mend.tools.keys_command import keys_app
 from mend.tools.launch_command import PASS_ON, launch_command
@@ -235,7 +235,7 @@ app.command("report")(report_command)
 app.command("top")(top_command)
 app.command("retire")(retire_command)
 app.add_typer(keys_app)
-app.add_typer(bench_app)
+app.command("bench", cls=PassedOn)(bench_command)
 
 
 _Demotions = Annotated[

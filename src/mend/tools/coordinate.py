@@ -31,7 +31,9 @@ def coordinate(
         sideband_peers=(),
         rack=None,
         payload_dtype="float32",
-        outer_step_compression_mode="none",  # a registered codec is known to the racks only
+        # A registered codec or outer optimizer is known to the racks only.
+        outer_step_compression_mode="none",
+        outer_optimizer="nesterov",
     )
     keys = secrets_of(config, bind, "bind")
     folder = diagnostics_dir or config.diagnostics_dir

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from mend.codec import CODECS
 from mend.config import MendConfig, describe
 from mend.config.settings import COMPRESSIONS, FACTS
+from mend.config.wiring import rules_of
 from mend.errors import ConfigError, MendError
 from mend.fragment import Alignment
 from mend.merge import MERGES
+from mend.outer import OUTERS
 from mend.transport.delayed import Distribution
 from tests.configuration_table import PAGE, with_table
 
@@ -100,6 +102,8 @@ def test_a_protection_that_is_not_there_is_refused_not_ignored(name: str) -> Non
 # ------------------------------------------------------------------ values
 
 WRONG: list[tuple[str, Any]] = [
+    ("outer_optimizer", "adam"),
+    ("outer_optimizer", 1),
     *(("rack", value) for value in (-1, 64, "0", 0.0, True)),
     *(("racks", value) for value in (0, 65, "2", 2.0, None, True)),
     *(("job_id", value) for value in ("", "a b", "x" * 65, "ä", "a\n", 7)),
@@ -407,6 +411,17 @@ ELSE: dict[str, Any] = {
     "lockstep": True, "exchange_frozen": True, "max_age": 3, "token_weighted_merge": False,
     "racks": 3, "job_id": "other", "quorum_min_learners": 2,
 }  # fmt: skip
+
+
+def test_an_outer_optimizer_has_to_be_registered_and_racks_to_have_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="outer_optimizer='mine': needs nesterov, or the name of"):
+        MendConfig(outer_optimizer="mine")
+    monkeypatch.setitem(OUTERS, "mine", OUTERS["nesterov"])
+    mine = MendConfig(outer_optimizer="mine", outer_lr=9, outer_optimizer_momentum=0.5)
+    assert ("outer_optimizer", "mine") in mine.hyper_facts()
+    assert rules_of(mine).outer == "mine"
 
 
 @pytest.mark.parametrize("name", ELSE)

@@ -27,32 +27,31 @@ def rates(
 @pytest.mark.parametrize(("lr", "momentum"), [(1.0, 0.0), (0.7, 0.0), (0.7, 0.9), (1.0, 0.3)])
 def test_three_steps_are_the_formula_in_numpy(numel: int, lr: float, momentum: float) -> None:
     outer, lr32, mu32 = Nesterov(lr, momentum), np.float32(lr), np.float32(momentum)
-    anchor, state = noise(numel, 1), torch.zeros(numel) if outer.has_state else None
+    anchor, states = noise(numel, 1), [torch.zeros(numel) for _ in outer.states]
     A, b = anchor.numpy().copy(), np.zeros(numel, np.float32)
     for step in range(3):
         delta = noise(numel, 10 + step)
         D = delta.numpy().copy()
-        next_anchor, next_state = torch.empty(numel), None if state is None else torch.empty(numel)
+        next_anchor, next_states = torch.empty(numel), [torch.empty(numel) for _ in states]
         held = anchor.clone()
-        outer.block(anchor, state, delta, next_anchor, next_state, rates(outer, step))
+        outer.block(anchor, states, delta, next_anchor, next_states, rates(outer, step))
         assert torch.equal(anchor, held), "an anchor is never written to"
-        anchor, state = next_anchor, next_state
+        anchor, states = next_anchor, next_states
         if momentum:
             b = mu32 * b + D
             A = A - lr32 * (D + mu32 * b)
-            assert state is not None
-            assert np.array_equal(state.numpy().view(np.int32), b.view(np.int32))
+            assert np.array_equal(states[0].numpy().view(np.int32), b.view(np.int32))
         else:
             A = A - lr32 * D
         assert np.array_equal(anchor.numpy().view(np.int32), A.view(np.int32))
 
 
 def test_without_momentum_there_is_no_state() -> None:
-    assert not Nesterov(1.0, 0.0).has_state
-    assert Nesterov(1.0, 0.5).has_state
+    assert Nesterov(1.0, 0.0).states == ()
+    assert Nesterov(1.0, 0.5).states == ("momentum",)
     outer, one = Nesterov(1.0, 0.5), torch.ones(1)
     with pytest.raises(AssertionError, match="state"):
-        outer.block(one, None, torch.ones(1), torch.ones(1), None, rates(outer, 0))
+        outer.block(one, (), torch.ones(1), torch.ones(1), (), rates(outer, 0))
 
 
 def test_the_momentum_rises_with_the_rounds_up_to_its_limit() -> None:
@@ -68,16 +67,15 @@ def test_the_momentum_rises_with_the_rounds_up_to_its_limit() -> None:
 
 def test_without_a_ramp_the_momentum_is_whole_from_the_first_round() -> None:
     assert {rates(Nesterov(0.7, 0.5), rounds) for rounds in (0, 1, 1000)} == {
-        (float(np.float32(0.7)), 0.5, 0.5, 1.0)
+        Rates(float(np.float32(0.7)), 0.5, 0.5, 1.0)
     }
 
 
 def test_the_first_round_of_a_ramp_is_a_plain_step_and_is_remembered() -> None:
     outer, delta = Nesterov(1.0, 0.9, 4), noise(5, 3)
     anchor, state = torch.empty(5), torch.empty(5)
-    outer.block(
-        torch.zeros(5), torch.full((5,), 7.0), delta.clone(), anchor, state, rates(outer, 0)
-    )
+    seven = torch.full((5,), 7.0)
+    outer.block(torch.zeros(5), [seven], delta.clone(), anchor, [state], rates(outer, 0))
     assert torch.equal(anchor, -delta)
     assert torch.equal(state, delta)
 
@@ -107,7 +105,7 @@ def test_a_step_that_cannot_work_cannot_be_built(lr: float, momentum: float) -> 
 def test_a_part_of_a_round_is_the_formula_in_numpy(part: Fraction) -> None:
     outer, delta, old, state = Nesterov(0.7, 0.9), noise(999, 3), noise(999, 4), noise(999, 5)
     anchor, after = torch.empty(999), torch.empty(999)
-    outer.block(old, state, delta.clone(), anchor, after, rates(outer, 7, part))
+    outer.block(old, [state], delta.clone(), anchor, [after], rates(outer, 7, part))
     s, mu, lr = np.float32(float(part)), np.float32(0.9), np.float32(0.7)
     decay = np.float32(float(1 - part * (1 - Fraction(float(mu)))))
     b = decay * state.numpy() + delta.numpy() * s
@@ -118,7 +116,7 @@ def test_a_part_of_a_round_is_the_formula_in_numpy(part: Fraction) -> None:
 
 def test_without_momentum_a_part_of_a_round_is_that_part_of_the_step() -> None:
     outer, delta, anchor = Nesterov(1.0, 0.0), noise(9, 3), torch.empty(9)
-    outer.block(torch.zeros(9), None, delta.clone(), anchor, None, rates(outer, 7, Fraction(1, 4)))
+    outer.block(torch.zeros(9), (), delta.clone(), anchor, (), rates(outer, 7, Fraction(1, 4)))
     assert torch.equal(anchor, -delta / 4)
 
 
@@ -129,7 +127,7 @@ def test_steady_parts_that_come_to_a_round_go_as_far_as_a_whole_one() -> None:
         anchor, state = torch.zeros(1), torch.full((1,), 4.0)
         for _ in range(part.denominator):
             new, b = torch.empty(1), torch.empty(1)
-            outer.block(anchor, state, torch.ones(1), new, b, rates(outer, 7, part))
+            outer.block(anchor, [state], torch.ones(1), new, [b], rates(outer, 7, part))
             anchor, state = new, b
         assert state.item() == 4.0
         gone.append(anchor.item())
@@ -140,7 +138,7 @@ def test_steady_parts_that_come_to_a_round_go_as_far_as_a_whole_one() -> None:
 def test_a_rack_that_is_alone_trains_on_and_keeps_the_momentum(lr: float) -> None:
     outer, delta, old, state = Nesterov(lr, 0.9), noise(9, 3), noise(9, 4), noise(9, 5)
     anchor, after = torch.empty(9), torch.empty(9)
-    outer.block(old, state, delta.clone(), anchor, after, rates(outer, 7, plain=True))
+    outer.block(old, [state], delta.clone(), anchor, [after], rates(outer, 7, plain=True))
     assert torch.equal(anchor, old - delta)
     assert torch.equal(after, state)
     assert rates(Nesterov(lr, 0.0), 7, plain=True).lr == float(np.float32(lr)), "as it was said"
@@ -151,7 +149,7 @@ def test_a_part_of_last_offers_is_a_part_of_the_mean() -> None:
     outer, delta, old, state = Nesterov(0.7, 0.9), noise(9, 3), noise(9, 4), noise(9, 5)
     anchor, after = torch.empty(9), torch.empty(9)
     quarter = rates(outer, 7, Fraction(1, 4), plain=True)
-    outer.block(old, state, delta.clone(), anchor, after, quarter)
+    outer.block(old, [state], delta.clone(), anchor, [after], quarter)
     assert torch.equal(anchor, old - delta / 4)
     assert torch.equal(after, state)
 

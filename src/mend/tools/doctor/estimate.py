@@ -16,6 +16,7 @@ from mend.config.wiring import rounds_in_flight
 from mend.coordination.schedule import gap_steps
 from mend.engine.numerics import keeps_in_weights
 from mend.errors import ConfigError
+from mend.outer import OUTERS
 from mend.tools.doctor.terms import Finding, rate
 from mend.types import Owned, Span
 
@@ -86,15 +87,16 @@ class Memory:
 
 
 def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
-    """Two versions of what the rank owns (fp32; as much again with outer momentum, and for each
-    moment of the optimizer that is exchanged), and for each round in flight its part of a fragment
-    in fp32, once per rack and twice more (with outer momentum three times, as the version that is
-    being made has one, too). As much as the rank owns once more for a codec with a residual."""
+    """Two versions of what the rank owns (fp32; as much again for each state vector of the outer
+    optimizer, and for each moment of the inner one that is exchanged), and for each round in flight
+    its part of a fragment in fp32, once per rack, once more, and once for each vector of the
+    version that is being made. As much as the rank owns once more for a codec with a residual."""
     owned = math.ceil(params / ranks)
-    state = 2 if config.outer_optimizer_momentum else 1
+    lr, momentum, ramp = config.outer_lr, config.outer_optimizer_momentum, config.ramp_rounds
+    vectors = 1 + len(OUTERS[config.outer_optimizer](lr, momentum, ramp).states)
     part = math.ceil(owned / config.fragments)
-    rounds = rounds_in_flight(config) * (config.racks + 1 + state) * part * FP32
-    anchors = state + len(config.moment_periods)
+    rounds = rounds_in_flight(config) * (config.racks + 1 + vectors) * part * FP32
+    anchors = vectors + len(config.moment_periods)
     codec = codec_named(config.codec)
     owes = not codec.exact and not keeps_in_weights(codec, config.alignment)
     return Memory(ANCHOR_VERSIONS * FP32 * owned * anchors, rounds, FP32 * owned * owes)
@@ -267,7 +269,7 @@ def merge_ns_per_element(merge: str, racks: int) -> float:
     rule, threads = MERGES[merge](), torch.get_num_threads()
     deltas = [torch.full((BLOCK_NUMEL,), 0.5 + rack) for rack in range(racks)]
     weights = [1 / 2**rack for rack in range(1, racks)] + [1 / 2 ** (racks - 1)]
-    out, digest = torch.empty(BLOCK_NUMEL), StateDigest(BLOCK_NUMEL, 1, False)
+    out, digest = torch.empty(BLOCK_NUMEL), StateDigest(BLOCK_NUMEL, 1)
     took: list[float] = []
     torch.set_num_threads(1)  # as in a worker, where others are busy with training
     limit_ns = time.perf_counter_ns() + SAMPLE_NS
@@ -277,7 +279,7 @@ def merge_ns_per_element(merge: str, racks: int) -> float:
             if isinstance(rule, Measuring):
                 rule.measure(deltas)
             rule.block(deltas, weights, out)
-            digest.feed(out, None)
+            digest.feed(out)
             took.append((time.perf_counter_ns() - begun_ns) / BLOCK_NUMEL)
     finally:
         torch.set_num_threads(threads)

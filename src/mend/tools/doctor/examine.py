@@ -7,7 +7,6 @@ import os
 import platform
 import warnings
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
 from mend.tools.doctor.protection import of_keys
+from mend.tools.doctor.terms import Finding
 from mend.tools.ports import LOOPBACK
 from mend.transport.bulk_client import BulkLane
 from mend.transport.whereabouts import Whereabouts
@@ -38,8 +38,8 @@ CANNOT_LISTEN = "cannot listen at"
 Report = dict[str, Any]
 
 
-def examine(topology: Path | None) -> Report:
-    """Everything as plain data. `problems` are what stops a job from starting here.
+def examine(topology: Path | None) -> tuple[Report, list[Finding]]:
+    """Everything as plain data, and what follows from it.
 
     Raises ConfigError for a topology file that was asked for and cannot be used.
     """
@@ -57,8 +57,7 @@ def examine(topology: Path | None) -> Report:
     gpu = torch.cuda.is_available()
     found = of_network(network, racks=config.racks, gpu=gpu) if network and config else []
     found += of_keys(config) if config is not None else []
-    problems += [str(each) for each in found if each.severity == "problem"]
-    return {
+    report = {
         "versions": dict(each.split("=", 1) for each in versions().split(" ") if "=" in each),
         "machine": {
             "host": host(),
@@ -73,11 +72,11 @@ def examine(topology: Path | None) -> Report:
         "ports": _ports(config, problems),
         "addresses": _addresses(config),
         "network": network.plain() if network is not None else None,
-        "findings": [asdict(each) for each in found],
         "notes": notes,
-        "problems": problems,
         "readable": config is not None and hints is not None,
     }
+    first = [Finding("problem", "this rack", text) for text in problems]
+    return report, [*first, *(Finding("note", "settings", text) for text in notes), *found]
 
 
 def _settings(problems: list[str]) -> tuple[MendConfig | None, list[Report], list[str]]:

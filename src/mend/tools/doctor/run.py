@@ -74,10 +74,7 @@ def doctor(asked: Asked) -> int:
         return 0
     params = params_of(asked.params) if asked.params else None
     plans = planned_in(asked.run) if asked.run is not None else []
-    report = examine(asked.topology)
-    found = [Finding("problem", "this rack", text) for text in _unfounded(report)]
-    found += [Finding("note", "settings", text) for text in report["notes"]]
-    found += [Finding(**each) for each in report["findings"]]
+    report, found = examine(asked.topology)
     found += of_planned(plans) if plans else []
     try:
         meeting = _met(asked, report, plans, found)
@@ -96,12 +93,6 @@ def doctor(asked: Asked) -> int:
     else:
         show(report, found, Console(emoji=False))  # a bus id such as 0000:ab:00.0 has one
     return 1 if report["problems"] else 0
-
-
-def _unfounded(report: Report) -> list[str]:
-    """Problems that are no findings yet."""
-    told = {str(Finding(**each)) for each in report["findings"]}
-    return [problem for problem in report["problems"] if problem not in told]
 
 
 def _settings() -> tuple[MendConfig, Hints]:

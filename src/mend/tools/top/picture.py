@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mend.coordination.slow import sentence_of
 from mend.status.messages import Doings, JobStatus, RackSeen
@@ -38,31 +38,31 @@ class RackLine:
     """One rack. None: nobody who answers knows."""
 
     rack: int
-    state: str
+    state: str = "absent"
     """starting, running, joining, leaving, ended, silent, absent (not in the job yet)."""
-    told_by: str
+    told_by: str = ""
     """itself, or who said this."""
-    address: str
-    ranks: int | None
-    step: int | None
-    lag_steps: int | None
+    address: str = ""
+    ranks: int | None = None
+    step: int | None = None
+    lag_steps: int | None = None
     """Behind the rack that is furthest."""
-    behind: int | None
+    behind: int | None = None
     """Decided versions that it does not hold yet, over all fragments."""
-    steps_per_s: float | None
+    steps_per_s: float | None = None
     """With mend's waits, of the last seconds."""
-    tokens_per_s: float | None
-    step_ms: float | None
+    tokens_per_s: float | None = None
+    step_ms: float | None = None
     """Without mend's waits."""
-    slow: float | None
+    slow: float | None = None
     """Times the median step time, where that is SLOW_RATIO or more: suspected, not judged."""
-    stall_share: float | None
-    stall_s: float | None
-    sent_per_s: float | None
-    received_per_s: float | None
-    missed: int | None
-    silent_s: float | None
-    recorded: dict[str, float | str]
+    stall_share: float | None = None
+    stall_s: float | None = None
+    sent_per_s: float | None = None
+    received_per_s: float | None = None
+    missed: int | None = None
+    silent_s: float | None = None
+    recorded: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +80,24 @@ class Picture:
     """A moment of a job. `told`: plain sentences that somebody should read."""
 
     job: str
-    state: str
+    state: str = "nobody"
     """nobody (answers), starting, running, leaving, ended."""
-    coordinator: str
-    epoch: int
-    configured: int
-    fragments: int
-    period_steps: int
-    overlap_steps: int
-    quorum_min_learners: int
-    lockstep: bool
-    commits: int
-    versions: tuple[int, ...]
-    closed_by: str
-    racks: tuple[RackLine, ...]
-    in_flight: int
-    rounds: tuple[RoundLine, ...]
-    told: tuple[str, ...]
-    silent: tuple[str, ...]
+    coordinator: str = ""
+    epoch: int = 0
+    configured: int = 0
+    fragments: int = 0
+    period_steps: int = 0
+    overlap_steps: int = 0
+    quorum_min_learners: int = 0
+    lockstep: bool = False
+    commits: int = 0
+    versions: tuple[int, ...] = ()
+    closed_by: str = ""
+    racks: tuple[RackLine, ...] = ()
+    in_flight: int = 0
+    rounds: tuple[RoundLine, ...] = ()
+    told: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
     """Addresses that do not answer, with the reason."""
     turnout: str = ""
     """How many of the live racks the recent rounds merged, in words."""
@@ -112,7 +112,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     others = [view for view in views if first is not None and view.job == first.job]
     silent = tuple(_silence(a, late_s, job) for a in answers if _is_silent(a, late_s))
     if first is None:
-        return Picture(job, "nobody", "", 0, 0, 0, 0, 0, 0, False, 0, (), "", (), 0, (), (), silent)
+        return Picture(job, silent=silent)
     own = {view.rack: view for view, _ in known if view.job == first.job and view.doings}
     lively = {view.rack for view in fresh}
     racks = _with_comparisons(list(_lines(first, others, own, lively)))
@@ -211,7 +211,7 @@ def _lines(
             seen[view.rack] = (mine, view)
     for rack in sorted(seen.keys() | set(first.missing)):
         if rack not in seen:
-            yield _absent(rack)
+            yield RackLine(rack)
             continue
         each, teller = seen[rack]
         speaks = rack in lively and rack in own
@@ -220,8 +220,8 @@ def _lines(
 
 def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | None) -> RackLine:
     """`own`: its View of itself, if there is one that counts."""
-    line = replace(
-        _absent(each.rack),
+    line = RackLine(
+        each.rack,
         state=_rack_state(each, first, own),
         told_by="itself" if own is not None else name_of(teller.rack),
         address=each.address,
@@ -259,12 +259,6 @@ def _by_itself(line: RackLine, doings: Doings) -> RackLine:
         missed=doings.missed,
         recorded=recorded,
     )
-
-
-def _absent(rack: int) -> RackLine:
-    """It has not said hello; or all that is not known of one that has."""
-    nothing = (None,) * 14
-    return RackLine(rack, "absent", "", "", *nothing, {})
 
 
 def _with_comparisons(lines: list[RackLine]) -> list[RackLine]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.delay_sweep.plan import BLOCKING, CONCURRENT, NONE, Sweep
+from benchmarks.delay_sweep.rows import Estimate, Row
 from mend.errors import UsageError
-from mend.tools.sweep.plan import BLOCKING, CONCURRENT, NONE, Sweep
-from mend.tools.sweep.rows import Estimate, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.delay_sweep import read
 from mend.errors import ConfigError, MendError
-from mend.tools.sweep import read
-from tests.unit.tools.sweeps import STEP_MS, TOKENS, write_events
+from tests.unit.benchmarks.sweeps import STEP_MS, TOKENS, write_events
 
 COUNTED, GAP = 8, 10
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mend.tools.sweep.plan import BLOCKING, MODES, NONE, Cell, Place, Sweep
-from mend.tools.sweep.read import Measured
-from mend.tools.sweep.state import Done
+from benchmarks.delay_sweep.plan import BLOCKING, MODES, NONE, Cell, Place, Sweep
+from benchmarks.delay_sweep.read import Measured
+from benchmarks.delay_sweep.state import Done
 from mend.types import MS
 
 STEP_MS, TOKENS = 20.0, 100

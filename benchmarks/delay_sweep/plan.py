@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from benchmarks.delay_sweep import cost_model as sweep_line
 from mend.coordination.schedule import gap_steps
 from mend.errors import ConfigError
 from mend.tools.links_spec import Link
-from mend.tools.sweep import cost_model as sweep_line
 from mend.transport.delayed import Distribution
 
 NONE, BLOCKING, CONCURRENT = "none", "blocking", "concurrent"

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from mend.tools.sweep import cost_model as line
+from benchmarks.delay_sweep import cost_model as line
 from mend.transport.delayed import Distribution, delay_ns
 from mend.types import MS, Member, offer_key
 

@@ -15,10 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mend.errors import MendError, UsageError
-from mend.tools.launch import Job, launch
-from mend.tools.sweep import read, table
-from mend.tools.sweep.plan import (
+from benchmarks.delay_sweep import read, table
+from benchmarks.delay_sweep.plan import (
     BLOCKING,
     NONE,
     Cell,
@@ -31,9 +29,11 @@ from mend.tools.sweep.plan import (
     environment,
     overlaps,
 )
-from mend.tools.sweep.plots import write_plots
-from mend.tools.sweep.rows import compare_bits, rows
-from mend.tools.sweep.state import Done, State
+from benchmarks.delay_sweep.plots import write_plots
+from benchmarks.delay_sweep.rows import compare_bits, rows
+from benchmarks.delay_sweep.state import Done, State
+from mend.errors import MendError, UsageError
+from mend.tools.launch import Job, launch
 from mend.types import VERSION
 
 LAST_LINES = 25

@@ -1,37 +1,36 @@
-"""The arguments of `mend bench list` and `mend bench run`, and what a row is."""
+"""The commands of `mend bench`: their arguments, and what they say of themselves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
+from benchmarks._rows import ROWS
+from benchmarks._run import Wanted, listing, run
+from benchmarks.delay_sweep.command import HELP, delay_sweep_command
+from mend.tools.tape_commands import WithCommand
+
+bench_app = typer.Typer(
+    name="bench",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Measure mend on this machine: what a slow link costs, and what each part takes.",
+)
+bench_app.command("delay-sweep", cls=WithCommand, help=HELP)(delay_sweep_command)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A benchmark of benchmarks/: a module that prints one JSON object."""
-
-    name: str
-    about: str
-    quick: str
-    """Arguments that make it run in seconds, and its figures worthless."""
-    peers: tuple[str, ...] = ()
-    """Distributions that can do the same work."""
-    other: str = ""
-    """Another name that people look for."""
-
-
+@bench_app.command("list")
 def list_command() -> None:
     """Say which rows there are, what each measures, and which peers can do the same."""
-    from rich.console import Console
-
-    from mend.tools.bench_run import listing, rows_of, source_tree
-
-    Console().print(listing(rows_of(source_tree())))
+    Console().print(listing(ROWS))
 
 
+@bench_app.command("run", cls=WithCommand)
 def run_command(
     context: typer.Context,
     names: Annotated[
@@ -74,8 +73,6 @@ def run_command(
 
       python benchmarks/compare.py before.json after.json    [dim]# what has become worse?[/dim]
     """
-    from mend.tools.bench_run import Wanted, run
-
     wanted = Wanted(
         tuple(names or ()), tuple(context.obj or ()), quick, peers=peers, out=out, save=save
     )

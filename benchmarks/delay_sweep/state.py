@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.delay_sweep.plan import Cell, Place, Sweep
+from benchmarks.delay_sweep.read import Measured
 from mend.errors import ConfigError
-from mend.tools.sweep.plan import Cell, Place, Sweep
-from mend.tools.sweep.read import Measured
 
 NAME, RUNS = "cells.jsonl", "runs"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.delay_sweep.plan import BLOCKING, NONE
+from benchmarks.delay_sweep.state import NAME, RUNS, State
 from mend.errors import ConfigError
-from mend.tools.sweep.plan import BLOCKING, NONE
-from mend.tools.sweep.state import NAME, RUNS, State
-from tests.unit.tools.sweeps import done, measured, settings
+from tests.unit.benchmarks.sweeps import done, measured, settings
 
 FIRST = done(0, 0.0, NONE, measured(20.0, losses={"rack 0 rank 0": [0.1 + 0.2, float("nan")]}))
 SECOND = done(0, 100.0, BLOCKING, measured(31.0, 110.0))

@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mend.tools.sweep.plan import CALIBRATION, NONE, Sweep
-from mend.tools.sweep.rows import Bits, Estimate, Row, exchange_ms
-from mend.tools.sweep.state import Done
+from benchmarks.delay_sweep.plan import CALIBRATION, NONE, Sweep
+from benchmarks.delay_sweep.rows import Bits, Estimate, Row, exchange_ms
+from benchmarks.delay_sweep.state import Done
 
 HEADS = (
     "delay",

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from mend.tools.sweep import cost_model as line
-from mend.tools.sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, MODES, NONE, Place, Sweep
-from mend.tools.sweep.read import Measured
-from mend.tools.sweep.state import Done
+from benchmarks.delay_sweep import cost_model as line
+from benchmarks.delay_sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, MODES, NONE, Place, Sweep
+from benchmarks.delay_sweep.read import Measured
+from benchmarks.delay_sweep.state import Done
 
 RESAMPLES = 10_000
 CONFIDENCE_PCT = 95

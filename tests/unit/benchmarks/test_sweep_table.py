@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.delay_sweep import run as sweep
+from benchmarks.delay_sweep import table
+from benchmarks.delay_sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
+from benchmarks.delay_sweep.plots import NAMES, write_plots
+from benchmarks.delay_sweep.rows import Bits, compare_bits, rows
+from benchmarks.delay_sweep.state import State
 from mend.errors import UsageError
-from mend.tools.sweep import run as sweep
-from mend.tools.sweep import table
-from mend.tools.sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
-from mend.tools.sweep.plots import NAMES, write_plots
-from mend.tools.sweep.rows import Bits, compare_bits, rows
-from mend.tools.sweep.state import State
-from tests.unit.tools.sweeps import as_the_line_says, done, measured, settings
+from tests.unit.benchmarks.sweeps import as_the_line_says, done, measured, settings
 
 SWEEP = settings(distributions=("constant", "long_tail"))
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from mend import MendConfig
-from mend.errors import ConfigError
-from mend.tools.sweep.plan import (
+from benchmarks.delay_sweep.plan import (
     BLOCKING,
     CONCURRENT,
     MODES,
@@ -24,7 +22,9 @@ from mend.tools.sweep.plan import (
     environment,
     overlaps,
 )
-from tests.unit.tools.sweeps import settings
+from mend import MendConfig
+from mend.errors import ConfigError
+from tests.unit.benchmarks.sweeps import settings
 
 EVERYTHING = {"distributions": ("constant", "bimodal", "long_tail"), "delays_ms": (0.0, 50.0, 80.0)}
 

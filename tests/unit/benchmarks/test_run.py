@@ -12,15 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import _rows, peers
+from benchmarks._rows import Row
+from benchmarks._run import Wanted, choose, figure, run, table
 from mend.errors import ConfigError
-from mend.tools import bench_run
-from mend.tools.bench_rows import Row
-from mend.tools.bench_run import Wanted, choose, figure, run, source_tree, table
 
-TABLE = """
-from mend.tools.bench_rows import Row
 ROWS = (Row("good", "runs", quick="--tiny", peers=("rival",)), Row("bad", "fails", quick=""))
-"""
 GOOD = """
 import json, sys
 around = {"min": 0.5, "q1": 0.6, "median": 0.91, "q3": 1.0, "max": 1.5}
@@ -37,16 +33,13 @@ print(json.dumps({"rival": {"absent": "pip"}, "asked": {"failed": " ".join(sys.a
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A source tree with two rows; mend itself is an installed package, elsewhere."""
+def checkout(tmp_path: Path) -> Path:
+    """A source tree with two rows."""
     folder = tmp_path / "checkout" / "benchmarks"
     folder.mkdir(parents=True)
     bad = "raise SystemExit('MemoryError: no room for it')"
-    texts = {"_rows": TABLE, "good": GOOD, "bad": bad, "peers": PEERS, "__init__": ""}
-    for name, text in texts.items():
+    for name, text in {"good": GOOD, "bad": bad, "peers": PEERS, "__init__": ""}.items():
         (folder / f"{name}.py").write_text(text)
-    monkeypatch.setattr(bench_run, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "e.py"))
-    monkeypatch.chdir(folder.parent)
     return folder.parent
 
 
@@ -62,7 +55,7 @@ def test_rows_are_measured_shown_and_written(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     out = checkout / "runs" / "bench.json"
-    assert run(Wanted(("good",), out=out)) == 0
+    assert run(Wanted(("good",), out=out), ROWS, checkout) == 0
     said = capsys.readouterr()
     assert "1/1 good: runs" in said.err
     assert "0.91 us [0.5, 1.5]" in said.out
@@ -80,7 +73,7 @@ def test_rows_are_measured_shown_and_written(
 def test_a_row_that_fails_is_told_and_the_others_are_measured(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(Wanted(quick=True, peers=False, out=checkout / "out.json")) == 1
+    assert run(Wanted(quick=True, peers=False, out=checkout / "out.json"), ROWS, checkout) == 1
     said = capsys.readouterr()
     assert "MemoryError: no room for it" in said.err
     written = json.loads((checkout / "out.json").read_text())
@@ -92,23 +85,17 @@ def test_a_row_that_fails_is_told_and_the_others_are_measured(
 
 def test_further_arguments_are_the_rows(checkout: Path) -> None:
     out = checkout / "out.json"
-    assert run(Wanted(("good",), ("--numel", "7"), peers=False, out=out, save=False)) == 0
+    assert (
+        run(Wanted(("good",), ("--numel", "7"), peers=False, out=out, save=False), ROWS, checkout)
+        == 0
+    )
     assert json.loads(out.read_text())["rows"][0]["parameters"]["given"] == ["--numel", "7"]
 
 
 def test_saved_results_are_one_file_per_row(checkout: Path) -> None:
-    assert run(Wanted(("good",), peers=False, save=True)) == 0
+    assert run(Wanted(("good",), peers=False, save=True), ROWS, checkout) == 0
     kept = json.loads((checkout / "benchmarks" / "results" / "good.json").read_text())
     assert kept["measured"] == 0.91
-
-
-def test_outside_of_a_checkout_the_remedy_is_said(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert source_tree() == checkout
-    monkeypatch.chdir(checkout.parent)
-    with pytest.raises(ConfigError, match="Clone the repository"):
-        source_tree()
 
 
 def test_rows_go_by_the_names_that_people_type() -> None:

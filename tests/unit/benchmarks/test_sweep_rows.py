@@ -7,9 +7,9 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from mend.tools.sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
-from mend.tools.sweep.rows import compare_bits, estimate, exchange_ms, rows
-from tests.unit.tools.sweeps import as_the_line_says, done, measured, settings
+from benchmarks.delay_sweep.plan import BLOCKING, CALIBRATION, CONCURRENT, NONE
+from benchmarks.delay_sweep.rows import compare_bits, estimate, exchange_ms, rows
+from tests.unit.benchmarks.sweeps import as_the_line_says, done, measured, settings
 
 
 def test_cells_that_follow_the_line_lie_on_it() -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.delay_sweep.options import BUILT_IN, Asked, settings_of
+from benchmarks.delay_sweep.plan import DISTRIBUTIONS, Sweep
+from benchmarks.delay_sweep.train import steps_of
 from mend.config import MendConfig
 from mend.errors import ConfigError
 from mend.tools import app
-from mend.tools.sweep.options import BUILT_IN, Asked, settings_of
-from mend.tools.sweep.plan import DISTRIBUTIONS, Sweep
-from mend.tools.sweep.train import steps_of
 
 
 def asked(**more: Any) -> Sweep:

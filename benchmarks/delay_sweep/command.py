@@ -118,8 +118,8 @@ def delay_sweep_command(
     only_table: _Table = False,
 ) -> None:
     """What HELP says. `context.obj`: the script and its arguments behind `--`, or None."""
-    from mend.tools.sweep import options, run
-    from mend.tools.sweep.state import State
+    from benchmarks.delay_sweep import options, run
+    from benchmarks.delay_sweep.state import State
 
     console = Console()
     if only_table:

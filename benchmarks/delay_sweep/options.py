@@ -5,63 +5,43 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
+from benchmarks.delay_sweep.plan import SEED_IN_ARGUMENT, SET_BY_THE_SWEEP, Sweep
+from benchmarks.delay_sweep.run import machine
 from mend.errors import ConfigError
 from mend.tools.launch import visible_gpus
-from mend.tools.sweep.plan import SEED_IN_ARGUMENT, SET_BY_THE_SWEEP, Sweep
-from mend.tools.sweep.run import machine
 from mend.transport.delayed import Distribution
 
-BUILT_IN = "mend.tools.sweep.train"
+BUILT_IN = "benchmarks.delay_sweep.train"
 
 PLACES = ("RACK", "RACKS", "JOB_ID", "SIDEBAND_ADDR", "SIDEBAND_PEERS", "WITNESS_ADDR",
     "ADVERTISE_HOST", "DATA_PORTS", "DIAGNOSTICS_DIR", "REPLAY", "LAUNCH_PORTS")  # fmt: skip
 """Of MEND_*: who and where a process is. Each cell has its own."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Defaults:
-    """Of what is not given."""
+USUAL: Mapping[str, Any] = {
+    "delays": "0,500,1000,2000",
+    "distributions": "constant,bimodal,long_tail",
+    "seeds": 3,
+    "tau": "auto",
+    "period": 96,
+    "fragments": 2,
+    "warm_up": 8,
+    "rounds": 4,
+    "step_ms": 50.0,
+    "size": "small",
+}
+"""Of what is not given: half an hour on a laptop. H leaves room for the tau of 2000 ms by steps of
+50 ms, with a tail."""
 
-    delays: str
-    distributions: str
-    seeds: int
-    tau: str
-    period: int
-    fragments: int
-    warm_up: int
-    rounds: int
-    step_ms: float
-    size: str
+QUICK: Mapping[str, Any] = {
+    **USUAL,
+    **{"delays": "0,200", "distributions": "constant", "seeds": 2, "tau": "16", "period": 32},
+    **{"step_ms": 20.0, "size": "tiny"},
+}
 
-
-USUAL = Defaults(
-    delays="0,500,1000,2000",
-    distributions="constant,bimodal,long_tail",
-    seeds=3,
-    tau="auto",
-    period=96,
-    fragments=2,
-    warm_up=8,
-    rounds=4,
-    step_ms=50.0,
-    size="small",
-)
-"""Half an hour on a laptop. H leaves room for the tau of 2000 ms by steps of 50 ms, with a tail."""
-
-QUICK = Defaults(
-    delays="0,200",
-    distributions="constant",
-    seeds=2,
-    tau="16",
-    period=32,
-    fragments=2,
-    warm_up=8,
-    rounds=4,
-    step_ms=20.0,
-    size="tiny",
-)
+BUILT_IN_ONLY = ("rounds", "step_ms", "size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,20 +70,21 @@ class Asked:
 def settings_of(asked: Asked) -> Sweep:
     """Raises ConfigError for what does not go together."""
     usual = QUICK if asked.quick else USUAL
-    warm_up = asked.warm_up or usual.warm_up
+    given = {name: getattr(asked, name) for name in usual if getattr(asked, name) is not None}
+    of = {**usual, **given}
     on_cpu = _on_cpu(asked)
-    kinds = _list(asked.distributions or usual.distributions)
     return Sweep(
-        command=_command(asked, usual, warm_up),
-        delays_ms=tuple(_delay(text) for text in _list(asked.delays or usual.delays)),
-        distributions=cast(tuple[Distribution, ...], kinds),  # Sweep refuses others
-        seeds=asked.seeds or usual.seeds,
+        command=_built_in(of) if asked.script is None else _own(asked.script, given),
+        delays_ms=tuple(_delay(text) for text in _list(of["delays"])),
+        # Sweep refuses others
+        distributions=cast(tuple[Distribution, ...], _list(of["distributions"])),
+        seeds=of["seeds"],
         racks=asked.racks,
         nproc_per_rack=asked.nproc_per_rack,
-        period_steps=asked.period or usual.period,
-        fragments=asked.fragments or usual.fragments,
-        overlap_steps=_tau(asked.tau or usual.tau),
-        warm_up_steps=warm_up,
+        period_steps=of["period"],
+        fragments=of["fragments"],
+        overlap_steps=_tau(of["tau"]),
+        warm_up_steps=of["warm_up"],
         on_cpu=on_cpu,
         link=asked.link,
         env=_inherited(os.environ) | dict(_pair(text) for text in asked.env),
@@ -111,25 +92,24 @@ def settings_of(asked: Asked) -> Sweep:
     )
 
 
-def _command(asked: Asked, usual: Defaults, warm_up: int) -> tuple[str, ...]:
-    """The user's script, or the built-in one with its options."""
-    own = {"rounds": asked.rounds, "step-ms": asked.step_ms, "size": asked.size}
-    if asked.script is not None:
-        for name, value in own.items():
-            if value is not None:
-                remedy = "Leave it out, or give the script an argument of its own."
-                raise ConfigError(name, value, "is for the built-in model only", remedy)
-        if not asked.script:
-            raise ConfigError("script", "", "there is none behind --", "Try: -- train.py")
-        return tuple(asked.script)
-    defaults = {"rounds": usual.rounds, "step-ms": usual.step_ms, "size": usual.size}
-    given = {name: defaults[name] if own[name] is None else own[name] for name in own}
-    given |= {"warm-up": warm_up, "seed": SEED_IN_ARGUMENT}
-    return (
-        "-m",
-        BUILT_IN,
-        *(part for name, value in given.items() for part in (f"--{name}", str(value))),
-    )
+def _built_in(of: Mapping[str, Any]) -> tuple[str, ...]:
+    """The script that a sweep brings, with its options."""
+    options = {name.replace("_", "-"): of[name] for name in (*BUILT_IN_ONLY, "warm_up")}
+    options["seed"] = SEED_IN_ARGUMENT
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    return ("-m", BUILT_IN, *words)
+
+
+def _own(script: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The user's script."""
+    for name in BUILT_IN_ONLY:
+        if name in given:
+            remedy = "Leave it out, or give the script an argument of its own."
+            option = name.replace("_", "-")
+            raise ConfigError(option, given[name], "is for the built-in model only", remedy)
+    if not script:
+        raise ConfigError("script", "", "there is none behind --", "Try: -- train.py")
+    return tuple(script)
 
 
 def _list(text: str) -> tuple[str, ...]:

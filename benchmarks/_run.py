@@ -1,11 +1,10 @@
-"""Runs rows of the source tree's benchmarks one after another; one table of all.
+"""Runs rows of the benchmarks one after another; one table of all.
 
 Starts a process per row and one for its peers, reads the JSON they print, writes files.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -20,11 +19,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import mend
+from benchmarks._rows import ROWS, Row
 from mend.errors import ConfigError
-from mend.tools.bench_rows import Row
 from mend.types import VERSION
 
-TABLE = Path("benchmarks") / "_rows.py"
+ROOT = Path(__file__).resolve().parents[1]
 ROW_S_MAX = 3600.0
 """No row takes longer; one that does is ended and has failed."""
 
@@ -52,10 +52,10 @@ class Wanted:
             raise ConfigError("save", True, rule, remedy)
 
 
-def run(wanted: Wanted) -> int:
-    """0: all rows were measured; 1: one failed to run. Raises ConfigError."""
-    root = source_tree()
-    chosen = choose(rows_of(root), wanted.names)
+def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
+    """0: all rows were measured; 1: one failed to run. Raises ConfigError. `rows` are modules of
+    `root`/benchmarks."""
+    chosen = choose(rows, wanted.names)
     results: list[Found] = []
     failed: dict[str, str] = {}
     aside = Console(stderr=True)
@@ -94,29 +94,6 @@ def summary(results: Sequence[Found], failed: Mapping[str, str], *, quick: bool)
 # ------------------------------------------------------------------ which rows
 
 
-def source_tree() -> Path:
-    """The checkout that mend runs from, else the one that this shell is in. Raises ConfigError."""
-    for root in (Path(__file__).resolve().parents[3], Path.cwd()):
-        if (root / TABLE).exists():
-            return root
-    raise ConfigError(
-        "bench",
-        str(Path.cwd()),
-        "the rows are in benchmarks/ of the source tree, and this is an installed package",
-        "Clone the repository, and run mend bench inside of it.",
-    )
-
-
-def rows_of(root: Path) -> tuple[Row, ...]:
-    """The table of rows of a checkout."""
-    spec = importlib.util.spec_from_file_location("mend_bench_rows", root / TABLE)
-    assert spec is not None, root
-    assert spec.loader is not None, root
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return tuple(module.ROWS)
-
-
 def choose(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """The rows of these names, in their order; `-` is as good as `_`. Raises ConfigError."""
     known = {row.name: row for row in rows} | {row.other: row for row in rows if row.other}
@@ -150,7 +127,7 @@ def _measured(root: Path, row: Row, wanted: Wanted) -> tuple[Found | None, str]:
 
 def _asked(root: Path, module: str, *arguments: str) -> tuple[Found | None, str]:
     """The JSON object that a module prints, or why there is none."""
-    package = Path(__file__).resolve().parents[2]  # of this mend, also where it is not installed
+    package = Path(mend.__file__).parents[1]  # also where it is not installed
     paths = [str(root), str(package), os.environ.get("PYTHONPATH", "")]
     try:
         done = subprocess.run(

@@ -1,5 +1,0 @@
-"""tools.sweep: `mend bench delay-sweep`, what a slow link costs and how much of it overlap hides.
-
-`plan` says which cells, `run` runs them, `state` keeps what is done, `read` takes figures from a
-cell's events, `rows` compares, `line` predicts, `table` and `plots` show.
-"""

@@ -264,7 +264,9 @@ class Returned:
         return found
 
 
-@pytest.mark.parametrize(("ranks", "parallel"), [(1, "ddp"), (2, "fsdp2")])
+@pytest.mark.parametrize(
+    ("ranks", "parallel"), [(1, "ddp"), pytest.param(2, "fsdp2", marks=pytest.mark.slow)]
+)
 def test_lives_that_joined_are_replayed(jobs: Jobs, ranks: int, parallel: str) -> None:
     """Each goes on from what its donor has in the replay, and all rounds come out alike."""
     returned = Returned(jobs, ranks, parallel=parallel)

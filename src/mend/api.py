@@ -371,7 +371,7 @@ class Runtime:
         rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
         return Status(
-            rack=rank.me.rack,
+            rack=self.config.rack_number,
             rank=rank.me.rank,
             step=step,
             tokens=tokens,

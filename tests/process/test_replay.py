@@ -11,13 +11,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mend.config.replaying import seat_environment
 from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Merged, RecordCommitted
 from mend.engine.replay_comparison import Finding, file_name, findings_in
@@ -68,9 +69,14 @@ class Replay:
         self.path = self.job.folder / "script"
         self.path.write_bytes(encode_script(script))
 
-    def start(self, **options: Any) -> None:
-        for rack in range(self.job.racks):
-            self.job.start(rack, env={"MEND_REPLAY": str(self.path)}, **options)
+    def start(self, per: Sequence[dict[str, Any]] = (), **options: Any) -> None:
+        """`per`: further options of each seat."""
+        parts, addresses = self.script.parts, self.job.addresses[: self.job.racks]
+        for seat, part in enumerate(parts):
+            env = seat_environment(part.rack, part.config["racks"], seat, addresses)
+            more = per[seat] if per else {}
+            env["MEND_REPLAY"] = str(self.path)
+            self.job.start(seat, env=env, **options, **more)
 
     def findings(self, kind: str) -> list[Finding]:
         peers = [Peer(rack, rank) for rack in range(self.job.racks) for rank in range(self.ranks)]
@@ -214,6 +220,76 @@ def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
     script = read_script([job.events_folder])
     assert any(sentence.startswith("rack 1 is replayed up to step") for sentence in script.omitted)
     Replay(jobs, script).equal(steps=STEPS)
+
+
+TWIN: dict[str, Any] = CONFIG | {"simulated_merge_delay_ms": 0}
+
+
+class Returned:
+    """Rack 1 is killed while it trains, and started again as a twin of rack 0: AdamW, with its
+    scheduler and a scaler registered."""
+
+    def __init__(self, jobs: Jobs, ranks: int = 1, **options: Any) -> None:
+        self.job = job = jobs(ranks=ranks, witness=True, name="recorded")
+        self.options = {"script": "tests.process.twin", "config": TWIN, **options}
+        lives = {"rack0": 0, "rack1": 1, "again": 1}
+        stops = {name: job.gate(f"stop-{name}") for name in lives}
+        job.start(0, stop=stops["rack0"], pace_ms=5, **self.options)
+        job.start(1, stop=stops["rack1"], pace_ms=8, **self.options)
+        job.event(1, "applied", fragment=1, version=2)
+        job.processes[1].kill()
+        returned = job.start(
+            1, name="again", stop=stops["again"], learning_rate=0.5, **self.options
+        )
+        job.event(1, "state-copied")
+        until(self._has_merged, f"what the new life has trained is merged\n{job.logs()}")
+        for name in ("rack0", "again"):
+            Path(stops[name]).touch()
+        job.ended(0, code=0)
+        assert returned.wait() == 0, job.logs()
+        self.told = {"rack0": job.told(0), "again": job.told(1, name="again")}
+
+    def _has_merged(self) -> bool:
+        kinds = [(event["kind"], event.get("fate")) for event in self.job.events(1)]
+        return ("applied", "named") in kinds[kinds.index(("state-copied", None)) :]
+
+    def per(self, replay: Replay) -> list[dict[str, Any]]:
+        """What every seat of the replay is started with: each ends behind the step at which it
+        ended then."""
+        found = []
+        for name, rate in (("rack0", 0.01), ("rack1", 0.01), ("again", 0.5)):
+            stop, end = replay.job.gate(f"stop-{name}"), self.told.get(name, {"states": {"0": ""}})
+            at = {str(max(map(int, end["states"]))): [["touch", stop]]}
+            found.append({"stop": stop, "at": at, "learning_rate": rate})
+        return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel"), [(1, "ddp"), pytest.param(2, "fsdp2", marks=pytest.mark.slow)]
+)
+def test_lives_that_joined_are_replayed(jobs: Jobs, ranks: int, parallel: str) -> None:
+    """Each goes on from what its donor has in the replay, and all rounds come out alike."""
+    returned = Returned(jobs, ranks, parallel=parallel)
+    script = read_script([returned.job.events_folder])
+    assert [part.title for part in script.parts] == ["rack 0", "rack 1", "rack 1 (life 2)"]
+    assert len(script.commits) == script.rounds, script.omitted
+    assert script.omitted == (f"rack 1 is replayed up to step {script.parts[1].acts[0][-1].step}",)
+    named = [share.member.rack for _, commit in script.commits.values() for share in commit.members]
+    assert {0, 1, 2} == set(named), "offers of every life were merged"
+    replay = Replay(jobs, script, ranks=ranks)
+    replay.equal(per=returned.per(replay), **returned.options)
+    for name, seat in (("rack0", 0), ("again", 2)):
+        for rank in range(ranks):
+            was = returned.job.told(seat // 2, rank, name=name)
+            now = replay.job.told(seat, rank)
+            assert (now["begun"], now["states"]) == (was["begun"], was["states"])
+    if ranks == 1:
+        replay = Replay(jobs, script)
+        options = returned.options | {"growth_interval": 1000}
+        told = replay.first(per=returned.per(replay), **options)
+        step = script.given[0].step
+        assert f"different: rack 0 rank 0, after step {step}: what it trains with besides" in told
+        assert "another life began with it" in told
 
 
 def test_tapes_that_are_not_there_are_told(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ def test_a_rack_that_comes_back_is_a_twin(
     assert any(each.startswith("group 0 lr: 0.5 -> 0.00") for each in equal["changed"]), equal
     given = job.event(0, "state-given", step=copied["step"])
     assert (given["to"], given["bytes"]) == (1, copied["bytes"])
+    if ranks > 1:  # of DDP the first rank alone keeps a copy, as the others have the same
+        other = job.events(0, 1, kind="state-given")[-1]
+        assert bool(other["bytes"]) == (parallel == "fsdp2"), other
     job.event(1, "state-fresh", name="place", scope="rack")
     is_twin(*story.end())
 

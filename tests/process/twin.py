@@ -41,6 +41,8 @@ class Options:
     registers: bool = True
     """Whether it registers what a twin needs."""
     schedules: bool = True
+    growth_interval: int = 7
+    """Steps after which the scaler doubles its scale: no gradient gets other bits by it."""
     pace_ms: float = 4.0
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
     """step -> acts before it, see `train.Acts`."""
@@ -135,7 +137,9 @@ class Training:
             for each in self.optimizers
             if options.schedules
         ]
-        self.scaler = torch.amp.GradScaler(options.device, init_scale=2.0**4, growth_interval=7)
+        self.scaler = torch.amp.GradScaler(
+            options.device, init_scale=2.0**4, growth_interval=options.growth_interval
+        )
         self.place = Place()
 
     def register(self, runtime: mend.Runtime) -> None:

@@ -2,15 +2,20 @@
 
 MEND_REPLAY names the script of a replay, which `mend replay TAPE... -- train.py` writes. What
 belongs to this run only (who I am, addresses, folders) comes from the usual sources all the same.
+
+Every life of a rack is a process of its own in a replay, and takes part as a rack whose number is
+its seat in the script. MEND_REPLAY_SEAT has this number and the addresses of all. To the training
+script it is the rack that it was.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from mend.config.sources import REPLAY, Named
+from mend.config.sources import REPLAY, REPLAY_SEAT, Named
 from mend.errors import ConfigError, TapeError
 from mend.trace.replay_script import decode_script
 
@@ -35,6 +40,33 @@ PINNED: Mapping[str, object] = {
 """Rack 0 directs, nobody is put out, nothing is slow on purpose; no tape of a tape."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplaySeat:
+    """`addresses`: of all seats, in their order."""
+
+    number: int
+    addresses: tuple[str, ...]
+
+
+def seat_environment(rack: int, racks: int, seat: int, addresses: Sequence[str]) -> dict[str, str]:
+    """What a life of `rack`, of so many racks, is started with."""
+    return {
+        "MEND_RACK": str(rack),
+        "MEND_RACKS": str(racks),
+        "MEND_SIDEBAND_ADDR": addresses[seat],
+        "MEND_SIDEBAND_PEERS": "",
+        REPLAY_SEAT: ",".join((str(seat), *addresses)),
+    }
+
+
+def replay_seat() -> ReplaySeat | None:
+    """Of this process. None: it is its rack number, or this is no replay."""
+    number, *addresses = os.environ.get(REPLAY_SEAT, "").split(",")
+    if not number or replay_path() is None:
+        return None
+    return ReplaySeat(int(number), tuple(addresses))
+
+
 def replay_path() -> Path | None:
     """The script of the replay that this process is part of; None: it is not."""
     named = os.environ.get(REPLAY, "")
@@ -44,7 +76,7 @@ def replay_path() -> Path | None:
 def from_replay(
     names: Collection[str], environment: Mapping[str, Named], given: Mapping[str, Named]
 ) -> dict[str, Named]:
-    """What the tape of this rack (where that is not known, of the first) says of the settings.
+    """What the tape of this life (where that is not known, of the first) says of the settings.
     `given`: what all other sources say. Raises ConfigError when MEND_REPLAY cannot be read."""
     path = replay_path()
     if path is None:
@@ -55,8 +87,9 @@ def from_replay(
         remedy = "Start it as `mend replay TAPE... -- train.py`."
         raise ConfigError(REPLAY, str(path), str(error), remedy) from error
     own = {name: environment[name] for name in OWN if name in environment}
-    rack = {**given, **own}.get("rack")
-    part = script.part(rack.value) if rack and isinstance(rack.value, int) else None
+    rack, seat = {**given, **own}.get("rack"), replay_seat()
+    number = seat.number if seat is not None else rack.value if rack is not None else None
+    part = script.part(number) if isinstance(number, int) else None
     told = (part or script.parts[0]).config
     values = {name: told[name] for name in names if name in told and name not in OWN}
     values |= {**PINNED, "diagnostics_dir": path.parent / "events"}

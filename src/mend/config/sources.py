@@ -28,9 +28,10 @@ FILE = "MEND_CONFIG"
 KEY_FILE = "MEND_KEY_FILE"
 INSECURE = "MEND_INSECURE"
 REPLAY = "MEND_REPLAY"
+REPLAY_SEAT = "MEND_REPLAY_SEAT"
 LAUNCH_PORTS = "MEND_LAUNCH_PORTS"
 OUTCOMES = "MEND_OUTCOMES"
-RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, LAUNCH_PORTS, OUTCOMES})
+RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, REPLAY_SEAT, LAUNCH_PORTS, OUTCOMES})
 """Names in the environment that are not settings and still right."""
 
 _OTHER_PROTECTION = ("sideband_psk", "sideband_tls", "sideband_peer_allowlist")

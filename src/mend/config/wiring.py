@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from mend.config.keyfile import protection_of, secrets_of
-from mend.config.replaying import replay_path
+from mend.config.replaying import replay_path, replay_seat
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
 from mend.detector import DetectorOptions
@@ -44,14 +44,14 @@ def settings_of(
 ) -> Settings:
     """`members`: global ranks of the rack; None: all ranks of the process group.
     `cores`: where worker threads stay; None: anywhere."""
-    grace = config.grace_window_ms
+    grace, seat = config.grace_window_ms, replay_seat()
     return Settings(
-        rack=config.rack_number,
-        racks=config.racks,
+        rack=seat.number if seat else config.rack_number,
+        racks=len(seat.addresses) if seat else config.racks,
         job=config.job_id,
         facts=config.hyper_facts(),
         io_loop=_io_loop_options(config, cores),
-        peers=config.peer_addresses,
+        peers=dict(enumerate(seat.addresses)) if seat else config.peer_addresses,
         witness=config.witness_addr,
         heartbeat_ms=config.sideband_heartbeat_ms,
         start_timeout_ns=int(config.start_timeout_s * SECOND),

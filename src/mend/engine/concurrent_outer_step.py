@@ -45,6 +45,7 @@ from mend.engine.published_state import PublishedState
 from mend.engine.state_copying import StateCopying
 from mend.engine.sums import tensors_of
 from mend.engine.trainer import OpenOffer
+from mend.engine.trainer_rounds import Given
 from mend.engine.turnout import REMEDY
 from mend.errors import (
     ConfigError,
@@ -193,7 +194,7 @@ class ConcurrentOuterStep:
         """The training thread hands over the tensors of a capture, before the Captured event."""
         self.offers[(offer.fragment, offer.seq)] = offer
 
-    def give_state(self, to: Member, step: int, data_B: Tensor | str) -> None:
+    def give_state(self, to: Member, step: int, data_B: Given) -> None:
         """The training thread has copied its training state for a rack that joins, or cannot."""
         self._states.give(to, step, data_B)
 

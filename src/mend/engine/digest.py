@@ -114,9 +114,23 @@ def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0, codec_num
     return digest.hexdigest()
 
 
+class StateHash:
+    """xxh3_128 of the bytes of tensors end to end, as the lane checks it."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def feed(self, values_N: Tensor) -> None:
+        """Contiguous, on the CPU."""
+        view = bytes_of(values_N)
+        for start in range(0, len(view), DIGEST_BLOCK_BYTES):
+            self._hash.update(view[start : start + DIGEST_BLOCK_BYTES])
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
 def digest_of_state(data_B: Tensor) -> str:
-    """xxh3_128 of the bytes, as the lane checks it."""
-    digest, view = xxhash.xxh3_128(), bytes_of(data_B)
-    for start in range(0, len(view), DIGEST_BLOCK_BYTES):
-        digest.update(view[start : start + DIGEST_BLOCK_BYTES])
-    return digest.hexdigest()
+    found = StateHash()
+    found.feed(data_B)
+    return found.hexdigest()

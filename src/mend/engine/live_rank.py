@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mend.consensus.records import MomentFragments
 from mend.coordination.events import Cutting, Event
@@ -36,8 +36,9 @@ from mend.engine.step_hooks import HoldsParameters
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
+from mend.engine.trainer_rounds import Given
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import TrainingState
+from mend.engine.training_state import Replicas, TrainingState
 from mend.errors import GaveUp, UsageError
 from mend.fragment.device import Side, device_of
 from mend.fragment.moments import Moment, MomentsView, build_moment_plan, moments_of
@@ -405,6 +406,10 @@ class LiveRank:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
         registered. Raises CheckpointError."""
         self.trainer.training_state, self.trainer.give = state, self._give_state
+        ranks = self.group.ranks
+        boxes = [holders for t in self.trainer.tracks for holders in t.holding.replicas]
+        if ranks > 1 and all(len(holders) == ranks for holders in boxes):
+            self.trainer.replicas = Replicas(self.group.rank == 0, self.group.minimum)
         part = self._resumed
         if part is not None:
             together(self.group, lambda: part.registered(self.me.rank, state))
@@ -465,7 +470,7 @@ class LiveRank:
     def _own(self, offer: OpenOffer) -> None:
         self.io_loop.call(lambda: self.rank.own(offer))
 
-    def _give_state(self, to: Member, step: int, data_B: Tensor | str) -> None:
+    def _give_state(self, to: Member, step: int, data_B: Given) -> None:
         self.io_loop.call(lambda: self.rank.give_state(to, step, data_B))
 
     # -------------------------------------------------------------- the end

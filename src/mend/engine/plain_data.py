@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend.engine.digest import bytes_of
+from mend.engine.digest import DIGEST_BLOCK_BYTES, StateHash, bytes_of
 from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import StateRefused
 from mend.fragment.shards import as_dtensor
@@ -96,6 +96,17 @@ class Packing:
                 room_B = out_B[start : start + tensor.nbytes]
                 room_B.view(tensor.dtype).copy_(tensor.detach().reshape(-1))
         return out_B
+
+    def digest(self) -> str:
+        """`digest_of_state` of what `write` would give, without the memory for it."""
+        found = StateHash()
+        found.feed(torch.frombuffer(bytearray(self._head), dtype=torch.uint8))
+        for i in sorted(self._places, key=self._places.__getitem__):
+            flat_N = self._tensors[i].detach().reshape(-1)
+            step = DIGEST_BLOCK_BYTES // flat_N.element_size()
+            for start in range(0, flat_N.numel(), step):
+                found.feed(flat_N[start : start + step].cpu())
+        return found.hexdigest()
 
     def _plain(self, path: Path, value: object) -> object:
         if len(path) > DEPTH_MAX:

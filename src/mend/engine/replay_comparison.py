@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import torch
+from torch import Tensor
 
 from mend.consensus.records import Commit, Genesis
 from mend.coordination.events import Effect, Encoded, Event, Fail, Merged, RecordCommitted
 from mend.coordination.replay_coordinator import DIFFERS
+from mend.engine.digest import bytes_of
 from mend.errors import MendError, ReplayDiffers
-from mend.trace.replay_script import CAPTURED, Act, ReplayScript
+from mend.trace.replay_script import CAPTURED, Act, GivenState, ReplayScript
 from mend.types import Peer
 
 START, MERGE = "start", "merge"
@@ -56,6 +59,32 @@ def findings_in(path: Path) -> list[Finding]:
     return [msgspec.json.decode(line, type=Finding) for line in lines]
 
 
+class StateFiles:
+    """What the lives of a replay that joined begin with, as their donors have written it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, given: GivenState, rank: int) -> Path:
+        return self._folder / f"state-rack{given.to}-rank{rank}.mend-replay"
+
+    def write(self, given: GivenState, rank: int, data_B: Tensor) -> None:
+        path = self._path(given, rank)
+        part = path.with_suffix(".part")
+        part.write_bytes(bytes_of(data_B))
+        part.rename(path)
+
+    def has(self, given: GivenState, rank: int) -> bool:
+        return self._path(given, rank).exists()
+
+    def read(self, given: GivenState, rank: int) -> Tensor:
+        return torch.frombuffer(bytearray(self._path(given, rank).read_bytes()), dtype=torch.uint8)
+
+    def remove(self) -> None:
+        for path in self._folder.glob("state-rack*.mend-replay"):
+            path.unlink()
+
+
 class ReplayComparison:
     """A rank's stand-in for its tape: sees every event and effect of its machines.
 
@@ -76,6 +105,7 @@ class ReplayComparison:
         self._sums = {(s.fragment, s.version): s.digests for s in script.sums if s.rank == me.rank}
         part = script.part(me.rack)
         acts = part.acts[me.rank] if part is not None else ()
+        self._title = part.title if part is not None else f"rack {me.rack}"
         self._captures = {(a.fragment, a.number): a for a in acts if a.kind == CAPTURED}
         self._rounds = {
             (commit.fragment, share.seq): number
@@ -134,7 +164,7 @@ class ReplayComparison:
         if act is None or not act.checksum or act.checksum == checksum:
             return
         text = (
-            f"rack {self._me.rack} rank {self._me.rank}, step {act.step}, fragment {fragment}: "
+            f"{self._title} rank {self._me.rank}, step {act.step}, fragment {fragment}: "
             f"what was captured has checksum {act.checksum[:16]} on the tape, "
             f"{checksum[:16] or 'none'} now; training itself diverged, before any merge of it"
         )
@@ -150,7 +180,7 @@ class ReplayComparison:
         if digest == then:
             return
         text = (
-            f"round {number} (fragment {fragment}, version {version}), rack {self._me.rack} rank "
+            f"round {number} (fragment {fragment}, version {version}), {self._title} rank "
             f"{self._me.rank}: the result has digest {then[:16]} on the tape, {digest[:16]} now; "
             f"{self._which(fragment, version, tensors)}"
         )

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mend.coordination.events import Discarded, Event, Leaving
 from mend.engine.cuda_staging import CudaStaging
+from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
 from mend.engine.outcome import Outcome
 from mend.engine.published_state import PublishedState
-from mend.engine.replay_comparison import START, TRAINING, Finding, ReplayComparison, ReplayReport
-from mend.engine.trainer import Trainer
+from mend.engine.replay_comparison import (
+    START,
+    TRAINING,
+    Finding,
+    ReplayComparison,
+    ReplayReport,
+    StateFiles,
+)
+from mend.engine.trainer import POLL_NS, Trainer
+from mend.engine.training_state import Received
 from mend.errors import GaveUp, ReplayDiffers, TapeError
-from mend.trace.replay_script import APPLIED, DISCARDED, Act, ReplayScript, act_of, decode_script
+from mend.trace.replay_script import (
+    APPLIED,
+    DISCARDED,
+    Act,
+    GivenState,
+    ReplayScript,
+    act_of,
+    decode_script,
+)
 from mend.types import SECOND, Layout, Peer
 
 _LABELS = ("base", "tokens", "steps")
@@ -55,9 +72,10 @@ class Again:
         part = self.script.part(me.rack)
         if part is None or me.rank >= len(part.acts):
             raise TapeError(f"there is no rank {me.rank} of rack {me.rack} on the tapes")
-        self._report = ReplayReport(path.parent, me)
+        self._report, self._states = ReplayReport(path.parent, me), StateFiles(path.parent)
         acts = part.acts[me.rank]
         needed = {(act.fragment, act.number) for act in acts if act.kind == APPLIED}
+        needed |= set(enumerate(part.first))
         self.published = ReplayedState(len(plan), needed)
         names = [[slot.name for slot in layout.slots] for layout in plan]
         self.comparer = ReplayComparison(self.script, me, names, self._report, self.published.fail)
@@ -65,6 +83,7 @@ class Again:
     def trainer(self, *given: Any, **more: Any) -> Trainer:
         """`given`, `more`: what a `Trainer` is made of."""
         more |= {"rank": self._me.rank, "report": self._report, "comparer": self.comparer}
+        more |= {"states": self._states}
         return ReplayTrainer(*given, script=self.script, **more)
 
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
@@ -88,12 +107,20 @@ class ReplayTrainer(Trainer):
         rank: int,
         report: ReplayReport,
         comparer: ReplayComparison,
+        states: StateFiles,
         **more: Any,
     ) -> None:
         super().__init__(*given, **more)
-        part = script.part(self.member.rack)
-        assert part is not None, f"rack {self.member.rack} is not on the tape"
-        self._acts, self._ends = part.acts[rank], part.ends
+        seat = self.member.rack
+        part = script.part(seat)
+        assert part is not None, f"rack {seat} is not on the tape"
+        self._title, self._acts, self._ends = part.title, part.acts[rank], part.ends
+        self._first, self._states = part.first, states
+        self._gives = sorted(
+            (given for given in script.given if given.donor == seat), key=lambda it: it.step
+        )
+        """What other lives begin with, oldest first; each leaves the list once it is kept."""
+        self._copies = next((given for given in script.given if given.to == seat), None)
         self._place, self._rank = 0, rank
         self._report, self._comparer = report, comparer
         self._rounds = len(script.commits)
@@ -111,12 +138,80 @@ class ReplayTrainer(Trainer):
     def _next(self) -> Act | None:
         return self._acts[self._place] if self._place < len(self._acts) else None
 
+    # -------------------------------------------------------------- lives that joined
+
+    def begin(self, limit_ns: int) -> Doing:
+        """A life that joined waits for what it went on from, which others of this replay make."""
+        if not self._first:
+            yield from super().begin(limit_ns)
+            return
+        copied = yield from self._load_copied()
+        panels = self.published.panels
+        yield from self._until(
+            lambda: all(v in p.anchors for v, p in zip(self._first, panels, strict=True)),
+            "the versions that it began with",
+        )
+        with self.published.changed:
+            anchors = [p.anchors[v] for v, p in zip(self._first, panels, strict=True)]
+        yield from self._train_on(anchors)
+        self._go_on_from(copied)
+        self._stand()
+
+    def _load_copied(self) -> Generator[Any, Any, Received | None]:
+        state, copied = self.training_state, self._copies
+        if state is None:
+            return None
+        if copied is None:
+            state.begins_fresh("no rack had given it a copy")
+            return None
+        yield from self._await_state(copied)
+        data_B, then = self._states.read(copied, self._rank), copied.digests[self._rank]
+        received = Received(copied.rack, copied.step, then, data_B)
+        state.load(received)
+        return received
+
+    def _await_state(self, copied: GivenState) -> Doing:
+        """As long as rounds are decided. The file of another process comes without a word."""
+        commits, since_ns = self.published.commits, self._now_ns()
+        while not self._states.has(copied, self._rank):
+            if self.published.failure is not None:
+                raise self.published.failure
+            if self.published.commits != commits:
+                commits, since_ns = self.published.commits, self._now_ns()
+            if self._now_ns() - since_ns > self.options.give_up_ns:
+                raise GaveUp(
+                    f"replay: {self._title} waited {self.options.give_up_ns / SECOND:g} s "
+                    f"(give_up_s) for the state of rack {copied.rack} at step {copied.step}"
+                )
+            yield Wait(lambda: self._states.has(copied, self._rank), POLL_NS)
+
+    def give_state(self) -> None:
+        """Keep what another life begins with. Raises ReplayDiffers if it is not as it was."""
+        self.state_due, given = None, self._gives.pop(0)
+        assert self.training_state is not None, "a script that gave a state has one"
+        data_B, then = self.training_state.take(self.step), given.digests[self._rank]
+        if (now := digest_of_state(data_B)) != then:
+            text = (
+                f"{self._title} rank {self._rank}, after step {self.step}: what it trains with "
+                f"besides the weights (optimizer, registered objects) has digest {then[:16]} on "
+                f"the tape, {now[:16]} now; another life began with it"
+            )
+            due = self._next
+            place = self._comparer.place_of(due) if due is not None else (self._rounds + 1, 0)
+            self._comparer.differs(text, TRAINING, place)
+            raise ReplayDiffers(text)
+        self._states.write(given, self._rank, data_B)
+        if self._gives and self._gives[0].step == self.step:
+            self.give_state()
+
     # -------------------------------------------------------------- a step
 
     def stepped(self, tokens: int) -> bool:
         """Whether the tape has anything for this step; no schedule and no open round is looked
         at."""
         super().stepped(tokens)
+        if self._gives and self._gives[0].step == self.step:
+            self.state_due = self.member
         due = self._next
         return due.step <= self.step if due is not None else not self._ends or self._merged()
 
@@ -182,7 +277,7 @@ class ReplayTrainer(Trainer):
                 return
             if not waited:
                 raise GaveUp(
-                    f"replay: rack {self.member.rack} waited {limit_ns / SECOND:g} s (give_up_s) "
+                    f"replay: {self._title} waited {limit_ns / SECOND:g} s (give_up_s) "
                     f"for: {what} ({self._why()})"
                 )
 
@@ -204,7 +299,7 @@ class ReplayTrainer(Trainer):
 
     def _stop_if_over(self) -> Doing:
         """End the script of a rack whose tape ends here. Raises SystemExit."""
-        if self._next is None and not self._ends:
+        if self._next is None and not self._ends and not self._gives:
             yield from self._finish()
             raise SystemExit(0)
 
@@ -239,7 +334,7 @@ class ReplayTrainer(Trainer):
     def _differs(self, now: str, act: Act | None, more: str = "") -> ReplayDiffers:
         then = f"{act}{more}" if act is not None else "nothing more"
         text = (
-            f"rack {self.member.rack} rank {self._rank}, after step {self.step}: {now}; next on "
+            f"{self._title} rank {self._rank}, after step {self.step}: {now}; next on "
             f"its tape is: {then}"
         )
         place = self._comparer.place_of(act) if act is not None else (self._rounds + 1, 0)

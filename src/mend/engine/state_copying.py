@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from mend.coordination import events as ev
 from mend.engine.digest import bytes_of, digest_of_state
 from mend.engine.merging import said
-from mend.engine.training_state import Received
+from mend.engine.trainer_rounds import Given
+from mend.engine.training_state import LikeFirst, Received
 from mend.types import Member, training_state_key
 
 if TYPE_CHECKING:
@@ -31,10 +31,14 @@ class StateCopying:
         self._served: dict[Member, bytes] = {}
         """By the rack that it is for: the key."""
 
-    def give(self, to: Member, step: int, data_B: Tensor | str) -> None:
+    def give(self, to: Member, step: int, data_B: Given) -> None:
         rank, me = self._rank, self._rank.me
         if isinstance(data_B, str):
             rank.tell(ev.StateTaken(to, step, 0, "", data_B))
+            return
+        if isinstance(data_B, LikeFirst):  # the first rank serves it for all
+            self.free(to)
+            rank.tell(ev.StateTaken(to, step, data_B.size, data_B.digest))
             return
         copied = data_B
 

@@ -237,14 +237,7 @@ class Trainer(TrainerRounds):
         own = self.resumes
         if own:
             yield from self._check_begun(anchors)
-        for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
-            foreign = anchor.digest != track.anchor.digest or track.shared
-            if not own and foreign and track.moments is None:
-                yield from self._write(track, fragment, anchor.values)
-            track.anchor = anchor
-            if anchor.version:
-                self.published.applied(fragment, anchor.version)
-                self._post(Applied(fragment, anchor.version, 0))
+        yield from self._train_on(anchors, own=own)
         if own:
             self._offer_again()
         elif self._resumed is not None:
@@ -271,6 +264,17 @@ class Trainer(TrainerRounds):
                 )
             anchors = yield from self._first_anchors()
         return anchors
+
+    def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Doing:
+        """Before the first step. `own`: the weights stay as the script has loaded them."""
+        for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
+            foreign = anchor.digest != track.anchor.digest or track.shared
+            if not own and foreign and track.moments is None:
+                yield from self._write(track, fragment, anchor.values)
+            track.anchor = anchor
+            if anchor.version:
+                self.published.applied(fragment, anchor.version)
+                self._post(Applied(fragment, anchor.version, 0))
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
         """Of a rack that joins: get the training state of a donor, before the weights, which grow

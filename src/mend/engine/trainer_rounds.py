@@ -25,6 +25,7 @@ from mend.coordination.events import Applied, Captured, Discarded, Event, StillO
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import Calendar, Schedule
 from mend.engine.cuda_staging import CudaStaging
+from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -43,7 +44,7 @@ from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
-from mend.engine.training_state import TrainingState
+from mend.engine.training_state import LikeFirst, Replicas, TrainingState
 from mend.errors import Diverged, GaveUp, StateRefused
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
@@ -55,8 +56,11 @@ SAMPLE_NS_MIN = 50 * MS
 """A sample of the step time covers steps that took at least so long: the work for a sample, and its
 place on the tape, are bounded however short the steps are."""
 
-GiveState = Callable[[Member, int, Tensor | str], None]
-"""Hands the loop a copy of the training state behind a step, or why there is none."""
+Given = Tensor | LikeFirst | str
+"""A copy of the training state, or that another rank has the same one, or why there is none."""
+
+GiveState = Callable[[Member, int, Given], None]
+"""Hands that of a step to the loop."""
 
 
 class TrainerRounds:
@@ -98,6 +102,8 @@ class TrainerRounds:
         self.state_due: Member | None = None
         """A rack that joins, for which it is copied before the next step."""
         self.give: GiveState = lambda *_: None
+        self.replicas: Replicas | None = None
+        """Where the ranks of this rack are such."""
         self.benchmark: MicroBenchmark | None = None
         """Where slow racks are validated."""
         self._looks = 0
@@ -378,18 +384,28 @@ class TrainerRounds:
             self.published.given.add(to)
         begun_ns = self._now_ns()
         with self.untimed():
-            try:
-                data_B: Tensor | str = self.training_state.take(self.step)
-            except StateRefused as error:
-                data_B = str(error)[:TEXT_MAX]
-            except Exception as error:  # of the script's own state_dict; no memory for the copy
-                data_B = f"{type(error).__name__}: {error}"[:TEXT_MAX]
-        self.give(to, self.step, data_B)
-        size = 0 if isinstance(data_B, str) else data_B.numel()
+            given = self._copied(self.training_state, self.replicas)
+        self.give(to, self.step, given)
+        size = given.numel() if isinstance(given, Tensor) else 0
         about: dict[str, object] = {"to": to.rack, "step": self.step, "bytes": size}
         about["ms"] = (self._now_ns() - begun_ns) // MS
-        refused = {"refused": data_B} if isinstance(data_B, str) else {}
+        if isinstance(given, LikeFirst):
+            about["kept_by"] = "the first rank"
+        refused = {"refused": given} if isinstance(given, str) else {}
         self._note("state-given", about | refused)
+
+    def _copied(self, state: TrainingState, replicas: Replicas | None) -> Given:
+        """Of replicas only the first makes the copy at once. The others digest what they have where
+        it lies, and copy it only if it is not the same everywhere."""
+        if replicas is None:
+            return _or_why_not(lambda: state.take(self.step))
+        found = _or_why_not(lambda: (state.take if replicas.first else state.digest)(self.step))
+        digest = found.digest if isinstance(found, LikeFirst) else ""
+        if isinstance(found, Tensor):
+            digest = digest_of_state(found)
+        if not replicas.alike(digest) and isinstance(found, LikeFirst):
+            return _or_why_not(lambda: state.take(self.step))
+        return found
 
     def _opened(self) -> list[int]:
         """Per fragment the version of which a round is open, as far as this rank has heard; else
@@ -630,3 +646,13 @@ class TrainerRounds:
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         else:
             track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total
+
+
+def _or_why_not(take: Callable[[], Given]) -> Given:
+    """Of what a script's own objects give."""
+    try:
+        return take()
+    except StateRefused as error:
+        return str(error)[:TEXT_MAX]
+    except Exception as error:  # of the script's own state_dict; no memory for the copy
+        return f"{type(error).__name__}: {error}"[:TEXT_MAX]

@@ -47,6 +47,29 @@ class Received:
     shared: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LikeFirst:
+    """What a rank of a donor has is what its first rank has, to the bit: that one alone keeps a
+    copy."""
+
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The ranks of a donor that all hold everything (DDP). `minimum`: over them, element-wise."""
+
+    first: bool
+    minimum: Callable[[list[int]], list[int]]
+
+    def alike(self, digest: str) -> bool:
+        """Whether all ranks have this digest. All of them call it; empty: this one has none."""
+        words = [int(digest[i : i + 8], 16) for i in range(0, 32, 8)] if digest else [-1] * 4
+        agreed = self.minimum([*words, *(-word for word in words)])
+        return bool(digest) and agreed == [*words, *(-word for word in words)]
+
+
 class TrainingState:
     """Of one rank. `names`: id of a parameter -> its name in the model."""
 
@@ -149,11 +172,19 @@ class TrainingState:
 
     def take(self, step: int) -> Tensor:
         """A copy of all that is of the job, as bytes. Raises StateRefused."""
+        return self._packed(step).write()
+
+    def digest(self, step: int) -> LikeFirst:
+        """Of what `take` would copy. Raises StateRefused."""
+        packed = self._packed(step)
+        return LikeFirst(packed.size, packed.digest())
+
+    def _packed(self, step: int) -> Packing:
         states = {n: v.state_dict() for n, (v, scope) in self._registered.items() if scope == "job"}
         optimizers = {name: self._optimizer(name, of) for name, of in self.optimizers.items()}
         for name, value in states.items():
             check(name, value)  # named by itself
-        return Packing("state", {"step": step, "optimizers": optimizers, "job": states}).write()
+        return Packing("state", {"step": step, "optimizers": optimizers, "job": states})
 
     def load(self, found: Received) -> None:
         """Load the optimizers; the rest waits to be registered. Raises StateRefused, by name, where

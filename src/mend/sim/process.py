@@ -21,6 +21,7 @@ from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Spread, Trainer, Wait
+from mend.engine.trainer_rounds import Given
 from mend.engine.training_state import TrainingState
 from mend.errors import CheckpointError, Diverged, JobLost, WireError
 from mend.fragment.shards import put_together, take
@@ -356,7 +357,7 @@ class Training:
         self.trainer.training_state = TrainingState([moments], {}, note)
         self.trainer.give = self._give
 
-    def _give(self, to: Member, step: int, data_B: Tensor | str) -> None:
+    def _give(self, to: Member, step: int, data_B: Given) -> None:
         self.process.later(THREAD_HOP_NS, lambda: self.rank.give_state(to, step, data_B))
 
     def look(self) -> None:

@@ -13,12 +13,21 @@ from pathlib import Path
 
 import typer
 
+from mend.config.replaying import seat_environment
 from mend.config.sources import REPLAY
-from mend.engine.replay_comparison import MERGE, START, TRAINING, Finding, file_name, findings_in
+from mend.engine.replay_comparison import (
+    MERGE,
+    START,
+    TRAINING,
+    Finding,
+    StateFiles,
+    file_name,
+    findings_in,
+)
 from mend.errors import TapeError
 from mend.tools import versions
 from mend.tools.launch import Job, Launch, Outcome
-from mend.tools.processes import kill_orphans
+from mend.tools.processes import Child, kill_orphans
 from mend.trace.reader import read_tape, tapes_in
 from mend.trace.replay_script import ReplayScript, encode_script, recite, script_of
 from mend.types import WITNESS, Peer
@@ -43,8 +52,12 @@ HINTS = {
 def replay_training(tapes: Sequence[Path], command: Sequence[str], log_dir: Path | None) -> int:
     """Returns the exit status. Raises TapeError and ConfigError."""
     script = read_script(tapes)
-    rounds, racks = len(script.commits), len(script.parts)
-    _say(f"{rounds} of {script.rounds} rounds, {racks} racks of {len(script.parts[0].acts)} ranks")
+    rounds = len(script.commits)
+    ranks = len(script.parts[0].acts)
+    _say(f"{rounds} of {script.rounds} rounds, {racks_of(script)} of {ranks} ranks")
+    for seat, part in enumerate(script.parts):
+        if part.rack != seat:
+            _say(f"{part.title} runs as rack {seat} of this replay")
     for sentence in script.omitted:
         _say(sentence)
     with ExitStack() as stack:
@@ -84,6 +97,7 @@ class Rerun(Launch):
         self._script, self._folder = script, folder
         for peer in self._peers():
             (folder / file_name(peer)).unlink(missing_ok=True)
+        StateFiles(folder).remove()
         path = folder / "script.mend-replay"
         path.write_bytes(encode_script(script))
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -109,7 +123,15 @@ class Rerun(Launch):
         )
 
     def _peers(self) -> list[Peer]:
-        return [Peer(p.rack, k) for p in self._script.parts for k in range(len(p.acts))]
+        parts = enumerate(self._script.parts)
+        return [Peer(seat, k) for seat, part in parts for k in range(len(part.acts))]
+
+    def _life(self, rack: int) -> Child:
+        """A process per life of the recorded job; here each is a rack."""
+        part = self._script.parts[rack]
+        racks = int(part.config.get("racks", len(self._script.parts)))
+        self._environments[rack] |= seat_environment(part.rack, racks, rack, self._addresses)
+        return super()._life(rack)
 
     # -------------------------------------------------------------- while it runs
 
@@ -146,17 +168,18 @@ class Rerun(Launch):
 
     def told(self, outcome: Outcome) -> int:
         """Say what was found; returns the exit status."""
-        rounds, racks = len(self._script.commits), len(self._script.parts)
+        rounds, racks = len(self._script.commits), racks_of(self._script)
         if differences := self._differences():
             for line in told_first(min(differences, key=lambda f: f.place), self._script):
                 _say(line)
             return DIFFERENT
         if all(self._is_done(peer) for peer in self._peers()):
             many = "round" if rounds == 1 else "rounds"
-            _say(f"replayed {rounds} {many} of {racks} racks: every digest is that of the tape")
+            _say(f"replayed {rounds} {many} of {racks}: every digest is that of the tape")
             for rack, code in outcome.racks.items():
                 if code:
-                    _say(f"behind that, rack {rack} ended with status {code}")
+                    title = self._script.parts[rack].title
+                    _say(f"behind that, {title} ended with status {code}")
             return EQUAL
         equal = self._round()
         where = f"after {equal} of {rounds} rounds, which are equal" if equal else "before a round"
@@ -165,9 +188,16 @@ class Rerun(Launch):
             return outcome.status
         for line in self._lines:
             typer.echo(line)
-        codes = ", ".join(f"rack {rack}: {code}" for rack, code in outcome.racks.items())
+        parts = self._script.parts
+        codes = ", ".join(f"{parts[rack].title}: {code}" for rack, code in outcome.racks.items())
         _say(f"the script ended early, {where} (exit status of {codes}); its last lines are above")
         return DIFFERENT
+
+
+def racks_of(script: ReplayScript) -> str:
+    """Their number, and that of their lives if it is another, for people."""
+    racks, lives = len({part.rack for part in script.parts}), len(script.parts)
+    return f"{racks} racks in {lives} lives" if lives > racks else f"{racks} racks"
 
 
 def told_first(finding: Finding, script: ReplayScript) -> list[str]:

@@ -6,8 +6,9 @@ have everything that they are made of. Pure: entries of tapes in, a script out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from mend.consensus.records import (
     Mitigation,
     Record,
     Roster,
+    Seat,
 )
 from mend.coordination import events as ev
 from mend.errors import TapeError
@@ -66,13 +68,35 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Of one rack. `ends`: its script went to its end; else it stops behind its last act."""
+    """What one life of a rack does. In the replay it is a rack of its own, whose number, its
+    *seat*, is its place in the script. `ends`: its script went to its end; else it stops after its
+    last act."""
 
     rack: int
     acts: tuple[tuple[Act, ...], ...]
     ends: bool
     config: dict[str, Any]
     threads: str = ""
+    life: int = 1
+    """Counted from 1, in the order in which the lives of this rack joined."""
+    first: tuple[int, ...] = ()
+    """Of a life that joined the running job: the versions that it began with. Empty: a founder."""
+
+    @property
+    def title(self) -> str:
+        return f"rack {self.rack}" if self.life == 1 else f"rack {self.rack} (life {self.life})"
+
+
+class GivenState(msgspec.Struct, frozen=True, array_like=True):
+    """The training state that one life, at `step`, has given to another. `donor`, `to`: seats."""
+
+    donor: int
+    to: int
+    rack: int
+    """The donor's rack."""
+    step: int
+    digests: tuple[str, ...]
+    """Per rank."""
 
 
 class ReplayScript(msgspec.Struct, frozen=True):
@@ -82,16 +106,17 @@ class ReplayScript(msgspec.Struct, frozen=True):
     facts: tuple[tuple[str, str], ...]
     genesis: Genesis
     records: tuple[Record, ...]
-    """Commits and Drops, in the order of the log."""
+    """Commits and Drops, in the order of the log. Members have the number of their seat."""
     rounds: int
     """Commits of the whole log; `records` may have less."""
     parts: tuple[Part, ...]
     sums: tuple[Sums, ...]
     versions: dict[str, str]
     omitted: tuple[str, ...]
+    given: tuple[GivenState, ...] = ()
 
-    def part(self, rack: int) -> Part | None:
-        return next((part for part in self.parts if part.rack == rack), None)
+    def part(self, seat: int) -> Part | None:
+        return self.parts[seat] if 0 <= seat < len(self.parts) else None
 
     @property
     def commits(self) -> dict[tuple[int, int], tuple[int, Commit]]:
@@ -118,6 +143,14 @@ def decode_script(data: bytes) -> ReplayScript:
 # ------------------------------------------------------------------ from tapes
 
 
+class Taken(NamedTuple):
+    """The training state of `donor` behind `step`, for a rack that joins."""
+
+    donor: Member
+    step: int
+    digest: str
+
+
 @dataclass
 class Recital:
     """What the tape of one rank tells."""
@@ -128,25 +161,25 @@ class Recital:
     acts: list[Act] = field(default_factory=list)
     captures: dict[tuple[int, int], int] = field(default_factory=dict)
     """(fragment, seq) -> place in `acts`."""
-    records: list[Record] = field(default_factory=list)
+    records: dict[int, Record] = field(default_factory=dict)
+    """By their place in the log, counted from 0. Those that a snapshot stood for are not here."""
+    decided: int = 0
+    """Records of the log up to the newest one."""
     sums: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     """(fragment, version, digest, digests of tensors)."""
     declined: set[tuple[int, int]] = field(default_factory=set)
+    gave: set[tuple[Member, int, str]] = field(default_factory=set)
+    """As a donor: (rack that joined, step, digest)."""
+    pulled: Taken | None = None
+    """What came of a donor last."""
+    copied: Taken | None = None
+    """What this rank has gone on from; None: from nothing."""
     left: bool = False
     """Its script called mend_shutdown."""
 
     @property
     def member(self) -> Member:
         return self.header.parts.member
-
-    @property
-    def life(self) -> Life:
-        return Life(self.member, self.header.rank)
-
-
-class Life(NamedTuple):
-    member: Member
-    rank: int
 
 
 def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recital:
@@ -159,9 +192,19 @@ def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recit
         if entry.machine != "rank":
             continue
         _listen(entry.event, found)
-        if any(answer.name == "RecordCommitted" for answer in entry.answers):
-            found.records += [e.record for e in entry.effects if isinstance(e, ev.RecordCommitted)]
+        if any(answer.name in ("RecordCommitted", "Restored") for answer in entry.answers):
+            for effect in entry.effects:
+                _note_decided(effect, found)
     return found
+
+
+def _note_decided(effect: ev.Effect, found: Recital) -> None:
+    match effect:
+        case ev.Restored(snapshot):
+            found.decided = snapshot.index
+        case ev.RecordCommitted(record):
+            found.records[found.decided] = record
+            found.decided += 1
 
 
 def act_of(event: ev.Event) -> Act | None:
@@ -192,58 +235,117 @@ def _listen(event: ev.Event, found: Recital) -> None:
             found.sums.append((p, version, digest, tensors))
         case ev.Leaving():
             found.left = True
+        case _:
+            _listen_to_copies(event, found)
+
+
+def _listen_to_copies(event: ev.Event, found: Recital) -> None:
+    match event:
+        case ev.StateTaken(to, step, _, digest, "") if digest:
+            found.gave.add((to, step, digest))
+        case ev.StateCopied(donor, step, digest, ""):
+            found.pulled = Taken(donor, step, digest)
+        case ev.Progress(step, 0) if found.pulled is not None and step == found.pulled.step:
+            found.copied = found.copied or found.pulled  # `Trainer` says so, once it has loaded it
+
+
+@dataclass(frozen=True)
+class Life:
+    """One life of a rack: the tapes of its ranks, in order."""
+
+    seat: Seat
+    number: int
+    founder: bool
+    ranks: list[Recital]
+    acts: list[list[Act]]
+    """Per rank, as far as all their tapes go."""
+
+    @property
+    def member(self) -> Member:
+        return self.seat.member
+
+    @property
+    def title(self) -> str:
+        rack = f"rack {self.member.rack}"
+        return rack if self.number == 1 else f"{rack} (life {self.number})"
+
+    @property
+    def copied(self) -> Taken | None:
+        return self.ranks[0].copied
+
+    def first(self, genesis: Genesis) -> tuple[int, ...]:
+        """The versions that it began with."""
+        begun = {act.fragment: act.number for act in self.acts[0] if act.step == 0}
+        return tuple(begun.get(p, version) for p, version in enumerate(genesis.first()))
+
+    def acts_up_to(self, step: int) -> int:
+        return sum(act.step <= step for act in self.acts[0])
+
+    def gave(self, to: Member, step: int, digests: Sequence[str]) -> bool:
+        return all(
+            (to, step, digest) in tape.gave
+            for tape, digest in zip(self.ranks, digests, strict=True)
+        )
 
 
 def script_of(tapes: Sequence[Recital]) -> ReplayScript:
-    """Raises TapeError when the tapes are not those of one job, or a rank's is not there."""
+    """Raises TapeError when the tapes are not those of one job, or a founder's is not there."""
     log = _log_of(tapes)
     genesis, omitted = log[0], list[str]()
     assert isinstance(genesis, Genesis), "the first record of every log"
-    lives = {tape.life: tape for tape in tapes}
-    founders: dict[int, list[Recital]] = {}
-    for seat in genesis.roster:
-        for rank in range(len(seat.lanes)):
-            if Life(seat.member, rank) not in lives:
-                raise TapeError(f"there is no tape of rack {seat.member.rack} rank {rank} here")
-            founders.setdefault(seat.member.rack, []).append(lives.pop(Life(seat.member, rank)))
-    later = sorted({life.member.rack for life, tape in lives.items() if tape.records})
-    omitted += [f"rack {rack} came back or joined later: that life is left out" for rack in later]
-    acts = {rack: _in_common(ranks) for rack, ranks in founders.items()}
-    kept = _Cut(genesis, log[1:], acts, founders)
+    lives = _lives_of(tapes, genesis, log, omitted)
+    kept = _Cut(genesis, log[1:], lives)
     omitted += kept.omitted
+    cast = sorted(kept.lives, key=lambda life: (life.member.rack, life.number))
+    seats = {life.member: seat for seat, life in enumerate(cast)}
+    founders = [life for life in cast if life.founder]
     return ReplayScript(
         job=tapes[0].header.job,
-        facts=_facts(founders),
+        facts=_facts(founders[0]),
         genesis=genesis,
-        records=tuple(kept.records),
+        records=tuple(_seated(kept.records, log, seats)),
         rounds=sum(isinstance(record, Commit) for record in log),
         parts=tuple(
             Part(
-                rack,
-                tuple(tuple(of[: kept.lengths[rack]]) for of in acts[rack]),
-                kept.ends(rack),
-                founders[rack][0].header.config,
-                founders[rack][0].header.versions.get("threads", ""),
+                life.member.rack,
+                tuple(tuple(of[: kept.lengths[life.member]]) for of in life.acts),
+                kept.ends(life),
+                life.ranks[0].header.config,
+                life.ranks[0].header.versions.get("threads", ""),
+                life.number,
+                () if life.founder else life.first(genesis),
             )
-            for rack in sorted(founders)
+            for life in cast
         ),
-        sums=_sums(kept.records, founders.values()),
-        versions=founders[min(founders)][0].header.versions,
+        sums=_sums(kept.records, [life.ranks for life in cast]),
+        versions=founders[0].ranks[0].header.versions,
         omitted=tuple(omitted),
+        given=tuple(
+            GivenState(
+                seats[copied.donor],
+                seat,
+                copied.donor.rack,
+                copied.step,
+                tuple(tape.copied.digest for tape in life.ranks if tape.copied),
+            )
+            for seat, life in enumerate(cast)
+            if (copied := life.copied) is not None
+        ),
     )
 
 
 def _log_of(tapes: Sequence[Recital]) -> list[Record]:
     """The longest, up to where a new lineage undoes what others still have. Raises TapeError."""
-    log = max((tape.records for tape in tapes), key=len, default=[])
+    log = max((_unbroken(tape) for tape in tapes), key=len, default=[])
     if not log or not isinstance(log[0], Genesis):
         raise TapeError("on these tapes no job has begun")
     for tape in tapes:
-        for index, pair in enumerate(zip(log, tape.records, strict=False)):
-            if pair[0] == pair[1]:
+        for index, record in tape.records.items():
+            if index >= len(log) or log[index] == record:
                 continue
-            if index and any(isinstance(record, Lineage) for record in (*log, *tape.records)):
-                log = [*log[:index], next(r for r in (*log, *tape.records) if type(r) is Lineage)]
+            theirs = tape.records.values()
+            if index and any(isinstance(record, Lineage) for record in (*log, *theirs)):
+                log = [*log[:index], next(r for r in (*log, *theirs) if type(r) is Lineage)]
                 break
             rack = tape.header.rack
             raise TapeError(
@@ -253,20 +355,101 @@ def _log_of(tapes: Sequence[Recital]) -> list[Record]:
     return log
 
 
-def _facts(founders: Mapping[int, Sequence[Recital]]) -> tuple[tuple[str, str], ...]:
-    leader = founders[min(founders)][0].header.parts.leader
+def _unbroken(tape: Recital) -> list[Record]:
+    """From the first record on."""
+    return [tape.records[i] for i in takewhile(tape.records.__contains__, count())]
+
+
+def _lives_of(
+    tapes: Sequence[Recital], genesis: Genesis, log: Sequence[Record], omitted: list[str]
+) -> list[Life]:
+    """The founders, and of those that joined later the ones that can be replayed. Raises
+    TapeError."""
+    found = {(tape.member, tape.header.rank): tape for tape in tapes}
+    founders = {seat.member for seat in genesis.roster}
+    lowest, numbers, lives = min(founders).rack, dict[int, int](), list[Life]()
+    for seat in _seats_in(log):
+        member, rack = seat.member, seat.member.rack
+        numbers[rack] = number = numbers.get(rack, 0) + 1
+        ranks = [found.get((member, rank)) for rank in range(len(seat.lanes))]
+        here = [tape for tape in ranks if tape is not None]
+        founder = member in founders
+        if founder and len(here) < len(ranks):
+            raise TapeError(f"there is no tape of rack {rack} rank {ranks.index(None)} here")
+        acts = _in_common(here) if len(here) == len(ranks) else []
+        life = Life(seat, number, founder, here, acts)
+        why = "" if founder else _why_not(life, lowest)
+        if why:
+            omitted.append(f"{life.title} joined later and is left out: {why}")
+        elif founder or acts[0] or any(tape.gave for tape in here):
+            lives.append(life)
+    return lives
+
+
+def _seats_in(log: Sequence[Record]) -> list[Seat]:
+    """Of every member once, in the order in which they joined."""
+    found: dict[Member, Seat] = {}
+    for record in log:
+        if isinstance(record, Genesis | Roster):
+            seats = record.roster if isinstance(record, Genesis) else record.members
+            for seat in seats:
+                found.setdefault(seat.member, seat)
+    return list(found.values())
+
+
+def _why_not(life: Life, lowest: int) -> str:
+    """Why a life that joined later cannot be replayed, or empty."""
+    if not life.acts:
+        return "not all of its tapes are here"
+    parts = life.ranks[0].header.parts
+    if parts.leader is not None and parts.leader.hello.resume is not None:
+        return "it resumed a checkpoint"
+    if life.member.rack < lowest:
+        return f"rack {lowest}, the lowest that founded the job, has the first version"
+    return ""
+
+
+def _seated(
+    records: Sequence[Record], log: Sequence[Record], seats: Mapping[Member, int]
+) -> Iterator[Record]:
+    """The Commits and Drops of the log that are kept, of which there are as many, with seats in
+    the place of racks."""
+    current, left = dict[int, int](), len(records)
+
+    def seated(member: Member) -> Member:
+        return Member(seats[member], member.incarnation)
+
+    for record in log:
+        if isinstance(record, Genesis | Roster):
+            there = record.roster if isinstance(record, Genesis) else record.members
+            current |= {s.member.rack: seats[s.member] for s in there if s.member in seats}
+        if not left or not isinstance(record, Commit | Drop):
+            continue
+        left -= 1
+        replace = msgspec.structs.replace
+        dropped = tuple(replace(each, member=seated(each.member)) for each in record.dropped)
+        if isinstance(record, Drop):
+            yield replace(record, dropped=dropped)
+            continue
+        named = tuple(replace(each, member=seated(each.member)) for each in record.members)
+        absent = tuple(replace(each, rack=current.get(each.rack, 0)) for each in record.absent)
+        yield replace(record, members=named, dropped=dropped, absent=absent)
+
+
+def _facts(life: Life) -> tuple[tuple[str, str], ...]:
+    leader = life.ranks[0].header.parts.leader
     return leader.hello.facts if leader is not None else ()
 
 
 def _in_common(ranks: Sequence[Recital]) -> list[list[Act]]:
     """The acts of every rank of a rack, as far as all of their tapes go. They act together."""
-    count = 0
+    length = 0
     for row in zip(*(tape.acts for tape in ranks), strict=False):
         if len({act.key for act in row}) > 1:
             rack = ranks[0].header.rack
             raise TapeError(f"the ranks of rack {rack} did not act together: {row[0]}, {row[1]}")
-        count += 1
-    return [tape.acts[:count] for tape in ranks]
+        length += 1
+    return [tape.acts[:length] for tape in ranks]
 
 
 def _sums(records: Sequence[Record], racks: Iterable[Sequence[Recital]]) -> tuple[Sums, ...]:
@@ -282,37 +465,32 @@ def _sums(records: Sequence[Record], racks: Iterable[Sequence[Recital]]) -> tupl
 
 
 class _Cut:
-    """The longest beginning of the log, and of every rack's acts, that need nothing beyond each
+    """The longest beginning of the log, and of every life's acts, that need nothing beyond each
     other."""
 
-    def __init__(
-        self,
-        genesis: Genesis,
-        log: Sequence[Record],
-        acts: Mapping[int, list[list[Act]]],
-        founders: Mapping[int, Sequence[Recital]],
-    ) -> None:
-        self._members = {seat.member for seat in genesis.roster}
-        self._first = dict(enumerate(genesis.first()))
-        self._acts, self._founders = {rack: of[0] for rack, of in acts.items()}, founders
+    def __init__(self, genesis: Genesis, log: Sequence[Record], lives: Sequence[Life]) -> None:
+        self._genesis, self._log, self._why = genesis, log, ""
+        self.lives = list(lives)
         self.records: list[Record] = []
-        self.lengths = {rack: len(of) for rack, of in self._acts.items()}
-        self._log, self._why = log, ""
+        self.lengths = {life.member: len(life.acts[0]) for life in lives}
+        self.omitted: list[str] = []
         before = None
-        while before != (before := (len(self.records), dict(self.lengths))):
+        while before != (before := (len(self.records), len(self.lives), dict(self.lengths))):
             self._cut_log()
             self._cut_acts()
-        self.omitted = self._told()
+            self._cut_lives()
+        self.omitted += self._told()
 
-    def ends(self, rack: int) -> bool:
-        whole = all(tape.whole and tape.left for tape in self._founders[rack])
-        return whole and self.lengths[rack] == len(self._acts[rack])
+    def ends(self, life: Life) -> bool:
+        whole = all(tape.whole and tape.left for tape in life.ranks)
+        return whole and self.lengths[life.member] == len(life.acts[0])
 
     def _cut_log(self) -> None:
+        titles = {life.member: life.title for life in self.lives}
         captured = {
-            (rack, act.fragment, act.number)
-            for rack, acts in self._acts.items()
-            for act in acts[: self.lengths[rack]]
+            (life.member, act.fragment, act.number)
+            for life in self.lives
+            for act in life.acts[0][: self.lengths[life.member]]
             if act.kind == CAPTURED
         }
         self.records, self._why = [], ""
@@ -323,38 +501,69 @@ class _Cut:
                 self._why = f"a {type(record).__name__} record came then"
                 return
             for offer in offers_of(record):
-                rack = offer.member.rack
-                if offer.member not in self._members:
-                    self._why = f"it names rack {rack} in a later life"
-                elif (rack, record.fragment, offer.seq) not in captured:
-                    self._why = f"the tape of rack {rack} does not reach what it names"
+                member = offer.member
+                if member not in titles:
+                    self._why = f"it names rack {member.rack} in a life that is left out"
+                elif (member, record.fragment, offer.seq) not in captured:
+                    self._why = f"the tape of {titles[member]} does not reach what it names"
             if self._why:
                 return
             self.records.append(record)
 
-    def _cut_acts(self) -> None:
+    @property
+    def _versions(self) -> dict[int, int]:
         commits = [record for record in self.records if isinstance(record, Commit)]
+        first = dict(enumerate(self._genesis.first()))
+        return first | {commit.fragment: commit.version for commit in commits}
+
+    def _cut_acts(self) -> None:
         drops = [record for record in self.records if isinstance(record, Drop)]
-        versions = self._first | {commit.fragment: commit.version for commit in commits}
-        dropped = {(e.member.rack, drop.fragment, e.seq) for drop in drops for e in drop.dropped}
-        for rack, acts in self._acts.items():
-            declined = set().union(*(tape.declined for tape in self._founders[rack]))
-            for place, act in enumerate(acts[: self.lengths[rack]]):
+        versions = self._versions
+        dropped = {(e.member, drop.fragment, e.seq) for drop in drops for e in drop.dropped}
+        for life in self.lives:
+            declined = set().union(*(tape.declined for tape in life.ranks))
+            for place, act in enumerate(life.acts[0][: self.lengths[life.member]]):
                 beyond = act.kind == APPLIED and act.number > versions[act.fragment]
                 key = (act.fragment, act.number)
-                ended = key in declined or (rack, *key) in dropped
+                ended = key in declined or (life.member, *key) in dropped
                 if beyond or (act.kind == DISCARDED and not ended):
-                    self.lengths[rack] = place
+                    self.lengths[life.member] = place
                     break
+
+    def _cut_lives(self) -> None:
+        """Those that cannot begin any more."""
+        for life in self.lives:
+            why = "" if life.founder else self._why_it_cannot_begin(life)
+            if why:
+                self.lives.remove(life)
+                del self.lengths[life.member]
+                self.omitted.append(f"{life.title} joined later and is left out: {why}")
+                return  # the others are looked at again
+
+    def _why_it_cannot_begin(self, life: Life) -> str:
+        versions = self._versions
+        if any(v > versions[p] for p, v in enumerate(life.first(self._genesis))):
+            return "it began with a version that is not replayed"
+        if (copied := life.copied) is None:
+            return ""
+        donor = next((each for each in self.lives if each.member == copied.donor), None)
+        digests = [tape.copied.digest for tape in life.ranks if tape.copied]
+        if len(digests) < len(life.ranks):
+            return "its ranks did not begin alike"
+        if donor is None or not donor.gave(life.member, copied.step, digests):
+            return f"no tape has the state that rack {copied.donor.rack} gave it"
+        if self.lengths[donor.member] < donor.acts_up_to(copied.step):
+            return f"{donor.title} is not replayed up to step {copied.step}, which it went on from"
+        return ""
 
     def _told(self) -> list[str]:
         kept = sum(isinstance(record, Commit) for record in self.records)
         found = []
         if self._why:
             found.append(f"what came behind round {kept} is left out: {self._why}")
-        for rack in sorted(self._acts):
-            if not self.ends(rack):
-                last = self._acts[rack][: self.lengths[rack]][-1:]
+        for life in sorted(self.lives, key=lambda life: (life.member.rack, life.number)):
+            if not self.ends(life):
+                last = life.acts[0][: self.lengths[life.member]][-1:]
                 where = f"step {last[0].step}" if last else "its first step"
-                found.append(f"rack {rack} is replayed up to {where}")
+                found.append(f"{life.title} is replayed up to {where}")
         return found

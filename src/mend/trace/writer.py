@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Protocol
 
 from msgspec.structs import replace
 
-from mend.coordination.events import Effect, Event, Machine
+from mend.coordination.events import Effect, Encoded, Event, Machine, StateTaken
 from mend.coordination.machines import Parts
 from mend.trace import format as form
 from mend.trace.format import Base, Gap, Header, Packer
@@ -35,6 +35,10 @@ from mend.types import MB, VERSION
 
 FLUSH_S = 0.25
 """How long an entry waits for others before it is written; a killed process loses at most that."""
+
+AT_ONCE = (Encoded, StateTaken)
+"""Written at once, with all that waits: others go on from what these are about, so that a replay
+of the job needs them although their process was killed right afterwards."""
 
 WAITING_MAX = 8_192
 """Entries that wait for a slow disk; further ones become a gap."""
@@ -148,6 +152,8 @@ class TapeWriter:
             self._waiting.append(Gap(self._missed, TOO_SLOW))
             self._missed = 0
         self._waiting.append((machine, now_ns, event, effects, error))
+        if isinstance(event, AT_ONCE):
+            self._wake.set()
         if self._full:
             self._full = False
             self._waiting.append(self._base())
@@ -181,6 +187,7 @@ class TapeWriter:
             self._files.open()
             while not self._closing:
                 self._wake.wait(FLUSH_S)
+                self._wake.clear()
                 self._flush()
             self._flush()  # what came while the last one ran
             if self._missed:

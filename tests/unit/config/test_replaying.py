@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mend.config import MendConfig
+from mend.config.replaying import seat_environment
+from mend.config.wiring import settings_of
 from mend.errors import ConfigError
-from mend.trace.replay_script import Part, ReplayScript, encode_script
+from mend.trace.replay_script import Part, ReplayScript, decode_script, encode_script
 from tests.unit.coordination.nouns import genesis
 
 
@@ -39,6 +42,24 @@ def test_the_tape_wins_over_the_script(script: Path, monkeypatch: pytest.MonkeyP
     assert config.sideband_addr == "tcp://127.0.0.1:7001", "of this run"
     assert config.diagnostics_dir == script.parent / "events", "never the folder of the tapes"
     assert (config.witness_addr, config.simulated_merge_delay_ms, config.tape_mb_max) == ("", 0, 0)
+
+
+def test_a_later_life_is_its_rack_to_the_script_and_its_seat_to_the_job(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seat 1 is the second life of rack 0."""
+    made = decode_script(script.read_bytes())
+    parts = (made.parts[0], replace(made.parts[1], rack=0, life=2))
+    script.write_bytes(encode_script(replace(made, parts=parts)))
+    addresses = ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
+    for name, value in seat_environment(0, 2, 1, addresses).items():
+        monkeypatch.setenv(name, value)
+    config = MendConfig()
+    assert (config.rack, config.racks, config.stall_max_s) == (0, 2, 2.0)
+    settings = settings_of(config, None)
+    assert (settings.rack, settings.racks) == (1, 2)
+    assert settings.peers == dict(enumerate(addresses))
+    assert settings.io_loop.bind == addresses[1]
 
 
 def test_a_script_that_cannot_be_read_is_named(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mend.consensus.epochs import epoch_of
@@ -142,8 +142,10 @@ def roster(
     *,
     non_voters: Sequence[int] = (),
     witness: bool = False,
+    lives: Mapping[int, int] | None = None,
 ) -> Roster:
-    seats = tuple(seat(rack, ranks) for rack in racks)
+    """`lives`: of racks that were started again."""
+    seats = tuple(seat(rack, ranks, (lives or {}).get(rack, 0)) for rack in racks)
     third = member(WITNESS) if witness else None
     return Roster(number, seats, tuple(non_voters), third, "a test")
 

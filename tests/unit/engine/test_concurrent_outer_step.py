@@ -23,6 +23,7 @@ from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreign
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import OpenOffer
+from mend.engine.training_state import LikeFirst
 from mend.errors import (
     Diverged,
     JobLost,
@@ -481,6 +482,16 @@ def test_only_what_its_leader_says_last_names_the_racks_that_ask_a_donor() -> No
     assert story.published.asked == (joins,)
     story.told()
     assert story.published.asked == ()
+
+
+def test_a_rank_that_has_what_its_first_rank_has_serves_nothing_and_says_what_it_has() -> None:
+    story, joins = Story(), Member(2, 9)
+    story.told(asked=(joins,))
+    before = set(story.host.served)
+    story.rank.give_state(joins, 3, LikeFirst(100, "d" * 32))
+    assert story.host.served.keys() == before
+    copy = story.rank.roles.rank_machine.copies.given[joins]
+    assert (copy.step, copy.size, copy.digest, copy.refused) == (3, 100, "d" * 32, "")
 
 
 def test_a_donor_whose_copy_is_freed_makes_another_when_it_is_asked_again() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mend.engine.digest import digest_of_state
 from mend.engine.plain_data import DTYPES, Carried, Packing, unpack
 from mend.errors import StateRefused
 
@@ -28,6 +29,14 @@ SAMPLE: dict[str, Any] = {
 
 def back(value: Any) -> Any:
     return unpack("state", Packing("state", value).write())
+
+
+def test_a_digest_without_the_bytes_is_that_of_the_bytes() -> None:
+    """Of tensors of all widths, larger than a block, and not contiguous."""
+    tensors = [torch.arange(0, 7).to(dtype) for dtype in DTYPES.values()]
+    large = torch.arange(1_100_000, dtype=torch.float32).reshape(1000, 1100).t()
+    packing = Packing("state", {**SAMPLE, "all": tensors, "large": large, "none": large[:0]})
+    assert packing.digest() == digest_of_state(packing.write())
 
 
 def test_plain_values_come_back_with_their_types() -> None:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from mend.coordination.events import Applied, Captured, Discarded, Leaving
-from mend.engine.replay_comparison import ReplayComparison, ReplayReport, file_name, findings_in
+from mend.engine.digest import digest_of_state
+from mend.engine.replay_comparison import (
+    ReplayComparison,
+    ReplayReport,
+    StateFiles,
+    file_name,
+    findings_in,
+)
 from mend.engine.replay_training import Again, ReplayedState, ReplayTrainer
+from mend.engine.training_state import Received
 from mend.errors import GaveUp, MendError, ReplayDiffers, TapeError
-from mend.trace.replay_script import Act, Part, ReplayScript, encode_script
+from mend.trace.replay_script import Act, GivenState, Part, ReplayScript, encode_script
 from mend.types import Peer
 from tests.unit.coordination.nouns import commit, genesis, offer
 from tests.unit.engine.hand import GIVE_UP_NS, MINE, MOVE, TOKENS, Hand
@@ -42,7 +53,7 @@ class Following(Hand):
             MINE, old.schedule, old.options, old.tracks, self.published, now_ns=lambda: self.now_ns,
             post=self.events.append, own=self._own,
             note=lambda kind, fields: self.notes.append((kind, fields)), numerics=self.numerics,
-            script=script, rank=0, report=report, comparer=comparer,
+            script=script, rank=0, report=report, comparer=comparer, states=StateFiles(folder),
         )  # fmt: skip
 
     def differs(self) -> str:
@@ -63,6 +74,92 @@ def test_it_applies_what_the_tape_says_though_more_is_there(tmp_path: Path) -> N
     hand.step()
     assert hand.posted(Applied) == [Applied(0, 2, 0, 10)]
     assert hand.theta() == 0.5 + 10 * MOVE
+
+
+STATE = torch.frombuffer(bytearray(b"moments, step 6"), dtype=torch.uint8)
+
+
+class TwinState:
+    """What a script trains with beside the weights, as the trainer sees it."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Received] = []
+        self.fresh: list[str] = []
+
+    def take(self, step: int) -> Tensor:
+        return STATE.clone() if step == 6 else torch.zeros(3, dtype=torch.uint8)
+
+    def load(self, found: Received) -> None:
+        self.loaded.append(found)
+
+    def begins_fresh(self, reason: str) -> None:
+        self.fresh.append(reason)
+
+
+def given(digest: str = digest_of_state(STATE)) -> GivenState:
+    """Seat 0 is the donor, or the life that joins."""
+    return GivenState(donor=0, to=0, rack=3, step=6, digests=(digest,))
+
+
+def twin(folder: Path, script: ReplayScript) -> tuple[Following, TwinState]:
+    hand, state = Following(folder, script), TwinState()
+    hand.trainer.training_state = state  # type: ignore[assignment]
+    return hand, state
+
+
+def test_a_life_that_joined_begins_with_its_versions_and_its_donors_state(tmp_path: Path) -> None:
+    """Of version 1, though version 2 is decided when the donor's replay is as far."""
+    acts = Act("applied", 0, 0, 1), Act("captured", 8, 0, 1, 1, 20, 2)
+    part = Part(rack=1, acts=(acts,), ends=True, config={}, life=2, first=(1,))
+    script = msgspec.structs.replace(script_of(), parts=(part,), given=(given(),))
+    hand, state = twin(tmp_path, script)
+
+    def progress() -> None:
+        if hand.published.panels[0].decided < 2:
+            hand.decide(0.5)
+        else:
+            StateFiles(tmp_path).write(given(), 0, STATE)
+
+    hand.during = progress
+    hand.run(hand.trainer.begin(GIVE_UP_NS))
+    (received,) = state.loaded
+    assert (received.donor, received.step, received.data_B.tolist()) == (3, 6, STATE.tolist())
+    assert (hand.theta(), hand.trainer.step) == (0.5, 6)
+    hand.step(2)
+    assert hand.posted(Applied) == [Applied(0, 1, 0)]
+    assert hand.posted(Captured) == [Captured(0, 1, 1, 8, 20, 2)]
+    assert state.fresh == []
+
+
+def test_a_life_without_a_copy_begins_fresh(tmp_path: Path) -> None:
+    part = Part(rack=1, acts=((),), ends=True, config={}, life=2, first=(0,))
+    hand, state = twin(tmp_path, msgspec.structs.replace(script_of(), parts=(part,)))
+    hand.published.publish(0, hand.track().anchor)
+    hand.run(hand.trainer.begin(GIVE_UP_NS))
+    assert (state.loaded, hand.trainer.step, len(state.fresh)) == ([], 0, 1)
+
+
+def test_a_donor_keeps_its_state_before_it_stops(tmp_path: Path) -> None:
+    """It was killed afterwards, and has no act left on its tape."""
+    script = msgspec.structs.replace(script_of(CAPTURE, ends=False), given=(given(),))
+    hand, _ = twin(tmp_path, script)
+    hand.during = lambda: finish(hand)
+    hand.step(6)
+    assert hand.trainer.state_due is not None
+    hand.trainer.give_state()
+    assert StateFiles(tmp_path).read(given(), 0).tolist() == STATE.tolist()
+    with pytest.raises(SystemExit):
+        hand.step()
+
+
+def test_a_state_that_is_another_is_told_by_its_donor(tmp_path: Path) -> None:
+    script = msgspec.structs.replace(script_of(CAPTURE, ends=False), given=(given("ab" * 16),))
+    hand, _ = twin(tmp_path, script)
+    hand.step(6)
+    with pytest.raises(ReplayDiffers):
+        hand.trainer.give_state()
+    assert hand.differs().startswith("rack 0 rank 0, after step 6: what it trains with besides")
+    assert not StateFiles(tmp_path).has(given(), 0)
 
 
 def test_it_waits_for_a_version_as_long_as_rounds_are_decided(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from mend.consensus.records import TEXT_MAX, Last, Snapshot
 from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen, Timed
+from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
-from mend.engine.training_state import TrainingState
+from mend.engine.training_state import LikeFirst, Replicas, TrainingState
 from mend.errors import GaveUp, MendError
 from mend.fragment.ledger import VectorLedger
 from mend.types import SECOND, Member
@@ -789,6 +790,43 @@ def test_a_rank_that_has_its_copy_still_makes_another_where_another_rank_lost_it
     hand.step(2)
     hand.trainer.give_state()
     assert [step for _, step, _ in hand.given] == [2, 6]
+
+
+@pytest.mark.parametrize(("first", "same"), [(True, True), (False, True), (False, False)])
+def test_of_replicas_only_the_first_copies_what_all_have(first: bool, same: bool) -> None:
+    """The others copy as well where a rank has registered something else."""
+    hand, agreed = donor(ranks=2), list[list[int]]()
+
+    def minimum(values: list[int]) -> list[int]:
+        agreed.append(values)
+        return values if same else [value - 1 for value in values]
+
+    hand.trainer.replicas = Replicas(first, minimum)
+    hand.published.ask((THEIRS,))
+    hand.step(2)
+    hand.trainer.give_state()
+    ((_, _, given),) = hand.given
+    assert hand.trainer.training_state is not None
+    whole = hand.trainer.training_state.take(2)
+    if first or not same:
+        assert isinstance(given, Tensor)
+        assert torch.equal(given, whole)
+    else:
+        assert given == LikeFirst(whole.numel(), digest_of_state(whole))
+    words = [int(digest_of_state(whole)[i : i + 8], 16) for i in (0, 8, 16, 24)]
+    assert agreed == [[*words, *(-word for word in words)]], "one agreement on the same digest"
+
+
+def test_a_replica_that_cannot_copy_agrees_all_the_same() -> None:
+    """Else the other ranks would wait for it."""
+    hand, agreed = donor(ranks=2), list[list[int]]()
+    hand.trainer.training_state = TrainingState([Wrapper()], {}, lambda *_: None)
+    hand.trainer.replicas = Replicas(False, lambda values: agreed.append(values) or values)
+    hand.published.ask((THEIRS,))
+    hand.step(2)
+    hand.trainer.give_state()
+    assert hand.given == [(THEIRS, 2, "optimizer (Wrapper) has no state_dict")]
+    assert len(agreed) == 1
 
 
 def test_of_several_racks_that_join_each_gets_its_copy() -> None:

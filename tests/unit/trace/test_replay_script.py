@@ -13,6 +13,7 @@ from mend.errors import TapeError
 from mend.trace.format import Entry, Gap, Header, answer_of
 from mend.trace.replay_script import (
     Act,
+    GivenState,
     Recital,
     ReplayScript,
     decode_script,
@@ -21,7 +22,16 @@ from mend.trace.replay_script import (
     script_of,
 )
 from mend.types import Peer
-from tests.unit.coordination.nouns import commit, digest, genesis, lineage, member, offer, roster
+from tests.unit.coordination.nouns import (
+    commit,
+    digest,
+    genesis,
+    lineage,
+    log_of,
+    member,
+    offer,
+    roster,
+)
 
 FIRST = genesis()
 
@@ -132,17 +142,97 @@ def test_what_is_cut_of_one_rack_may_cut_another() -> None:
     assert acts(script, 1) == [("captured", 1)]
 
 
-def test_a_later_life_is_left_out_with_all_that_builds_on_it() -> None:
-    log = (*LOG[:3], commit(3, [offer(1, 1, life=1)]))
-    tapes = [
-        tape(0, MINE[:3], log),
-        tape(1, THEIRS[:2], log[:3], whole=False),
-        tape(1, [], log, life=1),
-    ]
-    script = script_of(tapes)
+BACK = roster(1, [0, 1], lives={1: 1})
+"""Rack 1 is started again."""
+
+STATE = "5" * 32
+AGAIN: list[ev.Event] = [
+    ev.Applied(0, 1, 0), ev.StateCopied(member(0), 12, STATE), ev.Wanting(False),
+    ev.Progress(12, 0), *captured(24, 1), ev.Applied(0, 3, 1, 26), ev.Leaving(),
+]  # fmt: skip
+"""Of the new life: it begins with version 1, and goes on from rack 0's step 12."""
+
+GAVE = ev.StateTaken(member(1, 1), 12, 100, STATE)
+LATER = (*LOG[:3], BACK, commit(3, [offer(1, 1, life=1)]))
+
+
+def rejoined(
+    donor: Sequence[ev.Event] = (*MINE[:5], GAVE, *MINE[5:]), again: Sequence[ev.Event] = AGAIN
+) -> ReplayScript:
+    return script_of(
+        [
+            tape(0, donor, LATER),
+            tape(1, THEIRS[:3], LATER[:3], whole=False),
+            tape(1, again, LATER, life=1),
+        ]
+    )
+
+
+def test_a_later_life_is_a_rack_of_its_own() -> None:
+    """It takes the place behind the life before it, so that members of a merge still ascend."""
+    script = rejoined()
+    assert [(part.title, part.first) for part in script.parts] == [
+        ("rack 0", ()), ("rack 1", ()), ("rack 1 (life 2)", (1,)),
+    ]  # fmt: skip
+    assert versions(script) == [(0, 1), (0, 2), (0, 3)]
+    _, last = script.commits[0, 3]
+    assert [share.member.rack for share in last.members] == [2]
+    assert acts(script, 2) == [("applied", 1), ("captured", 1), ("applied", 3)]
+    assert script.given == (GivenState(0, 2, 0, 12, (STATE,)),)
+    assert script.omitted == ("rack 1 is replayed up to step 10",)
+    assert decode_script(encode_script(script)) == script
+
+
+def test_a_later_life_that_began_with_nothing_of_a_donor() -> None:
+    """It pulled a copy, and its ranks could not agree on it."""
+    fresh = [*AGAIN[:3], ev.Progress(12, 7_000_000), *AGAIN[4:]]
+    script = rejoined(again=fresh)
+    assert script.given == ()
+    assert len(script.parts) == 3
+
+
+@pytest.mark.parametrize(
+    ("donor", "again", "why"),
+    [
+        (MINE, AGAIN, "no tape has the state that rack 0 gave it"),
+        ([*MINE[:2], ev.Applied(0, 9, 0, 11), GAVE], AGAIN,
+         "rack 0 is not replayed up to step 12, which it went on from"),
+        (MINE, [ev.Applied(0, 4, 0), *AGAIN[4:]], "it began with a version that is not replayed"),
+    ],
+)  # fmt: skip
+def test_a_later_life_whose_beginning_is_not_there_is_left_out(
+    donor: list[ev.Event], again: list[ev.Event], why: str
+) -> None:
+    """With all that builds on it."""
+    script = rejoined(donor, again)
+    assert len(script.parts) == 2
+    assert f"rack 1 (life 2) joined later and is left out: {why}" in script.omitted
+    assert (0, 3) not in versions(script)
+
+
+def test_a_later_life_without_tapes_is_told() -> None:
+    script = script_of([tape(0, MINE, LATER), tape(1, THEIRS[:3], LATER[:3], whole=False)])
     assert versions(script) == [(0, 1), (0, 2)]
-    assert script.omitted[0] == "rack 1 came back or joined later: that life is left out"
-    assert "it names rack 1 in a later life" in script.omitted[1]
+    assert script.omitted[0] == (
+        "rack 1 (life 2) joined later and is left out: not all of its tapes are here"
+    )
+    assert "it names rack 1 in a life that is left out" in script.omitted[1]
+
+
+def test_a_log_that_begins_with_a_snapshot_is_put_in_its_place() -> None:
+    """Of a life that joined late: the records before it are on other tapes only."""
+    log = log_of(*LATER[:3])
+    log.decide(log.last)
+    header = Header(job="job", rack=1, rank=0, parts=Parts(Peer(1, 0), member(1, 1)))
+    behind = [ev.Restored(log.snapshot()), *map(ev.RecordCommitted, LATER[3:])]
+    mine = tape(0, [*MINE[:5], GAVE, *MINE[5:]], LATER)
+    first = tape(1, THEIRS[:3], LATER[:3], whole=False)
+    last = recite(header, True, [entry(ev.Tick(), *behind), *map(entry, AGAIN)])
+    assert len(versions(script_of([mine, first, last]))) == 3
+    other = [behind[0], ev.RecordCommitted(Epoch(77)), *behind[2:]]
+    last = recite(header, True, [entry(ev.Tick(), *other), *map(entry, AGAIN)])
+    with pytest.raises(TapeError, match="of another job than the others: record 4"):
+        script_of([mine, first, last])
 
 
 def test_a_new_lineage_ends_it_where_the_logs_part() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mend.coordination.events import Effect, Event, Note, Progress, Tick
+from mend.coordination.events import Effect, Encoded, Event, Note, Progress, StateTaken, Tick
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import RANK_MACHINE, Parts, RankParts, machines_of
 from mend.errors import TapeError
@@ -65,6 +65,27 @@ def written(folder: Path, *numbers: int) -> Path:
     put(tape, *numbers)
     tape.close()
     return folder / "tape-rack1-rank0.mend"
+
+
+@pytest.mark.parametrize(
+    "event", [Encoded(0, 1, "c" * 32), StateTaken(Member(2, 1), 8, 100, "d" * 64)]
+)
+def test_what_others_go_on_from_is_written_at_once(
+    tmp_path: Path, event: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rack that was killed had lost its last capture, and with it the replay of all that was
+    merged afterwards."""
+    monkeypatch.setattr(tape_module, "FLUSH_S", 3600.0)
+    tape = writer(tmp_path)
+    put(tape, 1)
+    tape.put(RANK_MACHINE, 2, event, [])
+    path = tmp_path / "tape-rack1-rank0.mend"
+
+    def read() -> list[object]:
+        return steps(path) if path.exists() and path.stat().st_size else []
+
+    until(lambda: len(read()) == 2, "both are on disk")
+    tape.close()
 
 
 def test_what_was_put_is_read_in_order(tmp_path: Path) -> None:

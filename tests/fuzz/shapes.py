@@ -143,7 +143,7 @@ def _text(rng: random.Random, kind: inspect.StrType, wild: float, small: bool) -
     match kind.pattern:
         case None:
             return "".join(rng.choices(_LETTERS, k=size))
-        case r"^([0-9a-f]{2})*\Z":
+        case r"^([0-9a-f]{32})*([0-9a-f]{2})*\Z":
             most = kind.max_length or 64
             size = rng.choice((0, min(64, most), min(32, most), min(size, most) & ~1))
             return "".join(rng.choices(_HEX, k=size))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 
-from mend.consensus.log import LogState
-from mend.consensus.records import TEXT_MAX
+from mend.consensus.log import LogState, witness_votes
+from mend.consensus.records import TEXT_MAX, Genesis
 from mend.coordination.events import Connect, Effect, Note, Send
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Refusal
@@ -32,6 +32,25 @@ def first_to_begin(hellos: Mapping[int, Hello]) -> Hello:
     the lowest rack."""
     ascending = [hellos[rack] for rack in sorted(hellos)]
     return next((hello for hello in ascending if hello.resume is not None), ascending[0])
+
+
+def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis:
+    """Of the job that these racks begin, with the lowest one's weights or checkpoint."""
+    lowest = first_to_begin(hellos)
+    resume = lowest.resume
+    votes = witness is None or witness_votes(witness, len(hellos))
+    return Genesis(
+        roster=tuple(hellos[rack].seat for rack in sorted(hellos)),
+        witness=witness,
+        policy=lowest.policy,
+        plan=plan_hash(lowest),
+        digests=lowest.digests,
+        non_voters=() if votes else (WITNESS,),
+        versions=resume.versions if resume else (),
+        rounds=resume.rounds if resume else (),
+        parent=resume.lineage if resume else "",
+        parent_mark=resume.number if resume else 0,
+    )
 
 
 @dataclass

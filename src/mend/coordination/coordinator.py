@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import epoch_of, number_of
-from mend.consensus.log import Log, witness_votes
+from mend.consensus.log import Log
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import AcceptorState, Commit, Drop, Genesis, Lineage, Offer, Policy
-from mend.coordination.admission import Admission, first_to_begin
+from mend.consensus.records import AcceptorState, Commit, Drop, Lineage, Offer, Policy
+from mend.coordination.admission import Admission, first_record, first_to_begin
 from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
-from mend.coordination.flow import Flow
+from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
 from mend.coordination.marks import next_mark, waits
-from mend.coordination.member_view import MemberView, view_of
+from mend.coordination.member_view import Holders, MemberView, view_of
 from mend.coordination.membership import MembershipContext, look, next_roster
 from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
 from mend.coordination.round import Round
@@ -34,7 +34,7 @@ from mend.coordination.round_inputs import (
     surroundings,
 )
 from mend.coordination.slow import RackPaces
-from mend.coordination.validation import plan_hash, report_misfit
+from mend.coordination.validation import report_misfit
 from mend.types import WITNESS, Member, Peer, life_of
 
 
@@ -65,6 +65,7 @@ class Coordinator:
     proposer: Proposer = field(default_factory=Proposer)
     views: dict[int, MemberView] = field(default_factory=dict)
     offers: dict[tuple[int, int], Offer] = field(default_factory=dict)
+    holders: Holders = field(default_factory=Holders)
     rounds: list[Round] = field(default_factory=list)
     round_dues: list[int] = field(default_factory=list)
     paces: RackPaces = field(default_factory=RackPaces)
@@ -74,6 +75,10 @@ class Coordinator:
     returned: tuple[Member, int] | None = None
     """The witness in another life than the one that has the seat, and when it was heard."""
     seated: bool = False
+    batch_due_ns: int | None = None
+    """When reports that have come are acted on, at the latest; None: nothing waits."""
+    beat_due_ns: int | None = None
+    """When the next orders are due, while it leads."""
     moved_ns: int = 0
     """When it last looked; a gap is its own sleep, and nobody's silence."""
     awake_ns: int = 0
@@ -106,6 +111,9 @@ class Coordinator:
             if self._is_beat(event, now_ns):
                 return effects
             self._hear(event, now_ns, effects)
+            if not effects and self._collects(event, now_ns):
+                return effects
+        self.batch_due_ns = None
         if self.proposer.leading and self.acceptor.promised > self.proposer.epoch:
             # Its own vote has gone to another, who must have the time to win the others'.
             self.election.lost(now_ns, at_once=False)
@@ -131,8 +139,7 @@ class Coordinator:
         if not self.proposer.leading:
             due_ns = self._founds_ns() if self._homeless() else self.election.due_ns()
             return due_ns if due_ns is not None else self.ending.due_ns
-        sent_ns = [view.sent_ns for view in self.views.values() if not view.gone]
-        dues = [min(sent_ns) + self.options.heartbeat_ns] if sent_ns else []
+        dues = [due for due in (self.beat_due_ns, self.batch_due_ns) if due is not None]
         return min([*dues, *self.round_dues], default=None)
 
     # -------------------------------------------------------------- what is said
@@ -148,10 +155,20 @@ class Coordinator:
         if not (same and live) or due_ns is None or now_ns >= due_ns or not view.repeats(report):
             return False
         self.election.speaks(view.member)
-        view.heard_ns, view.report = now_ns, report
+        view.heard_ns = now_ns
+        view.hears(report)
         if report.acceptor_state.promised == self.proposer.epoch:
             view.flow.hears(report.heard)
         return True
+
+    def _collects(self, event: Heard, now_ns: int) -> bool:
+        """Whether what a rack reports is acted on a little later, with what others do. It is in the
+        view of that rack already."""
+        said = event.body
+        if not isinstance(said, Report) or said.gone or said.leaving or not self.proposer.open:
+            return False
+        self.batch_due_ns = self.batch_due_ns or now_ns + batch_ns(len(self.log.committed.seats))
+        return now_ns < (self.deadline_ns() or 0)
 
     def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         member = Member(event.peer.rack, event.incarnation)
@@ -226,10 +243,10 @@ class Coordinator:
         view.heard_ns = now_ns
         if view.report is not None and report.serial <= view.report.serial:
             return
-        view.report, view.gone = report, report.gone
+        view.hears(report)
+        view.gone = report.gone
         if report.acceptor_state.promised == self.proposer.epoch:
             view.flow.hears(report.heard)
-        view.got = frozenset((offer.member.rack, offer.fragment, offer.seq) for offer in report.got)
         if report.gone and not self.log.committed.begun:
             del self.views[member.rack], self.admission.hellos[member.rack]
             return
@@ -306,6 +323,7 @@ class Coordinator:
             view.flow = Flow()
         if self.me.rack == WITNESS:
             self.views[WITNESS] = MemberView(self.member, now_ns)
+            self.beat_due_ns = self.options.heartbeat_ns
         if self.acceptor.log.committed.begun:  # hellos of lives that are over
             options = self.options
             self.admission = Admission(options.racks, self.job, options.detect_ns)
@@ -493,29 +511,13 @@ class Coordinator:
         missing = len(hellos) < self.options.racks
         if self.log.appended.begun or missing or not all(self._answered(r, now_ns) for r in hellos):
             return
-        lowest = first_to_begin(hellos)
-        resume = lowest.resume
-        witness = self.member if self.me.rack == WITNESS else None
-        votes = witness is None or witness_votes(witness, len(hellos))
         if self.acceptor.log.committed.begun:
             self._give_up(effects)
-        self.proposer.append(
-            Genesis(
-                roster=tuple(hellos[rack].seat for rack in sorted(hellos)),
-                witness=witness,
-                policy=lowest.policy,
-                plan=plan_hash(lowest),
-                digests=lowest.digests,
-                non_voters=() if votes else (WITNESS,),
-                versions=resume.versions if resume else (),
-                rounds=resume.rounds if resume else (),
-                parent=resume.lineage if resume else "",
-                parent_mark=resume.number if resume else 0,
-            )
-        )
-        self._new_rounds(lowest.policy.fragments)
+        first = first_record(hellos, self.member if self.me.rack == WITNESS else None)
+        self.proposer.append(first)
+        self._new_rounds(first.policy.fragments)
         effects.append(Note("genesis", {"racks": sorted(hellos)}))
-        if resume is not None:
+        if (resume := first_to_begin(hellos).resume) is not None:
             lost = sorted(set(resume.racks) - hellos.keys())
             about = {"lineage": resume.lineage[:12], "checkpoint": resume.number, "without": lost}
             effects.append(Note("resumes", {**about, "versions": resume.versions}))
@@ -535,14 +537,15 @@ class Coordinator:
         self.round_dues = []
         if self._acts():
             self.ladder.count(self.rounds, self.paces.judged, now_ns)
-        around = surroundings(self.log.committed, self.views, self.offers, live)
+        log, holders = self.log.committed, self.holders.follow(self.views)
+        around = surroundings(log, self.views, self.offers, live)
         asked = asked_fragments(self.views, self.offers)
         for round_ in self.rounds:
             if round_.rests(asked):
                 continue
             if round_.fragment in busy or not self.proposer.may_append():
                 continue
-            inputs = inputs_of(round_.fragment, around, self.log.committed, self.views, self.offers)
+            inputs = inputs_of(round_.fragment, around, log, self.views, self.offers, holders)
             commit = round_.advance(inputs, now_ns)
             if commit is None and (due := round_.deadline_ns(inputs)) is not None:
                 self.round_dues.append(due)
@@ -688,6 +691,7 @@ class Coordinator:
             due = view.next_orders(state, log, known, now_ns, heartbeat_ns, detect_ns)
             if due is not None:
                 effects.append(Send(Peer(view.member.rack, 0), due))
+        self.beat_due_ns = min([v.sent_ns + self.options.heartbeat_ns for v in views], default=None)
 
     def _why(self, starting: bool) -> tuple[str, ...]:
         if starting:

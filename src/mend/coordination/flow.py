@@ -13,10 +13,21 @@ from dataclasses import dataclass, field
 
 from mend.consensus.log import Log
 from mend.consensus.records import Record, Snapshot
+from mend.types import MS
 
 UNANSWERED_MAX = 16
 """States that a reader has not answered. With so many, news wait for the heartbeat: what a reader
 has not read yet is out of date, and fills its memory."""
+
+BATCH_RACKS, BATCH_NS_PER_RACK = 8, 1 * MS
+"""With more racks than this, news is collected before it is told, for so long per rack beyond."""
+
+
+def batch_ns(racks: int) -> int:
+    """How long news may wait for more of it. Of R racks each tells what it has of each other's
+    offers, and each is told: what is done at every word costs R times as much per rack. 0 in jobs
+    of a few racks, where a word is answered at once."""
+    return max(0, racks - BATCH_RACKS) * BATCH_NS_PER_RACK
 
 
 def _waiting() -> deque[int]:

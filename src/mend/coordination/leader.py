@@ -16,7 +16,7 @@ from mend.consensus.records import Lineage, Record
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
-from mend.coordination.flow import Again, Flow, Portion
+from mend.coordination.flow import Again, Flow, Portion, batch_ns
 from mend.coordination.messages import (
     LIVES_MAX,
     Challenge,
@@ -73,8 +73,12 @@ class Leader:
     """Who has asked, as it has a former life of this rack in its log."""
     told: tuple[str, ...] = ()
     """Refusals that `waiting` has named."""
-    sent: dict[Peer, Report | RankOrders] = field(default_factory=dict)
-    sent_ns: dict[Peer, int] = field(default_factory=dict)
+    reported: Report | None = None
+    """What the coordinator was last told; None: nothing yet."""
+    reported_ns: int = 0
+    sent: dict[int, RankOrders] = field(default_factory=dict)
+    """By rank."""
+    sent_ns: dict[int, int] = field(default_factory=dict)
     flows: dict[int, Flow] = field(default_factory=dict)
     """By rank: what of the log it has been sent."""
     serial: int = 0
@@ -84,6 +88,8 @@ class Leader:
     state: tuple[RankOrders, int, bool] | None = None
     """What every rank was last told: its orders, how far the log was decided, whether records were
     passed on."""
+    batch_due_ns: int | None = None
+    """When news that waits for more of it is reported."""
     beat_ns: int = 0
     """Before this no rank waits for a heartbeat."""
 
@@ -117,7 +123,9 @@ class Leader:
         return effects
 
     def deadline_ns(self) -> int | None:
-        return min(self.sent_ns.values(), default=self.started_ns) + self.options.heartbeat_ns
+        said_ns = [*self.sent_ns.values(), *([self.reported_ns] if self.reported else [])]
+        beat_ns = min(said_ns, default=self.started_ns) + self.options.heartbeat_ns
+        return beat_ns if self.batch_due_ns is None else min(beat_ns, self.batch_due_ns)
 
     def left(self) -> bool:
         """Whether the log says that this rack is no member any more."""
@@ -182,8 +190,7 @@ class Leader:
             return
         self.orders = orders
         if self.follower.coordinator != before:
-            self.sent.pop(before, None)
-            self.sent_ns.pop(before, None)
+            self.reported = None
         if self.log.appended.begun and self.log.appended.roster_number != roster:
             effects += ways_to_leaders(self.log.appended, self.member.rack)
 
@@ -281,11 +288,17 @@ class Leader:
         return tuple(dict.fromkeys((*first, *others)))
 
     def _tell_coordinator(self, now_ns: int, effects: list[Effect]) -> None:
-        to, report = self.follower.coordinator, self._report(now_ns)
-        if report != self.sent.get(to) or self._is_due(to, now_ns):
-            self.sent[to], self.sent_ns[to] = report, now_ns
-            self.serial += 1
-            effects.append(Send(to, self._numbered(report)))
+        report, sent, self.batch_due_ns = self._report(now_ns), self.reported, None
+        if sent is not None and now_ns < self.reported_ns + self.options.heartbeat_ns:
+            if report == sent:
+                return
+            due_ns = self.reported_ns + batch_ns(len(self.log.committed.seats))
+            if now_ns < due_ns and replace(report, got=sent.got) == sent:
+                self.batch_due_ns = due_ns  # what it holds may wait until it holds more
+                return
+        self.reported, self.reported_ns = report, now_ns
+        self.serial += 1
+        effects.append(Send(self.follower.coordinator, self._numbered(report)))
 
     def _numbered(self, report: Report) -> Report:
         """With what changes all the time, and is no reason to speak."""
@@ -308,9 +321,7 @@ class Leader:
             self.state = state
             for rank in range(self.ranks_configured):
                 self._tell(rank, orders, passes, now_ns, effects)
-            rack = self.member.rack
-            sent_ns = [self.sent_ns[Peer(rack, rank)] for rank in range(self.ranks_configured)]
-            self.beat_ns = min(sent_ns) + self.options.heartbeat_ns
+            self.beat_ns = min(self.sent_ns.values()) + self.options.heartbeat_ns
         elif isinstance(event, Heard) and event.peer.rank in self.flows:
             self._tell(event.peer.rank, self.state[0], passes, now_ns, effects)
 
@@ -319,8 +330,8 @@ class Leader:
     ) -> None:
         """Its orders, if they are news or time for a heartbeat; if `passes`, with the records that
         are due."""
-        to, flow = Peer(self.member.rack, rank), self.flows.setdefault(rank, Flow())
-        due, report = self._is_due(to, now_ns), self.reports.newest.get(rank)
+        flow, report = self.flows.setdefault(rank, Flow()), self.reports.newest.get(rank)
+        due = rank not in self.sent or now_ns >= self.sent_ns[rank] + self.options.heartbeat_ns
         if report is not None:
             flow.hears(report.heard)
         if flow.full and not due:
@@ -329,12 +340,13 @@ class Leader:
         if passes:
             known = min(report.decided, self.log.decided) if report else 0
             portion = flow.next(self.log, known, now_ns, self._again, self._decided_portion)
-        if not (portion or due or orders != self.sent.get(to)):
+        if not (portion or due or orders != self.sent.get(rank)):
             return
-        self.sent[to], self.sent_ns[to] = orders, now_ns
+        self.sent[rank], self.sent_ns[rank] = orders, now_ns
         self.serial += 1
         flow.went(portion, self.serial, now_ns)
         news = {"prev": portion.prev, "records": portion.records, "snapshot": portion.snapshot}
+        to = Peer(self.member.rack, rank)
         effects.append(Send(to, replace(orders, serial=self.serial, **news)))
 
     def _may_pass_on(self) -> bool:
@@ -348,10 +360,6 @@ class Leader:
 
     def _decided_portion(self, known: int, index: int) -> tuple[Record, ...]:
         return self.log.portion(known, index, self.log.decided)
-
-    def _is_due(self, to: Peer, now_ns: int) -> bool:
-        """Whether it is time for a heartbeat."""
-        return to not in self.sent or now_ns >= self.sent_ns[to] + self.options.heartbeat_ns
 
     def farewell(self) -> Send:
         """The last word of a rack that stops, to be sent by its runtime."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from mend.consensus.log import Log
 from mend.coordination.flow import Again, Flow, Portion, whole
-from mend.coordination.messages import Orders, Pace, Report
+from mend.coordination.messages import OfferId, Orders, Pace, Report
 from mend.types import Member
 
 
@@ -21,7 +22,7 @@ class MemberView:
     lively_ns: int = 0
     """When it was last found live; demotion and eviction count from here."""
     report: Report | None = None
-    got: frozenset[tuple[int, int, int]] = frozenset()
+    got: frozenset[OfferId] = frozenset()
     gone: bool = False
     sent: Orders | None = None
     """Without records."""
@@ -34,6 +35,12 @@ class MemberView:
     def live(self, now_ns: int, detect_ns: int) -> bool:
         fresh = self.report is None or self.report.fresh
         return fresh and not self.gone and now_ns - self.heard_ns < detect_ns
+
+    def hears(self, report: Report) -> None:
+        """Its newest report; most repeat what the one before them held."""
+        known, self.report = self.report, report
+        if known is None or known.got is not report.got:
+            self.got = frozenset(report.got)
 
     def repeats(self, report: Report) -> bool:
         """Whether it is the newest one, says what the one before it said, but for what each says
@@ -78,6 +85,36 @@ class MemberView:
 
 def _lasting(report: Report) -> Report:
     return replace(report, serial=0, heard=0, step=0, step_ns=0, pace=Pace())
+
+
+@dataclass
+class Holders:
+    """Which racks have the bytes of which offers, as `MemberView.got` says. Follows the views at a
+    cost of what has changed in them: with R racks each offer of a round is held by R."""
+
+    _racks: dict[OfferId, set[int]] = field(default_factory=dict)
+    _seen: dict[int, frozenset[OfferId]] = field(default_factory=dict)
+
+    def follow(self, views: Mapping[int, MemberView]) -> Mapping[OfferId, set[int]]:
+        """By offer, as of now."""
+        for rack in self._seen.keys() - views.keys():
+            self._told(rack, frozenset())
+            del self._seen[rack]
+        for rack, view in views.items():
+            if self._seen.get(rack) is not view.got:
+                self._told(rack, view.got)
+        return self._racks
+
+    def _told(self, rack: int, got: frozenset[OfferId]) -> None:
+        before = self._seen.get(rack, frozenset())
+        for offer in got - before:
+            self._racks.setdefault(offer, set()).add(rack)
+        for offer in before - got:
+            racks = self._racks[offer]
+            racks.discard(rack)
+            if not racks:
+                del self._racks[offer]
+        self._seen[rack] = got
 
 
 def view_of(member: Member, known: MemberView | None, now_ns: int) -> MemberView:

@@ -30,6 +30,7 @@ from mend.consensus.records import (
 from mend.consensus.weights import merge_weights
 from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
+from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import Bad, Cut, Gather, OfferId, Part, RankOrders, RankReport
 from mend.coordination.slow import RankPace
@@ -66,6 +67,8 @@ class RankMachine:
     settled: tuple[int, ...] = ()
     sent: RankReport | None = None
     sent_ns: int = 0
+    batch_due_ns: int | None = None
+    """When news that waits for more of it is reported."""
     serial: int = 0
     cut: Cut | None = None
     """The checkpoint that this rank waits in."""
@@ -93,6 +96,7 @@ class RankMachine:
 
     def deadline_ns(self) -> int | None:
         waits = [self.sent_ns + self.options.heartbeat_ns]
+        waits += [self.batch_due_ns] if self.batch_due_ns is not None else []
         waits += self.fetch_queue.dues_ns() + self.pace.search.due_ns()
         if self._seated():  # only then `handle` looks at them; else they would be due for ever
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
@@ -452,8 +456,14 @@ class RankMachine:
 
     def _flush(self, now_ns: int, effects: list[ev.Effect]) -> None:
         report = self._report()
-        if report == self.sent and now_ns < self.sent_ns + self.options.heartbeat_ns:
-            return
+        self.batch_due_ns = None
+        if now_ns < self.sent_ns + self.options.heartbeat_ns and self.sent is not None:
+            if report == self.sent:
+                return
+            due_ns = self.sent_ns + batch_ns(len(self.folded.seats))
+            if now_ns < due_ns and replace(report, got=self.sent.got) == self.sent:
+                self.batch_due_ns = due_ns  # what it holds may wait until it holds more
+                return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
         told = replace(report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace)
         effects.append(ev.Send(Peer(self.me.rack, 0), told))

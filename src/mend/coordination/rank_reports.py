@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from mend.consensus.records import BAD_MAX, Digests, Offer
+from mend.consensus.records import BAD_MAX, Digests, Offer, checksums_of
 from mend.coordination.donors import copies_of_rack
 from mend.coordination.marks import cut_of_rack
 from mend.coordination.messages import (
@@ -234,7 +234,7 @@ def _outcome(member: Member, parts: list[Part]) -> tuple[int, Offer | Declined |
         capture_step=head.capture_step,
         tokens=tokens,
         steps=head.steps,
-        checksums=tuple(part.checksum for part in parts),
+        checksums=checksums_of(part.checksum for part in parts),
         applied=min(part.applied for part in parts),
         norm=max(part.norm for part in parts),
         sizes=sizes if any(sizes := tuple(part.size for part in parts)) else (),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from mend.consensus.log import LogState
 from mend.consensus.quorum import hold
 from mend.consensus.records import Absent, Offer
 from mend.coordination.donors import waiting_for_state
 from mend.coordination.member_view import MemberView
-from mend.coordination.messages import Report
+from mend.coordination.messages import OfferId, Report
 from mend.coordination.round import RoundInputs
 from mend.types import Member
 
@@ -78,6 +78,7 @@ def inputs_of(
     log: LogState,
     views: Mapping[int, MemberView],
     offers: Offers,
+    holders: Mapping[OfferId, Set[int]],
 ) -> RoundInputs:
     """Of one round: which offers are there and held, who declined, whose results are there."""
     version, racks = log.versions[fragment], sorted(log.seats)
@@ -85,13 +86,11 @@ def inputs_of(
     mine = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
     arrived = []
     for offer in mine:
-        key = (offer.member.rack, fragment, offer.seq)
-        holders = {
-            rack for rack in around.live if key in views[rack].got or rack == offer.member.rack
-        }
-        if hold(holders, around.voters) and version - offer.base <= around.policy.max_age:
+        has = holders.get(OfferId(offer.member, fragment, offer.seq), frozenset())
+        held = hold(around.live & {*has, offer.member.rack}, around.voters)
+        if held and version - offer.base <= around.policy.max_age:
             arrived.append(offer)
-    declined, held, bad = set(), {}, []
+    declined, results, bad = set(), {}, []
     for rack in racks:
         report = views[rack].report
         if report is None:
@@ -103,7 +102,7 @@ def inputs_of(
             bad.append(report)
         for result in report.held:
             if (result.fragment, result.version) == (fragment, version + 1):
-                held[rack] = (result.attempt, result.digests)
+                results[rack] = (result.attempt, result.digests)
     return RoundInputs(  # not `replace`: this is what a simulation does most
         version=version,
         voters=around.voters,
@@ -113,7 +112,7 @@ def inputs_of(
         declined=frozenset(declined),
         contributors=around.contributors - _done_with(fragment, around, views, offers),
         live=around.live,
-        held=held,
+        held=results,
         bad=_found_bad(fragment, mine, bad),
         norm_max=norm_max(log.norms[fragment]) if arrived and of_weights else math.inf,
         step_ns=around.step_ns,

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from mend.consensus.records import Offer
+from mend.consensus.records import U16, Absentees, Count, Offer, Word
 from mend.coordination.messages import (
     Ack,
     Envelope,
@@ -44,11 +44,27 @@ LIVES_MAX = 2
 PEERS_MAX = 4096
 """Processes whose streams are kept: more than a job can have that talk to one of it."""
 
+ENCODED_MAX = 64
+"""Fields of patches that a sender keeps as they were encoded: what is said to many is encoded once
+for all who are equally far."""
+
 _Place = Annotated[int, Meta(ge=0)]
 _MANY = Meta(max_length=65536)
+
+
+class _Gather(Word, frozen=True):
+    """A `Gather` in a patch: members that are open offers of the same state by their places."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+    members: Annotated[tuple[_Place | Offer, ...], Meta(max_length=64)]
+    absent: Absentees
+
+
 _ITEMS: dict[str, Any] = {
     "offers": Annotated[tuple[_Place | Offer, ...], _MANY],
-    "gathers": Annotated[tuple[_Place | Gather, ...], _MANY],
+    "gathers": Annotated[tuple[_Place | _Gather, ...], _MANY],
     "got": Annotated[tuple[_Place | OfferId, ...], _MANY],
     "held": Annotated[tuple[_Place | Held, ...], _MANY],
 }
@@ -87,19 +103,46 @@ _FIELDS = {
     kind: tuple(_field(each.name, each.type) for each in msgspec.structs.fields(kind))
     for kind in _KINDS.values()
 }
+_OFFERS: dict[type[Repeated], int] = {
+    kind: kind.__struct_fields__.index("offers") for kind in (Orders, RankOrders)
+}
 
 
-def make_patch(base_number: int, base: Repeated, state: Repeated) -> Patch:
+@dataclass(slots=True)
+class Encodings:
+    """Of lists of items, by the very values that they were made of: a state that goes to many
+    readers has the same ones for all."""
+
+    _made: dict[tuple[int, ...], tuple[tuple[Any, ...], Raw]] = field(default_factory=dict)
+
+    def of(self, old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]) -> Raw:
+        """Of `new`, to whoever has `old`. `offers`: of the same state as `new`."""
+        values = (old, new, offers)
+        key = (id(old), id(new), id(offers))  # they live as long as their entry
+        if (found := self._made.get(key)) is not None:
+            return found[1]
+        made = Raw(_encode(_refer(old, new, offers)))
+        self._made[key] = (values, made)
+        while len(self._made) > ENCODED_MAX:
+            del self._made[next(iter(self._made))]
+        return made
+
+
+def make_patch(
+    base_number: int, base: Repeated, state: Repeated, encodings: Encodings | None = None
+) -> Patch:
     """What makes `state` of `base`, which is of the same kind."""
-    fields = {}
+    fields, encodings = {}, encodings or Encodings()
+    offers = state.offers if isinstance(state, Orders | RankOrders) else ()
     for place, each in enumerate(_FIELDS[type(state)]):
         old, new = getattr(base, each.name), getattr(state, each.name)
         if old is not new and old != new:
-            fields[place] = Raw(_encode(_refer(old, new) if each.items else new))
+            made = encodings.of(old, new, offers) if each.items else Raw(_encode(new))
+            fields[place] = made
     return Patch(_tag(type(state)), base_number, fields)
 
 
-def _refer(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Any]:
+def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]) -> list[Any]:
     """The items of `new`; one that `old` has is replaced by its place there."""
     same = {id(item): place for place, item in enumerate(old)}
     equal: dict[Any, int] | None = None
@@ -110,8 +153,22 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Any]:
             if equal is None:
                 equal = {each: at for at, each in enumerate(old)}
             place = equal.get(item)
+        if place is None and isinstance(item, Gather):
+            item = _with_places(item, offers)
         found.append(item if place is None else place)
     return found
+
+
+def _with_places(gather: Gather, offers: tuple[Offer, ...]) -> _Gather:
+    """Its members are open offers mostly, which have a checksum per rank."""
+    places = {id(offer): place for place, offer in enumerate(offers)}
+    members = tuple(places.get(id(offer), offer) for offer in gather.members)
+    return _Gather(gather.fragment, gather.version, gather.attempt, members, gather.absent)
+
+
+def _with_offers(said: _Gather, offers: tuple[Offer, ...]) -> Gather:
+    members = tuple(offers[item] if isinstance(item, int) else item for item in said.members)
+    return Gather(said.fragment, said.version, said.attempt, members, said.absent)
 
 
 def apply_patch(base: Repeated, patch: Patch) -> Repeated:
@@ -119,11 +176,17 @@ def apply_patch(base: Repeated, patch: Patch) -> Repeated:
     kind = type(base)
     known, values = _FIELDS[kind], [getattr(base, each.name) for each in _FIELDS[kind]]
     try:
-        for place, raw in patch.fields.items():
-            value = known[place].decoder.decode(raw)
+        for place in sorted(patch.fields):  # offers come before the gathers that name them
+            value = known[place].decoder.decode(patch.fields[place])
             if known[place].items:
                 value = tuple(
                     values[place][item] if isinstance(item, int) else item for item in value
+                )
+            if known[place].name == "gathers":
+                offers = values[_OFFERS[kind]]
+                value = tuple(
+                    _with_offers(item, offers) if isinstance(item, _Gather) else item
+                    for item in value
                 )
             values[place] = value
     except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
@@ -139,14 +202,14 @@ class _Sent:
     states: dict[int, Repeated] = field(default_factory=dict)
     acked: int = 0
 
-    def next(self, state: Repeated) -> Repeated | Patch:
+    def next(self, state: Repeated, encodings: Encodings) -> Repeated | Patch:
         self.number += 1
         answers = self.number - self.acked < STATES_MAX  # else another life may be there, and mute
         base = self.states.get(self.acked) if answers else None
         self.states = {n: s for n, s in self.states.items() if n >= self.acked}
         self.states[self.number] = state
         _shorten(self.states, self.acked)
-        return state if base is None else make_patch(self.acked, base, state)
+        return state if base is None else make_patch(self.acked, base, state, encodings)
 
     def hears(self, number: int) -> None:
         """Acks may be late; 0: the receiver has nothing, whatever it had."""
@@ -193,6 +256,7 @@ class Streams:
     this process. So frames in the name of another cannot take its place by their number."""
     _read: dict[Peer, dict[int, dict[int, _Read]]] = field(default_factory=dict)
     """By peer, incarnation and kind; of those that have heard this process."""
+    _encodings: Encodings = field(default_factory=Encodings)
 
     def envelope(self, job: str, me: Peer, to: Peer, body: Message) -> Envelope:
         """Around `body`, or around what has changed in it. A last word goes whole: there is no
@@ -205,7 +269,7 @@ class Streams:
         if kind in _KINDS and not (isinstance(body, Report) and body.gone):
             assert isinstance(body, Repeated)
             stream = self._sent.setdefault(to, {}).setdefault(kind, _Sent())
-            said, number = stream.next(body), stream.number
+            said, number = stream.next(body, self._encodings), stream.number
         return Envelope(job, *me, self.member.incarnation, said, number, life, acks)
 
     def read(self, envelope: Envelope) -> Message:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mend.consensus.epochs import count_of
 from mend.consensus.records import (
+    CHECKSUM_BYTES,
     RECORDS_FORMAT,
     Commit,
     Drop,
@@ -93,6 +94,8 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
         return f"{len(report.versions)} versions for {fragments} fragments"
     if any(len(held.digests) != 1 for held in report.held):
         return "a result without its digest"
+    if any(len(part.checksum) not in (0, 2 * CHECKSUM_BYTES) for part in report.parts):
+        return "a part with a checksum of another length"
     numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
     numbers += [partial.fragment for partial in report.partials]
     numbers += [bad.offer.fragment for bad in report.bad]
@@ -208,8 +211,9 @@ def resume_misfit(hello: Hello, others: Iterable[Hello]) -> tuple[str, str] | No
 
 def _offers_misfit(offers: Iterable[Offer], fragments: int, ranks: int) -> str:
     for offer in offers:
-        if offer.fragment >= fragments or len(offer.checksums) != ranks:
-            return f"an offer of fragment {offer.fragment} with {len(offer.checksums)} checksums"
+        if offer.fragment >= fragments or len(offer.checksums) != CHECKSUM_BYTES * ranks:
+            size = len(offer.checksums)
+            return f"an offer of fragment {offer.fragment} with checksums of {size} bytes"
         if len(offer.sizes) not in (0, ranks):
             return f"an offer of fragment {offer.fragment} with {len(offer.sizes)} sizes"
     return ""

@@ -397,9 +397,7 @@ class ConcurrentOuterStep:
             self.tell(ev.Fetched(*name, error=wrong))
             return
         payload = self.numerics.buffers.empty(size, torch.uint8)
-        checksum = (
-            offer.checksums[self.me.rank] if self.me.rank < len(offer.checksums) else "absent"
-        )
+        checksum = offer.checksum(self.me.rank) or "absent"
 
         def done(error: Exception | None) -> None:
             if error is None:

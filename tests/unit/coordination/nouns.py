@@ -19,6 +19,7 @@ from mend.consensus.records import (
     Roster,
     Seat,
     Share,
+    checksums_of,
 )
 from mend.consensus.weights import WHOLE
 from mend.coordination.events import Effect, Note, Send
@@ -98,7 +99,7 @@ def offer(
 ) -> Offer:
     return Offer(
         member(rack, life), fragment, seq, base, 8 * seq, tokens, steps,
-        tuple(digest(seq + rank)[-32:] for rank in range(ranks)),
+        checksums_of(digest(seq + rank)[-32:] for rank in range(ranks)),
         base if applied is None else applied,
     )  # fmt: skip
 

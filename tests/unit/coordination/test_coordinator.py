@@ -11,7 +11,8 @@ from mend.consensus.records import TEXT_MAX, Commit, Drop, Ended, Genesis, Roste
 from mend.coordination.admission import VISITOR
 from mend.coordination.ending import FAREWELL_NS, TOLD_NS
 from mend.coordination.events import Connect, Finished
-from mend.coordination.messages import Bad, Declined, Refusal
+from mend.coordination.flow import batch_ns
+from mend.coordination.messages import Bad, Declined, Orders, Refusal
 from mend.types import SECOND, WITNESS, Peer
 from tests.unit.coordination.job import Job, held_of
 from tests.unit.coordination.nouns import (
@@ -770,3 +771,43 @@ def test_the_last_rack_does_not_leave_alone() -> None:
     record = job.records[-1]
     assert isinstance(record, Roster)
     assert record.members == ()
+
+
+# -------------------------------------------------------------- large jobs
+
+
+def large() -> Job:
+    """12 racks, whose news waits for more of it, and all have had their orders."""
+    job = Job(racks=12).begun()
+    job.tick(HEARTBEAT_NS)
+    return job
+
+
+def test_reports_of_many_racks_are_acted_on_together() -> None:
+    """Each of them was answered to all: R racks that each say something cost R times R."""
+    job = large()
+    for rack in range(12):
+        assert job.say(rack, offers=(offer(rack),)) == []
+    due_ns = job.machine.deadline_ns()
+    assert due_ns is not None
+    assert 0 < due_ns - job.now_ns <= batch_ns(12)
+    told = [body for body in sent(job.tick(due_ns - job.now_ns)) if isinstance(body, Orders)]
+    assert len(told) == 12
+    assert all(len(body.offers) == 12 for body in told), "all of it at once"
+
+
+@pytest.mark.parametrize("said", [{"gone": True}, {"leaving": True}])
+def test_a_last_word_is_acted_on_at_once(said: dict[str, bool]) -> None:
+    job = large()
+    job.say(1, offers=(offer(1),))
+    assert sent(job.say(2, **said)), "with what was collected"
+    assert job.machine.batch_due_ns is None
+
+
+def test_a_vote_that_goes_to_another_ends_what_was_collected() -> None:
+    job = large()
+    job.say(1, offers=(offer(1),))
+    lost = replace(acceptor_state(1, 1, epoch_of(2, 3)), last=1)
+    effects = job.hear(2, replace(job.reports[2], serial=99, acceptor_state=lost))
+    assert notes(effects, "deposed")
+    assert job.machine.batch_due_ns is None

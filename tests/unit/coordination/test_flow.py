@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mend.consensus.log import RECORDS_BYTES_MAX, Log
 from mend.consensus.records import Drop
-from mend.coordination.flow import UNANSWERED_MAX, Again, Flow, Portion
+from mend.coordination.flow import BATCH_RACKS, UNANSWERED_MAX, Again, Flow, Portion, batch_ns
+from mend.types import SECOND
 from tests.unit.coordination.nouns import genesis, lineage, log_of
 
 AGAIN_NS, STRANGE_NS = 1000, 100
@@ -130,3 +131,8 @@ def test_a_reader_that_answers_nothing_has_so_many_states_to_read() -> None:
     assert len(reader.flow.waiting) == UNANSWERED_MAX, "it does not grow with heartbeats"
     reader.flow.hears(2)
     assert not reader.flow.full
+
+
+def test_news_waits_for_more_of_it_in_large_jobs_only() -> None:
+    assert [batch_ns(racks) for racks in (0, 2, BATCH_RACKS)] == [0, 0, 0]
+    assert 0 < batch_ns(16) < batch_ns(64) < SECOND // 10

@@ -11,8 +11,16 @@ from msgspec.structs import replace
 
 from mend.consensus.epochs import epoch_of
 from mend.consensus.log import Log
-from mend.consensus.records import RECORDS_FORMAT, Commit, Epoch, Lineage, Record
+from mend.consensus.records import (
+    RECORDS_FORMAT,
+    Commit,
+    Epoch,
+    Lineage,
+    Record,
+    checksums_of,
+)
 from mend.coordination.events import Connect, Effect, Fail, Heard, Send, Sum, Summed, Tick
+from mend.coordination.flow import batch_ns
 from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.coordination.messages import (
     LIVES_MAX,
@@ -298,6 +306,24 @@ def test_what_one_rank_lacks_the_rack_lacks() -> None:
     assert rack.report.held == (Held(1, 4, 2, (digest(0), digest(1))),)
 
 
+def test_what_a_rack_holds_waits_for_more_where_racks_are_many() -> None:
+    """Of R racks each holds R offers, one after the other: that were R reports of each."""
+    rack = Rack()
+    rack.say(0)
+    rack.told(genesis(racks=20))
+    rack.tick(HEARTBEAT_NS)
+    got = tuple(offer_id(offer(other)) for other in range(3))
+    assert sent(rack.say(0, got=got[:1]), COORDINATOR) == []
+    rack.now_ns += batch_ns(20) - 1
+    assert sent(rack.say(0, got=got[:2]), COORDINATOR) == []
+    assert rack.machine.deadline_ns() == rack.now_ns + 1
+    assert len(sent(rack.tick(1), COORDINATOR)) == 1
+    assert rack.report.got == got[:2]
+    rack.say(0, got=got)
+    assert len(sent(rack.say(0, versions=(1,)), COORDINATOR)) == 1, "that waits for nothing"
+    assert rack.report.got == got
+
+
 def test_a_rack_whose_ranks_are_not_all_heard_yet_has_nothing() -> None:
     rack = Rack(ranks=2)
     rack.say(0, versions=(0,), got=(offer_id(offer(0)),), leaving=True)
@@ -337,7 +363,7 @@ def test_an_offer_is_made_of_the_parts_of_all_ranks() -> None:
     rack.say(1, parts=(part(1, tokens=7, applied=1),))
     (made,) = rack.report.offers
     assert (made.member, made.tokens, made.steps, made.applied) == (member(RACK), 17, 2, 1)
-    assert made.checksums == (digest(0)[-32:], digest(1)[-32:])
+    assert made.checksums == checksums_of((digest(0)[-32:], digest(1)[-32:]))
     rack.say(1, parts=(part(1, seq=2),))
     assert rack.report.offers == (), "parts of two captures are no offer"
 

@@ -22,6 +22,7 @@ from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.events import Effect, Event
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
+from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import LINGER_NS, RankOptions
 from mend.coordination.messages import Gather, Held, Message, Partial, RankReport, Total
 from mend.coordination.rank import RankMachine
@@ -98,7 +99,7 @@ class Rack:
         """An own offer, encoded, and announced by the coordinator."""
         self(ev.Captured(fragment, seq, base, 8 * seq, 10, 2))
         made = offer(self.me.rack, seq, base=base, fragment=fragment)
-        self(ev.Encoded(fragment, seq, made.checksums[0]))
+        self(ev.Encoded(fragment, seq, made.checksum(0)))
         return made
 
     def fetched(self, *offers: Offer) -> list[Effect]:
@@ -273,6 +274,20 @@ def test_offers_of_others_are_pulled_from_their_owner_first() -> None:
     assert rack.report.got == ()
     rack.fetched(theirs)
     assert rack.report.got == (offer_id(theirs),)
+
+
+def test_what_a_rank_holds_waits_for_more_where_racks_are_many() -> None:
+    rack = Rack(racks=20).begun()
+    first, second = offer(OTHER), offer(THIRD)
+    rack.told(offers=(first, second))
+    rack.tick(HEARTBEAT_NS)
+    assert sent(rack.fetched(first)) == []
+    assert rack.machine.deadline_ns() == rack.now_ns + batch_ns(20)
+    rack.now_ns += batch_ns(20) - 1
+    assert sent(rack.fetched(second)) == []
+    (told,) = sent(rack.tick(1))
+    assert isinstance(told, RankReport)
+    assert told.got == (offer_id(first), offer_id(second))
 
 
 def test_own_offers_are_not_pulled() -> None:

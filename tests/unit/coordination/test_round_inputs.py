@@ -69,7 +69,7 @@ def test_a_moment_is_absurd_after_no_number_of_steps() -> None:
     views = {rack: MemberView(member(rack), 0, report=report(1, 2)) for rack in (0, 1)}
     offers = {(0, fragment): offer(0, 99, fragment=fragment, base=NORMS_MIN) for fragment in (0, 1)}
     around = surroundings(log.appended, views, offers, frozenset(views))
-    found = [inputs_of(p, around, log.appended, views, offers).norm_max for p in (0, 1)]
+    found = [inputs_of(p, around, log.appended, views, offers, {}).norm_max for p in (0, 1)]
     assert found == [ABSURD * 2.0, math.inf]
 
 
@@ -80,7 +80,7 @@ def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:
         said = {"step": 99, **(changes if rack == 1 else {})}
         views[rack] = MemberView(member(rack), 0, report=report(1, 2, **said))
     around = surroundings(log.appended, views, {}, frozenset(views))
-    return inputs_of(1, around, log.appended, views, {}).trains
+    return inputs_of(1, around, log.appended, views, {}, {}).trains
 
 
 def named(version: int, *racks: int) -> Commit:

@@ -10,10 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from mend.coordination import wire
-from mend.coordination.messages import Ack, Envelope, Message, Orders, Patch, Report
+from mend.coordination.messages import Ack, Envelope, Gather, Message, Orders, Patch, Report
 from mend.coordination.streams import (
+    ENCODED_MAX,
     PEERS_MAX,
     STATES_MAX,
+    Encodings,
     Streams,
     Unread,
     apply_patch,
@@ -36,6 +38,10 @@ def drawn(chance: random.Random, known: Orders) -> Orders:
     if offers and chance.random() < 0.2:
         offers[0] = replace(offers[0], applied=offers[0].applied + 1)
     said: dict[str, Any] = {"serial": known.serial + 1, "offers": tuple(offers)}
+    if offers and chance.random() < 0.3:
+        members = tuple(chance.sample(offers, chance.randint(1, len(offers))))
+        gone = (offer(7, ranks=RANKS),) * chance.randrange(2)  # is open no more
+        said["gathers"] = (*known.gathers, Gather(0, known.serial, 1, members + gone))[-2:]
     if chance.random() < 0.3:
         said["live"] = tuple(sorted(chance.sample(range(8), 3)))
     if chance.random() < 0.3:
@@ -127,6 +133,37 @@ def test_a_state_that_changes_little_takes_few_bytes() -> None:
     ends.right.read(wire.decode(frame))
     more = replace(large, serial=3, offers=(*large.offers, offer(1, 1, ranks=500)))
     assert len(ends.to_right(more)) < whole / 10, "one offer of twenty"
+
+
+def test_a_gather_names_the_open_offers_that_it_asks_for() -> None:
+    """Of 64 racks it had their checksums once more, for each reader."""
+    ends, offers = Ends(), tuple(offer(rack, ranks=500) for rack in range(20))
+    ends.settle(orders(1, (), offers=offers))
+    asks = orders(2, (), offers=offers, gathers=(Gather(0, 1, 1, offers[3:]),))
+    frame = ends.to_right(asks)
+    assert len(frame) < 200
+    assert ends.right.read(wire.decode(frame)) == asks
+
+
+def test_a_member_that_is_no_open_offer_of_the_state_is_refused() -> None:
+    base = orders(1, (), offers=(offer(0),))
+    raw = msgspec.Raw(msgspec.msgpack.encode([[0, 1, 1, [1], []]]))
+    place = [each.name for each in msgspec.structs.fields(Orders)].index("gathers")
+    with pytest.raises(WireError, match="out of range"):
+        apply_patch(base, Patch(13, 1, {place: raw}))
+
+
+def test_what_many_readers_are_told_is_encoded_once() -> None:
+    encodings = Encodings()
+    first = orders(1, (), offers=tuple(offer(rack, ranks=RANKS) for rack in range(9)))
+    later = replace(first, serial=2, offers=(*first.offers, offer(9, ranks=RANKS)))
+    made = [make_patch(1, first, replace(later, to=rack), encodings) for rack in range(5)]
+    place = [each.name for each in msgspec.structs.fields(Orders)].index("offers")
+    assert len({id(patch.fields[place]) for patch in made}) == 1, "the very same bytes"
+    assert all(apply_patch(first, patch) == replace(later, to=r) for r, patch in enumerate(made))
+    for number in range(2 * ENCODED_MAX):
+        make_patch(1, first, replace(later, offers=(offer(0, number + 1),)), encodings)
+    assert len(encodings._made) == ENCODED_MAX
 
 
 def test_nothing_is_patched_before_the_other_side_has_confirmed() -> None:

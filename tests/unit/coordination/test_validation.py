@@ -81,14 +81,14 @@ def test_reports_of_another_plan() -> None:
     assert "name of another rack" in whole_report(offers=(offer(0, ranks=RANKS),))
     assert "name of another rack" in whole_report(offers=(offer(1, ranks=RANKS, life=1),))
     assert "offer of fragment 3" in whole_report(offers=(replace(good, fragment=3),))
-    assert "with 1 checksums" in whole_report(offers=(offer(1),))
+    assert "with checksums of 16 bytes" in whole_report(offers=(offer(1),))
     assert "one digest per rank" in whole_report(held=(Held(0, 1, 1, (digest(1),)),))
     assert "fragment 3 of 3" in whole_report(held=(Held(3, 1, 1, (digest(1), digest(2))),))
     assert "fragment 7 of 3" in whole_report(declined=(Declined(7, 0, "why"),))
 
 
 def test_reports_of_a_rank_of_another_plan() -> None:
-    part = Part(0, 1, 0, 4, 10, 2, digest(1), 0, "")
+    part = Part(0, 1, 0, 4, 10, 2, digest(1)[-32:], 0, "")
     for changes, said in (
         ({"parts": (part,), "held": (Held(2, 1, 1, (digest(1),)),)}, ""),
         ({"versions": (0, 0)}, "2 versions for 3 fragments"),
@@ -140,7 +140,7 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"records": (roster(1, [0], 1),)}, "a Roster with other numbers of ranks"),
     ({"offers": (offer(0, fragment=3, ranks=RANKS),)}, "an offer of fragment 3"),
-    ({"offers": (offer(0),)}, "with 1 checksums"),
+    ({"offers": (offer(0),)}, "with checksums of 16 bytes"),
     ({"gathers": (gather(offer(0, ranks=RANKS), attempt=0),)}, "a Gather of fragment 0, attempt 0"),
     (
         {"gathers": (gather(offer(0, ranks=RANKS), attempt=attempt_of(FIRST, 0)),)},
@@ -148,7 +148,7 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"gathers": (gather(),)}, "a Gather of fragment 0"),
     ({"gathers": (gather(offer(0, ranks=RANKS), fragment=3),)}, "a Gather of fragment 3"),
-    ({"gathers": (gather(offer(0)),)}, "with 1 checksums"),
+    ({"gathers": (gather(offer(0)),)}, "with checksums of 16 bytes"),
     ({"gathers": (gather(offer(0, fragment=1, ranks=RANKS)),)}, "of several fragments"),
 ]
 

@@ -40,7 +40,7 @@ HEAD = MAGIC + bytes([VERSION])
 MESSAGES = typing.get_args(Message)
 RECORDS = typing.get_args(Record)
 
-HEX_PATTERN = r"^([0-9a-f]{2})*\Z"
+HEX_PATTERN = r"^([0-9a-f]{32})*([0-9a-f]{2})*\Z"
 
 
 def values_of(annotation: Any, meta: msgspec.Meta | None = None) -> st.SearchStrategy[Any]:
@@ -225,8 +225,10 @@ def test_limits_of_fields_are_kept_by_the_receiver() -> None:
     assert ">= 1" in refused(report(1, offers=(offer(0, steps=0),)))
     assert "Expected `bool`" in refused(msgspec.structs.replace(whole, leaving=1))
     assert "Expected `str`" in refused(rank_orders(1, why=(3,)))
-    assert "matching regex" in refused(rank_orders(1, [genesis(), commit(1, [])], offers=(
-        msgspec.structs.replace(offer(0), checksums=("no hex",)),
+    spoiled = msgspec.structs.replace(commit(1, []), digests=("no hex",))
+    assert "matching regex" in refused(rank_orders(1, [genesis(), spoiled]))
+    assert "length <= 16384" in refused(report(1, offers=(
+        msgspec.structs.replace(offer(0), checksums=bytes(16_385)),
     )))  # fmt: skip
     assert "length <= 64" in refused(orders(1, chain="a" * 65))
     assert "length <= 4096" in refused(rank_orders(1, failure=("Refused", "x" * 4097)))

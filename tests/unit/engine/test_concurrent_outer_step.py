@@ -156,7 +156,9 @@ def key_of(made: Offer) -> bytes:
 
 def theirs_of(values: Tensor) -> Offer:
     """Rack 0's offer with these values as rank 1's part."""
-    return replace(offer(0, ranks=2), checksums=("", checksum_of(values.numpy().data)))
+    return replace(
+        offer(0, ranks=2), checksums=bytes(16) + bytes.fromhex(checksum_of(values.numpy().data))
+    )
 
 
 # -------------------------------------------------------------- which rounds are open
@@ -210,7 +212,7 @@ def test_payloads_are_served_merged_and_freed() -> None:
     story, delta = Story(), torch.full((N,), 0.5)
     made = theirs_of(delta)
     story.told(offers=(made,))
-    assert story.host.pulls[0].checksum == made.checksums[1], "this rank's part"
+    assert story.host.pulls[0].checksum == made.checksum(1), "this rank's part"
     story.arrived(made, delta)
     assert story.host.served[key_of(made)] == delta.numpy().tobytes()
     story.told(offers=(made,), gathers=(Gather(0, 1, 1, (made,)),))

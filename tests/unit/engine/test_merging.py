@@ -25,7 +25,9 @@ THEIRS = torch.tensor([0.0, 4.0, 1.0, 1.0])
 
 
 def offered(rack: int, values: Tensor) -> Offer:
-    return replace(offer(rack, ranks=2), checksums=("", checksum_of(values.numpy().data)))
+    return replace(
+        offer(rack, ranks=2), checksums=bytes(16) + bytes.fromhex(checksum_of(values.numpy().data))
+    )
 
 
 def story() -> tuple[Story, tuple[Offer, Offer]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
     from mend.config import MendConfig
     from mend.engine.checkpoint_files import newest_checkpoint
+    from mend.engine.checkpoint_writer import PendingCheckpoint
     from mend.errors import MendError
     from mend.mesh import rack_mesh
     from mend.status.status import SlowRack, Status, TokenLedger
@@ -21,6 +22,7 @@ __version__ = VERSION
 __all__ = [
     "MendConfig",
     "MendError",
+    "PendingCheckpoint",
     "Runtime",
     "SlowRack",
     "Status",
@@ -37,6 +39,7 @@ __all__ = [
 _HOME = {
     "MendConfig": "mend.config",
     "MendError": "mend.errors",
+    "PendingCheckpoint": "mend.engine.checkpoint_writer",
     "Runtime": "mend.api",
     "Status": "mend.status.status",
     "SlowRack": "mend.status.status",

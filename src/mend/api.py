@@ -20,6 +20,7 @@ from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
 from mend.engine import registry
+from mend.engine.checkpoint_writer import PendingCheckpoint
 from mend.engine.construction import live_rank
 from mend.engine.counted_steps import CountedSteps
 from mend.engine.fragment_state import Marks
@@ -28,7 +29,14 @@ from mend.engine.local_only import LocalOnlyRank
 from mend.engine.outcome import Ended, Outcome
 from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
-from mend.errors import ConfigError, Diverged, MendError, NotMerged, UsageError
+from mend.errors import (
+    CheckpointError,
+    ConfigError,
+    Diverged,
+    MendError,
+    NotMerged,
+    UsageError,
+)
 from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
 from mend.hardware.async_tp import AsyncTp
@@ -123,6 +131,8 @@ def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | Non
         registry.refuse_stranger(model)
         return None
     status: Status = runtime.shutdown(keep_local=keep_local)
+    if runtime.checkpoint_error is not None:
+        warnings.warn(str(runtime.checkpoint_error), stacklevel=2)
     return status
 
 
@@ -148,7 +158,7 @@ def session(
 
     On an exception (also Ctrl-C) leave at once and keep the weights. Raises NotMerged at the end
     when work of this rack was not merged, Diverged when its weights are no numbers; the model then
-    holds its own weights.
+    holds its own weights. Raises CheckpointError when the last `async_checkpoint` failed.
     """
     runtime = mend_init(
         model, config, optimizer, mesh=mesh, resume=resume, determinism=determinism, seed=seed
@@ -166,7 +176,9 @@ def session(
     if not ended.good:
         raise NotMerged(
             f"rack {status.rack} ended {ended}. Save this model before you start the rack again"
-        )
+        ) from runtime.checkpoint_error
+    if runtime.checkpoint_error is not None:
+        raise runtime.checkpoint_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +208,8 @@ class Runtime:
         self._rank, self._trainer = rank, rank.trainer
         self._closed = False
         self._last: Status | None = None
+        self.checkpoint_error: CheckpointError | None = None
+        """Of the last one in the background, where only `shutdown` has waited for it."""
         self._warned_provider = False
         frozen = config.exchange_frozen
         self._steps = CountedSteps(model, rank, optimizers, async_tp, frozen=frozen)
@@ -267,7 +281,7 @@ class Runtime:
     def checkpoint(
         self,
         folder: str | Path,
-        save: Callable[[Path], None] | None = None,
+        save: Callable[[Path], object] | None = None,
         *,
         timeout_s: float | None = None,
     ) -> Path:
@@ -279,8 +293,40 @@ class Runtime:
         the position in the data) becomes a part of the checkpoint. Returns when all racks have
         written; their parts are in `folder / f"rack-{rack}"`.
 
-        Raises CheckpointError when no complete checkpoint was made; training may go on then.
+        Raises CheckpointError when no complete checkpoint was made, or a former one of
+        `async_checkpoint` was not; training may go on then.
         """
+        return self._checkpoint(folder, save, timeout_s, wait=True).path
+
+    def async_checkpoint(
+        self,
+        folder: str | Path,
+        save: Callable[[Path], object] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> PendingCheckpoint:
+        """As `checkpoint`, but return as soon as the state is taken; a thread writes it while
+        training goes on.
+
+        `save(path)` still runs in this call. What it returns may be done later: a function without
+        arguments is called on that thread, and something with `result()`, such as the future of
+        `torch.distributed.checkpoint.async_save`, is waited for there; neither may read what
+        training changes. The checkpoint is complete when `result()` of the returned handle says so.
+
+        A former one is waited for first, here and in `checkpoint`, `mend_shutdown` and at the end
+        of a `session`. If it failed and nobody has called its `result()`, its CheckpointError is
+        raised: here once the new one is on its way; at the end of a session; mend_shutdown warns.
+        """
+        return self._checkpoint(folder, save, timeout_s, wait=False)
+
+    def _checkpoint(
+        self,
+        folder: str | Path,
+        save: Callable[[Path], object] | None,
+        timeout_s: float | None,
+        *,
+        wait: bool,
+    ) -> PendingCheckpoint:
         if isinstance(self._rank, LocalOnlyRank):
             raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
         if self._closed:
@@ -290,10 +336,9 @@ class Runtime:
         path = Path(folder).absolute()
         try:
             with self._trainer.untimed():
-                self._rank.checkpoint(path, save, int(limit_s * SECOND))
+                return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
         finally:
             self._steps.movement.wrote()
-        return path
 
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on a rank of this rack. All its ranks call it together.
@@ -427,6 +472,7 @@ class Runtime:
         """See mend_shutdown."""
         if self._last is None:
             try:
+                self._settle_checkpoint()
                 self._close(keep_local)
                 self._last = self._status()
                 self._unhook()
@@ -435,6 +481,13 @@ class Runtime:
                 self._leave(Outcome("aborted"))
         assert self._last is not None
         return self._last
+
+    def _settle_checkpoint(self) -> None:
+        """One that is being written is a part of this job."""
+        if not isinstance(self._rank, LocalOnlyRank):
+            self.checkpoint_error = self._rank.settle_checkpoint()
+            if self.checkpoint_error is not None:
+                self._rank.recorder.note("checkpoint-failed", {"error": str(self.checkpoint_error)})
 
     def _close(self, keep_local: bool) -> None:
         """An error of mend is an outcome here: the script has weights to save."""

@@ -3,8 +3,12 @@ A job of one rank, in this process."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +223,104 @@ def test_a_job_without_exchange_has_no_checkpoints(alone: Configure, tmp_path: P
         pytest.raises(UsageError, match="exchange=False"),
     ):
         runtime.checkpoint(tmp_path / "cut")
+
+
+# ------------------------------------------------------------------ in the background
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(alone: Configure, tmp_path: Path) -> None:
+    """What is written is of the step of the call, whatever is merged meanwhile."""
+    model, optimizer = script()
+    folder, gate = tmp_path / "cuts" / "first", threading.Event()
+
+    def later(path: Path) -> Callable[[], object]:
+        kept = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        return lambda: gate.wait() and torch.save(kept, path / "script.pt")
+
+    with mend.session(model, alone(), optimizer) as runtime:
+        for number in range(1, STEPS + 1):
+            step(model, optimizer, number)
+        pending = runtime.async_checkpoint(folder, later)
+        versions = runtime.status().versions
+        for number in range(STEPS + 1, STEPS + 30):
+            step(model, optimizer, number)
+        assert all(
+            now > then for now, then in zip(runtime.status().versions, versions, strict=True)
+        )
+        assert not pending.done()
+        with pytest.raises(TimeoutError):
+            pending.result(0.01)
+        assert newest_checkpoint(folder.parent) is None
+        gate.set()
+        assert pending.result() == pending.path == folder
+        assert pending.done()
+    status = begin(folder, alone(), folder.parent)
+    assert status.step == status.tokens == STEPS
+    assert status.versions == versions
+
+
+def full(_: Path) -> Callable[[], object]:
+    def fails() -> None:
+        raise OSError(28, "No space left on device", "model.pt")
+
+    return fails
+
+
+def test_a_failure_in_the_background_comes_out_once_and_typed(
+    alone: Configure, tmp_path: Path
+) -> None:
+    """At the next call, which makes the next one all the same; or where the script asks."""
+    model, optimizer = script()
+    said = r"model\.pt: No space left on device"
+    with mend.session(model, alone(), optimizer) as runtime:
+        step(model, optimizer, 1)
+        runtime.async_checkpoint(tmp_path / "one", full)
+        step(model, optimizer, 2)
+        with pytest.raises(CheckpointError, match=said):
+            runtime.async_checkpoint(tmp_path / "two")
+        step(model, optimizer, 3)
+        asked = runtime.async_checkpoint(tmp_path / "three", full)
+        assert newest_checkpoint(tmp_path) == tmp_path / "two"
+        with pytest.raises(CheckpointError, match=said):
+            asked.result()
+        step(model, optimizer, 4)
+        assert runtime.checkpoint(tmp_path / "four") == tmp_path / "four"
+    assert list((tmp_path / "three").iterdir()) == []
+
+
+def test_the_end_waits_for_what_is_written_and_says_when_it_failed(
+    alone: Configure, tmp_path: Path
+) -> None:
+    model, optimizer = script()
+    ending = contextlib.ExitStack()
+    runtime = ending.enter_context(mend.session(model, alone(), optimizer))
+    step(model, optimizer, 1)
+    runtime.async_checkpoint(tmp_path / "one", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        ending.close()
+    assert runtime.status().outcome == "merged"
+    runtime = mend.mend_init(model, alone(), optimizer)
+    step(model, optimizer, 2)
+    written: Future[None] = Future()
+    runtime.async_checkpoint(tmp_path / "two", lambda _: written)
+    threading.Timer(0.2, written.set_exception, [ValueError("of the script")]).start()
+    with pytest.warns(UserWarning, match="'two' is not complete: ValueError: of the script"):
+        status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.outcome == "merged"
+    assert newest_checkpoint(tmp_path) is None
+
+
+def test_a_rack_that_is_aborted_leaves_no_complete_checkpoint(
+    alone: Configure, tmp_path: Path
+) -> None:
+    model, optimizer = script()
+    written: Future[None] = Future()
+    runtime = mend.mend_init(model, alone(), optimizer)
+    step(model, optimizer, 1)
+    pending = runtime.async_checkpoint(tmp_path / "one", lambda _: written)
+    threading.Timer(0.2, written.set_result, [None]).start()
+    runtime.abort()
+    with pytest.raises(CheckpointError, match="'one' is not complete: this rack has left the job"):
+        pending.result()
+    assert newest_checkpoint(tmp_path) is None

@@ -69,6 +69,8 @@ class Options:
     cut_every: int = 0
     """A checkpoint behind every step that this divides, in a folder `cuts` by its number."""
     cuts: str = ""
+    background: bool = False
+    """Whether checkpoints are written while it trains on."""
     save_gate: str = ""
     """What a script saves behind `gated_step` waits for this file."""
     gated_step: int = 0
@@ -394,10 +396,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 result["moments"].append(moments(model, optimizer) if options.tell_moments else {})
                 if folder := folder_of(options, step):
-                    gate = options.save_gate if step == options.gated_step else ""
                     try:
-                        full = step == options.failing_step
-                        runtime.checkpoint(folder, partial(save, model, optimizer, gate, full))
+                        checkpoint(runtime, options, folder, step, model, optimizer)
                     except mend.errors.CheckpointError as error:
                         result.setdefault("not_saved", []).append(str(error))
                 time.sleep(acts.slower * options.pace_ms / 1000)
@@ -423,17 +423,49 @@ def folder_of(options: Options, step: int) -> str:
     return options.checkpoints.get(str(step), "")
 
 
-def save(
-    model: nn.Module, optimizer: torch.optim.Optimizer, gate: str, full: bool, folder: Path
+def checkpoint(
+    runtime: Any,
+    options: Options,
+    folder: str,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
 ) -> None:
-    """What a script keeps of its own, one file per rank."""
+    gate = options.save_gate if step == options.gated_step else ""
+    write = partial(save, model, optimizer, gate, step == options.failing_step)
+    if options.background:
+        runtime.async_checkpoint(folder, partial(save_later, write))
+    else:
+        runtime.checkpoint(folder, write)
+
+
+def save(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    gate: str,
+    full: bool,
+    folder: Path,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """What a script keeps of its own, one file per rank. `state`: a copy of it; None: as it is
+    now."""
     if full:
         raise OSError(28, "No space left on device", "script.pt")
     while gate and not Path(gate).exists():
         time.sleep(0.005)
     rank = os.environ.get("RANK", "0")
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state = state or state_of(model, optimizer)
     torch.save(state, folder / f"script-{rank}.pt")
+
+
+def save_later(write: Any, folder: Path) -> Callable[[], None]:
+    """As `write`, a partial `save`, does it, once it is called."""
+    model, optimizer = write.args[:2]
+    return partial(write, folder, copy.deepcopy(state_of(model, optimizer)))
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mend.config import MendConfig
     from mend.engine.checkpoint_files import newest_checkpoint
     from mend.engine.checkpoint_writer import PendingCheckpoint
+    from mend.engine.saved_state import SavedState
     from mend.errors import MendError
     from mend.mesh import rack_mesh
     from mend.status.status import SlowRack, Status, TokenLedger
@@ -24,6 +25,7 @@ __all__ = [
     "MendError",
     "PendingCheckpoint",
     "Runtime",
+    "SavedState",
     "SlowRack",
     "Status",
     "TokenLedger",
@@ -41,6 +43,7 @@ _HOME = {
     "MendError": "mend.errors",
     "PendingCheckpoint": "mend.engine.checkpoint_writer",
     "Runtime": "mend.api",
+    "SavedState": "mend.engine.saved_state",
     "Status": "mend.status.status",
     "SlowRack": "mend.status.status",
     "TokenLedger": "mend.status.status",

@@ -27,6 +27,7 @@ from mend.engine.fragment_state import Marks
 from mend.engine.live_rank import BUFFERS_PAGE, LiveRank
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.outcome import Ended, Outcome
+from mend.engine.saved_state import SavedState
 from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
 from mend.errors import (
@@ -59,7 +60,7 @@ def mend_init(
     optimizer: Optimizers | None = None,
     *,
     mesh: DeviceMesh | None = None,
-    resume: str | Path | None = None,
+    resume: str | Path | SavedState | None = None,
     determinism: Level | None = None,
     seed: int = 0,
 ) -> Runtime:
@@ -72,9 +73,9 @@ def mend_init(
     `rack_mesh` does, where the script makes no mesh.
 
     `resume`: a checkpoint that `Runtime.checkpoint` made, or a folder of them, of which the newest
-    complete one is taken; all racks give the same. Load what was saved with it into the model and
-    the optimizer first. The job goes on with its versions, outer state, open offers, tokens and
-    step (`status().step`). None: a new job.
+    complete one is taken, or a SavedState that torch.distributed.checkpoint has loaded; the same on
+    all racks. Load what was saved with it into the model and the optimizer first. The job goes on
+    with its versions, outer state, open offers, tokens and step (`status().step`). None: a new job.
 
     `determinism`: "run" or "shape" enables mend.determinism until the rack leaves, in this thread;
     generators are seeded from `seed` and the rack's number. One that is enabled already stays.
@@ -150,7 +151,7 @@ def session(
     *,
     keep_local: bool = False,
     mesh: DeviceMesh | None = None,
-    resume: str | Path | None = None,
+    resume: str | Path | SavedState | None = None,
     determinism: Level | None = None,
     seed: int = 0,
 ) -> Iterator[Runtime]:
@@ -327,11 +328,9 @@ class Runtime:
         *,
         wait: bool,
     ) -> PendingCheckpoint:
-        if isinstance(self._rank, LocalOnlyRank):
-            raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
-        if self._closed:
-            raise UsageError("checkpoint() after mend_shutdown")
+        self._may_checkpoint("checkpoint")
         self._steps.settle()
+        assert isinstance(self._rank, LiveRank)
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
         try:
@@ -339,6 +338,38 @@ class Runtime:
                 return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
         finally:
             self._steps.movement.wrote()
+
+    def state_dict(self) -> dict[str, Any]:
+        """mend's state on this rank, with all racks at one place of the log, for
+        `torch.distributed.checkpoint.save` or `async_save`.
+
+        All ranks of all racks call it, or have it called by giving them this runtime, behind the
+        same step in lockstep; whoever comes first waits for the others, up to give_up_s. It may
+        apply what is decided: copy the model and the optimizer after it. Goes on with `SavedState`.
+        Raises CheckpointError when the racks do not come together.
+        """
+        self._may_checkpoint("state_dict")
+        self._steps.settle()
+        assert isinstance(self._rank, LiveRank)
+        try:
+            with self._trainer.untimed():
+                return self._rank.saved_state(int(self.config.give_up_s * SECOND))
+        finally:
+            self._steps.movement.wrote()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Always raises UsageError: what the other racks have merged by now cannot be undone here.
+        Load a `SavedState` before mend_init."""
+        raise UsageError(
+            "a running job cannot go back: load a mend.SavedState with "
+            "torch.distributed.checkpoint.load, and give it to mend_init(resume=)"
+        )
+
+    def _may_checkpoint(self, what: str) -> None:
+        if isinstance(self._rank, LocalOnlyRank):
+            raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
+        if self._closed:
+            raise UsageError(f"{what}() after mend_shutdown")
 
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on a rank of this rack. All its ranks call it together.
@@ -527,13 +558,14 @@ def _rank_of(
     model: nn.Module,
     config: MendConfig,
     members: tuple[int, ...] | None,
-    resume: str | Path | None,
+    resume: str | Path | SavedState | None,
     optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
         return LocalOnlyRank(settings)
-    settings = replace(settings, resume=Path(resume) if resume is not None else None)
+    found = Path(resume) if isinstance(resume, str) else resume
+    settings = replace(settings, resume=found)
     return live_rank(model, settings, rules_of(config), local_place(), optimizers)
 
 

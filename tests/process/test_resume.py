@@ -86,6 +86,27 @@ def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
         assert merges_behind(one, begun["versions"]) == resumed.merges
 
 
+def test_a_job_goes_on_from_a_checkpoint_of_torch_with_mend_in_it(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """FSDP2 shards, saved by dcp.async_save while training goes on; loaded by dcp.load."""
+    config = CONFIG | {"payload_dtype": "bfloat16"}
+    options: dict[str, Any] = {
+        "steps": STEPS, "config": config, "parallel": "fsdp2", "dcp": True,
+    }  # fmt: skip
+    folder = tmp_path / "cut"
+    whole = jobs(ranks=2).run(**options, checkpoints={str(CUT): str(folder)})
+    again = jobs(ranks=2).run(**options, resume=str(folder))
+    for one, resumed in zip(whole, again, strict=True):
+        assert resumed.losses == one.losses[CUT:]
+        assert resumed.weights == one.weights
+        assert resumed.digest == one.digest
+        assert resumed.status["ledger"] == one.status["ledger"]
+        (begun,) = resumed.kinds("resumed")
+        assert begun["open_tokens"] > 0
+        assert merges_behind(one, begun["versions"]) == resumed.merges
+
+
 # ------------------------------------------------------------------ killed
 
 

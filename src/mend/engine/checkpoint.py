@@ -126,15 +126,12 @@ def write_part(
         for each in group.gather_bytes(msgspec.json.encode(mine))
         for file in msgspec.json.decode(each, type=list[File])
     ]
-    everybody = [
-        msgspec.json.decode(each, type=Progress)
-        for each in group.gather_bytes(msgspec.json.encode(taken.progress))
-    ]
-    manifest = _manifest(rack, facts, mark, everybody, found, taken.weights)
+    manifest = manifest_of(group, rack, facts, mark, taken, found)
     together(group, lambda: end_part(part, manifest) if leads else None)
 
 
-def _write_rank(part: Path, rank: int, taken: Taken) -> None:
+def state_of(taken: Taken) -> State:
+    """What is no tensor."""
     open_ = tuple(
         OfferProgress(
             o.fragment, o.seq, o.anchor.version, o.capture_step, o.tokens, o.steps,
@@ -142,20 +139,24 @@ def _write_rank(part: Path, rank: int, taken: Taken) -> None:
         )
         for o in taken.offers
     )  # fmt: skip
-    write_rank(part / rank_file(rank), State(taken.progress, open_), taken.tensors)
+    return State(taken.progress, open_)
+
+
+def _write_rank(part: Path, rank: int, taken: Taken) -> None:
+    write_rank(part / rank_file(rank), state_of(taken), taken.tensors)
     if taken.registered is not None:
         write_whole(part / registered_file(rank), bytes_of(taken.registered))
 
 
-def _manifest(
-    rack: int,
-    facts: Facts,
-    mark: Mark,
-    ranks: Sequence[Progress],
-    files: Sequence[File],
-    weights: int,
+def manifest_of(
+    group: RackGroup, rack: int, facts: Facts, mark: Mark, taken: Taken, files: Sequence[File]
 ) -> Manifest:
-    first = ranks[0]
+    """All ranks together; the same on all of them."""
+    ranks = [
+        msgspec.json.decode(each, type=Progress)
+        for each in group.gather_bytes(msgspec.json.encode(taken.progress))
+    ]
+    first, weights = ranks[0], taken.weights
     open_tokens = sum(
         mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments[:weights]
     )
@@ -191,6 +192,8 @@ class Part:
     manifest: Manifest
     state: State
     tensors: Mapping[str, Tensor]
+    registered_B: Tensor | None = None
+    """What the script had registered."""
 
     @property
     def resume(self) -> Resume:
@@ -224,15 +227,12 @@ class Part:
         if f"{fragment}.residual" in self.tensors:
             track.residual_N = self._tensor(f"{fragment}.residual", numel)
 
-    def registered(self, rank: int, state: TrainingState) -> None:
+    def registered(self, state: TrainingState) -> None:
         """Have what the script had registered wait for it to be registered again."""
-        name = registered_file(rank)
-        path = rack_folder(self.folder, self.manifest.rack) / name
-        if name not in {file.name for file in self.manifest.files}:
+        if self.registered_B is None:
             return
         try:
-            data = bytearray(path.read_bytes())
-            state.resume(torch.frombuffer(data, dtype=torch.uint8), f"checkpoint {self.folder}")
+            state.resume(self.registered_B, f"checkpoint {self.folder}")
         except StateRefused as error:
             raise CheckpointError(str(error)) from error
 
@@ -277,11 +277,8 @@ def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | 
     manifest = read_manifest(folder, rack)
     if manifest is None:
         return None
-    then, now = dict(manifest.facts), dict(facts)
-    for name in (*then, *now):
-        if name not in FREE_FACTS and then.get(name) != now.get(name):
-            was, is_ = then.get(name, "absent"), now.get(name, "absent")
-            raise CheckpointError(f"{folder} is of another plan: {name} was {was}, is {is_} here")
+    if why := differing_fact(manifest.facts, facts):
+        raise CheckpointError(f"{folder} is of another plan: {why}")
     mine = rack_folder(folder, rack)
     check_files(mine, manifest, rank, ranks)
     state, tensors = read_rank(mine, manifest, rank)
@@ -292,14 +289,31 @@ def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | 
     ]
     if mine_of != theirs or any(offer.fragment not in fragments for offer in state.offers):
         raise CheckpointError(f"{mine}: {rank_file(rank)} is not what its manifest says")
-    return Part(folder, manifest, state, tensors)
+    return Part(folder, manifest, state, tensors, _registered(mine, manifest, rank))
 
 
-def left_out(folder: Path, manifest: Manifest, racks: int) -> dict[int, int | None]:
+def _registered(mine: Path, manifest: Manifest, rank: int) -> Tensor | None:
+    name = registered_file(rank)
+    if name not in {file.name for file in manifest.files}:
+        return None
+    return torch.frombuffer(bytearray((mine / name).read_bytes()), dtype=torch.uint8)
+
+
+def differing_fact(then: Facts, now: Facts) -> str:
+    """The first fact of the plan that must be as it was and is not; empty: there is none."""
+    was, is_ = dict(then), dict(now)
+    names = (n for n in (*was, *is_) if n not in FREE_FACTS and was.get(n) != is_.get(n))
+    return next(
+        (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names), ""
+    )
+
+
+def left_out(part: Part, racks: int) -> dict[int, int | None]:
     """Racks with a part of the checkpoint that the job has no more, with the tokens that only they
     had; None where their part is not here."""
     found: dict[int, int | None] = {}
-    for rack in (rack for rack in manifest.racks if rack >= racks):
-        theirs = read_manifest(folder, rack)
+    for rack in (rack for rack in part.manifest.racks if rack >= racks):
+        here = bool(part.manifest.files)  # else each rack has a checkpoint of its own
+        theirs = read_manifest(part.folder, rack) if here else None
         found[rack] = theirs.open_tokens if theirs is not None else None
     return found

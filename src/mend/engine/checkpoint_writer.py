@@ -20,6 +20,7 @@ from mend.engine.checkpoint import Facts, Taken, take, together, write_part
 from mend.engine.checkpoint_files import begin_part, complete_part
 from mend.engine.fragment_state import AgreeMin, Doing, Wait
 from mend.engine.rack import RackGroup
+from mend.engine.saved_state import saved_state
 from mend.engine.threads import OWN, Hands
 from mend.engine.trainer import Trainer
 from mend.errors import CheckpointError, MendError
@@ -136,6 +137,22 @@ class CheckpointWriter:
         if former is not None:
             raise former
         return self._pending
+
+    def saved_state(self, limit_ns: int) -> dict[str, Any]:
+        """Cut, and return what was taken, for whoever writes it."""
+        name = "state_dict"
+        if self._pending is not None:  # its failure stays for whoever asks
+            self._pending.unasked()
+        mark: Mark = self._live(self._trainer.cut(name, limit_ns))
+        try:
+            taken = together(self._group, lambda: take(self._trainer))
+            self._live(self._trainer.cut_encoded(mark, taken.offers, limit_ns))
+            found = saved_state(self._group, self._rack, self._facts, mark, taken)
+        finally:
+            self._post(Cutting(""))
+        about: dict[str, object] = {"step": self._trainer.step, "number": mark.number}
+        self._note("state-dict", about | {"versions": list(taken.versions)})
+        return found
 
     def settle(self) -> CheckpointError | None:
         """Wait for the one that is being written; why it failed, if nobody has asked for that."""

@@ -35,6 +35,7 @@ from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.replay_training import Again
+from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.step_hooks import HoldsParameters
 from mend.engine.sums import check_room
@@ -284,7 +285,12 @@ class LiveRank:
         path = self.settings.resume
         if path is None:
             return None
-        part, note = read_part(path, self.me.rack, self.group, self._facts), self.recorder.note
+        note, facts = self.recorder.note, self._facts
+        part = (
+            together(self.group, lambda: path.part(*self.me, facts))
+            if isinstance(path, SavedState)
+            else read_part(path, self.me.rack, self.group, facts)
+        )
         if part is None:
             effect = "begins with a copy of the others' weights; what only it had is lost"
             note("resume-lost", {"lost": self.me.rack, "open_tokens": None, "effect": effect})
@@ -292,7 +298,7 @@ class LiveRank:
         manifest = part.manifest
         about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
         note("resumed", {**about, "open_tokens": manifest.open_tokens})
-        for rack, tokens in left_out(part.folder, manifest, self.settings.racks).items():
+        for rack, tokens in left_out(part, self.settings.racks).items():
             effect = f"the job has {self.settings.racks} racks now; what only it had is lost"
             note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
         return part
@@ -415,7 +421,7 @@ class LiveRank:
         self.trainer.training_state, self.trainer.give = state, self._give_state
         part = self._resumed
         if part is not None:
-            together(self.group, lambda: part.registered(self.me.rank, state))
+            together(self.group, lambda: part.registered(state))
 
     def live(self, doing: Generator[Wait | AgreeMin | Share | Spread, Any, T]) -> T:
         """Drive a generator of `steps` on this thread; returns what it does."""
@@ -450,6 +456,12 @@ class LiveRank:
         if self.settings.replay is not None:
             return nothing_to_write(folder)  # it is written; what it applied is on the tape
         return self._checkpoints.checkpoint(folder, save, limit_ns, wait=wait)
+
+    def saved_state(self, limit_ns: int) -> dict[str, Any]:
+        """This rank's state, with all other racks at one place of the log. See `api`."""
+        if self.settings.replay is not None:
+            return {}
+        return self._checkpoints.saved_state(limit_ns)
 
     def settle_checkpoint(self) -> CheckpointError | None:
         """Wait for the one that is being written; why it failed, if nobody has asked."""

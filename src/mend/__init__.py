@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
     from mend.config import MendConfig
     from mend.engine.checkpoint_files import newest_checkpoint
+    from mend.engine.checkpoint_writer import PendingCheckpoint
+    from mend.engine.saved_state import SavedState
     from mend.errors import MendError
     from mend.mesh import rack_mesh
     from mend.status.status import SlowRack, Status, TokenLedger
@@ -21,7 +23,9 @@ __version__ = VERSION
 __all__ = [
     "MendConfig",
     "MendError",
+    "PendingCheckpoint",
     "Runtime",
+    "SavedState",
     "SlowRack",
     "Status",
     "TokenLedger",
@@ -37,7 +41,9 @@ __all__ = [
 _HOME = {
     "MendConfig": "mend.config",
     "MendError": "mend.errors",
+    "PendingCheckpoint": "mend.engine.checkpoint_writer",
     "Runtime": "mend.api",
+    "SavedState": "mend.engine.saved_state",
     "Status": "mend.status.status",
     "SlowRack": "mend.status.status",
     "TokenLedger": "mend.status.status",

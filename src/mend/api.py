@@ -20,15 +20,25 @@ from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import local_place, rules_of, settings_of
 from mend.engine import registry
+from mend.engine.checkpoint_writer import PendingCheckpoint
 from mend.engine.construction import live_rank
 from mend.engine.counted_steps import CountedSteps
 from mend.engine.fragment_state import Marks
 from mend.engine.live_rank import BUFFERS_PAGE, LiveRank
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.outcome import Ended, Outcome
+from mend.engine.saved_state import SavedState
 from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
-from mend.errors import ConfigError, Diverged, JobLost, MendError, NotMerged, UsageError
+from mend.errors import (
+    CheckpointError,
+    ConfigError,
+    Diverged,
+    JobLost,
+    MendError,
+    NotMerged,
+    UsageError,
+)
 from mend.fragment.plan import exchanged_parameters
 from mend.fragment.statistics import in_few_words, running_statistics
 from mend.hardware.async_tp import AsyncTp
@@ -54,7 +64,7 @@ def mend_init(
     optimizer: Optimizers | None = None,
     *,
     mesh: DeviceMesh | None = None,
-    resume: str | Path | None = None,
+    resume: str | Path | SavedState | None = None,
     determinism: Level | None = None,
     seed: int = 0,
 ) -> Runtime:
@@ -67,9 +77,9 @@ def mend_init(
     `rack_mesh` does, where the script makes no mesh.
 
     `resume`: a checkpoint that `Runtime.checkpoint` made, or a folder of them, of which the newest
-    complete one is taken; all racks give the same. Load what was saved with it into the model and
-    the optimizer first. The job goes on with its versions, outer state, open offers, tokens and
-    step (`status().step`). None: a new job.
+    complete one is taken, or a SavedState that torch.distributed.checkpoint has loaded; the same on
+    all racks. Load what was saved with it into the model and the optimizer first. The job goes on
+    with its versions, outer state, open offers, tokens and step (`status().step`). None: a new job.
 
     `determinism`: "run" or "shape" enables mend.determinism until the rack leaves, in this thread;
     generators are seeded from `seed` and the rack's number. One that is enabled already stays.
@@ -100,7 +110,7 @@ def _begun(
     model: nn.Module,
     place: tuple[MendConfig, MendConfig, tuple[int, ...] | None, DeviceMesh | None],
     optimizers: Sequence[HoldsParameters],
-    resume: str | Path | None,
+    resume: str | Path | SavedState | None,
     determined: tuple[Level | None, int],
 ) -> Runtime:
     """A rank that trains, registered; or everything is undone. `place`: the configuration as it was
@@ -145,6 +155,8 @@ def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | Non
         registry.refuse_stranger(model)
         return None
     status: Status = runtime.shutdown(keep_local=keep_local)
+    if runtime.checkpoint_error is not None:
+        warnings.warn(str(runtime.checkpoint_error), stacklevel=2)
     return status
 
 
@@ -162,7 +174,7 @@ def session(
     *,
     keep_local: bool = False,
     mesh: DeviceMesh | None = None,
-    resume: str | Path | None = None,
+    resume: str | Path | SavedState | None = None,
     determinism: Level | None = None,
     seed: int = 0,
 ) -> Iterator[Runtime]:
@@ -170,7 +182,7 @@ def session(
 
     On an exception (also Ctrl-C) leave at once and keep the weights. Raises NotMerged at the end
     when work of this rack was not merged, Diverged when its weights are no numbers; the model then
-    holds its own weights.
+    holds its own weights. Raises CheckpointError when the last `async_checkpoint` failed.
     """
     runtime = mend_init(
         model, config, optimizer, mesh=mesh, resume=resume, determinism=determinism, seed=seed
@@ -188,7 +200,9 @@ def session(
     if not ended.good:
         raise NotMerged(
             f"rack {status.rack} ended {ended}. Save this model before you start the rack again"
-        )
+        ) from runtime.checkpoint_error
+    if runtime.checkpoint_error is not None:
+        raise runtime.checkpoint_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +232,8 @@ class Runtime:
         self._rank, self._trainer = rank, rank.trainer
         self._closed = False
         self._last: Status | None = None
+        self.checkpoint_error: CheckpointError | None = None
+        """Of the last one in the background, where only `shutdown` has waited for it."""
         self._warned_provider = False
         frozen = config.exchange_frozen
         self._steps = CountedSteps(model, rank, optimizers, async_tp, frozen=frozen)
@@ -289,7 +305,7 @@ class Runtime:
     def checkpoint(
         self,
         folder: str | Path,
-        save: Callable[[Path], None] | None = None,
+        save: Callable[[Path], object] | None = None,
         *,
         timeout_s: float | None = None,
     ) -> Path:
@@ -301,21 +317,82 @@ class Runtime:
         the position in the data) becomes a part of the checkpoint. Returns when all racks have
         written; their parts are in `folder / f"rack-{rack}"`.
 
-        Raises CheckpointError when no complete checkpoint was made; training may go on then.
+        Raises CheckpointError when no complete checkpoint was made, or a former one of
+        `async_checkpoint` was not; training may go on then.
         """
-        if isinstance(self._rank, LocalOnlyRank):
-            raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
-        if self._closed:
-            raise UsageError("checkpoint() after mend_shutdown")
+        return self._checkpoint(folder, save, timeout_s, wait=True).path
+
+    def async_checkpoint(
+        self,
+        folder: str | Path,
+        save: Callable[[Path], object] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> PendingCheckpoint:
+        """As `checkpoint`, but return as soon as the state is taken; a thread writes it while
+        training goes on.
+
+        `save(path)` still runs in this call. What it returns may be done later: a function without
+        arguments is called on that thread, and something with `result()`, such as the future of
+        `torch.distributed.checkpoint.async_save`, is waited for there; neither may read what
+        training changes. The checkpoint is complete when `result()` of the returned handle says so.
+
+        A former one is waited for first, here and in `checkpoint`, `mend_shutdown` and at the end
+        of a `session`. If it failed and nobody has called its `result()`, its CheckpointError is
+        raised: here once the new one is on its way; at the end of a session; mend_shutdown warns.
+        """
+        return self._checkpoint(folder, save, timeout_s, wait=False)
+
+    def _checkpoint(
+        self,
+        folder: str | Path,
+        save: Callable[[Path], object] | None,
+        timeout_s: float | None,
+        *,
+        wait: bool,
+    ) -> PendingCheckpoint:
+        self._may_checkpoint("checkpoint")
         self._steps.settle()
+        assert isinstance(self._rank, LiveRank)
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
         try:
             with self._trainer.untimed():
-                self._rank.checkpoint(path, save, int(limit_s * SECOND))
+                return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
         finally:
             self._steps.movement.wrote()
-        return path
+
+    def state_dict(self) -> dict[str, Any]:
+        """mend's state on this rank, with all racks at one place of the log, for
+        `torch.distributed.checkpoint.save` or `async_save`.
+
+        All ranks of all racks call it, or have it called by giving them this runtime, behind the
+        same step in lockstep; whoever comes first waits for the others, up to give_up_s. It may
+        apply what is decided: copy the model and the optimizer after it. Goes on with `SavedState`.
+        Raises CheckpointError when the racks do not come together.
+        """
+        self._may_checkpoint("state_dict")
+        self._steps.settle()
+        assert isinstance(self._rank, LiveRank)
+        try:
+            with self._trainer.untimed():
+                return self._rank.saved_state(int(self.config.give_up_s * SECOND))
+        finally:
+            self._steps.movement.wrote()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Always raises UsageError: what the other racks have merged by now cannot be undone here.
+        Load a `SavedState` before mend_init."""
+        raise UsageError(
+            "a running job cannot go back: load a mend.SavedState with "
+            "torch.distributed.checkpoint.load, and give it to mend_init(resume=)"
+        )
+
+    def _may_checkpoint(self, what: str) -> None:
+        if isinstance(self._rank, LocalOnlyRank):
+            raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
+        if self._closed:
+            raise UsageError(f"{what}() after mend_shutdown")
 
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on a rank of this rack. All its ranks call it together.
@@ -449,6 +526,7 @@ class Runtime:
         """See mend_shutdown."""
         if self._last is None:
             try:
+                self._settle_checkpoint()
                 self._close(keep_local)
                 self._last = self._status()
                 self._unhook()
@@ -457,6 +535,13 @@ class Runtime:
                 self._leave(Outcome("aborted"))
         assert self._last is not None
         return self._last
+
+    def _settle_checkpoint(self) -> None:
+        """One that is being written is a part of this job."""
+        if not isinstance(self._rank, LocalOnlyRank):
+            self.checkpoint_error = self._rank.settle_checkpoint()
+            if self.checkpoint_error is not None:
+                self._rank.recorder.note("checkpoint-failed", {"error": str(self.checkpoint_error)})
 
     def _close(self, keep_local: bool) -> None:
         """An error of mend is an outcome here: the script has weights to save."""
@@ -496,13 +581,14 @@ def _rank_of(
     model: nn.Module,
     config: MendConfig,
     members: tuple[int, ...] | None,
-    resume: str | Path | None,
+    resume: str | Path | SavedState | None,
     optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
         return LocalOnlyRank(settings)
-    settings = replace(settings, resume=Path(resume) if resume is not None else None)
+    found = Path(resume) if isinstance(resume, str) else resume
+    settings = replace(settings, resume=found)
     return live_rank(model, settings, rules_of(config), local_place(), optimizers)
 
 

@@ -3,14 +3,21 @@ A job of one rank, in this process."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import mend
 from mend.engine.checkpoint_files import newest_checkpoint
@@ -219,3 +226,203 @@ def test_a_job_without_exchange_has_no_checkpoints(alone: Configure, tmp_path: P
         pytest.raises(UsageError, match="exchange=False"),
     ):
         runtime.checkpoint(tmp_path / "cut")
+
+
+# ------------------------------------------------------------------ in the background
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(alone: Configure, tmp_path: Path) -> None:
+    """What is written is of the step of the call, whatever is merged meanwhile."""
+    model, optimizer = script()
+    folder, gate = tmp_path / "cuts" / "first", threading.Event()
+
+    def later(path: Path) -> Callable[[], object]:
+        kept = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        return lambda: gate.wait() and torch.save(kept, path / "script.pt")
+
+    with mend.session(model, alone(), optimizer) as runtime:
+        for number in range(1, STEPS + 1):
+            step(model, optimizer, number)
+        pending = runtime.async_checkpoint(folder, later)
+        versions = runtime.status().versions
+        for number in range(STEPS + 1, STEPS + 30):
+            step(model, optimizer, number)
+        assert all(
+            now > then for now, then in zip(runtime.status().versions, versions, strict=True)
+        )
+        assert not pending.done()
+        with pytest.raises(TimeoutError):
+            pending.result(0.01)
+        assert newest_checkpoint(folder.parent) is None
+        gate.set()
+        assert pending.result() == pending.path == folder
+        assert pending.done()
+    status = begin(folder, alone(), folder.parent)
+    assert status.step == status.tokens == STEPS
+    assert status.versions == versions
+
+
+def full(_: Path) -> Callable[[], object]:
+    def fails() -> None:
+        raise OSError(28, "No space left on device", "model.pt")
+
+    return fails
+
+
+def test_a_failure_in_the_background_comes_out_once_and_typed(
+    alone: Configure, tmp_path: Path
+) -> None:
+    """At the next call, which makes the next one all the same; or where the script asks."""
+    model, optimizer = script()
+    said = r"model\.pt: No space left on device"
+    with mend.session(model, alone(), optimizer) as runtime:
+        step(model, optimizer, 1)
+        runtime.async_checkpoint(tmp_path / "one", full)
+        step(model, optimizer, 2)
+        with pytest.raises(CheckpointError, match=said):
+            runtime.async_checkpoint(tmp_path / "two")
+        step(model, optimizer, 3)
+        asked = runtime.async_checkpoint(tmp_path / "three", full)
+        assert newest_checkpoint(tmp_path) == tmp_path / "two"
+        with pytest.raises(CheckpointError, match=said):
+            asked.result()
+        step(model, optimizer, 4)
+        assert runtime.checkpoint(tmp_path / "four") == tmp_path / "four"
+    assert list((tmp_path / "three").iterdir()) == []
+
+
+def test_the_end_waits_for_what_is_written_and_says_when_it_failed(
+    alone: Configure, tmp_path: Path
+) -> None:
+    model, optimizer = script()
+    ending = contextlib.ExitStack()
+    runtime = ending.enter_context(mend.session(model, alone(), optimizer))
+    step(model, optimizer, 1)
+    runtime.async_checkpoint(tmp_path / "one", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        ending.close()
+    assert runtime.status().outcome == "merged"
+    runtime = mend.mend_init(model, alone(), optimizer)
+    step(model, optimizer, 2)
+    written: Future[None] = Future()
+    runtime.async_checkpoint(tmp_path / "two", lambda _: written)
+    threading.Timer(0.2, written.set_exception, [ValueError("of the script")]).start()
+    with pytest.warns(UserWarning, match="'two' is not complete: ValueError: of the script"):
+        status = mend.mend_shutdown(model)
+    assert status is not None
+    assert status.outcome == "merged"
+    assert newest_checkpoint(tmp_path) is None
+
+
+def test_a_rack_that_is_aborted_leaves_no_complete_checkpoint(
+    alone: Configure, tmp_path: Path
+) -> None:
+    model, optimizer = script()
+    written: Future[None] = Future()
+    runtime = mend.mend_init(model, alone(), optimizer)
+    step(model, optimizer, 1)
+    pending = runtime.async_checkpoint(tmp_path / "one", lambda _: written)
+    threading.Timer(0.2, written.set_result, [None]).start()
+    runtime.abort()
+    with pytest.raises(CheckpointError, match="'one' is not complete: this rack has left the job"):
+        pending.result()
+    assert newest_checkpoint(tmp_path) is None
+
+
+# ------------------------------------------------------------------ inside torch's checkpoints
+
+of_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@dataclass
+class Place:
+    """In the data."""
+
+    at: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.at = state_dict["at"]
+
+
+@pytest.fixture
+def saved_by_torch(alone: Configure, tmp_path: Path) -> Path:
+    """At STEPS."""
+    model, optimizer = script()
+    folder = tmp_path / "torch"
+    with mend.session(model, alone(), optimizer) as runtime:
+        runtime.register_state("place", Place(7), scope="rack")
+        for number in range(1, STEPS + 1):
+            step(model, optimizer, number)
+        weights, moments = get_state_dict(model, optimizer)
+        state = {"mend": runtime, "model": weights, "optimizer": moments}
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        with pytest.raises(UsageError, match="a running job cannot go back"):
+            runtime.load_state_dict({})
+    return folder
+
+
+def load_by_torch(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    saved = mend.SavedState(folder)
+    weights, moments = get_state_dict(model, optimizer)
+    loaded = {"mend": saved, "model": weights, "optimizer": moments}
+    dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    return saved
+
+
+@of_one_process
+def test_a_job_goes_on_from_a_checkpoint_that_torch_has_written(
+    saved_by_torch: Path, alone: Configure
+) -> None:
+    model, optimizer = script()
+    saved = load_by_torch(saved_by_torch, model, optimizer)
+    with mend.session(model, alone(), optimizer, resume=saved) as runtime:
+        status = runtime.status()
+        assert status.step == status.tokens == STEPS
+        assert status.ledger.open > 0
+        place = Place()
+        runtime.register_state("place", place, scope="rack")
+        assert place.at == 7
+        step(model, optimizer, STEPS + 1)
+
+
+@of_one_process
+def test_what_torch_has_not_loaded_or_of_another_is_refused(
+    saved_by_torch: Path, alone: Configure, tmp_path: Path
+) -> None:
+    model, optimizer = script()
+    with pytest.raises(CheckpointError, match="was not loaded"):
+        mend.mend_init(model, alone(), optimizer, resume=mend.SavedState(saved_by_torch))
+    with pytest.raises(CheckpointError, match="is not of rank 1 of one rack"):
+        mend.SavedState(saved_by_torch, rank=1)
+    with pytest.raises(CheckpointError, match="nothing under 'other'"):
+        mend.SavedState(saved_by_torch, "other")
+    with pytest.raises(CheckpointError, match="there is no DCP checkpoint"):
+        mend.SavedState(tmp_path / "nothing")
+    saved = mend.SavedState(saved_by_torch)
+    dcp.load({"mend": saved}, checkpoint_id=saved_by_torch, no_dist=True)
+    with pytest.raises(CheckpointError, match=r"do not hold what .* has of step 13"):
+        mend.mend_init(model, alone(), optimizer, resume=saved)
+    with pytest.raises(CheckpointError, match="another plan: sync_period_steps was 8, is 16"):
+        mend.mend_init(model, alone(sync_period_steps=16), optimizer, resume=saved)
+
+
+@of_one_process
+def test_one_wrong_bit_in_what_torch_has_loaded_is_refused(
+    saved_by_torch: Path, alone: Configure
+) -> None:
+    """An anchor by its digest, the rest by its checksum."""
+    model, optimizer = script()
+    saved = load_by_torch(saved_by_torch, model, optimizer)
+    ((who, loaded),) = saved.state_dict().items()
+    loaded["registered"][-1] ^= 1
+    with pytest.raises(CheckpointError, match="registered of rack-0-rank-0 is damaged"):
+        saved.load_state_dict({who: loaded})
+    loaded["registered"][-1] ^= 1
+    loaded["0.anchor"].view(torch.int32)[0] ^= 1
+    saved.load_state_dict({who: loaded})
+    with pytest.raises(CheckpointError, match="fragment 0 has another digest"):
+        mend.mend_init(model, alone(), optimizer, resume=saved)

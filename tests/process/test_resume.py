@@ -45,21 +45,28 @@ def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
     ("ranks", "more"),
     [
         (1, {}),
-        (2, {"payload_dtype": "bfloat16"}),
+        (2, {"payload_dtype": "bfloat16", "background": True}),
         (2, {"parallel": "fsdp2", **LOW_RANK}),
         pytest.param(1, {"outer_step_compression_mode": "topk"}, marks=pytest.mark.slow),
         pytest.param(2, {"parallel": "fsdp2"}, marks=pytest.mark.slow),
         pytest.param(2, LOW_RANK, marks=pytest.mark.slow),
     ],
-    ids=["1 rank", "ddp, residuals", "fsdp2, low rank", "topk", "fsdp2", "ddp, low rank"],
+    ids=[
+        "1 rank",
+        "ddp, residuals, background",
+        "fsdp2, low rank",
+        "topk",
+        "fsdp2",
+        "ddp, low rank",
+    ],
 )
 def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
     jobs: Jobs, tmp_path: Path, ranks: int, more: dict[str, Any]
 ) -> None:
     """The outer momentum once began at zero again: losses of 1.161 in place of 1.010."""
-    parallel = {"parallel": more["parallel"]} if "parallel" in more else {}
-    config = CONFIG | {k: v for k, v in more.items() if k != "parallel"}
-    options: dict[str, Any] = {"steps": STEPS, "config": config, **parallel}
+    script = {k: v for k, v in more.items() if k in ("parallel", "background")}
+    config = CONFIG | {k: v for k, v in more.items() if k not in script}
+    options: dict[str, Any] = {"steps": STEPS, "config": config, **script}
     whole = jobs(ranks=ranks).run(**options)
     folder = tmp_path / "cuts" / "step-13"
     cut = jobs(ranks=ranks).run(**options, checkpoints={str(CUT): str(folder)})
@@ -79,15 +86,40 @@ def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
         assert merges_behind(one, begun["versions"]) == resumed.merges
 
 
+def test_a_job_goes_on_from_a_checkpoint_of_torch_with_mend_in_it(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """FSDP2 shards, saved by dcp.async_save while training goes on; loaded by dcp.load."""
+    config = CONFIG | {"payload_dtype": "bfloat16"}
+    options: dict[str, Any] = {
+        "steps": STEPS, "config": config, "parallel": "fsdp2", "dcp": True,
+    }  # fmt: skip
+    folder = tmp_path / "cut"
+    whole = jobs(ranks=2).run(**options, checkpoints={str(CUT): str(folder)})
+    again = jobs(ranks=2).run(**options, resume=str(folder))
+    for one, resumed in zip(whole, again, strict=True):
+        assert resumed.losses == one.losses[CUT:]
+        assert resumed.weights == one.weights
+        assert resumed.digest == one.digest
+        assert resumed.status["ledger"] == one.status["ledger"]
+        (begun,) = resumed.kinds("resumed")
+        assert begun["open_tokens"] > 0
+        assert merges_behind(one, begun["versions"]) == resumed.merges
+
+
 # ------------------------------------------------------------------ killed
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "background"),
+    [(1, True), pytest.param(2, True, marks=pytest.mark.slow),
+     pytest.param(1, False, marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_a_job_that_is_killed_goes_on_from_the_newest_complete_checkpoint(
-    jobs: Jobs, tmp_path: Path, seed: int
+    jobs: Jobs, tmp_path: Path, seed: int, background: bool
 ) -> None:
     """kill -9 of all at a moment that a seed draws; what comes out is as if nothing had been."""
-    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG}
+    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG, "background": background}
     whole = jobs().run(**options)
     every = {"cut_every": 2, "cuts": str(tmp_path / "cuts")}
     job, events = jobs(), random.Random(seed).randint(30, 110)
@@ -107,17 +139,21 @@ def test_a_job_that_is_killed_goes_on_from_the_newest_complete_checkpoint(
         assert resumed.digest == one.digest
 
 
+@pytest.mark.parametrize("background", [False, True])
 def test_a_checkpoint_that_not_all_racks_have_written_is_never_taken(
-    jobs: Jobs, tmp_path: Path
+    jobs: Jobs, tmp_path: Path, background: bool
 ) -> None:
-    """Rack 0 has written its part, rack 1 is killed before it has."""
-    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG}
+    """Rack 0 has written its part, rack 1 is killed before it has: it waits, or it trains on."""
+    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG, "background": background}
     cuts = tmp_path / "cuts"
     every = {"cut_every": 6, "cuts": str(cuts)}
     job, gate = jobs(), tmp_path / "gate"
     job.start(0, **options, **every)
-    job.start(1, **options, **every, save_gate=str(gate), gated_step=12)
+    ahead = {"17": [["touch", job.gate("ahead")]]} if background else {}
+    job.start(1, **options, **every, save_gate=str(gate), gated_step=12, at=ahead)
     until((cuts / "step-12" / "rack-0").exists, f"rack 0 has written\n{job.logs()}")
+    if background:
+        until(Path(job.gate("ahead")).exists, f"rack 1 has trained on\n{job.logs()}")
     assert not (cuts / "step-12" / "rack-1").exists()
     for rack in (0, 1):
         job.processes[rack].kill()
@@ -128,11 +164,14 @@ def test_a_checkpoint_that_not_all_racks_have_written_is_never_taken(
     assert (cuts / "step-12" / "rack-1" / "COMPLETE").exists(), "it was made anew"
 
 
+@pytest.mark.parametrize("background", [False, True])
 def test_a_rack_that_cannot_write_makes_it_incomplete_for_all_at_once(
-    jobs: Jobs, tmp_path: Path
+    jobs: Jobs, tmp_path: Path, background: bool
 ) -> None:
-    """All train on, and make the next one; rack 0 does not wait give_up_s for it."""
-    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG | {"give_up_s": 600}}
+    """All train on, and make the next one; rack 0 does not wait give_up_s for it. In the background
+    the next call says so, which makes the next one all the same."""
+    config = CONFIG | {"give_up_s": 600}
+    options: dict[str, Any] = {"steps": STEPS, "config": config, "background": background}
     every = {"cut_every": 6, "cuts": str(tmp_path / "cuts")}
     job = jobs()
     results = job.run(**options, **every, per={1: {"failing_step": 12}})

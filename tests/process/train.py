@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -69,6 +71,10 @@ class Options:
     cut_every: int = 0
     """A checkpoint behind every step that this divides, in a folder `cuts` by its number."""
     cuts: str = ""
+    background: bool = False
+    """Whether checkpoints are written while it trains on."""
+    dcp: bool = False
+    """Whether they are those of torch.distributed.checkpoint, with mend's state in them."""
     save_gate: str = ""
     """What a script saves behind `gated_step` waits for this file."""
     gated_step: int = 0
@@ -238,6 +244,10 @@ def weights(model: nn.Module) -> dict[str, list[int]]:
     return {name: bits(p) for name, p in model.named_parameters()}
 
 
+PENDING: list[Any] = []
+"""What torch still writes."""
+
+
 class Acts:
     """What a scenario may do to a rack, named in Options.at."""
 
@@ -375,10 +385,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
         wrapped = spread(model, options.parallel, options.device)
     optimizer = optimizer_of(model, options.learning_rate, options.optimizer)
     acts = Acts(model, wrapped, optimizer)
-    resume: dict[str, Any] = {}
-    if options.resume:
-        resume["resume"] = found = mend.newest_checkpoint(options.resume) or options.resume
-        load(Path(found) / f"rack-{rack}", model, optimizer)
+    resume = resumed(options, rack, wrapped, optimizer)
     losses: list[str] = result.setdefault("losses", [])
     result["moments"] = []
     config = mend.MendConfig(**options.config)
@@ -400,13 +407,12 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 result["moments"].append(moments(model, optimizer) if options.tell_moments else {})
                 if folder := folder_of(options, step):
-                    gate = options.save_gate if step == options.gated_step else ""
                     try:
-                        full = step == options.failing_step
-                        runtime.checkpoint(folder, partial(save, model, optimizer, gate, full))
+                        checkpoint(runtime, options, folder, step, model, optimizer)
                     except mend.errors.CheckpointError as error:
                         result.setdefault("not_saved", []).append(str(error))
                 time.sleep(acts.slower * options.pace_ms / 1000)
+            await_torch()
             acts.do(options.at.get("end", []))
             result["merged_losses"], result["own_loss"] = acts.merged_losses, acts.own_loss
             result["answers"] = acts.answers
@@ -422,6 +428,22 @@ def run(options: Options, result: dict[str, Any]) -> None:
         torch.distributed.destroy_process_group()
 
 
+def resumed(
+    options: Options, rack: int, wrapped: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """What mend_init goes on from, once the model and the optimizer are loaded."""
+    import mend
+
+    if not options.resume:
+        return {}
+    if options.dcp:
+        return {"resume": load_dcp(f"{options.resume}/rack-{rack}", wrapped, optimizer)}
+    found = mend.newest_checkpoint(options.resume) or options.resume
+    model = wrapped.module if isinstance(wrapped, nn.parallel.DistributedDataParallel) else wrapped
+    load(Path(found) / f"rack-{rack}", model, optimizer)
+    return {"resume": found}
+
+
 def folder_of(options: Options, step: int) -> str:
     """Of the checkpoint behind this step, if there is to be one."""
     if options.cut_every and step % options.cut_every == 0:
@@ -429,17 +451,74 @@ def folder_of(options: Options, step: int) -> str:
     return options.checkpoints.get(str(step), "")
 
 
-def save(
-    model: nn.Module, optimizer: torch.optim.Optimizer, gate: str, full: bool, folder: Path
+def checkpoint(
+    runtime: Any,
+    options: Options,
+    folder: str,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
 ) -> None:
-    """What a script keeps of its own, one file per rank."""
+    gate = options.save_gate if step == options.gated_step else ""
+    write = partial(save, model, optimizer, gate, step == options.failing_step)
+    if options.dcp:
+        save_dcp(runtime, f"{folder}/rack-{runtime.status().rack}", model, optimizer)
+    elif options.background:
+        runtime.async_checkpoint(folder, partial(save_later, write))
+    else:
+        runtime.checkpoint(folder, write)
+
+
+def save(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    gate: str,
+    full: bool,
+    folder: Path,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """What a script keeps of its own, one file per rank. `state`: a copy of it; None: as it is
+    now."""
     if full:
         raise OSError(28, "No space left on device", "script.pt")
     while gate and not Path(gate).exists():
         time.sleep(0.005)
     rank = os.environ.get("RANK", "0")
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state = state or state_of(model, optimizer)
     torch.save(state, folder / f"script-{rank}.pt")
+
+
+def save_later(write: Any, folder: Path) -> Callable[[], None]:
+    """As `write`, a partial `save`, does it, once it is called."""
+    model, optimizer = write.args[:2]
+    return partial(write, folder, copy.deepcopy(state_of(model, optimizer)))
+
+
+def save_dcp(runtime: Any, path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """In the background; the process waits for it at its end."""
+    beside = torch.distributed.new_group(backend="gloo")
+    state: dict[str, Any] = {"mend": runtime}  # first: it may apply what is decided
+    state["model"], state["optim"] = get_state_dict(model, optimizer)
+    PENDING.append(dcp.async_save(state, checkpoint_id=path, process_group=beside))
+
+
+def await_torch() -> None:
+    for pending in PENDING:
+        pending.result()
+
+
+def load_dcp(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    import mend
+
+    saved = mend.SavedState(path)
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.load({"mend": saved, "model": weights, "optim": moments}, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    return saved
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

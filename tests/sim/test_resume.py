@@ -13,7 +13,7 @@ from mend.engine.trainer_rounds import TrainerRounds
 from mend.errors import CheckpointError
 from mend.sim.generate import draw
 from mend.sim.world import World
-from mend.types import Peer
+from mend.types import MS, Peer
 from tests.sim.extent import is_long
 
 SEEDS = [seed for seed in range(12) if not is_long(seed)]
@@ -30,11 +30,14 @@ def test_a_job_that_begins_with_versions_keeps_every_invariant() -> None:
     assert found == {}
 
 
-def test_checkpoints_lie_at_one_place_of_the_log_whatever_fails() -> None:
+@pytest.mark.parametrize("writes_ms", [0, 700], ids=["foreground", "background"])
+def test_checkpoints_lie_at_one_place_of_the_log_whatever_fails(writes_ms: int) -> None:
+    """Also while their files are written and training goes on, through rounds, deaths, the end."""
     found, made = {}, 0
     for seed in SEEDS:
         scenario = draw(seed)
-        world = World(replace(scenario, cut_step=min(scenario.steps) // 2))
+        cut = {"cut_step": min(scenario.steps) // 2, "cut_writes_ns": writes_ms * MS}
+        world = World(replace(scenario, **cut))
         if problems := world.run().problems:
             found[seed] = problems
         made += len(world.checkers.cuts_written)

@@ -7,11 +7,14 @@ judge reads these lines and nothing else.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,8 @@ class Training:
         self._optimizer = train.optimizer_of(self._model)
         self._step = self._tokens = 0
         self._runtime: Any = None
+        self._pending: Any = None
+        """The newest checkpoint."""
 
     def run(self) -> None:
         import mend
@@ -107,6 +112,7 @@ class Training:
                 if now > cuts:
                     cuts = now
                     self._cut(f"cut-{now}")
+            self._await_cut()
         self._write("end", weights=hash_of(self._model))
         if torch.distributed.is_initialized():
             if self._told["parallel"] != "ddp":
@@ -142,17 +148,30 @@ class Training:
         from mend.errors import CheckpointError
 
         began_ns, error = time.monotonic_ns(), ""
+        self._await_cut()
+        folder = self._folder / "cuts" / name
         try:
-            self._runtime.checkpoint(self._folder / "cuts" / name, self._save, timeout_s=CUT_S)
+            self._pending = self._runtime.async_checkpoint(folder, self._save, timeout_s=CUT_S)
         except CheckpointError as failed:
             error = str(failed)
         took_ms = (time.monotonic_ns() - began_ns) / 1e6
         self._write("cut", name=name, ms=took_ms, error=error)
 
-    def _save(self, folder: Path) -> None:
+    def _await_cut(self) -> None:
+        """One that some rack could not write is none, and no reason to end."""
+        from mend.errors import CheckpointError
+
+        if self._pending is not None:
+            with contextlib.suppress(CheckpointError):
+                self._pending.result()
+        self._pending = None
+
+    def _save(self, folder: Path) -> Callable[[], None]:
+        """A copy, which is written while training goes on."""
         state = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
         counted = {"step": self._step, "tokens": self._tokens}
-        torch.save({**state, **counted}, folder / f"script-{self._rank}.pt")
+        kept = copy.deepcopy({**state, **counted})
+        return lambda: torch.save(kept, folder / f"script-{self._rank}.pt")
 
     def _load(self, folder: Path) -> None:
         """What this script saved there; nothing, if its rack was not in that checkpoint."""

@@ -35,6 +35,9 @@ class FragmentReplica:
 
     held: set[int] = field(default_factory=set)
     applied: int = 0
+    pinned: int = -1
+    """The version at which a checkpoint lies that this rank has not come to yet; -1: none. Others
+    may train on from it."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     gather: Gather | None = None
@@ -92,6 +95,7 @@ class FragmentReplica:
         if not all(recent < v <= newest or v == self.applied for v in self.held):
             real = {v for v in self.held if v <= newest}
             keep = {v for v in real if v > recent} | {self.applied, max(real, default=self.applied)}
+            keep |= {self.pinned} & real
             gone, self.held = sorted(self.held - keep), self.held & keep
         if any(v <= recent for v in self.digests):
             self.digests = {v: d for v, d in self.digests.items() if v > recent or v in self.held}
@@ -145,6 +149,7 @@ class FragmentReplica:
 
     def trains_on(self, version: int) -> None:
         self.applied = version
+        self.pinned = self.pinned if self.pinned > version else -1
         for old in [v for v in self.commits if v <= version]:
             del self.commits[old]
 

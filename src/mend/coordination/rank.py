@@ -162,9 +162,15 @@ class RankMachine:
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
                 self.idle_versions = versions
-            case ev.Cutting(name, written):
-                number = self.cut.number if self.cut and written else self.folded.marks + 1
-                self.cut = Cut(number, name, written) if name else None
+            case ev.Cutting():
+                self._on_cutting(event)
+
+    def _on_cutting(self, event: ev.Cutting) -> None:
+        number = self.cut.number if self.cut and event.written else self.folded.marks + 1
+        self.cut = Cut(number, event.name, event.written) if event.name else None
+        if self.cut is None:
+            for replica in self.replicas:
+                replica.pinned = -1
 
     def _on_orders(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
         if orders.serial <= self.orders_serial:
@@ -285,9 +291,15 @@ class RankMachine:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
 
     def _on_mark(self, record: Mark) -> None:
-        """A checkpoint of another name has taken the number that this rank asked for."""
-        if self.cut is not None and not self.cut.written and self.cut.name != record.name:
+        """A checkpoint that this rank asked for lies here; or one of another name has taken the
+        number that it asked for."""
+        if self.cut is None or self.cut.written:
+            return
+        if self.cut.name != record.name:
             self.cut = replace(self.cut, number=record.number + 1)
+        elif not record.written:
+            for replica, version in zip(self.replicas, self.folded.mark_versions, strict=True):
+                replica.pinned = version if version > replica.applied else -1
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)

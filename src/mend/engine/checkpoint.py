@@ -18,7 +18,6 @@ from mend.engine.checkpoint_files import (
     File,
     Manifest,
     State,
-    begin_part,
     check_files,
     end_part,
     files_in,
@@ -79,102 +78,107 @@ def together(group: RackGroup, job: Callable[[], T]) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """Writes the part of one rack. `facts`: of its plan."""
+class Taken:
+    """What one rank writes of a checkpoint, as of one moment between two steps. Nothing changes it
+    later: anchors are never written to, nor open offers once they are encoded, which has to be
+    awaited; the rest is copied."""
 
-    group: RackGroup
-    rack: int
-    facts: Facts
+    progress: Progress
+    offers: tuple[OpenOffer, ...]
+    tensors: Mapping[str, Tensor]
+    registered: Tensor | None
+    """Of what the script has registered, as bytes."""
+    weights: int
+    """How many fragments, the first ones, are of weights."""
 
-    def write(
-        self,
-        part: Path,
-        mark: Mark,
-        trainer: Trainer,
-        save: Callable[[Path], None] | None,
-    ) -> None:
-        """All ranks together: into the folder `part`, which has its final name behind it. `save`
-        writes what the script wants beside it."""
-        group, leads = self.group, self.group.rank == 0
-        together(group, lambda: begin_part(part) if leads else None)
-        progress, offers = trainer.state()
-        together(group, lambda: self._write_rank(part, progress, offers, trainer.tracks))
-        together(group, lambda: self._write_registered(part, trainer))
-        if save is not None:
-            together(group, lambda: save(part))
-        listed = together(group, lambda: files_in(part) if leads else [])
-        names = msgspec.json.decode(group.gather_bytes(msgspec.json.encode(listed))[0])
-        mine = together(group, lambda: summed(part, names[group.rank :: group.ranks], sync=True))
-        found = [
-            file
-            for each in group.gather_bytes(msgspec.json.encode(mine))
-            for file in msgspec.json.decode(each, type=list[File])
-        ]
-        everybody = [
-            msgspec.json.decode(each, type=Progress)
-            for each in group.gather_bytes(msgspec.json.encode(progress))
-        ]
-        manifest = self._manifest(mark, everybody, found, len(trainer.weights))
-        together(group, lambda: end_part(part, manifest) if leads else None)
+    @property
+    def versions(self) -> tuple[int, ...]:
+        return tuple(each.version for each in self.progress.fragments)
 
-    def _write_rank(
-        self,
-        part: Path,
-        progress: Progress,
-        offers: Sequence[OpenOffer],
-        tracks: Sequence[FragmentState],
-    ) -> None:
-        tensors = {}
-        for fragment, track in enumerate(tracks):
-            tensors[f"{fragment}.anchor"] = track.anchor.data
-            if track.residual_N is not None:
-                tensors[f"{fragment}.residual"] = track.residual_N
-        for offer in offers:
-            tensors[f"{offer.fragment}.delta"] = offer.delta_N
-        open_ = tuple(
-            OfferProgress(
-                o.fragment, o.seq, o.anchor.version, o.capture_step, o.tokens, o.steps,
-                o.tokens_total, o.steps_total,
-            )
-            for o in offers
-        )  # fmt: skip
-        write_rank(part / rank_file(self.group.rank), State(progress, open_), tensors)
 
-    def _write_registered(self, part: Path, trainer: Trainer) -> None:
-        """What the script has registered, in a file of its own."""
-        state = trainer.training_state
-        data_B = state.registered(trainer.step) if state is not None else None
-        if data_B is not None:
-            write_whole(part / registered_file(self.group.rank), bytes_of(data_B))
+def take(trainer: Trainer) -> Taken:
+    """Training thread, after `Trainer.cut`. Raises StateRefused."""
+    progress, offers = trainer.state()
+    tensors = {}
+    for fragment, track in enumerate(trainer.tracks):
+        tensors[f"{fragment}.anchor"] = track.anchor.data
+        if track.residual_N is not None:
+            tensors[f"{fragment}.residual"] = track.residual_N
+    for offer in offers:
+        tensors[f"{offer.fragment}.delta"] = offer.delta_N
+    state = trainer.training_state
+    registered = state.registered(trainer.step) if state is not None else None
+    return Taken(progress, tuple(offers), tensors, registered, len(trainer.weights))
 
-    def _manifest(
-        self, mark: Mark, ranks: Sequence[Progress], files: Sequence[File], weights: int
-    ) -> Manifest:
-        """`weights`: how many fragments, the first ones, are of weights."""
-        first = ranks[0]
-        open_tokens = sum(
-            mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments[:weights]
+
+def write_part(
+    group: RackGroup, rack: int, facts: Facts, part: Path, mark: Mark, taken: Taken
+) -> None:
+    """All ranks together: into the folder `part`, which then gets its final name. `facts`: of the
+    plan. What else is in the folder becomes a part of the checkpoint."""
+    leads = group.rank == 0
+    together(group, lambda: _write_rank(part, group.rank, taken))
+    listed = together(group, lambda: files_in(part) if leads else [])
+    names = msgspec.json.decode(group.gather_bytes(msgspec.json.encode(listed))[0])
+    mine = together(group, lambda: summed(part, names[group.rank :: group.ranks], sync=True))
+    found = [
+        file
+        for each in group.gather_bytes(msgspec.json.encode(mine))
+        for file in msgspec.json.decode(each, type=list[File])
+    ]
+    manifest = manifest_of(group, rack, facts, mark, taken, found)
+    together(group, lambda: end_part(part, manifest) if leads else None)
+
+
+def state_of(taken: Taken) -> State:
+    """What is no tensor."""
+    open_ = tuple(
+        OfferProgress(
+            o.fragment, o.seq, o.anchor.version, o.capture_step, o.tokens, o.steps,
+            o.tokens_total, o.steps_total,
         )
-        return Manifest(
-            mend=VERSION,
-            name=mark.name,
-            lineage=mark.lineage,
-            number=mark.number,
-            racks=mark.racks,
-            rack=self.rack,
-            ranks=len(ranks),
-            wall_ns=time.time_ns(),
-            step=first.step,
-            open_tokens=open_tokens,
-            versions=tuple(each.version for each in first.fragments),
-            rounds=tuple(each.rounds for each in first.fragments),
-            digests=tuple(
-                tuple(mine.fragments[p].digest for mine in ranks)
-                for p in range(len(first.fragments))
-            ),
-            facts=tuple(self.facts),
-            files=tuple(sorted(files, key=lambda file: file.name)),
-        )
+        for o in taken.offers
+    )  # fmt: skip
+    return State(taken.progress, open_)
+
+
+def _write_rank(part: Path, rank: int, taken: Taken) -> None:
+    write_rank(part / rank_file(rank), state_of(taken), taken.tensors)
+    if taken.registered is not None:
+        write_whole(part / registered_file(rank), bytes_of(taken.registered))
+
+
+def manifest_of(
+    group: RackGroup, rack: int, facts: Facts, mark: Mark, taken: Taken, files: Sequence[File]
+) -> Manifest:
+    """All ranks together; the same on all of them."""
+    ranks = [
+        msgspec.json.decode(each, type=Progress)
+        for each in group.gather_bytes(msgspec.json.encode(taken.progress))
+    ]
+    first, weights = ranks[0], taken.weights
+    open_tokens = sum(
+        mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments[:weights]
+    )
+    return Manifest(
+        mend=VERSION,
+        name=mark.name,
+        lineage=mark.lineage,
+        number=mark.number,
+        racks=mark.racks,
+        rack=rack,
+        ranks=len(ranks),
+        wall_ns=time.time_ns(),
+        step=first.step,
+        open_tokens=open_tokens,
+        versions=tuple(each.version for each in first.fragments),
+        rounds=tuple(each.rounds for each in first.fragments),
+        digests=tuple(
+            tuple(mine.fragments[p].digest for mine in ranks) for p in range(len(first.fragments))
+        ),
+        facts=tuple(facts),
+        files=tuple(sorted(files, key=lambda file: file.name)),
+    )
 
 
 # ------------------------------------------------------------------ reading
@@ -188,6 +192,8 @@ class Part:
     manifest: Manifest
     state: State
     tensors: Mapping[str, Tensor]
+    registered_B: Tensor | None = None
+    """What the script had registered."""
 
     @property
     def resume(self) -> Resume:
@@ -221,15 +227,12 @@ class Part:
         if f"{fragment}.residual" in self.tensors:
             track.residual_N = self._tensor(f"{fragment}.residual", numel)
 
-    def registered(self, rank: int, state: TrainingState) -> None:
+    def registered(self, state: TrainingState) -> None:
         """Have what the script had registered wait for it to be registered again."""
-        name = registered_file(rank)
-        path = rack_folder(self.folder, self.manifest.rack) / name
-        if name not in {file.name for file in self.manifest.files}:
+        if self.registered_B is None:
             return
         try:
-            data = bytearray(path.read_bytes())
-            state.resume(torch.frombuffer(data, dtype=torch.uint8), f"checkpoint {self.folder}")
+            state.resume(self.registered_B, f"checkpoint {self.folder}")
         except StateRefused as error:
             raise CheckpointError(str(error)) from error
 
@@ -274,11 +277,8 @@ def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | 
     manifest = read_manifest(folder, rack)
     if manifest is None:
         return None
-    then, now = dict(manifest.facts), dict(facts)
-    for name in (*then, *now):
-        if name not in FREE_FACTS and then.get(name) != now.get(name):
-            was, is_ = then.get(name, "absent"), now.get(name, "absent")
-            raise CheckpointError(f"{folder} is of another plan: {name} was {was}, is {is_} here")
+    if why := differing_fact(manifest.facts, facts):
+        raise CheckpointError(f"{folder} is of another plan: {why}")
     mine = rack_folder(folder, rack)
     check_files(mine, manifest, rank, ranks)
     state, tensors = read_rank(mine, manifest, rank)
@@ -289,14 +289,31 @@ def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | 
     ]
     if mine_of != theirs or any(offer.fragment not in fragments for offer in state.offers):
         raise CheckpointError(f"{mine}: {rank_file(rank)} is not what its manifest says")
-    return Part(folder, manifest, state, tensors)
+    return Part(folder, manifest, state, tensors, _registered(mine, manifest, rank))
 
 
-def left_out(folder: Path, manifest: Manifest, racks: int) -> dict[int, int | None]:
+def _registered(mine: Path, manifest: Manifest, rank: int) -> Tensor | None:
+    name = registered_file(rank)
+    if name not in {file.name for file in manifest.files}:
+        return None
+    return torch.frombuffer(bytearray((mine / name).read_bytes()), dtype=torch.uint8)
+
+
+def differing_fact(then: Facts, now: Facts) -> str:
+    """The first fact of the plan that must be as it was and is not; empty: there is none."""
+    was, is_ = dict(then), dict(now)
+    names = (n for n in (*was, *is_) if n not in FREE_FACTS and was.get(n) != is_.get(n))
+    return next(
+        (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names), ""
+    )
+
+
+def left_out(part: Part, racks: int) -> dict[int, int | None]:
     """Racks with a part of the checkpoint that the job has no more, with the tokens that only they
     had; None where their part is not here."""
     found: dict[int, int | None] = {}
-    for rack in (rack for rack in manifest.racks if rack >= racks):
-        theirs = read_manifest(folder, rack)
+    for rack in (rack for rack in part.manifest.racks if rack >= racks):
+        here = bool(part.manifest.files)  # else each rack has a checkpoint of its own
+        theirs = read_manifest(part.folder, rack) if here else None
         found[rack] = theirs.open_tokens if theirs is not None else None
     return found

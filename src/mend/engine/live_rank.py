@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -16,12 +15,17 @@ import torch
 from torch import nn
 
 from mend.consensus.records import MomentFragments
-from mend.coordination.events import Cutting, Event
+from mend.coordination.events import Event
 from mend.coordination.machines import Parts
 from mend.coordination.schedule import schedule_of
 from mend.coordination.validation import plan_hash
-from mend.engine.checkpoint import Facts, Part, Writer, left_out, read_part, together
-from mend.engine.checkpoint_files import complete_part
+from mend.engine.checkpoint import Facts, Part, left_out, read_part, together
+from mend.engine.checkpoint_writer import (
+    CheckpointWriter,
+    PendingCheckpoint,
+    Save,
+    nothing_to_write,
+)
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
@@ -31,6 +35,7 @@ from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.replay_training import Again
+from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.step_hooks import HoldsParameters
 from mend.engine.sums import check_room
@@ -39,7 +44,7 @@ from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Sprea
 from mend.engine.trainer_rounds import Given
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import Replicas, TrainingState
-from mend.errors import GaveUp, UsageError
+from mend.errors import CheckpointError, GaveUp, UsageError
 from mend.fragment.device import Side, device_of
 from mend.fragment.moments import Moment, MomentsView, build_moment_plan, moments_of
 from mend.fragment.plan import (
@@ -281,7 +286,12 @@ class LiveRank:
         path = self.settings.resume
         if path is None:
             return None
-        part, note = read_part(path, self.me.rack, self.group, self._facts), self.recorder.note
+        note, facts = self.recorder.note, self._facts
+        part = (
+            together(self.group, lambda: path.part(*self.me, facts))
+            if isinstance(path, SavedState)
+            else read_part(path, self.me.rack, self.group, facts)
+        )
         if part is None:
             effect = "begins with a copy of the others' weights; what only it had is lost"
             note("resume-lost", {"lost": self.me.rack, "open_tokens": None, "effect": effect})
@@ -289,7 +299,7 @@ class LiveRank:
         manifest = part.manifest
         about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
         note("resumed", {**about, "open_tokens": manifest.open_tokens})
-        for rack, tokens in left_out(part.folder, manifest, self.settings.racks).items():
+        for rack, tokens in left_out(part, self.settings.racks).items():
             effect = f"the job has {self.settings.racks} racks now; what only it had is lost"
             note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
         return part
@@ -398,6 +408,10 @@ class LiveRank:
 
     def begin(self) -> None:
         """Wait for the other racks, then train on version 0 of the lowest. Raises what stops it."""
+        self._checkpoints = CheckpointWriter(
+            self.group, self.me.rack, self._facts, self.trainer, live=self.live, post=self._post,
+            note=self.recorder.note, now_ns=self.io_loop.now_ns,
+        )  # fmt: skip
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
         # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
@@ -412,7 +426,7 @@ class LiveRank:
             self.trainer.replicas = Replicas(self.group.rank == 0, self.group.minimum)
         part = self._resumed
         if part is not None:
-            together(self.group, lambda: part.registered(self.me.rank, state))
+            together(self.group, lambda: part.registered(state))
 
     def live(self, doing: Generator[Wait | AgreeMin | Share | Spread, Any, T]) -> T:
         """Drive a generator of `steps` on this thread; returns what it does."""
@@ -440,29 +454,23 @@ class LiveRank:
                 self.group.spread(data_B)
                 return None
 
-    def checkpoint(self, folder: Path, save: Callable[[Path], None] | None, limit_ns: int) -> None:
+    def checkpoint(
+        self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
+    ) -> PendingCheckpoint:
         """Write this rack's part, with all other racks at one place of the log. See `api`."""
         if self.settings.replay is not None:
-            return  # it is written; what it applied is on the tape
-        mark = self.live(self.trainer.cut(folder.name, limit_ns))
-        part = folder / f".rack-{self.me.rack}.part"
-        try:
-            writer = Writer(self.group, self.me.rack, self._facts)
-            writer.write(part, mark, self.trainer, save)
-        except BaseException:
-            self._post(Cutting(""))
-            if self.me.rank == 0:
-                shutil.rmtree(part, ignore_errors=True)
-            raise
-        self.live(self.trainer.cut_written(mark, limit_ns))
+            return nothing_to_write(folder)  # it is written; what it applied is on the tape
+        return self._checkpoints.checkpoint(folder, save, limit_ns, wait=wait)
 
-        def complete() -> None:
-            if self.me.rank == 0:
-                complete_part(folder, self.me.rack)
+    def saved_state(self, limit_ns: int) -> dict[str, Any]:
+        """This rank's state, with all other racks at one place of the log. See `api`."""
+        if self.settings.replay is not None:
+            return {}
+        return self._checkpoints.saved_state(limit_ns)
 
-        together(self.group, complete)
-        about = {"folder": str(folder), "step": self.trainer.step, "number": mark.number}
-        self.recorder.note("checkpoint", {**about, "versions": list(self.trainer.versions())})
+    def settle_checkpoint(self) -> CheckpointError | None:
+        """Wait for the one that is being written; why it failed, if nobody has asked."""
+        return self._checkpoints.settle()
 
     def _post(self, event: Event) -> None:
         self.io_loop.call(lambda: self.rank.tell(event))
@@ -516,13 +524,16 @@ class LiveRank:
                 tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
             if self._side is not None:
                 self._side.close()
-            if left := self.numerics.close():
+            if left := [*self._end_checkpoints(), *self.numerics.close()]:
                 self.recorder.note("close-gave-up", {"left": left})
             if self.tape is not None:
                 self.tape.close()
             self.pace.end()
             self.recorder.close()
             self.group.close()
+
+    def _end_checkpoints(self) -> list[str]:
+        return self._checkpoints.close() if hasattr(self, "_checkpoints") else []
 
     def _farewell(self) -> None:
         rank = getattr(self, "rank", None)

@@ -1,11 +1,13 @@
 """Collectives inside a rack, over torch.distributed on the CPU. No pickle.
 
-Everything here is collective: all ranks of the rack call it together, from their training threads.
+Everything here is collective: all ranks of the rack call it together, from their training threads,
+or from one other thread with groups of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from datetime import timedelta
 
 import torch
@@ -19,10 +21,11 @@ from mend.types import owned_span
 _BLOB_BYTES_MAX = 64 << 20
 _SPREAD_BYTES = 64 << 20
 
-_kept: dict[tuple[tuple[int, ...], str], tuple[object, dist.ProcessGroup]] = {}
-"""(members, backend) -> the world it was made in, and the group. It ends with that world: torch
-names such a group by its members and by how many groups there are, so one that is made anew in
-place of a destroyed one finds the addresses of the old one in the store, and connects to nobody."""
+_kept: dict[tuple[tuple[int, ...], str, str], tuple[object, dist.ProcessGroup]] = {}
+"""(members, backend, thread) -> the world it was made in, and the group. It ends with that world:
+torch names such a group by its members and by how many groups there are, so one that is made anew
+in place of a destroyed one finds the addresses of the old one in the store, and connects to
+nobody."""
 
 
 class RackGroup:
@@ -45,9 +48,12 @@ class RackGroup:
             self.rank, self.ranks = self.members.index(dist.get_rank()), len(self.members)
             self._group = self._new(range(self.ranks))
 
-    def _new(self, ranks: Sequence[int], backend: str = "gloo") -> dist.ProcessGroup:
+    def _new(
+        self, ranks: Sequence[int], backend: str = "gloo", thread: str = ""
+    ) -> dist.ProcessGroup:
+        """`thread`: which one uses it, if that is not the training thread."""
         members = tuple(self.members[rank] for rank in ranks)
-        world, found = _kept.get((members, backend), (None, None))
+        world, found = _kept.get((members, backend, thread), (None, None))
         if found is None or world is not dist.group.WORLD:
             made: dist.ProcessGroup = dist.new_group(
                 list(members),
@@ -55,9 +61,16 @@ class RackGroup:
                 timeout=self._limit,
                 use_local_synchronization=True,  # the other racks of one torchrun do not take part
             )
-            _kept[members, backend] = (dist.group.WORLD, made)
+            _kept[members, backend, thread] = (dist.group.WORLD, made)
             return made
         return found
+
+    def for_thread(self, name: str) -> RackGroup:
+        """The same ranks, for another thread of each: what it asks must not meet what the training
+        thread asks."""
+        made = copy(self)
+        made._group = self._new(range(self.ranks), thread=name) if self.ranks > 1 else None
+        return made
 
     def team_up(self, teams: Iterable[tuple[int, ...]], *, cuda: bool) -> None:
         """Make the groups that `share` needs: `teams` of all ranks of the rack, each rank with

@@ -17,6 +17,7 @@ from mend.coordination.messages import Hello, Resume
 from mend.detector import DetectorOptions
 from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
+from mend.engine.saved_state import SavedState
 from mend.engine.witness import detect_ns
 from mend.trace.replay_script import ReplayScript
 from mend.types import MS, VERSION, WITNESS, Address, Member, Peer
@@ -58,8 +59,8 @@ class Settings:
     """As it was given, for the tape's header."""
     replay: Path | None = None
     """The script of a replay, if this run is one."""
-    resume: Path | None = None
-    """A checkpoint to go on from, or a folder of them."""
+    resume: Path | SavedState | None = None
+    """A checkpoint to go on from, a folder of them, or what DCP has loaded of one."""
     frozen: bool = False
     """Whether parameters that need no gradient are exchanged, too."""
     expected: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from mend.consensus.records import Mark
 from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen, Wanting
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
-from mend.engine.digest import digest_of, digest_of_state
+from mend.engine.digest import StateDigest, digest_of_state
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -28,7 +29,7 @@ from mend.engine.fragment_state import (
     StepOptions,
     Wait,
 )
-from mend.engine.numerics import Anchor
+from mend.engine.numerics import PORTION_NUMEL, Anchor
 from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
@@ -40,6 +41,7 @@ from mend.errors import (
     StartTimeout,
     StateRefused,
 )
+from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND
 
 POLL_NS = 50 * MS
@@ -439,9 +441,20 @@ class Trainer(TrainerRounds):
         return Progress(*counts, tuple(ledger.missed.items()), fragments), offers
 
     def _weights_digest(self, track: FragmentState) -> str:
-        theta_N = self._buffers.empty(track.owned.numel)
-        track.view.read(track.owned, theta_N)
-        return digest_of(theta_N, track.owned.numel, 0)
+        """As `digest_of` has it, without a copy where the weights lie as fp32 on the CPU. Every
+        part but the last is a whole number of blocks."""
+        numel = track.owned.numel
+        live = track.view.in_place(track.owned)
+        if live is None:
+            theta_N = self._buffers.empty(numel)
+            track.view.read(track.owned, theta_N)
+            live = [(theta_N, slice(0, numel))]
+        parts = [(StateDigest(numel, 0), each) for each in portions(live, PORTION_NUMEL)]
+        self._pool.each([partial(_feed, digest, pieces) for digest, pieces in parts])
+        whole = StateDigest(numel, 0)
+        for digest, _ in parts:
+            whole.extend(digest)
+        return whole.hexdigest()
 
     def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, Mark]:
         """Stop where the log says that all racks make this checkpoint: what is decided before that
@@ -467,22 +480,30 @@ class Trainer(TrainerRounds):
                 yield from self._until_all(
                     lambda: self.versions() == versions, deadline_ns, name, versions
                 )
-            yield from self._until_all(self._encoded, deadline_ns, name)
-            fine = [int(not t.offer.declined) if t.offer else 1 for t in self.tracks]
-            fine = yield from self._agree_and_apply([], fine)
-            if not all(fine):
-                raise CheckpointError(
-                    f"checkpoint {name!r}: what rack {self.member.rack} has captured of fragment "
-                    f"{fine.index(0)} holds no finite numbers"
-                )
         except BaseException:
             self._post(Cutting(""))
             raise
         return mark
 
+    def cut_encoded(self, mark: Mark, offers: Sequence[OpenOffer], limit_ns: int) -> Doing:
+        """Until the offers that were open at the cut are encoded, so that their tensors hold what
+        was offered. Any thread. Raises CheckpointError for one of no finite numbers."""
+        deadline_ns = self._now_ns() + limit_ns
+        yield from self._until_all(
+            lambda: all(offer.encoded or offer.declined for offer in offers), deadline_ns, mark.name
+        )
+        declined = {offer.fragment for offer in offers if offer.declined}
+        fine = [int(fragment not in declined) for fragment in range(len(self.tracks))]
+        fine = yield from self._agree_and_apply([], fine)
+        if not all(fine):
+            raise CheckpointError(
+                f"checkpoint {mark.name!r}: what rack {self.member.rack} has captured of fragment "
+                f"{fine.index(0)} holds no finite numbers"
+            )
+
     def cut_written(self, mark: Mark, limit_ns: int) -> Doing:
-        """This rank has written its part: until all racks have. Raises CheckpointError when one of
-        them cannot, or past the limit."""
+        """This rank has written its part: until all racks have. Any thread. Raises CheckpointError
+        when one of them cannot, or past the limit."""
         deadline_ns = self._now_ns() + limit_ns
         try:
             self._post(Cutting(mark.name, written=True))
@@ -523,13 +544,15 @@ class Trainer(TrainerRounds):
         return max((begun, False), (published.written.number if published.written else 0, True))
 
     def _passed(self, versions: Sequence[int]) -> bool:
-        """Whether a snapshot came of behind these versions, so that they do not come any more."""
+        """Whether one of these versions does not come any more: a snapshot came of behind it, or
+        this rank copied a newer one in its place."""
         panels = zip(self.published.panels, versions, self.versions(), strict=True)
-        return any(mine < version < panel.restored for panel, version, mine in panels)
-
-    def _encoded(self) -> bool:
-        offers = (track.offer for track in self.tracks)
-        return all(offer is None or offer.encoded or offer.declined for offer in offers)
+        with self.published.changed:
+            return any(
+                mine < version and version not in panel.anchors
+                and (version < panel.restored or version < max(panel.anchors, default=-1))
+                for panel, version, mine in panels
+            )  # fmt: skip
 
     def _until_all(
         self,
@@ -551,7 +574,7 @@ class Trainer(TrainerRounds):
             if any(flags[1:]):
                 why = "the job is over for this rack" if flags[2] else "it took too long"
                 if flags[3]:
-                    why = "a snapshot came, of what was decided behind it"
+                    why = "this rack was overtaken by what was decided behind it"
                 raise CheckpointError(f"checkpoint {name!r} was not made: {why} ({self._why()})")
             yield Wait(ready, POLL_NS)
 
@@ -606,3 +629,8 @@ class Trainer(TrainerRounds):
     def put_back(self, weights: list[Tensor]) -> None:
         for track, held_N in zip(self.weights, weights, strict=True):
             track.view.write(track.holding.everything, held_N)
+
+
+def _feed(digest: StateDigest, pieces: Pieces) -> None:
+    for theta_n, _ in pieces:
+        digest.feed(theta_n)

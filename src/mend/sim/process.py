@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from mend.consensus.records import Record, Snapshot
+from mend.consensus.records import Mark, Record, Snapshot
 from mend.coordination.events import Event
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import AgreeMin, Doing, OpenOffer, Share, Spread, Trainer, Wait
+from mend.engine.trainer import (
+    POLL_NS,
+    AgreeMin,
+    Doing,
+    OpenOffer,
+    Share,
+    Spread,
+    Trainer,
+    Wait,
+)
 from mend.engine.trainer_rounds import Given
 from mend.engine.training_state import TrainingState
-from mend.errors import CheckpointError, Diverged, JobLost, WireError
+from mend.errors import CheckpointError, Diverged, JobLost, MendError, WireError
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
@@ -267,6 +276,11 @@ class Collective:
         self.ranks = ranks
         self.asked: dict[int, tuple[Asked, Callable[[object], None]]] = {}
 
+    @cached_property
+    def beside(self) -> Collective:
+        """Those of the ranks' threads that write checkpoints."""
+        return Collective(self.ranks)
+
     def ask(self, rank: int, request: Asked, answer: Callable[[object], None]) -> None:
         self.asked[rank] = (request, answer)
         if len(self.asked) < self.ranks:
@@ -340,7 +354,9 @@ class Training:
         """step -> ns that the script does something else behind it."""
         self.cut_step = 0
         """Behind it the script makes a checkpoint; 0: none."""
-        self.cut_limit_ns = 0
+        self.cut_limit_ns = self.cut_writes_ns = 0
+        self._writing: Doing | None = None
+        """What the thread that writes it is at."""
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
         self.begin_again: Callable[[Training], None] = lambda lost: None
@@ -413,7 +429,9 @@ class Training:
 
     def _next(self) -> None:
         """What the script does when the current call returned."""
-        if self._closing:
+        if self._writing is not None and self.trainer.step >= self.steps:
+            self.process.later(POLL_NS, self._next)  # the end waits for a checkpoint
+        elif self._closing:
             self.ended, self.ended_ns = True, self.process.loop.now_ns
             coordinator = self.rank.roles.coordinator
             coordinates = coordinator is not None and coordinator.proposer.leading
@@ -436,10 +454,47 @@ class Training:
             mark = yield from self.trainer.cut("cut", self.cut_limit_ns)
             self.cut_of = (mark.lineage, mark.number)
             self._watch("cut", self)
-            yield from self.trainer.cut_written(mark, self.cut_limit_ns)
-            self._watch("written", self)
+            writing = self._write(mark)
+            if self.cut_writes_ns:
+                self._writing = writing
+                self._write_on(None)
+            else:
+                yield from writing
         except CheckpointError:
             return
+
+    def _write(self, mark: Mark) -> Doing:
+        offers = [track.offer for track in self.trainer.tracks if track.offer is not None]
+        yield from self.trainer.cut_encoded(mark, offers, self.cut_limit_ns)
+        if self.cut_writes_ns:
+            yield Wait(lambda: False, self.cut_writes_ns)
+        yield from self.trainer.cut_written(mark, self.cut_limit_ns)
+        self._watch("written", self)
+
+    def _write_on(self, answer: object) -> None:
+        """As `CheckpointWriter` does beside the training thread."""
+        assert self._writing is not None
+        try:
+            request = self._writing.send(answer)
+        except (StopIteration, MendError):  # a failure is the next call's to raise
+            self._writing = None
+            return
+        if isinstance(request, Wait):
+            self._look_again(request, self.process.loop.now_ns + request.limit_ns)
+        else:
+            self.collective.beside.ask(
+                self.process.me.rank,
+                request,
+                lambda got: self.process.later(THREAD_HOP_NS, lambda: self._write_on(got)),
+            )
+
+    def _look_again(self, wait: Wait, until_ns: int) -> None:
+        now_ns = self.process.loop.now_ns
+        if wait.ready() or now_ns >= until_ns or self.rank.published.failure is not None:
+            self.process.later(THREAD_HOP_NS, lambda: self._write_on(wait.ready()))
+            return
+        rest_ns = min(until_ns - now_ns, POLL_NS)
+        self.process.later(rest_ns, lambda: self._look_again(wait, until_ns))
 
     def _step(self) -> None:
         self.trainer.give_state()

@@ -88,6 +88,8 @@ class Scenario:
     """Version of every fragment that the job begins with, from a checkpoint; 0: from none."""
     cut_step: int = 0
     """Step behind which every rack makes a checkpoint; 0: none."""
+    cut_writes_ns: int = 0
+    """How long its files take, while the rack trains on; 0: no time, and the rack waits."""
     pauses: tuple[tuple[int, int, int], ...] = ()
     """(rack, step, ns): behind that step its script does something else, such as an evaluation."""
     carries: bool = False

@@ -13,6 +13,7 @@ from mend.consensus.records import (
     Drop,
     Ended,
     Epoch,
+    Mark,
     MomentFragments,
     Offer,
     Record,
@@ -628,6 +629,27 @@ def test_versions_are_forgotten_but_for_the_newest_two_and_the_one_trained_on() 
     effects = rack(ev.Applied(0, 4, 0))
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 0)]
     assert rack.machine.replicas[0].held == {3, 4}
+
+
+def at_a_checkpoint() -> Rack:
+    """It lies behind version 1, and this rank has not come to it yet; others train on."""
+    rack = Rack().begun()
+    rack(ev.Cutting("one"))
+    rack.version(1)
+    rack.told(Mark(1, "one", "ab" * 32, (MINE, OTHER, THIRD)))
+    effects = [e for version in (2, 3, 4) for e in rack.version(version)]
+    assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 2)]
+    return rack
+
+
+def test_the_version_of_a_checkpoint_is_kept_until_this_rank_has_come_to_it() -> None:
+    rack = at_a_checkpoint()
+    assert of(ev.DropAnchor, rack(ev.Applied(0, 1, 0))) == [ev.DropAnchor(0, 0)]
+    assert of(ev.DropAnchor, rack(ev.Applied(0, 4, 0))) == [ev.DropAnchor(0, 1)]
+
+
+def test_the_version_of_a_checkpoint_that_is_given_up_is_forgotten() -> None:
+    assert of(ev.DropAnchor, at_a_checkpoint()(ev.Cutting(""))) == [ev.DropAnchor(0, 1)]
 
 
 def test_a_rank_that_is_always_behind_keeps_no_more_than_others() -> None:

@@ -542,7 +542,7 @@ def test_a_rack_whose_snapshot_is_of_behind_a_checkpoint_gives_that_up_at_once()
     begin(hand)
     began_ns = hand.now_ns
     come = snapshot(hand, merged(1), OURS, merged(2))
-    with pytest.raises(CheckpointError, match="'one' was not made: a snapshot came"):
+    with pytest.raises(CheckpointError, match="'one' was not made: this rack was overtaken"):
         run_with(hand, hand.trainer.cut("one", 60 * SECOND), come)
     assert hand.now_ns == began_ns
     assert hand.posted(Cutting)[-1] == Cutting(""), "the others need not wait for it"
@@ -571,3 +571,20 @@ def test_who_hears_of_the_next_checkpoint_first_cannot_say_that_this_one_is_comp
     with pytest.raises(CheckpointError, match="may be incomplete: the next one was begun"):
         run_with(hand, hand.trainer.cut_written(OURS, 60 * SECOND), come)
     assert hand.now_ns == began_ns
+
+
+def test_a_rack_that_others_have_overtaken_gives_a_checkpoint_up_at_once() -> None:
+    """They train on as soon as they have taken their state. It has copied a newer version."""
+    hand = Hand()
+    begin(hand)
+    began_ns, published = hand.now_ns, hand.published
+
+    def overtaken() -> None:
+        for record in (merged(1), OURS, merged(2)):
+            published.told(record)
+        published.publish(0, hand.numerics.adopt(torch.ones(4), 4, 2))
+
+    with pytest.raises(CheckpointError, match="'one' was not made: this rack was overtaken"):
+        run_with(hand, hand.trainer.cut("one", 60 * SECOND), overtaken)
+    assert hand.now_ns == began_ns
+    assert hand.track().anchor.version == 0

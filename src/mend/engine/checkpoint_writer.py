@@ -1,0 +1,234 @@
+"""Makes checkpoints: takes a rank's state at the cut, and writes it on a thread of its own while
+the rack trains on. One at a time, so that memory stays bounded.
+
+While one is written, these stay in memory: the anchors of the cut (at most one more version of each
+fragment), its open offers, what was registered, and what the script's `save` left to be done.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mend.consensus.records import Mark
+from mend.coordination.events import Cutting, Event
+from mend.engine.checkpoint import Facts, Taken, take, together, write_part
+from mend.engine.checkpoint_files import begin_part, complete_part
+from mend.engine.fragment_state import AgreeMin, Doing, Wait
+from mend.engine.rack import RackGroup
+from mend.engine.saved_state import saved_state
+from mend.engine.threads import OWN, Hands
+from mend.engine.trainer import Trainer
+from mend.errors import CheckpointError, MendError
+from mend.types import MS, SECOND
+
+CLOSE_S = 10.0
+"""How long a rack that leaves at once waits for a checkpoint that is being written."""
+
+Save = Callable[[Path], object]
+Rest = Callable[[], object]
+
+
+class PendingCheckpoint:
+    """A checkpoint that is being written while the rack trains on. Any thread."""
+
+    def __init__(self, path: Path, written: Future[None]) -> None:
+        self._path, self._written, self._asked = path, written, False
+
+    @property
+    def path(self) -> Path:
+        """The folder of the checkpoint."""
+        return self._path
+
+    def done(self) -> bool:
+        """Whether it is complete or has failed; `result` does not wait any more."""
+        return self._written.done()
+
+    def result(self, timeout_s: float | None = None) -> Path:
+        """Wait until all racks have written; returns the folder. Raises CheckpointError when the
+        checkpoint is not complete, TimeoutError after `timeout_s` (None: there is no limit)."""
+        error = self._error(timeout_s)
+        self._asked = True
+        if error is not None:
+            raise error
+        return self._path
+
+    def unasked(self) -> CheckpointError | None:
+        """Wait; why it failed, if nobody has heard of that."""
+        error = self._error(None)
+        return None if self._asked else error
+
+    def _error(self, timeout_s: float | None) -> CheckpointError | None:
+        try:
+            error = self._written.exception(timeout_s)
+        except CancelledError:
+            error = MendError("this rack has left the job")
+        if error is None or isinstance(error, CheckpointError):
+            return error
+        why = str(error) if isinstance(error, MendError) else f"{type(error).__name__}: {error}"
+        wrapped = CheckpointError(f"checkpoint {self._path.name!r} is not complete: {why}")
+        wrapped.__cause__ = error
+        return wrapped
+
+
+def nothing_to_write(path: Path) -> PendingCheckpoint:
+    """Of a replay, which writes none."""
+    written: Future[None] = Future()
+    written.set_result(None)
+    return PendingCheckpoint(path, written)
+
+
+def rest_of(saved: object) -> Rest:
+    """What is left to be done of a script's `save`, by what it returned: a function to be called,
+    something with a result to wait for, or nothing. Of torch's AsyncSaveResponse the copy is
+    waited for here."""
+    staged = getattr(saved, "staging_completion", None)
+    if staged is not None:
+        staged.result()
+        saved = getattr(saved, "upload_completion", None)
+    wait = getattr(saved, "result", saved)
+    return wait if callable(wait) else lambda: None
+
+
+class CheckpointWriter:
+    """Of one rank. All ranks of a rack call its methods together, from their training threads.
+
+    `facts`: of the plan. `live` drives a generator of the trainer on the training thread.
+    """
+
+    def __init__(
+        self,
+        group: RackGroup,
+        rack: int,
+        facts: Facts,
+        trainer: Trainer,
+        *,
+        live: Callable[[Any], Any],
+        post: Callable[[Event], None],
+        note: Callable[[str, dict[str, object]], None],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._group, self._rack, self._facts, self._trainer = group, rack, facts, trainer
+        self._live, self._post, self._note, self._now_ns = live, post, note, now_ns
+        self._hands = Hands(1, f"{OWN}checkpoint", lambda: None)
+        self._beside: RackGroup | None = None
+        """The rack's ranks for that thread; made when it is first needed."""
+        self._pending: PendingCheckpoint | None = None
+
+    def checkpoint(
+        self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
+    ) -> PendingCheckpoint:
+        """Cut, and have what was taken written; `wait`: until all racks have. A former one is
+        waited for first. Its failure, if nobody has asked for it, is raised behind the new one:
+        another rack may not have it, and must not wait for this one in vain."""
+        former = self.settle()
+        try:
+            self._pending = self._begin(folder, save, limit_ns)
+            if wait:
+                self._pending.result()
+        except Exception as error:
+            if former is not None:
+                error.add_note(f"The one before it was not completed either: {former}")
+            raise
+        if former is not None:
+            raise former
+        return self._pending
+
+    def saved_state(self, limit_ns: int) -> dict[str, Any]:
+        """Cut, and return what was taken, for whoever writes it."""
+        name = "state_dict"
+        if self._pending is not None:  # its failure stays for whoever asks
+            self._pending.unasked()
+        mark: Mark = self._live(self._trainer.cut(name, limit_ns))
+        try:
+            taken = together(self._group, lambda: take(self._trainer))
+            self._live(self._trainer.cut_encoded(mark, taken.offers, limit_ns))
+            found = saved_state(self._group, self._rack, self._facts, mark, taken)
+        finally:
+            self._post(Cutting(""))
+        about: dict[str, object] = {"step": self._trainer.step, "number": mark.number}
+        self._note("state-dict", about | {"versions": list(taken.versions)})
+        return found
+
+    def settle(self) -> CheckpointError | None:
+        """Wait for the one that is being written; why it failed, if nobody has asked for that."""
+        pending, self._pending = self._pending, None
+        return pending.unasked() if pending is not None else None
+
+    def close(self) -> list[str]:
+        """Any thread, when nothing is awaited any more. Returns the names of threads that are still
+        at it after CLOSE_S: what they write is never complete."""
+        return self._hands.close(CLOSE_S)
+
+    # -------------------------------------------------------------- training thread
+
+    def _begin(self, folder: Path, save: Save | None, limit_ns: int) -> PendingCheckpoint:
+        begun_ns = self._now_ns()
+        mark: Mark = self._live(self._trainer.cut(folder.name, limit_ns))
+        cut_ns = self._now_ns()
+        part, rest = folder / f".rack-{self._rack}.part", None
+        try:
+            if self._beside is None:
+                self._beside = self._group.for_thread("checkpoint")
+            leads = self._group.rank == 0
+            together(self._group, lambda: begin_part(part) if leads else None)
+            taken = together(self._group, lambda: take(self._trainer))
+            if save is not None:
+                rest = together(self._group, lambda: rest_of(save(part)))
+        except BaseException:
+            self._give_up(part)
+            raise
+        about: dict[str, object] = {"folder": str(folder), "step": self._trainer.step}
+        about |= {"number": mark.number, "versions": list(taken.versions)}
+        about |= {"cut_ms": (cut_ns - begun_ns) // MS, "taken_ms": (self._now_ns() - cut_ns) // MS}
+        write = partial(self._write, self._beside, folder, mark, taken, rest, limit_ns, about)
+        return PendingCheckpoint(folder, self._hands.submit(write))
+
+    # -------------------------------------------------------------- its own thread
+
+    def _write(
+        self,
+        group: RackGroup,
+        folder: Path,
+        mark: Mark,
+        taken: Taken,
+        rest: Rest | None,
+        limit_ns: int,
+        about: dict[str, object],
+    ) -> None:
+        part, begun_ns = folder / f".rack-{self._rack}.part", self._now_ns()
+        try:
+            if rest is not None:
+                together(group, rest)
+            self._follow(group, self._trainer.cut_encoded(mark, taken.offers, limit_ns))
+            write_part(group, self._rack, self._facts, part, mark, taken)
+        except BaseException:
+            self._give_up(part)
+            raise
+        self._follow(group, self._trainer.cut_written(mark, limit_ns))
+        leads = group.rank == 0
+        together(group, lambda: complete_part(folder, self._rack) if leads else None)
+        self._note("checkpoint", {**about, "written_ms": (self._now_ns() - begun_ns) // MS})
+
+    def _give_up(self, part: Path) -> None:
+        self._post(Cutting(""))
+        if self._group.rank == 0:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _follow(self, group: RackGroup, doing: Doing) -> None:
+        """Drive a generator that only waits and agrees, on this thread."""
+        answer: object = None
+        while True:
+            try:
+                request = doing.send(answer)
+            except StopIteration:
+                return
+            if isinstance(request, Wait):
+                answer = self._trainer.published.wait(request.ready, request.limit_ns / SECOND)
+            else:
+                assert isinstance(request, AgreeMin), f"{request} in the background"
+                answer = group.minimum(request.values)

@@ -1,0 +1,79 @@
+"""What is left of a script's `save`, and what the handle of a checkpoint says."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mend.engine.checkpoint_writer import PendingCheckpoint, rest_of
+from mend.errors import CheckpointError, GaveUp
+
+
+def done(value: object = None) -> Future[object]:
+    future: Future[object] = Future()
+    future.set_result(value)
+    return future
+
+
+def test_what_is_left_is_a_function_or_something_with_a_result() -> None:
+    assert rest_of(lambda: "called")() == "called"
+    assert rest_of(done("awaited"))() == "awaited"
+    assert rest_of(None)() is None
+    assert rest_of(12)() is None, "what a lambda happened to return"
+
+
+@dataclass
+class Response:
+    """As torch.distributed.checkpoint.async_save gives it where it also copies in the
+    background."""
+
+    staging_completion: Future[object]
+    upload_completion: Future[object]
+
+
+def test_a_copy_that_torch_makes_is_awaited_before_training_goes_on() -> None:
+    upload: Future[object] = Future()
+    failed: Future[object] = Future()
+    failed.set_exception(ValueError("no memory"))
+    with pytest.raises(ValueError, match="no memory"):
+        rest_of(Response(failed, upload))
+    rest = rest_of(Response(done(), upload))
+    upload.set_result("uploaded")
+    assert rest() == "uploaded"
+
+
+def pending(error: Exception | None) -> PendingCheckpoint:
+    written: Future[None] = Future()
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
+    return PendingCheckpoint(Path("cuts/one"), written)
+
+
+def test_every_failure_is_a_checkpoint_error_with_its_cause() -> None:
+    for cause, said in (
+        (ValueError("gone"), "'one' is not complete: ValueError: gone"),
+        (GaveUp("this rack has left the job"), "'one' is not complete: this rack has left"),
+        (CheckpointError("racks 1 have not written it"), "^racks 1 have not"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            pending(cause).result()
+    cancelled: Future[None] = Future()
+    cancelled.cancel()
+    with pytest.raises(CheckpointError, match="this rack has left the job"):
+        PendingCheckpoint(Path("one"), cancelled).result()
+
+
+def test_a_failure_that_somebody_has_asked_for_is_not_told_again() -> None:
+    one = pending(ValueError("gone"))
+    assert one.done()
+    assert isinstance(one.unasked(), CheckpointError)
+    with pytest.raises(CheckpointError):
+        one.result()
+    assert one.unasked() is None
+    assert pending(None).unasked() is None
+    assert pending(None).result() == Path("cuts/one")

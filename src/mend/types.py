@@ -49,6 +49,13 @@ def life_of(member: Member) -> int:
     return int.from_bytes(hashlib.sha256(said).digest()[:8]) >> 2
 
 
+class Extent(NamedTuple):
+    """A stretch of a payload: where it begins, and the bytes of the whole payload."""
+
+    offset: int
+    total: int
+
+
 class Address(NamedTuple):
     """Where a bulk lane listens."""
 
@@ -118,6 +125,12 @@ KEY_BYTES = _KEY.size
 def offer_key(member: Member, rank: int, fragment: int, seq: int) -> bytes:
     """Pull key of one rank's part of an offer. Holds everything that makes the bytes differ."""
     return _KEY.pack(b"o", member.rack, member.incarnation, rank, fragment, seq, 0, b"")
+
+
+def slice_key(rank: int, fragment: int, version: int, attempt: int, position: int) -> bytes:
+    """Pull key of one merged slice of one rank's part of a fragment. An attempt stands for its
+    members, so slices of two attempts never have the same key."""
+    return _KEY.pack(b"m", position, attempt, rank, fragment, version, 0, b"")
 
 
 def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:

@@ -14,7 +14,7 @@ from mend.transport.bulk_client import BulkLane, checksum_of
 from mend.transport.delayed import CountedLane, DelayedLane
 from mend.transport.memory import MemoryNetwork
 from mend.transport.security import Secrets
-from mend.types import Address, Member, offer_key, state_key
+from mend.types import Address, Extent, Member, offer_key, state_key
 
 KEY = offer_key(Member(0, 11), 0, 2, 5)
 OTHER = state_key(0, 2, 6, "ab" * 32)
@@ -71,6 +71,19 @@ async def test_what_is_served_arrives(lane: MakeLane, size: int, checked: bool) 
     assert holder.bytes_sent >= size
     assert reader.bytes_received >= size
     assert holder.bytes_received == reader.bytes_sent == 0
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (7, 70_001), (1 << 20, (3 << 20) + 5)])
+async def test_an_extent_of_what_is_served_arrives(lane: MakeLane, start: int, stop: int) -> None:
+    holder, reader, sent = lane(), lane(), payload((3 << 20) + 5)
+    holder.serve(KEY, memoryview(sent))
+    into, checksum = bytearray(stop - start), checksum_of(sent[start:stop])
+    view = memoryview(into)
+    await reader.fetch([holder.address], KEY, checksum, view, Extent(start, len(sent)))
+    assert into == sent[start:stop]
+    assert reader.bytes_received < len(into) + 4096
+    with pytest.raises(ChecksumMismatch, match="expected"):
+        await reader.fetch([holder.address], KEY, "", view, Extent(start, len(sent) + 1))
 
 
 async def test_keys_do_not_mix(lane: MakeLane) -> None:

@@ -86,3 +86,16 @@ def test_blocking_and_overlapped_are_the_same_run(jobs: Jobs) -> None:
         assert ours.merges == theirs.merges
         assert ours.weights == theirs.weights
         assert ours.digest == theirs.digest
+
+
+def test_racks_that_merge_a_slice_each_end_with_the_bits_of_the_reference(jobs: Jobs) -> None:
+    """Over real sockets: slices of payloads, merged slices, and nothing of a whole payload."""
+    sharded = {"exchange_plan": "sharded", "payload_dtype": "bfloat16"}
+    results = jobs(racks=4).run(steps=STEPS, config={**CONFIG, **sharded})
+    assert len({result.digest for result in results}) == 1
+    assert len({str(result.weights) for result in results}) == 1
+    for commit in results[0].commits:
+        assert commit["reason"] == "lockstep, sharded"
+        assert [member["rack"] for member in commit["members"]] == [0, 1, 2, 3]
+    outcome = replayed(results, "plain", {**CONFIG, **sharded})
+    assert anchor_bits(outcome) == model_bits(results[0], "plain", {**CONFIG, **sharded})

@@ -149,6 +149,14 @@ BUGS = (
         ("consensus/epochs.py", "return epoch << _ATTEMPT_BITS | count", "return count"),
     ),
     _bug(
+        "11b",
+        "merged slices of one attempt are pulled for another",
+        ("types.py", 'b"m", position, attempt, rank', 'b"m", position, 0, rank'),
+        (ROUND, "self.sharded, self.merged = may and not self.unsharded, ()",
+         "self.sharded = may and not self.unsharded"),
+        ("coordination/slices.py", "if of[0] >= gather.version", "if of[0] > gather.version"),
+    ),
+    _bug(
         "12",
         "an offer that has ended may be named again",
         (LOG, "seq > self.ended.get((member, fragment), 0)", "seq > 0"),
@@ -514,6 +522,8 @@ ELSEWHERE = {
     "cannot win and waits, and the voter that knows the decision stands next; it costs time only.",
     "34e": "`pytest tests/unit/coordination/test_takeover.py -k started_again`. It costs no vote "
     "any more: the next candidate asks the witness, too, whose promise attests its former life.",
+    "11b": "`pytest tests/sim/test_sharded.py`. Digests find it, and the next attempt is a mesh; a "
+    "seed has to have an owner die between its own merge and those of the others.",
     "41": "`pytest tests/sim/test_ladder.py`. No seed mitigates; it costs what a merge is worth.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
@@ -529,8 +539,6 @@ NOT_HERE = {
     "left of it are 4 (counting by rack) and 4b (an incarnation that is not new).",
     "7, lowest live voter": "`quorum` is not told who is live; of those that answered the lowest "
     "is always among them, which is 7b.",
-    "11, slices of two attempts mixed": "there are no slices; what is left of it is 11, the number "
-    "of an attempt.",
     "20, freed on append": "ranks see decided records only; the nearest is 20, freed when the own "
     "result is there.",
     "21, Decided of a lower epoch": "there is no such message, orders are always those of the "

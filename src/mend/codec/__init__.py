@@ -48,6 +48,14 @@ def codec_named(name: str) -> Codec | LayoutCodec:
     return CODECS[name]() if name in CODECS else LAYOUT_CODECS[name]()
 
 
+def cut_numel(codec: Codec | LayoutCodec) -> int:
+    """Elements at whose multiples payloads of this codec may be cut into slices that decode by
+    themselves; 0: they cannot be."""
+    if isinstance(codec, LayoutCodec | Varying) or codec.feedback == "weights":
+        return 0
+    return 1 if isinstance(codec, RawFloat32) else codec.block
+
+
 def register(name: str, make: Callable[[], Codec] | Callable[[], LayoutCodec]) -> None:
     """Let `outer_step_compression_mode` name a codec of yours, in this process. Every rack must do
     so, under the same name, before its MendConfig is built. Raises ConfigError for a name that
@@ -93,6 +101,7 @@ __all__ = [
     "Varying",
     "codec_named",
     "cost_of",
+    "cut_numel",
     "fragment_codec",
     "is_codec",
     "register",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from mend.config import kinds as k
+from mend.config.exchange_plan import is_sharded, unsharded
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml, misfit
 from mend.errors import ConfigError
@@ -57,6 +58,7 @@ FACTS = (
     "quorum_min_learners",
     "expected_learner_ids",
     "encrypt_payloads",
+    "exchange_plan",
 )
 """What must be equal on all racks."""
 
@@ -429,6 +431,13 @@ class MendConfig:
         "empty: all that are live",
     )
 
+    exchange_plan: Literal["auto", "mesh", "sharded"] = _knob(
+        "mesh",
+        k.one_of("auto", "mesh", "sharded"),
+        "what a rack pulls in a round: mesh, all payloads of the others; sharded, a slice of each, "
+        "which it merges, and the slices that others have merged; auto: sharded where that is less",
+    )
+
     named: InitVar[frozenset[str] | None] = None
     """Which fields a source named; for `dataclasses.replace`, which hands it on."""
 
@@ -450,6 +459,11 @@ class MendConfig:
         return codec_of(
             self.outer_step_compression_mode, self.payload_dtype, self.outer_step_compression_rank
         )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether racks merge a slice each (exchange_plan)."""
+        return is_sharded(self.exchange_plan, self.codec, self.merge, self.racks)
 
     @property
     def moment_periods(self) -> dict[int, int]:
@@ -561,6 +575,7 @@ def _refuse_pairs(c: MendConfig) -> None:
         rule = "has nothing to say without a key_file: nothing is encrypted, or authenticated"
         raise ConfigError("encrypt_payloads", False, rule, "Set key_file, or leave it out.")
     _refuse_expected(c)
+    _refuse_sharded(c)
     _refuse_failslow(c)
     _refuse_peers(c)
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
@@ -611,6 +626,11 @@ def _refuse_expected(c: MendConfig) -> None:
         rule = "must be empty with lockstep=True, in which a round waits for every rack"
         remedy = "Leave it out, or lockstep."
         raise ConfigError("expected_learner_ids", c.expected_learner_ids, rule, remedy)
+
+
+def _refuse_sharded(c: MendConfig) -> None:
+    if c.exchange_plan == "sharded" and (rule := unsharded(c.codec, c.merge, c.racks)):
+        raise ConfigError("exchange_plan", "sharded", rule, "Use mesh, or auto.")
 
 
 def _refuse_peers(c: MendConfig) -> None:

@@ -82,6 +82,7 @@ def settings_of(
         ),
         detector=detector_options(config),
         acts=config.failslow_action == "act",
+        sharded=config.sharded,
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),

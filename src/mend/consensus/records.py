@@ -192,6 +192,8 @@ class Policy(Word, frozen=True):
     """Of the last fragments: those that are of moments, not of weights."""
     acts: bool = False
     """Whether slow racks are mitigated."""
+    sharded: bool = False
+    """Whether racks merge a slice each and pull the others' merged slices (coordination/slices)."""
 
     @property
     def of_weights(self) -> int:

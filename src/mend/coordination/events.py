@@ -79,6 +79,28 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceFetched:
+    """A pull of a slice ended: of a member's payload (`seq`), or merged, of its owner's (0)."""
+
+    fragment: int
+    version: int
+    attempt: int
+    rack: int
+    seq: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceMerged:
+    """The own slice of an attempt is merged and served, or there is an error."""
+
+    fragment: int
+    version: int
+    attempt: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """The sums over this rank's part are there, as bytes for the leader, or an error."""
 
@@ -250,6 +272,8 @@ Event = (
     | StillOpen
     | Encoded
     | Fetched
+    | SliceFetched
+    | SliceMerged
     | Measured
     | Summed
     | Merged
@@ -321,6 +345,45 @@ class Merge:
     """How much of a round it is, of `weights.WHOLE`."""
     closing: bool = False
     """Whether all that it merges are last offers."""
+    sharded: bool = False
+    """Of the merged slices of this attempt, not of payloads."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSlice:
+    """Pull slice `position` of `count`: of this rank's part of an offer (`member`, `seq`), or with
+    `seq` 0 the merged one, from its owner `member`."""
+
+    fragment: int
+    version: int
+    attempt: int
+    position: int
+    count: int
+    member: Member
+    seq: int
+    holders: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSlice:
+    """Merge slice `position` of the payloads of `members` (ascending), and serve it. One member's
+    payload is this rank's own."""
+
+    fragment: int
+    version: int
+    attempt: int
+    position: int
+    members: tuple[tuple[Member, int], ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlices:
+    """The slices of an attempt that nobody needs any more."""
+
+    fragment: int
+    version: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +556,10 @@ Effect = (
     | Connect
     | Encode
     | Fetch
+    | FetchSlice
     | Merge
+    | MergeSlice
+    | FreeSlices
     | Measure
     | Sum
     | Copy

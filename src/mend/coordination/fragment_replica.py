@@ -9,6 +9,7 @@ from mend.consensus.records import Commit
 from mend.coordination.events import DropAnchor, Effect, Measured, Merged, Note
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.messages import Gather, Held
+from mend.coordination.slices import Slices
 from mend.coordination.sums import Sums
 from mend.detector import DetectorOptions
 from mend.types import SECOND, Member
@@ -44,6 +45,7 @@ class FragmentReplica:
     merging: tuple[int, int] | None = None
     """(version, attempt) that a worker measures or merges; one at a time."""
     sums: Sums = field(default_factory=Sums)
+    slices: Slices = field(default_factory=Slices)
     tentative: tuple[int, int, str] | None = None
     copying: int | None = None
     undone: bool = False
@@ -57,6 +59,18 @@ class FragmentReplica:
     def newest(self) -> int:
         """The newest version held; -1 = none."""
         return max(self.held, default=-1)
+
+    @property
+    def pulls_slices(self) -> bool:
+        """Whether the result of a sharded attempt is still to come."""
+        gather = self.slices.gather
+        if gather is None or gather.version in self.held:
+            return False
+        of = (gather.version, gather.attempt)
+        return self.tentative is None or self.tentative[:2] != of
+
+    def slice_dues_ns(self) -> list[int]:
+        return self.slices.dues_ns() if self.pulls_slices else []
 
     def founded(self, version: int, digest: str, own: tuple[int, str]) -> bool:
         """The first record is read; whether this rank has what it begins with. `own`: version and
@@ -136,6 +150,7 @@ class FragmentReplica:
         self.merging = None
         wanted = self.gather
         if event.error:
+            self.slices.failed(event.version, event.attempt)
             return self._failed(event, now_ns)
         if wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
             return [DropAnchor(event.fragment, event.version, event.attempt)]

@@ -394,6 +394,7 @@ class Leader:
             cut=found.cut,
             wants=found.wants,
             copies=found.copies,
+            slices=found.slices,
         )
 
     def _declines(self) -> tuple[Declined, ...]:

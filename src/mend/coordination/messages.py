@@ -167,6 +167,16 @@ class Held(Word, frozen=True):
     digests: Digests
 
 
+class Sliced(Word, frozen=True):
+    """How a rack stands in a sharded attempt: its own slice is merged and served on all ranks, or
+    one of them has `failed` to make something of the slices."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+    failed: bool = False
+
+
 class Gather(Word, frozen=True):
     """Merge exactly these, in this order, into `version`; keep the result until it is decided."""
 
@@ -175,6 +185,10 @@ class Gather(Word, frozen=True):
     attempt: Count
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
     absent: Absentees = ()
+    sharded: bool = False
+    """The n-th member's rack merges the n-th slice, and all pull the merged slices."""
+    merged: Racks = ()
+    """Of the members of a sharded one: those whose merged slices can be pulled."""
 
 
 class Declined(Word, frozen=True):
@@ -292,6 +306,7 @@ class Report(State, frozen=True, tag=12):
     """It joins, and waits for the training state of another rack."""
     copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     """What it has copied as a donor."""
+    slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
 
 
 class Orders(State, frozen=True, tag=13):
@@ -381,6 +396,7 @@ class RankReport(State, frozen=True, tag=14):
     cut: Cut | None = None
     wants: bool = False
     copies: Annotated[tuple[RankCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
+    slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
 
 
 class RankOrders(State, frozen=True, tag=15):

@@ -33,6 +33,7 @@ from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
 from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import Bad, Cut, Gather, OfferId, Part, RankOrders, RankReport
+from mend.coordination.slices import Slices
 from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
@@ -101,6 +102,7 @@ class RankMachine:
         if self._seated():  # only then `handle` looks at them; else they would be due for ever
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
             waits += self.copies.due_ns()
+            waits += [due for replica in self.replicas for due in replica.slice_dues_ns()]
         return min(waits)
 
     # -------------------------------------------------------------- events
@@ -114,10 +116,8 @@ class RankMachine:
                 replicas, ranks = len(self.replicas), self.options.ranks
                 if mine and not rank_orders_misfit(orders, replicas, ranks):
                     self._on_orders(orders, now_ns, effects)
-            case ev.Captured(p, seq, base, step, tokens, steps, closing):
-                self.parts[p] = Part(
-                    p, seq, base, step, tokens, steps, "", base, "", closing=closing
-                )
+            case ev.Captured(p, seq, base, step, tokens, steps, last):
+                self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "", closing=last)
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
@@ -129,6 +129,8 @@ class RankMachine:
                 )
             case ev.Fetched():
                 self._on_fetched(event, now_ns, effects)
+            case ev.SliceFetched() | ev.SliceMerged():
+                effects += self._on_slice(event, now_ns)
             case ev.Measured(p):
                 effects += self.replicas[p].measured(event, now_ns)
             case ev.Merged(p):
@@ -179,7 +181,8 @@ class RankMachine:
         self._read(orders, now_ns, effects)
         effects += self.copies.read(orders, self.folded)
         for offer in orders.offers:
-            self._on_offer(offer)
+            if not self._shards() or offer.member == self.member:
+                self._on_offer(offer)
         for gather in orders.gathers:
             if self.folded.begun and gather.version == self.folded.versions[gather.fragment] + 1:
                 self._on_gather(gather, effects)
@@ -287,6 +290,7 @@ class RankMachine:
             effects += [
                 ev.DropAnchor(p, version) for version in replica.outgrown(record.versions[p])
             ]
+            effects += replica.slices.undo(p, record.versions[p])
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
 
@@ -310,10 +314,13 @@ class RankMachine:
         replica = self.replicas[gather.fragment]
         known = replica.gather
         if known and (gather.version, gather.attempt) <= (known.version, known.attempt):
+            replica.slices.news(gather)
             return
         replica.gather = gather
+        effects += replica.slices.begin(gather, self.member)
         for offer in gather.members:
-            self._on_offer(offer)
+            if not gather.sharded or offer.member == self.member:
+                self._on_offer(offer)
         if replica.tentative and replica.tentative[0] >= gather.version:  # what is decided stays
             effects.append(
                 ev.DropAnchor(gather.fragment, replica.tentative[0], replica.tentative[1])
@@ -327,6 +334,13 @@ class RankMachine:
         elif error:
             about = {"rack": member.rack, "fragment": p, "seq": seq, "error": error}
             effects.append(ev.Note("fetch-failed", about))
+
+    def _on_slice(self, event: ev.SliceFetched | ev.SliceMerged, now_ns: int) -> list[ev.Note]:
+        slices = self.replicas[event.fragment].slices
+        if isinstance(event, ev.SliceMerged):
+            return slices.merged(event, self.me)
+        decided = self.folded.versions[event.fragment] >= event.version
+        return slices.fetched(event, decided, now_ns)
 
     def _on_copied(
         self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]
@@ -362,6 +376,8 @@ class RankMachine:
         replica, newest = self.replicas[fragment], self.folded.versions[fragment]
         if replica.retry_ns and now_ns >= replica.retry_ns:
             replica.retry_ns = 0
+        if replica.pulls_slices:
+            effects += self._slices(replica.slices, now_ns)
         if newest not in replica.held:
             self._reach(fragment, newest, effects)
         gather = replica.gather
@@ -392,38 +408,50 @@ class RankMachine:
             replica.gather = None
         if replica.merging is not None or replica.copying is not None or replica.retry_ns:
             return
-        commit, gather = replica.commits.get(newest), replica.gather
-        if commit and gather and gather.version == newest and newest - 1 in replica.held:
-            members = [(share.member, share.seq) for share in commit.members]
-            # In the sums an attempt stands for its members: those of another are no use here.
-            same = members == [(o.member, o.seq) for o in gather.members]
-            if same or not self.options.sums:
-                if self._merge(commit, gather.attempt, effects):
-                    return
-                if any(self.fetch_queue.flying((member, fragment, seq)) for member, seq in members):
-                    return
+        if newest - 1 in replica.held and self._merges(fragment, newest, effects):
+            return
         replica.copying = newest
         rounds = self.folded.rounds[fragment]
         effects.append(ev.Copy(fragment, newest, digest, self.folded.rail(self.me), rounds))
 
+    def _merges(self, fragment: int, newest: int, effects: list[ev.Effect]) -> bool:
+        """Whether the newest decided version, which is not here, is or will be merged here."""
+        replica = self.replicas[fragment]
+        commit, gather = replica.commits.get(newest), replica.gather
+        if commit is None or gather is None or gather.version != newest:
+            return False
+        if replica.slices.going(newest):
+            same = replica.same_members(newest)
+            if same:
+                self._merge(gather, gather.attempt, effects)
+            return same
+        members = [(share.member, share.seq) for share in commit.members]
+        # In the sums an attempt stands for its members: those of another are no use here.
+        same = members == [(o.member, o.seq) for o in gather.members]
+        if self.options.sums and not same:
+            return False
+        keys = [(member, fragment, seq) for member, seq in members]
+        return self._merge(commit, gather.attempt, effects) or any(
+            map(self.fetch_queue.flying, keys)
+        )
+
     def _merge(self, wanted: Gather | Commit, attempt: int, effects: list[ev.Effect]) -> bool:
         """Start the merge, or what it needs first, if every payload is here and nothing else is
         being merged. False: it will not come from here."""
-        fragment, policy = wanted.fragment, self.folded.policy
-        assert policy is not None, "nothing is merged before the first record"
+        fragment = wanted.fragment
         replica = self.replicas[fragment]
         names = tuple((each.member, each.seq) for each in wanted.members)
         keys = [(member, fragment, seq) for member, seq in names]
-        here = all(self.fetch_queue.here(key) and key not in self.bad for key in keys)
+        sharded = isinstance(wanted, Gather) and wanted.sharded
+        here = (
+            replica.slices.whole(wanted.version, attempt)
+            if sharded
+            else all(self.fetch_queue.here(key) and key not in self.bad for key in keys)
+        )
         if not here or replica.merging is not None or replica.retry_ns:
             return False
-        weights = merge_weights(
-            [(each.tokens, each.steps) for each in wanted.members],
-            token_weighted=policy.token_weighted,
-            period_steps=policy.period_of(fragment),
-        )
         merge = ev.Merge(
-            fragment, wanted.version, attempt, names, tuple(weights),
+            fragment, wanted.version, attempt, names, self._weights(wanted), sharded=sharded,
             verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
             closing=all_closing(wanted.members),
         )  # fmt: skip
@@ -436,6 +464,24 @@ class RankMachine:
         effects.append(step)
         return True
 
+    def _weights(self, wanted: Gather | Commit) -> tuple[float, ...]:
+        policy = self.folded.policy
+        assert policy is not None, "nothing is merged before the first record"
+        weights = merge_weights(
+            [(each.tokens, each.steps) for each in wanted.members],
+            token_weighted=policy.token_weighted,
+            period_steps=policy.period_of(wanted.fragment),
+        )
+        return tuple(weights)
+
+    def _slices(self, slices: Slices, now_ns: int) -> list[ev.FetchSlice | ev.MergeSlice]:
+        assert slices.gather is not None, "there is something to pull"
+        return slices.move(self.folded, self.me, self._weights(slices.gather), now_ns)
+
+    def _shards(self) -> bool:
+        """Whether payloads are pulled only where a gather says so."""
+        return self.folded.policy is not None and self.folded.policy.sharded
+
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
         """Free payloads whose result every live rack holds, and versions nobody needs."""
         replica = self.replicas[fragment]
@@ -445,6 +491,7 @@ class RankMachine:
             stale = newest - version >= HELD_BEHIND or now_ns - since_ns > LINGER_NS
             if settled >= version or stale:
                 self._free(member, fragment, seq, effects)
+        effects += replica.slices.tidy(fragment, newest, settled, HELD_BEHIND, now_ns)
         effects += [ev.DropAnchor(fragment, version) for version in replica.outgrown(newest)]
 
     def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
@@ -509,4 +556,7 @@ class RankMachine:
             cut=self.cut,
             wants=self.copies.wants,
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
+            slices=tuple(
+                [s for p, r in enumerate(self.replicas) if (s := r.slices.report(versions[p]))]
+            ),
         )

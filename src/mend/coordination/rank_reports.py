@@ -24,6 +24,7 @@ from mend.coordination.messages import (
     Pace,
     Part,
     RankReport,
+    Sliced,
     StateCopy,
 )
 from mend.coordination.slow import pace_of_rack, verdict_of
@@ -53,6 +54,7 @@ class Aggregate:
     cut: Cut | None
     wants: bool
     copies: tuple[StateCopy, ...]
+    slices: tuple[Sliced, ...]
 
 
 def aggregate(
@@ -78,6 +80,7 @@ def aggregate(
         cut=cut_of_rack(needed) if complete else None,
         wants=complete and all(rank.wants for rank in ranks),
         copies=copies_of_rack(member, needed),
+        slices=_slices(needed),
     )
 
 
@@ -173,7 +176,7 @@ def _lasting(report: RankReport) -> RankReport:
 def _facts(report: RankReport) -> set[Hashable]:
     """What a rank says, such that an aggregate can change only when the first or the last of all
     ranks says a fact or takes it back."""
-    found: set[Hashable] = {*report.got, *report.bad, report.cut}
+    found: set[Hashable] = {*report.got, *report.bad, *report.slices, report.cut}
     for part in report.parts:
         key = (part.fragment, part.seq)
         found |= {
@@ -253,6 +256,12 @@ def _held(ranks: list[RankReport]) -> tuple[Held, ...]:
     ]
     common = [key for key in (found[0] if found else {}) if all(key in held for held in found)]
     return tuple(Held(*key, digests=tuple(held[key][0] for held in found)) for key in common)
+
+
+def _slices(ranks: list[RankReport]) -> tuple[Sliced, ...]:
+    """What all ranks have merged, and what one has failed at."""
+    said = dict.fromkeys(sliced for rank in ranks for sliced in rank.slices)
+    return tuple(s for s in said if s.failed or all(s in rank.slices for rank in ranks))
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:

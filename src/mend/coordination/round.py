@@ -24,6 +24,9 @@ ATTEMPT_STALL_NS = 10 * SECOND
 
 ATTEMPT_STALL_NS_MAX = 300 * SECOND
 
+SLICED_MIN = 3
+"""Members of a sharded attempt, at least: two would pull as much as in a mesh."""
+
 TOOK_KEPT = 8
 """Of so many commits of a fragment the quickest counts: an outage says nothing of the link."""
 
@@ -63,6 +66,8 @@ class RoundInputs:
     """Open offers, (member, seq), that were found not fit to be merged, and why."""
     norm_max: float = math.inf
     """Greatest magnitude per step that is no absurdity."""
+    slices: Mapping[int, tuple[int, bool]] = field(default_factory=dict)
+    """rack -> (attempt, whether it has failed) of its slice of version + 1."""
     trains: Mapping[int, Absent] = field(default_factory=dict)
     """Racks that were named lately and have trained since, and what they weigh while they are not
     in a merge."""
@@ -98,6 +103,12 @@ class Round:
     looked_ns: int = 0
     """When somebody last counted how long it was."""
     closed_by: str = ""
+    sharded: bool = False
+    """Of the attempt."""
+    unsharded: str = ""
+    """Why further attempts at this version are a mesh; empty: they need not be."""
+    merged: tuple[int, ...] = ()
+    """Of the members of a sharded attempt: those that serve their merged slice."""
     faults: list[str] = field(default_factory=list)
     why: str = ""
 
@@ -161,13 +172,16 @@ class Round:
         if self.phase is Phase.GATHER:
             self.sync_time.observe(now_ns - self.started_ns)
             self.took_ns.append(now_ns - self.started_ns)
-        self.phase, self.count, self.faults = Phase.IDLE, 0, []
+        self.phase, self.count, self.faults, self.unsharded = Phase.IDLE, 0, [], ""
         self.members, self.absent = (), ()
 
     def gather(self, version: int) -> Gather | None:
         if self.phase is not Phase.GATHER:
             return None
-        return Gather(self.fragment, version + 1, self.attempt, self.members, self.absent)
+        return Gather(
+            self.fragment, version + 1, self.attempt, self.members, self.absent,
+            self.sharded, self.merged,
+        )  # fmt: skip
 
     def slow(self, now_ns: int) -> frozenset[int]:
         """Live racks whose results are awaited for longer than merges take."""
@@ -282,6 +296,10 @@ class Round:
             return  # a number names one set of members, so there is no further attempt
         gone = {offer.member.rack for offer in self.members} - {o.member.rack for o in members}
         self.closed_by += _racks(", then without", gone)
+        may = inputs.policy.sharded and len(members) >= SLICED_MIN
+        self.sharded, self.merged = may and not self.unsharded, ()
+        if self.sharded and self.count == 0:
+            self.closed_by += ", sharded"
         self.phase, self.members, self.absent = Phase.GATHER, members, _absent(inputs, members)
         self.started_ns = self.gathered_ns
         self.count += 1
@@ -297,6 +315,8 @@ class Round:
         reported = set().union(*by_digests.values())
         absent = (inputs.live & inputs.contributors) - reported
         self.awaited = absent if reported else frozenset()
+        if self.sharded and self._ends_sharded(inputs, now_ns):
+            return None
         stalled = now_ns >= self.gathered_ns + self._stall_ns()
         if len(by_digests) > 1 and not absent and (self.count < ATTEMPTS_MAX or stalled):
             self.faults.append(
@@ -305,17 +325,49 @@ class Round:
                 "results"
             )
             self.gathered_ns = now_ns
+            self._unshard("results differ")
             self._start_attempt(self.members, inputs)
         elif stalled:
             self.gathered_ns = now_ns
-            arrived = {_id(offer) for offer in inputs.arrived}
-            still = tuple(offer for offer in self.members if _id(offer) in arrived)
-            if still and len(still) < len(self.members):
+            still = self._still(inputs)
+            if still and (self._unshard("stalled") or len(still) < len(self.members)):
                 self._start_attempt(still, inputs)
         self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(
             ", waiting for", absent
         )
         return None
+
+    def _still(self, inputs: RoundInputs) -> tuple[Offer, ...]:
+        """Members whose bytes can still be had."""
+        arrived = {_id(offer) for offer in inputs.arrived}
+        return tuple(offer for offer in self.members if _id(offer) in arrived)
+
+    def _unshard(self, why: str) -> bool:
+        """From here on all pull all payloads, and compare them with their checksums. False: they
+        do so already."""
+        if self.sharded:
+            self.unsharded = why
+            self.closed_by += f", then mesh: {why}"
+        return self.sharded
+
+    def _ends_sharded(self, inputs: RoundInputs, now_ns: int) -> bool:
+        """Look who has merged its slice. A new attempt where one of them has failed, as a mesh; or
+        without a member that is silent, whose slice goes to another. In lockstep all are waited
+        for."""
+        told = {r: failed for r, (of, failed) in inputs.slices.items() if of == self.attempt}
+        racks = [offer.member.rack for offer in self.members]
+        self.merged = tuple(rack for rack in racks if told.get(rack) is False)
+        failed = {rack for rack, is_so in told.items() if is_so}
+        still = self._still(inputs)
+        if not failed and not inputs.policy.lockstep:
+            still = tuple(offer for offer in still if offer.member.rack in inputs.live)
+        if not still or (not failed and len(still) == len(self.members)):
+            return False
+        if failed:
+            self._unshard("failed at" + _racks("", failed))
+        self.gathered_ns = now_ns
+        self._start_attempt(still, inputs)
+        return True
 
     @staticmethod
     def _too_old(inputs: RoundInputs) -> list[Offer]:

@@ -10,7 +10,7 @@ from mend.consensus.quorum import hold
 from mend.consensus.records import Absent, Offer
 from mend.coordination.donors import waiting_for_state
 from mend.coordination.member_view import MemberView
-from mend.coordination.messages import OfferId, Report
+from mend.coordination.messages import OfferId, Report, Sliced
 from mend.coordination.round import RoundInputs
 from mend.types import Member
 
@@ -84,13 +84,13 @@ def inputs_of(
     version, racks = log.versions[fragment], sorted(log.seats)
     of_weights = fragment < around.policy.of_weights  # values are as great after one step as ever
     mine = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
-    arrived = []
-    for offer in mine:
-        has = holders.get(OfferId(offer.member, fragment, offer.seq), frozenset())
-        held = hold(around.live & {*has, offer.member.rack}, around.voters)
-        if held and version - offer.base <= around.policy.max_age:
-            arrived.append(offer)
+    arrived = [
+        offer
+        for offer in mine
+        if version - offer.base <= around.policy.max_age and _is_held(offer, around, holders)
+    ]
     declined, results, bad = set(), {}, []
+    slices = dict[int, tuple[int, bool]]()
     for rack in racks:
         report = views[rack].report
         if report is None:
@@ -103,6 +103,8 @@ def inputs_of(
         for result in report.held:
             if (result.fragment, result.version) == (fragment, version + 1):
                 results[rack] = (result.attempt, result.digests)
+        if report.slices and (sliced := _slice_of(report, fragment, version + 1)):
+            slices[rack] = (sliced.attempt, sliced.failed)
     return RoundInputs(  # not `replace`: this is what a simulation does most
         version=version,
         voters=around.voters,
@@ -118,8 +120,26 @@ def inputs_of(
         step_ns=around.step_ns,
         seats=around.seats,
         mitigated=around.mitigated,
+        slices=slices,
         trains=_trains(fragment, log, views),
     )
+
+
+def _is_held(offer: Offer, around: RoundInputs, holders: Mapping[OfferId, Set[int]]) -> bool:
+    """Whether its bytes can be had when the members are fixed. Where rounds are sharded they are
+    pulled only then, so its own rack has to be there; in lockstep that is awaited."""
+    own, policy = offer.member.rack, around.policy
+    if policy.sharded and (policy.lockstep or own in around.live):
+        return True
+    has = holders.get(OfferId(offer.member, offer.fragment, offer.seq), frozenset())
+    return hold(around.live & {*has, own}, around.voters)
+
+
+def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
+    """What it says of a sharded attempt at a version: of the newest it has heard of, failures
+    first."""
+    found = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
+    return max(found, key=lambda s: (s.attempt, s.failed), default=None)
 
 
 def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> dict[int, Absent]:

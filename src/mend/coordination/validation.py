@@ -79,6 +79,7 @@ def report_misfit(report: Report, member: Member, policy: Policy) -> str:
         return "an offer in the name of another rack"
     numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
     numbers += [bad.offer.fragment for bad in report.bad]
+    numbers += [sliced.fragment for sliced in report.slices]
     if any(len(held.digests) != ranks for held in report.held):
         return "a result without one digest per rank"
     if any(copy.donor != member for copy in report.copies):
@@ -99,6 +100,7 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
     numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
     numbers += [partial.fragment for partial in report.partials]
     numbers += [bad.offer.fragment for bad in report.bad]
+    numbers += [sliced.fragment for sliced in report.slices]
     return _numbers_misfit(numbers, fragments)
 
 

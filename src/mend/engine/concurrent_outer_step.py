@@ -42,6 +42,7 @@ from mend.engine.merging import Merging, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Encoded, Numerics
 from mend.engine.published_state import PublishedState
+from mend.engine.slicing import Slicing
 from mend.engine.state_copying import StateCopying
 from mend.engine.sums import tensors_of
 from mend.engine.trainer import OpenOffer
@@ -141,6 +142,7 @@ class ConcurrentOuterStep:
         flags = plain or [()] * len(owned)
         tensors = [tensors_of(mine, of) for mine, of in zip(owned, flags, strict=True)]
         self._merging = Merging(self, tensors)
+        self.slicing = Slicing(self)
         self._states = StateCopying(self)
         self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
         self.benchmark: MicroBenchmark | None = None
@@ -236,6 +238,8 @@ class ConcurrentOuterStep:
                 self._encode(self.offers[(fragment, seq)])
             case ev.Fetch():
                 self._fetch(effect)
+            case ev.FetchSlice() | ev.MergeSlice() | ev.FreeSlices():
+                self.slicing.perform(effect)
             case ev.Measure():
                 self._merging.measure(effect)
             case ev.Sum():

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from mend.coordination.admission import VISITOR
 from mend.coordination.messages import Message, Refusal
 from mend.errors import MendError, OtherVersion
-from mend.types import MS, SECOND, Address, Peer
+from mend.types import MS, SECOND, Address, Extent, Peer
 
 T = TypeVar("T")
 
@@ -48,7 +48,9 @@ class HostInterface(Protocol):
         checksum: str,
         into: memoryview,
         done: Callable[[Exception | None], None],
-    ) -> None: ...
+        extent: Extent | None = None,
+    ) -> None:
+        """As `Lane.fetch`."""
 
     def serve(self, key: bytes, view: memoryview) -> None: ...
 

@@ -31,7 +31,7 @@ from mend.transport.delayed import CountedLane, DelayedLane, Distribution
 from mend.transport.origins import Origins
 from mend.transport.security import Secrets
 from mend.transport.zmq import Received, ZmqSideband
-from mend.types import PERSON, SECOND, Address, Member, Peer
+from mend.types import PERSON, SECOND, Address, Extent, Member, Peer
 
 T = TypeVar("T")
 
@@ -226,11 +226,12 @@ class IoLoop:
         checksum: str,
         into: memoryview,
         done: Callable[[Exception | None], None],
+        extent: Extent | None = None,
     ) -> None:
         async def pull() -> None:
             error: Exception | None = None
             try:
-                await self._lane.fetch(holders, key, checksum, into)
+                await self._lane.fetch(holders, key, checksum, into, extent)
             except TransportError as failure:
                 error = failure
             self._guarded(lambda: done(error))

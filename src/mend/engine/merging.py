@@ -61,15 +61,24 @@ class Merging:
         anchor = self._rank.anchors[(effect.fragment, effect.version - 1)]
         tensors = self._tensors[effect.fragment]
 
+        numerics = self._rank.numerics_of[effect.fragment]
+        merged_N = self._rank.slicing.merged(*key) if effect.sharded else None
+
         def job(payloads: list[Tensor]) -> tuple[Anchor, bytes]:
-            runs = None
+            runs, version = None, effect.version
             if effect.total:
                 factors = factors_in(effect.total, effect.weights, tensors)
                 runs = tensors.runs(effect.weights, factors)
-            made = self._rank.numerics_of[effect.fragment].merge(
-                payloads, effect.weights, anchor, effect.version,
-                runs=runs, part=effect.part, closing=effect.closing,
-            )  # fmt: skip
+            if merged_N is None:
+                made = numerics.merge(
+                    payloads, effect.weights, anchor, version,
+                    runs=runs, part=effect.part, closing=effect.closing,
+                )  # fmt: skip
+            else:
+                rates = numerics.rates(
+                    anchor.rounds, effect.part, len(effect.members), effect.closing
+                )
+                made = numerics.finish(merged_N, anchor, version, effect.part, rates)
             taped = self._rank.tape is not None
             return made, digests_of_tensors(made.values, tensors.cuts) if taped else b""
 
@@ -97,7 +106,9 @@ class Merging:
         with their checksums: what was spoiled here is not its member's fault.
         """
         rank, fragment = self._rank, effect.fragment
-        names = [(member, fragment, seq) for member, seq in effect.members]
+        sharded = isinstance(effect, ev.Merge) and effect.sharded
+        members = () if sharded else effect.members
+        names = [(member, fragment, seq) for member, seq in members]
         inputs = (
             [rank.payloads[name] for name in names],
             [rank.checksums[name] for name in names],
@@ -112,7 +123,7 @@ class Merging:
                     else:
                         rank.tell(ev.Fetched(*names[position], error="its bytes changed in memory"))
                 failed("an input was spoiled", ())
-            elif isinstance(result, Unmergeable):
+            elif isinstance(result, Unmergeable) and not sharded:
                 self._blamed(effect, result, failed)
             elif isinstance(result, MendError):
                 failed(said(result), ())
@@ -139,6 +150,8 @@ class Merging:
             spoiled = _spoiled(payloads, checksums, anchor)
             if spoiled:
                 return spoiled
+            if not payloads:
+                raise  # of merged slices, which say nothing of their members
             raise self._numerics.blame(payloads, anchor) from None
 
     def _blamed(

@@ -22,7 +22,16 @@ import torch
 import xxhash
 from torch import Tensor
 
-from mend.codec import CLOSING, CODECS, Codec, FragmentCodec, LayoutCodec, Varying, fragment_codec
+from mend.codec import (
+    CLOSING,
+    CODECS,
+    Codec,
+    FragmentCodec,
+    LayoutCodec,
+    Varying,
+    cut_numel,
+    fragment_codec,
+)
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
@@ -34,6 +43,8 @@ from mend.fragment.apply import Alignment
 from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer, Rates, Replace
 from mend.types import Owned, Span
+
+_FLOAT32, _SUM = CODECS["float32"](), MERGES["mean"]()
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 # Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
@@ -421,14 +432,15 @@ class Numerics:
         runs: Sequence[tuple[int, Weights]] | None = None,
         part: int = WHOLE,
         closing: bool = False,
+        rates: Rates | None = None,
     ) -> Anchor:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
         `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
         weights of their own. `part`: how much of a round it is, of WHOLE. `closing`: all payloads
-        are the last ones of their racks. Raises
-        WireError for a payload of another size, Unmergeable when an element of the result is no
-        number below NORM_MAX.
+        are the last ones of their racks. `rates`: of the outer step, where others than the payloads
+        say how many members there are. Raises WireError for a payload of another size, Unmergeable
+        when an element of the result is no number below NORM_MAX.
         """
         codecs, codec = anchor.codecs, anchor.codec
         assert codecs is not None, "an anchor that is merged into has a codec"
@@ -439,7 +451,7 @@ class Numerics:
         after, states = anchor.rounds + part, len(self.outer.states)
         state_numel = codecs.state_numel
         digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
-        rates = self.rates(anchor.rounds, part, len(payloads), closing)
+        rates = rates or self.rates(anchor.rounds, part, len(payloads), closing)
         span = partial(self._merge_span, codec, payloads, runs, anchor, data, rates)
         self.pool.each(
             [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
@@ -451,6 +463,55 @@ class Numerics:
             codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
             digests[0].feed_codec(state_S)
         return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after, codecs)
+
+    def cuts(self, part: Owned | int, count: int) -> list[int]:
+        """Where `count` slices of a part end, from 0: at borders of what its codec encodes
+        together, so that each slice of a payload is a payload."""
+        numel = _owned(part).numel
+        unit = cut_numel(self.codec)
+        assert unit, f"payloads of {self.codec.name} are not cut"
+        units = -(-numel // unit)
+        return [min(units * i // count * unit, numel) for i in range(count + 1)]
+
+    def slice_bytes(self, begin: int, end: int) -> tuple[int, int]:
+        """Where the elements [begin, end) lie in a payload; both are of `cuts`."""
+        codec = self.codecs(end).at(torch.empty(0), 0)
+        return codec.payload_bytes(begin), codec.payload_bytes(end)
+
+    def merge_slice(
+        self, payloads: Sequence[Tensor], weights: Sequence[float], out: Tensor
+    ) -> None:
+        """What the members' slices of a part come to, without the outer step. `payloads`: of the
+        slices alone. Raises Unmergeable when an element of `out` is no number below NORM_MAX."""
+        numel = out.numel()
+        codec = self.codecs(numel).at(out[:0], 0)
+        self._check_payloads(codec, payloads, numel)
+
+        def job(begin: int, end: int) -> None:
+            rooms = [torch.empty(min(block_numel(), end - begin)) for _ in payloads]
+            for first, last in _blocks(end - begin, block_numel()):
+                start, stop = begin + first, begin + last
+                decoded = [
+                    codec.decode(payload, start, stop, room[: stop - start])
+                    for payload, room in zip(payloads, rooms, strict=True)
+                ]
+                self.rule.block(decoded, weights, out[start:stop])
+                if not _sound(out[start:stop]):
+                    raise Unmergeable("a slice holds what is no number", ())
+
+        self.pool.each([partial(job, *part) for part in self._parts(numel)])
+
+    def finish(
+        self, merged_N: Tensor, anchor: Anchor, version: int, part: int, rates: Rates
+    ) -> Anchor:
+        """`merge` of which the sum over the members is there: the outer step and the digest."""
+        made = copy(self)
+        made.codec, made.rule, made._codecs = _FLOAT32, _SUM, {}
+        codecs = made.codecs(anchor.numel)
+        assert not anchor.codec_numel, "a codec with a state needs all payloads"
+        plain, merged_B = replace(anchor, codecs=codecs), merged_N.view(torch.uint8)
+        found = made.merge([merged_B], [1.0], plain, version, part=part, rates=rates)
+        return replace(found, codecs=anchor.codecs)
 
     def rates(self, rounds: int, part: int, members: int, closing: bool = False) -> Rates:
         """Of the outer step behind so many rounds; both in parts of WHOLE."""

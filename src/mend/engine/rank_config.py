@@ -68,6 +68,8 @@ class Settings:
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     acts: bool = False
     """Whether slow racks are mitigated."""
+    sharded: bool = False
+    """Whether racks merge a slice each and pull the others' merged slices."""
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
 
@@ -153,4 +155,5 @@ def policy_of(
         expected=settings.expected,
         moments=moments,
         acts=settings.acts,
+        sharded=settings.sharded,
     )

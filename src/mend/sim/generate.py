@@ -14,7 +14,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mend.codec import codec_named, cut_numel
 from mend.consensus.log import RECORDS_KEPT
+from mend.coordination.round import SLICED_MIN
 from mend.fragment.apply import Alignment
 from mend.sim.faults import SPOILT
 from mend.sim.returns import lost, returns
@@ -65,6 +67,9 @@ PATIENCE_NS = 20 * SECOND
 """What a patient job adds to the time that all racks need for their training."""
 
 
+SHARDED_SHARE = 0.5
+"""Of the seeds in which racks can merge a slice each: those in which they do."""
+
 CUT_SHARE, RESUMED_SHARE, PAUSED_SHARE = 0.06, 0.03, 0.06
 """Of all seeds: those whose scripts make a checkpoint, go on from one, or pause."""
 
@@ -77,7 +82,17 @@ def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
     """The scenario of a seed. `fixed`: fields of Scenario that are not drawn, such as a user's own
     racks, H, P, tau and K."""
     scenario = _drawn(seed, fixed)
-    return scenario if fixed else dataclasses.replace(scenario, **_script(scenario))  # type: ignore[arg-type]
+    if fixed:
+        return scenario
+    changes = _script(scenario) | {"sharded": _shards(scenario)}
+    return dataclasses.replace(scenario, **changes)  # type: ignore[arg-type]
+
+
+def _shards(scenario: Scenario) -> bool:
+    """Whether racks merge a slice each, where that can be. Of chance of its own."""
+    may = scenario.racks >= SLICED_MIN and scenario.merge == "mean"
+    rng = random.Random(f"how racks exchange {scenario.seed}")
+    return may and cut_numel(codec_named(scenario.payload)) > 0 and rng.random() < SHARDED_SHARE
 
 
 def _script(scenario: Scenario) -> dict[str, object]:

@@ -17,7 +17,7 @@ from mend.sim.faults import Broken, target
 from mend.sim.loop import Loop
 from mend.sim.scenario import Scenario
 from mend.transport.bulk_wire import checksum_of
-from mend.types import MS, SECOND, Address
+from mend.types import MS, SECOND, Address, Extent
 
 if TYPE_CHECKING:
     from mend.sim.process import Process
@@ -127,10 +127,12 @@ class Network:
         checksum: str,
         into: memoryview,
         done: Callable[[Exception | None], None],
+        extent: Extent | None = None,
     ) -> None:
         """Ask the holders one after another, as the lane does; a cut link costs a stall timeout.
 
-        As there, a payload is compared with its checksum, a state (without one) by its reader.
+        As there, a payload is compared with its checksum, a state (without one) by its reader. A
+        slice has the digests of its chunks alone, which show what changes on the way.
         """
         broken, here = self.broken, target(asker.me.rack)
 
@@ -154,17 +156,35 @@ class Network:
             def arrive() -> None:
                 live = self.lanes.get(holders[position]) is holder
                 view = holder.served.get(key) if live else None
-                if view is None:
-                    ask(position + 1, PayloadGone("gone"))
-                    return
-                into[:] = view
-                if len(into) and broken.flips("flip_bytes", there):
-                    into[self.rng.randrange(len(into))] ^= 1 << self.rng.randrange(8)
-                if checksum and checksum_of(into) != checksum:
-                    ask(position + 1, ChecksumMismatch("other bytes than were offered"))
+                error = self._give(view, into, checksum, extent, there)
+                if error is not None:
+                    ask(position + 1, error)
                 else:
                     done(None)
 
             asker.later(time_ns, arrive)
 
         ask(0, PeerUnreachable("no holder"))
+
+    def _give(
+        self,
+        view: memoryview | None,
+        into: memoryview,
+        checksum: str,
+        extent: Extent | None,
+        holder: int,
+    ) -> Exception | None:
+        """The bytes that a holder serves, or why they are not there."""
+        if view is None:
+            return PayloadGone("gone")
+        offset, total = extent or Extent(0, len(into))
+        if len(view) != total:
+            return ChecksumMismatch("a payload of another size")
+        into[:] = view[offset : offset + len(into)]
+        if len(into) and self.broken.flips("flip_bytes", holder):
+            if extent is not None:
+                return ChecksumMismatch("other bytes than were sent")
+            into[self.rng.randrange(len(into))] ^= 1 << self.rng.randrange(8)
+        if checksum and checksum_of(into) != checksum:
+            return ChecksumMismatch("other bytes than were offered")
+        return None

@@ -41,7 +41,7 @@ from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.optimizer import Adam
 from mend.sim.tape import MemoryTape
-from mend.types import MS, SECOND, Address, Member, Peer
+from mend.types import MS, SECOND, Address, Extent, Member, Peer
 
 T = TypeVar("T")
 
@@ -222,8 +222,9 @@ class Process:
         checksum: str,
         into: memoryview,
         done: Callable[[Exception | None], None],
+        extent: Extent | None = None,
     ) -> None:
-        self.network.fetch(self, holders, key, checksum, into, done)
+        self.network.fetch(self, holders, key, checksum, into, done, extent)
 
     def serve(self, key: bytes, view: memoryview) -> None:
         self.served[key] = view.cast("B")

@@ -101,6 +101,8 @@ class Scenario:
     """Slow racks are validated by a micro-benchmark. No seed draws it."""
     acts: bool = False
     """Slow racks are mitigated. No seed draws it."""
+    sharded: bool = False
+    """Racks merge a slice each, where enough are in a round."""
     shutdown_ns: int = SHUTDOWN_NS
     """How long a rack that has trained waits until its work is merged and the others are done."""
 

@@ -435,6 +435,7 @@ class World(Writer):
             expected=s.expected,
             moments=self._moments(),
             acts=s.acts,
+            sharded=s.sharded,
         )
 
     def _step_options(self) -> StepOptions:

@@ -256,7 +256,7 @@ def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
         again = f" (attempt {count})" if count > 1 else ""
         found.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
     found += [(at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()]
-    lockstep = made.commit is not None and made.commit.reason == "lockstep"
+    lockstep = made.commit is not None and made.commit.reason.startswith("lockstep")
     for at_ns, why in made.whys:
         grace = "; the grace window runs" if why.startswith("waiting for") and not lockstep else ""
         found.append((at_ns, why + grace))

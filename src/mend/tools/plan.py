@@ -198,10 +198,13 @@ def choice_of(
         "sync_period_steps": period,
         "fragments": fragments,
         "payload_dtype" if payload in PAYLOADS else "outer_step_compression_mode": payload,
+        "exchange_plan": "mesh",
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said in another form, and only of what is recommended
         config = replace(base, **settings, simulated_merge_delay_ms=asked.delay_ms)
+        settings["exchange_plan"] = _plan_of(asked, base, config)
+        config = replace(config, exchange_plan=settings["exchange_plan"])
         exchange = _exchange(asked, config, asked.params)
         longest = _exchange(asked, config, max(asked.params, asked.largest * fragments))
         if not tau:
@@ -214,6 +217,17 @@ def choice_of(
     device_bytes = round(DEVICE_PARTS * part * FP32) if asked.device == "cuda" else 0
     moments = moment_bytes(config, asked.params)
     return Choice(config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes, moments)
+
+
+def _plan_of(asked: Asked, base: MendConfig, mesh: MendConfig) -> str:
+    """What is asked for; else, for more racks than `auto` leaves in a mesh, the quicker plan."""
+    if base.is_named("exchange_plan") and base.exchange_plan != "auto":
+        return base.exchange_plan
+    if not replace(mesh, exchange_plan="auto").sharded:
+        return "mesh"
+    sharded = replace(mesh, exchange_plan="sharded")
+    times = [_exchange(asked, config, asked.params).total_ms for config in (mesh, sharded)]
+    return "sharded" if times[1] < times[0] else "mesh"
 
 
 def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:

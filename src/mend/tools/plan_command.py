@@ -130,6 +130,7 @@ def settings(chosen: Choice) -> dict[str, str | int]:
         "sync_period_steps": config.sync_period_steps,
         "fragments": config.fragments,
         "overlap_steps": config.tau,
+        **({"exchange_plan": "sharded"} if config.sharded else {}),
         **(payload if compression == "none" else {"outer_step_compression_mode": compression}),
         **{MOMENT_PERIODS[order]: period for order, period in config.moment_periods.items()},
     }
@@ -214,6 +215,7 @@ def _constants(device: str) -> dict[str, float]:
     return {
         "link_share": plan.LINK_SHARE,
         "round_trips": doctor_estimate.ROUND_TRIPS,
+        "sharded_trips": doctor_estimate.SHARDED_TRIPS,
         "encode_ns": doctor_estimate.ENCODE_NS,
         "side": doctor_estimate.SIDE,
         "copy_ns": plan.COPY_NS[device],
@@ -261,7 +263,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
         f"{exchange.bytes / 1e6:.4g} MB, {duration(exchange.trips_ms)} for round trips, "
         f"{duration(exchange.work_ms)} to encode and merge, {duration(exchange.delay_ms)} delay; "
-        f"{longest}tau hides {duration(chosen.window_ms)}",
+        f"{plan_of(chosen)}{longest}tau hides {duration(chosen.window_ms)}",
         f"training     {chosen.utilisation:.1%} of the time; every {duration(chosen.gap_ms)} a "
         f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
@@ -271,6 +273,16 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         "after a warm start), as 5M parameters in 3,072 steps (docs/quality.md)",
         f"start        up to {plan.start_seconds(asked):.0f} s to copy rack 0's model",
     ]
+
+
+def plan_of(chosen: Choice) -> str:
+    """Of many racks: what they pull, and that a mesh would be more."""
+    racks = chosen.config.racks
+    if racks <= 2:
+        return ""
+    if chosen.config.sharded:
+        return f"sharded, 2 x {racks - 1} slices of {racks}; "
+    return f"a mesh, {racks - 1} payloads; "
 
 
 def duration(ms: float) -> str:
@@ -318,7 +330,8 @@ def assumptions(asked: Asked, told: str) -> str:
         cut += f"; powersgd as for matrices of {fixed['side']:.0f} x {fixed['side']:.0f}"
     return (
         f"assumed: {fixed['link_share']:.0%} of the rate is payload; an exchange takes "
-        f"{fixed['round_trips']:.0f} round trips, {fixed['encode_ns']:g} ns per element to encode "
+        f"{fixed['round_trips']:.0f} round trips ({fixed['sharded_trips']:.0f} more where racks "
+        f"merge a slice each), {fixed['encode_ns']:g} ns per element to encode "
         f"and {asked.merge_ns:.2f} to merge ({told}), shared by the {asked.ranks} rank(s); "
         f"{fixed['copy_ns']:g} ns per element for capture and apply; {cut}; all "
         "racks equally fast. Not counted: what merging threads take from the one that launches "

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mend.types import Address, Peer
+from mend.types import Address, Extent, Peer
 
 
 class Sideband(Protocol):
@@ -35,12 +35,17 @@ class Lane(Protocol):
         """Stop serving `key`; unknown keys are ignored. Readers in flight end with PayloadGone."""
 
     async def fetch(
-        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        extent: Extent | None = None,
     ) -> None:
         """Fill `into` with the bytes of `key` from the first holder that has them, resuming at the
-        next.
+        next. `extent`: where `into` lies in them; None: it is all of them.
 
-        `checksum` is the xxh3_128 hex of the whole payload ("" = the caller verifies the content
+        `checksum` is the xxh3_128 hex of what fills `into` ("" = the caller verifies the content
         itself). Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch when no
         holder is left.
         """

@@ -28,7 +28,7 @@ from mend.transport.bulk_server import Holder, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
 from mend.transport.security import Secrets
-from mend.types import KEY_BYTES, SECOND, Address
+from mend.types import KEY_BYTES, SECOND, Address, Extent
 
 __all__ = ["BulkLane", "checksum_of"]
 
@@ -111,7 +111,12 @@ class BulkLane:
         self._holder.drop(key)
 
     async def fetch(
-        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        extent: Extent | None = None,
     ) -> None:
         """Fill `into` with the payload `key`: see `Lane.fetch`.
 
@@ -127,7 +132,7 @@ class BulkLane:
             raise PeerUnreachable(f"key {key.hex()}: no holder is known. Wait for an announcement.")
         async with self._turns:
             with into.cast("B") as flat:  # released at the end: the caller may resize its buffer
-                incoming = Incoming(flat, checksum)
+                incoming = Incoming(flat, checksum, extent)
                 ends = await self._ask_around(incoming, list(dict.fromkeys(holders)), key)
         if ends:
             raise _most_telling(ends, key)

@@ -13,7 +13,7 @@ import xxhash
 from mend.errors import ChecksumMismatch, PayloadGone, TransportError
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
-from mend.types import Address
+from mend.types import Address, Extent
 
 LENGTH_MIN = 64 << 10
 """Bytes of a connection's first request; grows while replies come quickly."""
@@ -22,15 +22,17 @@ AHEAD = 3
 
 
 class Incoming:
-    """The bytes of one payload: which ranges are missing, the running checksum of the rest.
+    """The bytes of one payload, or of an extent of it: which ranges are missing, the running
+    checksum of the rest. Ranges count from the beginning of `into`.
 
     Ranges are verified in any order (several connections share the work) and hashed in offset order
     right behind, by whichever thread closes the gap, while the chunk is still in cache and while
     other threads receive. So the checksum of the whole costs no second pass at the end.
     """
 
-    def __init__(self, into: memoryview, checksum: str) -> None:
+    def __init__(self, into: memoryview, checksum: str, extent: Extent | None = None) -> None:
         self.into = into
+        self.extent = extent or Extent(0, len(into))
         self.checksum = checksum
         self.verified = 0
         """Bytes verified in all; only grows, also when a wrong payload is thrown away."""
@@ -167,7 +169,7 @@ class Attempt:
                 while len(owed) < AHEAD and (part := self.incoming.take(length)):
                     start, stop = part
                     owed.append((start, stop, self._clock_s()))
-                    link.ask(self.key, start, stop - start)
+                    link.ask(self.key, self.incoming.extent.offset + start, stop - start)
                 if not owed:
                     return
                 start, stop, asked_s = owed[0]
@@ -181,7 +183,8 @@ class Attempt:
 
     def _receive(self, link: ReaderEnd, start: int, stop: int) -> None:
         """One reply, straight into its place; returns when its bytes are verified."""
-        status, total, length, digest = link.header(self.key, start)
+        offset, expected = self.incoming.extent
+        status, total, length, digest = link.header(self.key, offset + start)
         where = f"{self.holder.host}:{self.holder.port}"
         if status not in (OK, GONE, BAD):
             raise EOFError("answered with something that is no reply")
@@ -189,14 +192,14 @@ class Attempt:
             raise PayloadGone(
                 f"holder {where}: does not serve key {self.key.hex()}. Ask for a newer one."
             )
-        if total != len(self.incoming.into):
+        if total != expected:
             raise ChecksumMismatch(
-                f"holder {where}: its payload has {total} bytes, {len(self.incoming.into)} are "
+                f"holder {where}: its payload has {total} bytes, {expected} are "
                 "expected. Both sides must use the same plan and codec."
             )
         if status != OK or length != stop - start:
             raise EOFError(f"answered with {length} bytes to a request for {stop - start}")
-        if not link.body(self.key, start, digest, self.incoming.into[start:stop]):
+        if not link.body(self.key, offset + start, digest, self.incoming.into[start:stop]):
             raise ChecksumMismatch(
                 f"holder {where}: bytes [{start}, {stop}) did not arrive as they were sent. "
                 "Asked for again; if it stays, check the network card, the cable and the memory."

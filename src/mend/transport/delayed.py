@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from mend.errors import ConfigError
 from mend.transport.base import Lane
-from mend.types import SECOND, Address, without_incarnation
+from mend.types import SECOND, Address, Extent, without_incarnation
 
 Distribution = Literal["constant", "bimodal", "long_tail"]
 
@@ -104,10 +104,15 @@ class DelayedLane:
         self._inner.drop(key)
 
     async def fetch(
-        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        extent: Extent | None = None,
     ) -> None:
         """The inner fetch, then the delay. A failure is not delayed."""
-        await self._inner.fetch(holders, key, checksum, into)
+        await self._inner.fetch(holders, key, checksum, into, extent)
         await asyncio.sleep(delay_ns(self._mean_ns, self._distribution, self._seed, key) / SECOND)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import xxhash
 
 from mend.errors import AddressInUse, ChecksumMismatch, PayloadGone, PeerUnreachable, TransportError
-from mend.types import Address, Peer
+from mend.types import Address, Extent, Peer
 
 INBOX_FRAMES_MAX = 4096
 CHUNK_BYTES = 64 << 10
@@ -111,16 +111,22 @@ class MemoryLane:
         self._served.pop(key, None)
 
     async def fetch(
-        self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview
+        self,
+        holders: Sequence[Address],
+        key: bytes,
+        checksum: str,
+        into: memoryview,
+        extent: Extent | None = None,
     ) -> None:
         """See `Lane.fetch`; each holder is asked once, going on where the one before ended."""
         flat, done = into.cast("B"), 0
+        extent = extent or Extent(0, len(flat))
         ends: list[TransportError] = []
         for holder in holders or [Address("nobody", 0)]:
             try:
                 while done < len(flat):
                     await asyncio.sleep(0)
-                    done += self._copy_chunk(holder, key, flat, done)
+                    done += self._copy_chunk(holder, key, flat, done, extent)
             except TransportError as error:
                 ends.append(error)
                 continue
@@ -133,7 +139,9 @@ class MemoryLane:
                 raise kind("; ".join(map(str, ends)))
         raise PayloadGone("; ".join(map(str, ends)))
 
-    def _copy_chunk(self, holder: Address, key: bytes, flat: memoryview, done: int) -> int:
+    def _copy_chunk(
+        self, holder: Address, key: bytes, flat: memoryview, done: int, extent: Extent
+    ) -> int:
         """Copy what comes after the first `done` bytes; how many that were."""
         there = self._network.lanes.get(holder)
         if there is None or self._closed:
@@ -141,9 +149,9 @@ class MemoryLane:
         view = there._served.get(key)
         if view is None:
             raise PayloadGone(f"holder {holder}: no key {key.hex()}. Ask for a newer one.")
-        if len(view) != len(flat):
-            raise ChecksumMismatch(f"holder {holder}: {len(view)} bytes, {len(flat)} expected.")
-        part = view[done : done + CHUNK_BYTES]
+        if len(view) != extent.total:
+            raise ChecksumMismatch(f"holder {holder}: {len(view)} bytes, {extent.total} expected.")
+        part = view[extent.offset : extent.offset + len(flat)][done : done + CHUNK_BYTES]
         flat[done : done + len(part)] = part
         there.bytes_sent += len(part)
         self.bytes_received += len(part)

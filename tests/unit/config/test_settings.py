@@ -160,6 +160,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("failslow_zscore_threshold", value) for value in (0,)),
     *(("failslow_min_samples", value) for value in (1,)),
     ("failslow_action", "judge"),
+    ("exchange_plan", "ring"),
     *(("rack_aware", value) for value in (2,)),
     *(("outer_step_compression_mode", value) for value in ("zip", 8, "powersgd-65")),
     *(("outer_step_compression_rank", value) for value in (0, 65, "four")),

@@ -610,3 +610,89 @@ def test_racks_whose_results_alone_are_awaited_are_slow_when_others_take_less() 
     late = round_.started_ns + ATTEMPT_STALL_NS
     assert round_.slow(late - 1) == frozenset()
     assert round_.slow(late) == {1, 2}
+
+
+# -------------------------------------------------------------- slices
+
+
+def slicing(racks: int = 4, **changes: Any) -> tuple[Round, RoundInputs]:
+    """A round of all racks that shard."""
+    scene = inputs(*map(offer, range(racks)), racks=racks, **changes)
+    scene = replace(scene, policy=msgspec.structs.replace(scene.policy, sharded=True))
+    round_ = new_round()
+    assert round_.advance(scene, 0) is None
+    return round_, scene
+
+
+def sliced(*racks: int, attempt: int = 1, failed: bool = False) -> dict[int, tuple[int, bool]]:
+    return dict.fromkeys(racks, (attempt, failed))
+
+
+def told(round_: Round) -> tuple[int, bool, tuple[int, ...], list[int]]:
+    gather = round_.gather(0)
+    assert gather is not None
+    racks = [each.member.rack for each in gather.members]
+    return gather.attempt, gather.sharded, gather.merged, racks
+
+
+def test_a_sharded_round_says_who_has_merged_its_slice() -> None:
+    round_, scene = slicing()
+    assert round_.closed_by == "all-in, 4 of 4 racks, sharded"
+    assert told(round_) == (1, True, (), [0, 1, 2, 3])
+    round_.advance(replace(scene, slices=sliced(3, 1) | sliced(2, attempt=9)), MS)
+    assert told(round_) == (1, True, (1, 3), [0, 1, 2, 3])
+    commit = round_.advance(replace(scene, held=held(0, 1, 2)), 2 * MS)
+    assert isinstance(commit, Commit)
+    round_.decided(3 * MS)
+
+
+def test_two_members_are_a_mesh() -> None:
+    round_, _ = slicing(2)
+    assert told(round_)[1] is False
+    assert "sharded" not in round_.closed_by
+
+
+def test_a_member_that_falls_silent_loses_its_slice_to_the_others() -> None:
+    round_, scene = slicing()
+    merged = sliced(0, 1, 2)
+    round_.advance(replace(scene, slices=merged, live=frozenset({0, 1, 2})), MS)
+    assert told(round_) == (2, True, (), [0, 1, 2]), "what was merged of four is of no use"
+    round_.advance(replace(scene, slices=merged, live=frozenset({0, 1})), 2 * MS)
+    assert told(round_) == (3, False, (), [0, 1])
+    assert round_.closed_by.endswith(", sharded, then without rack 3, then without rack 2")
+
+
+def test_a_failure_or_a_stall_is_followed_by_a_mesh_of_all() -> None:
+    round_, scene = slicing()
+    round_.advance(replace(scene, slices=sliced(2, failed=True) | sliced(0)), MS)
+    assert told(round_) == (2, False, (), [0, 1, 2, 3])
+    assert round_.closed_by.endswith(", then mesh: failed at rack 2")
+    round_, scene = slicing()
+    round_.advance(replace(scene, slices=sliced(0, 1, 3)), ATTEMPT_STALL_NS - 1)
+    assert told(round_) == (1, True, (0, 1, 3), [0, 1, 2, 3])
+    round_.advance(scene, ATTEMPT_STALL_NS)
+    assert told(round_) == (2, False, (), [0, 1, 2, 3])
+    assert round_.closed_by.endswith(", then mesh: stalled")
+    round_.advance(scene, 2 * ATTEMPT_STALL_NS)
+    assert told(round_)[0] == 2, "all bytes are there, so the mesh goes on"
+
+
+def test_results_that_differ_are_compared_in_a_mesh_and_the_next_round_shards_again() -> None:
+    round_, scene = slicing()
+    unequal = held(0) | held(1, 2, digests=BAD) | held(3, digests=(digest(3),))
+    round_.advance(replace(scene, held=unequal), MS)
+    assert told(round_)[:2] == (2, False)
+    assert round_.closed_by.endswith(", then mesh: results differ")
+    commit = round_.advance(replace(scene, held=held(0, 1, 2, 3, attempt=2)), 2 * MS)
+    assert isinstance(commit, Commit)
+    assert commit.reason == "all-in, 4 of 4 racks, sharded, then mesh: results differ"
+    round_.decided(3 * MS)
+    newer = tuple(offer(rack, 2, base=1, applied=1) for rack in range(4))
+    round_.advance(replace(scene, version=1, offers=newer, arrived=newer), 4 * MS)
+    assert told(round_)[1] is True
+
+
+def test_in_lockstep_a_silent_member_is_waited_for() -> None:
+    round_, scene = slicing(lockstep=True)
+    round_.advance(replace(scene, live=frozenset({0, 1, 2})), MS)
+    assert told(round_) == (1, True, (), [0, 1, 2, 3])

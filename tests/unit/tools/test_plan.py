@@ -19,6 +19,8 @@ from mend.tools.links_spec import Link
 from mend.tools.plan import Asked, Choice, advice, base_config, choice_of, choices, recommended
 from mend.tools.plan_command import exports, settings, toml
 
+MESH = frozenset({"exchange_plan"})
+
 
 def asked(
     params: int = 100_000_000,
@@ -62,7 +64,9 @@ def test_an_exchange_by_hand() -> None:
 
 def test_racks_payload_ranks_and_delay_by_hand() -> None:
     """Each of four racks pulls three payloads of half the bytes; ranks share work, not the link."""
-    row = one(asked(racks=4, ranks=5, delay_ms=500.0, device="cpu"), payload="bfloat16")
+    question = asked(racks=4, ranks=5, delay_ms=500.0, device="cpu")
+    base = dataclasses.replace(base_config(4), exchange_plan="mesh", named=MESH)
+    row = choice_of(question, base, 128, "bfloat16", 4)
     assert row.exchange.bytes == 3 * 50_000_000
     assert row.exchange.transfer_ms == pytest.approx(1200 / 900 * 1000)
     assert row.exchange.work_ms == pytest.approx(25 * 3 / 5)
@@ -76,6 +80,22 @@ def test_racks_payload_ranks_and_delay_by_hand() -> None:
     assert row.memory.anchors == 2 * 2 * 4 * 20_000_000
     assert row.memory.rounds == 1 * (4 + 3) * 4 * 5_000_000
     assert row.config.simulated_merge_delay_ms == 0, "the delay is the network's, not a setting"
+
+
+def test_many_racks_merge_a_slice_each_where_that_is_quicker() -> None:
+    """Of 25M elements each rack of eight pulls 7/8 of a payload (100 MB) and of the result; a mesh
+    would be 700 MB. Two round trips more, which a tiny fragment is not worth."""
+    row = one(asked(racks=8))
+    assert settings(row)["exchange_plan"] == "sharded"
+    assert row.exchange.bytes == 175_000_000
+    assert row.exchange.trips_ms == pytest.approx(8 * 20)
+    half = one(asked(racks=8), payload="bfloat16")
+    assert half.exchange.bytes == 131_250_000, "the result is fp32"
+    tiny = one(asked(params=10_000, racks=8))
+    assert "exchange_plan" not in settings(tiny)
+    assert tiny.exchange.trips_ms == pytest.approx(6 * 20)
+    for racks in (2, 3):
+        assert "exchange_plan" not in settings(one(asked(racks=racks)))
 
 
 def test_moments_are_a_part_of_the_bytes_and_of_the_memory() -> None:
@@ -245,7 +265,9 @@ def test_the_command_for_programs_and_when_nothing_fits() -> None:
     assert told["assumed"]["round_trips"] == 6
     assert told["asked"]["link"] == "1gbit,20ms"
     assert "MEND_OVERLAP_STEPS=8" in " ".join(told["exports"])
-    answer = CliRunner().invoke(app, [*ASK, "--racks", "64", "--device", "cpu"])
+    assert CliRunner().invoke(app, [*ASK, "--racks", "64", "--device", "cpu"]).exit_code == 0
+    slower = [*ASK, "--racks", "64", "--device", "cpu", "--link", "10mbit"]
+    answer = CliRunner().invoke(app, slower)
     assert answer.exit_code == 1
     assert "! No setting fits" in answer.output
 

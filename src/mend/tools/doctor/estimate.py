@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import median
 
 from mend.codec import CODECS, codec_named, fragment_codec
@@ -24,6 +25,9 @@ ROUND_TRIPS = 6
 """Of one exchange between racks that a witness coordinates: an offer is announced (1), pulled and
 reported (1 1/2), gathered and its result held (1), voted on (1) and told (1/2), and one for TCP to
 find the rate; docs/plan.md has what was measured over a shaped link."""
+
+SHARDED_TRIPS = 2
+"""More of them where racks merge a slice each: that it is merged is told, and it is pulled."""
 
 ANCHOR_VERSIONS = 2
 FP32 = 4
@@ -177,15 +181,19 @@ def exchange_of(
 ) -> Exchange:
     """`mbit`: inbound, from all others at once. `merge_ns`: per element, of one rank's worker.
 
-    Every rack pulls the payload of every other one; its ranks share the network and not the work.
+    Every rack pulls the payload of every other one, or where they shard a slice of each and the
+    slices that others have merged; its ranks share the network and not the work.
     """
     part = math.ceil(params / config.fragments)
     payload = payload_bytes(config.codec, math.ceil(part / ranks)) * ranks
-    size = payload * (config.racks - 1)
+    size, trips = payload * (config.racks - 1), ROUND_TRIPS
+    if config.sharded:
+        size = (payload + FP32 * part) * (config.racks - 1) // config.racks
+        trips += SHARDED_TRIPS
     return Exchange(
         bytes=size,
         transfer_ms=size * 8 / mbit / 1000,
-        trips_ms=ROUND_TRIPS * trip_ms,
+        trips_ms=trips * trip_ms,
         work_ms=math.ceil(part / ranks) * (merge_ns + ENCODE_NS) / 1e6,
         delay_ms=config.simulated_merge_delay_ms,
     )
@@ -193,7 +201,10 @@ def exchange_of(
 
 def moment_bytes(config: MendConfig, params: int) -> int:
     """That a rack receives in H steps for moments of every parameter, which travel as fp32."""
-    each = FP32 * params * (config.racks - 1) * config.sync_period_steps
+    payloads = Fraction(config.racks - 1)
+    if config.sharded:
+        payloads *= Fraction(2, config.racks)
+    each = int(FP32 * params * payloads * config.sync_period_steps)
     return sum(each // period for period in config.moment_periods.values())
 
 

@@ -1,0 +1,180 @@
+"""benchmarks.exchange: one blocking outer step of several racks over a shaped link, as a mesh and
+sharded, against a gloo all-reduce of the same bytes. Prints one JSON object.
+
+    python -m benchmarks.exchange --racks 4 --numel 5000000 --repeats 5
+
+Every rack is a process in a network namespace of its own (docs/links.md; needs root on Linux). One
+after the other: gloo's all_reduce (sum, fp32) of `numel` elements, then steps of mend that capture
+the whole model, exchange it, merge, digest, decide by quorum and apply (lockstep, one fragment, no
+overlap), as a mesh and sharded. The time of a turn is that of the slowest rack.
+
+`measured` is the median over repeats of sharded / the median of gloo. `payloads` is what a rack
+receives in a round, in payloads: `of_lane` is counted by mend at its sockets, `of_interface` by the
+kernel, all protocols and headers. In a mesh it is R - 1, sharded 2 (R - 1) / R. `digests` must be
+one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import mend
+from benchmarks._common import Flat, arguments, limit, noise, report, spread
+from mend.tools.links import Link, links
+
+GOAL = 1.15
+TURNS = ("gloo", "mesh", "sharded")
+PORT, GLOO_PORT = 21_900, 29_400
+END_S = 240.0
+COUNTER = Path("/sys/class/net/mend0/statistics/rx_bytes")
+
+
+def main() -> None:
+    options = _options()
+    if options.rack >= 0:
+        print(json.dumps(_rack(options)))
+        return
+    turns = {turn: _ran(options, turn) for turn in TURNS}
+    times = {
+        turn: [max(each) for each in zip(*(one["seconds"] for one in found), strict=True)]
+        for turn, found in turns.items()
+    }
+    raw = statistics.median(times["gloo"])
+    ratios = [each / raw for each in times["sharded"]]
+    digests = {one["digest"] for turn in TURNS[1:] for one in turns[turn]}
+    shares = {turn: _payloads(options, found) for turn, found in turns.items()}
+    passed = statistics.median(ratios) <= GOAL and len(digests) == 1
+    report(
+        "exchange",
+        goal=f"<= {GOAL} x gloo's all_reduce",
+        values=ratios,
+        passed=passed,
+        options=options,
+        unit="x gloo",
+        beside=limit("gloo all_reduce", "s", times["gloo"]),
+        more={
+            "seconds": {turn: spread(each, 3) for turn, each in times.items()},
+            "payloads": shares,
+            "digests": len(digests),
+        },
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("exchange", __doc__)
+    parser.add_argument("--racks", type=int, default=4, help="(default 4)")
+    parser.add_argument("--numel", type=int, default=5_000_000, help="fp32 (default 5M, 20 MB)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each (default 5)")
+    parser.add_argument("--link", default="100mbit,2ms", help="of a rack (default 100mbit,2ms)")
+    parser.add_argument("--rack", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--turn", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--hosts", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
+    """One word of every rack."""
+    asked = [f"--{name}={getattr(options, name)}" for name in ("racks", "numel", "repeats")]
+    with links(Link.parse(options.link), racks=options.racks, witness=False) as net:
+        hosts = ",".join(site.host for site in net.racks)
+        started = [
+            subprocess.Popen(
+                [*site.prefix, sys.executable, "-m", "benchmarks.exchange", *asked,
+                 f"--rack={rack}", f"--turn={turn}", f"--hosts={hosts}"],
+                stdout=subprocess.PIPE,
+            )
+            for rack, site in enumerate(net.racks)
+        ]  # fmt: skip
+        try:
+            said = [child.communicate(timeout=END_S)[0] for child in started]
+        finally:
+            for child in started:
+                child.kill()
+                child.wait()
+    return [json.loads(words) for words in said]
+
+
+def _payloads(options: argparse.Namespace, found: list[dict[str, Any]]) -> dict[str, float]:
+    """The most that a rack received in a round, on average."""
+    payload = 4 * options.numel * options.repeats
+    kinds = ("lane", "interface")
+    return {f"of_{k}": round(max(one[k] for one in found) / payload, 4) for k in kinds}
+
+
+def _rack(options: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return _gloo(options) if options.turn == "gloo" else _mend(options)
+
+
+def _gloo(options: argparse.Namespace) -> dict[str, Any]:
+    hosts, rack = options.hosts.split(","), options.rack
+    store = dist.TCPStore(hosts[0], GLOO_PORT, options.racks, is_master=rack == 0)
+    device = dist.ProcessGroupGloo.create_device(hostname=hosts[rack])
+    made = dist.ProcessGroupGloo._Options()
+    made._devices, made._timeout = [device], timedelta(seconds=END_S)
+    group = dist.ProcessGroupGloo(store, rack, options.racks, made)
+    buffer_N = torch.ones(options.numel)
+    group.allreduce([torch.ones(1024)]).wait()
+    before, seconds = _received(), []
+    for _ in range(options.repeats):
+        group.barrier().wait()
+        begun_s = time.perf_counter()
+        group.allreduce([buffer_N]).wait()
+        seconds.append(time.perf_counter() - begun_s)
+    received = _received() - before
+    group.barrier().wait()
+    return {"seconds": seconds, "lane": received, "interface": received}
+
+
+def _mend(options: argparse.Namespace) -> dict[str, Any]:
+    hosts, rack = options.hosts.split(","), options.rack
+    model = Flat(options.numel, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = mend.MendConfig(
+        rack=rack,
+        racks=options.racks,
+        sideband_peers=tuple(f"tcp://{host}:{PORT + r}" for r, host in enumerate(hosts)),
+        insecure=True,
+        fragments=1,
+        sync_period_steps=1,
+        overlap_steps=0,
+        outer_optimizer_momentum=0.0,
+        lockstep=True,
+        exchange_plan=options.turn,
+    )
+    runtime = mend.mend_init(model, config, optimizer)
+    assert runtime is not None, "every process is a rank"
+    seconds, before = list[float](), (0, 0)
+    (parameter,) = model.parameters()
+    for step in range(options.repeats + 1):
+        parameter.grad = noise(options.numel, 1000 * rack + step)
+        runtime.count_tokens(1 + rack)
+        begun_s = time.perf_counter()
+        optimizer.step()
+        seconds.append(time.perf_counter() - begun_s)
+        if step == 0:  # all are there, and connections are open
+            before = (runtime.status().bytes_received, _received())
+    after = (runtime.status().bytes_received, _received())
+    digest = runtime.status().anchor_digest
+    mend.mend_shutdown(model)
+    found = zip(("lane", "interface"), before, after, strict=True)
+    return {"seconds": seconds[1:], "digest": digest} | {k: b - a for k, a, b in found}
+
+
+def _received() -> int:
+    return int(COUNTER.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Which exchange plan a configuration comes to: a mesh, or slices (coordination/slices.py)."""
+
+from __future__ import annotations
+
+from mend.coordination.round import SLICED_MIN
+
+MESH_RACKS = 3
+"""Up to so many racks `auto` is a mesh, whose racks compare their merges."""
+
+_MANY = 1 << 24
+"""Elements; enough that the blocks of a codec are as good as whole."""
+
+
+def is_sharded(plan: str, codec: str, merge: str, racks: int) -> bool:
+    """Whether racks merge a slice each."""
+    if plan != "auto":
+        return plan == "sharded"
+    return racks > MESH_RACKS and not unsharded(codec, merge, racks) and _saves(codec, racks)
+
+
+def unsharded(codec: str, merge: str, racks: int) -> str:
+    """Why a result cannot be merged slice by slice; empty: it can."""
+    from mend.codec import codec_named, cut_numel  # loads torch, which a witness has no use for
+
+    if racks < SLICED_MIN:
+        return f"needs {SLICED_MIN} racks or more, as racks={racks}"
+    if merge != "mean":
+        return f"cannot be with merge={merge!r}, whose weights follow from whole tensors"
+    if not cut_numel(codec_named(codec)):
+        return f"cannot be with payloads of {codec}, which are read as a whole"
+    return ""
+
+
+def _saves(codec: str, racks: int) -> bool:
+    """Whether a payload and the result, which travels as fp32, are less than a payload of each of
+    the racks. Both times a rack has one part in `racks` itself."""
+    from mend.codec import LayoutCodec, codec_named
+
+    made = codec_named(codec)
+    assert not isinstance(made, LayoutCodec), "is not cut"
+    payload = made.payload_bytes(_MANY)
+    return payload + 4 * _MANY < racks * payload

@@ -1,0 +1,218 @@
+"""A sharded attempt on one rank: which slices it pulls, merges and serves.
+
+The n-th member of the gather owns slice n of every member's payload. Its rack pulls that slice of
+the others' payloads, merges it and serves it; as soon as the coordinator says that an owner has
+done so on all ranks, every rack pulls the merged slice. A rank that has all of them takes the outer
+step and digests the whole, as in a mesh. So a rack receives 2 (R - 1) / R payloads, not R - 1.
+
+A pull that fails is tried again until the attempt is over. What cannot be made of the slices is
+reported as failed, and the coordinator goes on with a mesh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from mend.consensus.log import LogState
+from mend.coordination.events import (
+    FetchSlice,
+    FreeSlices,
+    MergeSlice,
+    Note,
+    SliceFetched,
+    SliceMerged,
+)
+from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
+from mend.coordination.messages import Gather, Sliced
+from mend.types import SECOND, Member, Peer
+
+KEPT_NS = 30 * SECOND
+"""Merged slices are kept at most so long behind the decision for racks that lack the result."""
+
+Attempt = tuple[int, int]
+"""(version, attempt)"""
+
+
+class Stage(Enum):
+    """PULLING: slices of the members' payloads. MERGING: a worker is at the own one. MERGED: it is
+    served, or this rack has none. FAILED: nothing will come of this attempt here."""
+
+    PULLING = auto()
+    MERGING = auto()
+    MERGED = auto()
+    FAILED = auto()
+
+
+@dataclass
+class Pull:
+    """One slice of another rack."""
+
+    here: bool = False
+    flying: bool = False
+    retry_ns: int = 0
+    wait_ns: int = RETRY_NS_MIN
+
+    def due(self, now_ns: int) -> bool:
+        return not self.here and not self.flying and now_ns >= self.retry_ns
+
+
+@dataclass
+class Slices:
+    """One fragment on one rank: the newest attempt, and what is kept of those before."""
+
+    gather: Gather | None = None
+    """The attempt, if it is a sharded one."""
+    stage: Stage = Stage.MERGED
+    mine: int = -1
+    """Position of the own slice; -1: this rack is no member."""
+    pulls: dict[tuple[int, int], Pull] = field(default_factory=dict)
+    """(rack, seq) of a member's payload, or (rack, 0) of the merged slice of an owner."""
+    kept: dict[Attempt, int] = field(default_factory=dict)
+    """Attempts of which something is here -> when the version was decided; 0: it is not."""
+
+    def begin(self, gather: Gather, me: Member) -> list[FreeSlices]:
+        """A new attempt, sharded or not: nothing of the others at this version is of use."""
+        freed = self._free([of for of in self.kept if of[0] >= gather.version], gather.fragment)
+        if not gather.sharded:
+            self.gather = None
+            return freed
+        members = [offer.member for offer in gather.members]
+        self.gather, self.pulls = gather, {}
+        self.kept[gather.version, gather.attempt] = 0
+        self.mine = members.index(me) if me in members else -1
+        self.stage = Stage.MERGED if self.mine < 0 else Stage.PULLING
+        for offer in gather.members:
+            if self.mine >= 0 and offer.member != me:
+                self.pulls[offer.member.rack, offer.seq] = Pull()
+            self.pulls[offer.member.rack, 0] = Pull()
+        return freed
+
+    def news(self, gather: Gather) -> None:
+        """The same attempt again: more owners may have merged."""
+        if self._is_of(gather.version, gather.attempt):
+            self.gather = gather
+
+    def move(
+        self, log: LogState, me: Peer, weights: tuple[float, ...], now_ns: int
+    ) -> list[FetchSlice | MergeSlice]:
+        """What to pull and to merge now. `weights`: of the members."""
+        gather = self.gather
+        if gather is None or self.stage is Stage.FAILED:
+            return []
+        version, attempt, p = gather.version, gather.attempt, gather.fragment
+        decided = log.versions[p] >= version  # then all owners have merged
+        effects: list[FetchSlice | MergeSlice] = []
+        if self.stage is Stage.PULLING and self._has_parts():
+            self.stage = Stage.MERGING
+            names = tuple((offer.member, offer.seq) for offer in gather.members)
+            effects.append(MergeSlice(p, version, attempt, self.mine, names, weights))
+        for position, offer in enumerate(gather.members):
+            rack = offer.member.rack
+            wanted = [(offer.seq, self.mine)] if (rack, offer.seq) in self.pulls else []
+            wanted += [(0, position)] if decided or rack in gather.merged else []
+            due = [w for w in wanted if self.pulls[rack, w[0]].due(now_ns)]
+            if rack == me.rack or not due:
+                continue
+            if log.member(rack) != offer.member:  # its bytes went with it
+                self.stage = Stage.FAILED
+                return []
+            holders, count = (log.seats[rack].lanes[me.rank],), len(gather.members)
+            for seq, which in due:
+                pull = self.pulls[rack, seq]
+                pull.flying, pull.retry_ns = True, 0
+                effects.append(
+                    FetchSlice(p, version, attempt, which, count, offer.member, seq, holders)
+                )
+        return effects
+
+    def fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
+        """`decided`: whether the version is. Then who lacks a slice may copy the whole."""
+        if not self._is_of(event.version, event.attempt):
+            return []
+        pull = self.pulls[event.rack, event.seq]
+        pull.flying, pull.here = False, not event.error
+        if not event.error:
+            return []
+        pull.retry_ns = now_ns + pull.wait_ns
+        pull.wait_ns = min(2 * pull.wait_ns, RETRY_NS_MAX)
+        if decided:
+            self.stage = Stage.FAILED
+        about = {"rack": event.rack, "fragment": event.fragment, "seq": event.seq}
+        return [Note("fetch-failed", about | {"error": event.error})]
+
+    def merged(self, event: SliceMerged, me: Peer) -> list[Note]:
+        """The own slice is served."""
+        if not self._is_of(event.version, event.attempt) or self.stage is not Stage.MERGING:
+            return []
+        self.stage = Stage.FAILED if event.error else Stage.MERGED
+        self.pulls[me.rack, 0].here = not event.error
+        about = {"fragment": event.fragment, "version": event.version, "error": event.error}
+        return [Note("merge-failed", about)] if event.error else []
+
+    def failed(self, version: int, attempt: int) -> None:
+        """The result could not be made of the merged slices."""
+        if self._is_of(version, attempt):
+            self.stage = Stage.FAILED
+
+    def whole(self, version: int, attempt: int) -> bool:
+        """Whether all merged slices of the attempt are here."""
+        return (
+            self._is_of(version, attempt)
+            and self.stage is Stage.MERGED
+            and all(pull.here for (_, seq), pull in self.pulls.items() if not seq)
+        )
+
+    def going(self, version: int) -> bool:
+        """Whether something may still come of slices of this version."""
+        gather = self.gather
+        return gather is not None and gather.version == version and self.stage is not Stage.FAILED
+
+    def report(self, newest: int) -> Sliced | None:
+        """What the leader is told; nothing of a version that is here already."""
+        gather = self.gather
+        if gather is None or gather.version <= newest:
+            return None
+        failed = self.stage is Stage.FAILED
+        if not failed and (self.stage is not Stage.MERGED or self.mine < 0):
+            return None
+        return Sliced(gather.fragment, gather.version, gather.attempt, failed)
+
+    def tidy(
+        self, fragment: int, newest: int, settled: int, behind: int, now_ns: int
+    ) -> list[FreeSlices]:
+        """Let go of what every live rack has the result of, `settled`, or that is old. `newest`:
+        decided; `behind`: how many versions are kept for who is behind."""
+        if self.gather is not None and self.gather.version < newest:
+            self.gather, self.pulls = None, {}  # who lacks it needs a newer one
+        stale = []
+        for of, since_ns in self.kept.items():
+            if of[0] > newest:
+                continue
+            self.kept[of] = since_ns = since_ns or now_ns
+            if settled >= of[0] or newest - of[0] >= behind or now_ns - since_ns > KEPT_NS:
+                stale.append(of)
+        return self._free(stale, fragment)
+
+    def undo(self, fragment: int, version: int) -> list[FreeSlices]:
+        """A new lineage goes on from `version`."""
+        return self._free([of for of in self.kept if of[0] > version], fragment)
+
+    def dues_ns(self) -> list[int]:
+        if self.gather is None or self.stage is Stage.FAILED:
+            return []
+        return [p.retry_ns for p in self.pulls.values() if p.retry_ns and not p.here | p.flying]
+
+    def _free(self, attempts: list[Attempt], fragment: int) -> list[FreeSlices]:
+        for of in attempts:
+            del self.kept[of]
+            if self._is_of(*of):
+                self.gather, self.pulls = None, {}
+        return [FreeSlices(fragment, *of) for of in attempts]
+
+    def _is_of(self, version: int, attempt: int) -> bool:
+        gather = self.gather
+        return gather is not None and (gather.version, gather.attempt) == (version, attempt)
+
+    def _has_parts(self) -> bool:
+        return all(pull.here for (_, seq), pull in self.pulls.items() if seq)

@@ -1,0 +1,54 @@
+"""Which plan racks come to: decided by settings that all of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mend import MendConfig
+from mend.errors import ConfigError
+
+
+def sharded(**fields: Any) -> bool:
+    return MendConfig(rack=0, **fields).sharded
+
+
+@pytest.mark.parametrize("racks", [2, 3, 4, 8])
+def test_auto_shards_for_more_than_three_racks(racks: int) -> None:
+    assert sharded(racks=racks, exchange_plan="auto") == (racks > 3)
+    assert not sharded(racks=racks, exchange_plan="mesh")
+
+
+@pytest.mark.parametrize(("codec", "racks"), [("bf16", 4), ("int8", 5), ("int4", 9)])
+def test_auto_shards_where_it_is_less_as_merged_slices_travel_as_fp32(
+    codec: str, racks: int
+) -> None:
+    """A payload of b bytes per element: b + 4 < racks * b."""
+    plan = {"exchange_plan": "auto", "outer_step_compression_mode": codec}
+    assert sharded(racks=racks, **plan)
+    assert not sharded(racks=racks - 1, **plan)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"racks": 2}, "needs 3 racks or more, as racks=2"),
+        ({"racks": 4, "merge": "rda"}, "cannot be with merge='rda'"),
+        ({"racks": 4, "outer_step_compression_mode": "topk"}, "cannot be with payloads of topk"),
+        ({"racks": 4, "outer_step_compression_mode": "powersgd"}, "powersgd-4"),
+    ],
+)
+def test_what_cannot_be_merged_slice_by_slice_is_refused_or_a_mesh(
+    fields: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match="exchange_plan") as raised:
+        sharded(exchange_plan="sharded", **fields)
+    assert why in str(raised.value)
+    assert not sharded(exchange_plan="auto", **fields)
+
+
+def test_it_is_compared_between_racks() -> None:
+    plans = {dict(MendConfig(rack=0, racks=4, exchange_plan=plan).hyper_facts())["exchange_plan"]
+             for plan in ("auto", "mesh", "sharded")}  # fmt: skip
+    assert len(plans) == 3

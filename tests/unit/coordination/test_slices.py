@@ -1,0 +1,172 @@
+"""A sharded attempt on one rank: pull, merge, serve, pull; and what ends it."""
+
+from __future__ import annotations
+
+from mend.consensus.log import LogState
+from mend.coordination.events import (
+    FetchSlice,
+    FreeSlices,
+    MergeSlice,
+    SliceFetched,
+    SliceMerged,
+)
+from mend.coordination.messages import Gather, Sliced
+from mend.coordination.slices import KEPT_NS, Slices
+from mend.types import SECOND, Peer
+from tests.unit.coordination.nouns import genesis, member, offer
+
+ME, MINE = Peer(1, 0), member(1)
+WEIGHTS = (0.25, 0.25, 0.5)
+NAMES = ((member(0), 1), (member(1), 1), (member(2), 1))
+HOLDERS = tuple(genesis(4).roster[rack].lanes for rack in range(4))
+
+
+def log() -> LogState:
+    state = LogState()
+    state.take(genesis(4))
+    return state
+
+
+def gather(attempt: int = 1, version: int = 1, merged: tuple[int, ...] = (), *,
+           sharded: bool = True) -> Gather:  # fmt: skip
+    """Of racks 0 to 2; rack 3 is no member."""
+    members = tuple(offer(rack) for rack in range(3))
+    return Gather(0, version, attempt, members, (), sharded, merged)
+
+
+def begun(me: Peer = ME) -> Slices:
+    slices = Slices()
+    assert slices.begin(gather(), member(me.rack)) == []
+    return slices
+
+
+def moved(slices: Slices, me: Peer = ME, now_ns: int = 0) -> list[FetchSlice | MergeSlice]:
+    return slices.move(log(), me, WEIGHTS, now_ns)
+
+
+def landed(slices: Slices, *pulls: tuple[int, int], error: str = "", now_ns: int = 0) -> None:
+    for rack, seq in pulls:
+        event = SliceFetched(0, 1, 1, rack, seq, error)
+        assert len(slices.fetched(event, False, now_ns)) == (error != "")
+
+
+def test_a_member_pulls_its_slice_of_the_others_merges_it_and_then_pulls_theirs() -> None:
+    slices = begun()
+    assert moved(slices) == [
+        FetchSlice(0, 1, 1, 1, 3, member(0), 1, HOLDERS[0]),
+        FetchSlice(0, 1, 1, 1, 3, member(2), 1, HOLDERS[2]),
+    ]
+    assert moved(slices) == [], "they are under way"
+    landed(slices, (0, 1))
+    assert moved(slices) == []
+    landed(slices, (2, 1))
+    assert moved(slices) == [MergeSlice(0, 1, 1, 1, NAMES, WEIGHTS)]
+    assert slices.report(0) is None
+    assert slices.merged(SliceMerged(0, 1, 1), ME) == []
+    assert slices.report(0) == Sliced(0, 1, 1)
+    assert slices.report(1) is None, "nobody has to know who holds the version"
+    assert moved(slices) == [], "the others have not said that they have merged"
+    slices.news(gather(merged=(1, 2)))
+    assert moved(slices) == [FetchSlice(0, 1, 1, 2, 3, member(2), 0, HOLDERS[2])]
+    landed(slices, (2, 0))
+    assert not slices.whole(1, 1)
+    slices.news(gather(merged=(0, 1, 2)))
+    assert moved(slices) == [FetchSlice(0, 1, 1, 0, 3, member(0), 0, HOLDERS[0])]
+    landed(slices, (0, 0))
+    assert slices.whole(1, 1)
+    assert not slices.whole(1, 2)
+    assert not slices.whole(2, 1)
+
+
+def test_who_is_no_member_pulls_merged_slices_and_says_nothing() -> None:
+    me = Peer(3, 0)
+    slices = begun(me)
+    assert moved(slices, me) == []
+    slices.news(gather(merged=(0, 1, 2)))
+    assert [(f.member.rack, f.seq) for f in moved(slices, me) if isinstance(f, FetchSlice)] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
+    landed(slices, (0, 0), (1, 0), (2, 0))
+    assert slices.whole(1, 1)
+    assert slices.report(0) is None
+
+
+def test_a_pull_that_fails_is_tried_again_later_each_time() -> None:
+    slices = begun()
+    moved(slices)
+    landed(slices, (0, 1), error="stalled")
+    (due_ns,) = slices.dues_ns()
+    assert due_ns > 0
+    assert moved(slices, now_ns=due_ns - 1) == []
+    assert [type(effect) for effect in moved(slices, now_ns=due_ns)] == [FetchSlice]
+    assert slices.dues_ns() == [], "a deadline that has passed must not wake us again"
+    landed(slices, (0, 1), error="stalled", now_ns=due_ns)
+    assert slices.dues_ns()[0] - due_ns == 2 * due_ns
+
+
+def test_behind_the_decision_a_pull_that_fails_ends_it_as_the_whole_can_be_copied() -> None:
+    slices = begun()
+    moved(slices)
+    slices.fetched(SliceFetched(0, 1, 1, 0, 1, "gone"), True, 0)
+    assert not slices.going(1)
+    assert moved(slices, now_ns=SECOND) == []
+
+
+def test_a_member_without_a_seat_or_a_merge_without_a_result_is_a_failure() -> None:
+    seats = genesis(4)
+    state = LogState()
+    state.take(seats)
+    del state.seats[2]
+    slices = begun()
+    assert slices.move(state, ME, WEIGHTS, 0) == []
+    assert slices.report(0) == Sliced(0, 1, 1, failed=True)
+    slices = begun()
+    moved(slices)
+    landed(slices, (0, 1), (2, 1))
+    moved(slices)
+    assert slices.merged(SliceMerged(0, 1, 1, "no number"), ME)[0].kind == "merge-failed"
+    assert slices.report(0) == Sliced(0, 1, 1, failed=True)
+    slices = begun()
+    slices.failed(1, 2)
+    assert slices.going(1), "that was of another attempt"
+    slices.failed(1, 1)
+    assert slices.report(0) == Sliced(0, 1, 1, failed=True)
+
+
+def test_what_comes_of_another_attempt_counts_for_nothing() -> None:
+    slices = begun()
+    moved(slices)
+    assert slices.begin(gather(attempt=2), MINE) == [FreeSlices(0, 1, 1)]
+    landed(slices, (0, 1), (2, 1))
+    effects = moved(slices)
+    assert [type(effect) for effect in effects] == [FetchSlice, FetchSlice]
+    assert {effect.attempt for effect in effects} == {2}
+    slices.news(gather(merged=(0, 1, 2)))
+    assert moved(slices) == [], "news of the first"
+    slices.merged(SliceMerged(0, 1, 1), ME)
+    assert slices.report(0) is None
+
+
+def test_a_mesh_takes_the_place_of_slices() -> None:
+    slices = begun()
+    assert slices.begin(gather(attempt=2, sharded=False), MINE) == [FreeSlices(0, 1, 1)]
+    assert moved(slices) == []
+    assert not slices.going(1)
+
+
+def test_slices_are_kept_until_all_have_the_result_or_it_is_old() -> None:
+    slices = begun()
+    assert slices.tidy(0, 0, 0, 2, 5) == [], "nothing is decided"
+    assert slices.tidy(0, 1, 0, 2, 10) == []
+    assert slices.tidy(0, 1, 0, 2, 10 + KEPT_NS) == []
+    assert slices.tidy(0, 1, 0, 2, 11 + KEPT_NS) == [FreeSlices(0, 1, 1)]
+    slices = begun()
+    assert slices.tidy(0, 1, 1, 2, 10) == [FreeSlices(0, 1, 1)]
+    slices = begun()
+    assert slices.tidy(0, 2, 0, 2, 10) == []
+    assert not slices.going(1), "a newer version is decided"
+    assert slices.tidy(0, 3, 0, 2, 10) == [FreeSlices(0, 1, 1)]
+    assert begun().undo(0, 0) == [FreeSlices(0, 1, 1)]
+    assert begun().undo(0, 1) == []

@@ -156,9 +156,7 @@ class Coordinator:
             return False
         self.election.speaks(view.member)
         view.heard_ns = now_ns
-        view.hears(report)
-        if report.acceptor_state.promised == self.proposer.epoch:
-            view.flow.hears(report.heard)
+        view.hears(report, self.proposer.epoch)
         return True
 
     def _collects(self, event: Heard, now_ns: int) -> bool:
@@ -243,10 +241,8 @@ class Coordinator:
         view.heard_ns = now_ns
         if view.report is not None and report.serial <= view.report.serial:
             return
-        view.hears(report)
+        view.hears(report, self.proposer.epoch)
         view.gone = report.gone
-        if report.acceptor_state.promised == self.proposer.epoch:
-            view.flow.hears(report.heard)
         if report.gone and not self.log.committed.begun:
             del self.views[member.rack], self.admission.hellos[member.rack]
             return

@@ -36,11 +36,14 @@ class MemberView:
         fresh = self.report is None or self.report.fresh
         return fresh and not self.gone and now_ns - self.heard_ns < detect_ns
 
-    def hears(self, report: Report) -> None:
-        """Its newest report; most repeat what the one before them held."""
+    def hears(self, report: Report, epoch: int) -> None:
+        """Its newest report; most repeat what the one before them held. Which orders have come
+        counts for those of `epoch`."""
         known, self.report = self.report, report
         if known is None or known.got is not report.got:
             self.got = frozenset(report.got)
+        if report.acceptor_state.promised == epoch:
+            self.flow.hears(report.heard)
 
     def repeats(self, report: Report) -> bool:
         """Whether it is the newest one, says what the one before it said, but for what each says

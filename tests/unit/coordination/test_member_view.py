@@ -22,7 +22,7 @@ def test_holders_are_what_the_views_say_whatever_came_before() -> None:
             views[rack] = MemberView(member(rack, step), 0)
         else:
             got = tuple(chance.sample(offers, chance.randrange(len(offers))))
-            views[rack].hears(report(step, got=got))
+            views[rack].hears(report(step, got=got), 1)
         expected: dict[OfferId, set[int]] = {}
         for holder, view in views.items():
             for each in view.got:
@@ -33,7 +33,7 @@ def test_holders_are_what_the_views_say_whatever_came_before() -> None:
 def test_what_a_former_life_offered_is_held_by_nobody_who_holds_the_new_one() -> None:
     """They have the same number: a rack counts from 1 in each of its lives."""
     view = MemberView(member(0), 0)
-    view.hears(report(1, got=(offer_id(offer(1, life=0)),)))
+    view.hears(report(1, got=(offer_id(offer(1, life=0)),)), 1)
     found = Holders().follow({0: view})
     assert offer_id(offer(1, life=0)) in found
     assert offer_id(offer(1, life=1)) not in found

@@ -104,6 +104,11 @@ ROWS = (
         peers=("torchft",),
     ),
     Row(
+        "checkpoint",
+        "a checkpoint in the background: what training waits",
+        quick="--numel 100000 --repeats 2",
+    ),
+    Row(
         "rejoin",
         "a killed rack is started again: the survivor's stall",
         quick="--repeats 1 --numel 20000 --step-ms 10 --fragments 2",

@@ -155,8 +155,8 @@ def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | Non
         registry.refuse_stranger(model)
         return None
     status: Status = runtime.shutdown(keep_local=keep_local)
-    if runtime.checkpoint_error is not None:
-        warnings.warn(str(runtime.checkpoint_error), stacklevel=2)
+    if runtime._checkpoint_error is not None:
+        warnings.warn(str(runtime._checkpoint_error), stacklevel=2)
     return status
 
 
@@ -200,9 +200,9 @@ def session(
     if not ended.good:
         raise NotMerged(
             f"rack {status.rack} ended {ended}. Save this model before you start the rack again"
-        ) from runtime.checkpoint_error
-    if runtime.checkpoint_error is not None:
-        raise runtime.checkpoint_error
+        ) from runtime._checkpoint_error
+    if runtime._checkpoint_error is not None:
+        raise runtime._checkpoint_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Runtime:
         self._rank, self._trainer = rank, rank.trainer
         self._closed = False
         self._last: Status | None = None
-        self.checkpoint_error: CheckpointError | None = None
+        self._checkpoint_error: CheckpointError | None = None
         """Of the last one in the background, where only `shutdown` has waited for it."""
         self._warned_provider = False
         frozen = config.exchange_frozen
@@ -539,9 +539,11 @@ class Runtime:
     def _settle_checkpoint(self) -> None:
         """One that is being written is a part of this job."""
         if not isinstance(self._rank, LocalOnlyRank):
-            self.checkpoint_error = self._rank.settle_checkpoint()
-            if self.checkpoint_error is not None:
-                self._rank.recorder.note("checkpoint-failed", {"error": str(self.checkpoint_error)})
+            self._checkpoint_error = self._rank.settle_checkpoint()
+            if self._checkpoint_error is not None:
+                self._rank.recorder.note(
+                    "checkpoint-failed", {"error": str(self._checkpoint_error)}
+                )
 
     def _close(self, keep_local: bool) -> None:
         """An error of mend is an outcome here: the script has weights to save."""

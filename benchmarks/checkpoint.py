@@ -1,0 +1,103 @@
+"""benchmarks.checkpoint: how long does a checkpoint hold up training? Prints one JSON object.
+
+    python -m benchmarks.checkpoint
+    python -m benchmarks.checkpoint --numel 150000000 --repeats 4
+
+One rack alone trains a model of `numel` fp32 (SGD, two fragments, some rounds of its own), and
+makes checkpoints without files of the script's.
+
+`measured` is the median of the seconds in `runtime.async_checkpoint`: reaching the place of the
+log, applying what is decided before it, one pass over the weights. `foreground_s` is that of
+`runtime.checkpoint`, which waits until all is written, hashed and synced. The limit is one plain
+copy of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import mend
+from benchmarks._common import arguments, limit, noise, report, spread
+from mend.tools.ports import free_ports
+
+GOAL_S = 0.1
+STEPS_BETWEEN = 5
+COPIES = 5
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    background_s, foreground_s = _taken(options.numel, options.repeats)
+    report(
+        "checkpoint",
+        goal=f"< {GOAL_S:g} s of training",
+        values=background_s,
+        passed=statistics.median(background_s) < GOAL_S,
+        options=options,
+        unit="s",
+        beside=limit("one plain copy of the model", "s", _copies(options.numel), 4),
+        more={"foreground_s": spread(foreground_s)},
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("checkpoint", __doc__)
+    parser.add_argument("--repeats", type=int, default=4, help="(default 4)")
+    parser.add_argument(
+        "--numel", type=int, default=10_000_000, help="fp32 elements (default 10000000 = 40 MB)"
+    )
+    return parser.parse_args()
+
+
+def _taken(numel: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds in the call, in the background and in the foreground."""
+    weight = nn.Parameter(noise(numel, 1))
+    halves = nn.ParameterList([weight[: numel // 2].detach(), weight[numel // 2 :].detach()])
+    optimizer = torch.optim.SGD(halves.parameters(), lr=1e-3)
+    port, lane = free_ports(2)
+    address = f"tcp://127.0.0.1:{port}"
+    config = mend.MendConfig(
+        rack=0, racks=1, sideband_addr=address, sideband_peers=(address,),
+        data_ports=f"{lane}-{lane}", fragments=2, sync_period_steps=8, overlap_steps=2,
+    )  # fmt: skip
+    found: tuple[list[float], list[float]] = [], []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mend.session(halves, config, optimizer) as runtime,
+    ):
+        for number in range(2 * repeats):
+            for _ in range(STEPS_BETWEEN):
+                for half in halves:
+                    half.grad = half.detach()
+                optimizer.step()
+            path, waits = Path(folder) / str(number), number % 2
+            began_s = time.perf_counter()
+            if waits:
+                runtime.checkpoint(path)
+            else:
+                pending = runtime.async_checkpoint(path)
+            found[waits].append(time.perf_counter() - began_s)
+            pending.result()
+    return found
+
+
+def _copies(numel: int) -> list[float]:
+    model, found = noise(numel, 1), []
+    out = torch.zeros_like(model)
+    for _ in range(COPIES):
+        began_s = time.perf_counter()
+        out.copy_(model)
+        found.append(time.perf_counter() - began_s)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -88,6 +88,8 @@ class SliceFetched:
     rack: int
     seq: int
     error: str = ""
+    size: int = 0
+    """Bytes of it."""
 
 
 @dataclass(frozen=True, slots=True)

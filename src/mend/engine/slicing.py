@@ -75,7 +75,8 @@ class Slicing:
         def done(error: Exception | None) -> None:
             if error is None and effect.seq:
                 attempt.parts[effect.member.rack] = part_B
-            rank.tell(ev.SliceFetched(*key, effect.member.rack, effect.seq, said(error)))
+            rack, size = effect.member.rack, part_B.numel()
+            rank.tell(ev.SliceFetched(*key, rack, effect.seq, said(error), size))
 
         if part_B.numel():
             rank.host.fetch(effect.holders, at, "", part_B.numpy().data, done, extent)

@@ -263,6 +263,8 @@ class _OfLearner:
         """The newest that the tape tells, which ended at `_stepped_ns`."""
         self._pulling: dict[tuple[int, int, int], int] = {}
         self._pulled: dict[tuple[int, int, int], Span] = {}
+        self._slices: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+        """(rack, fragment, version) -> from when to when slices were pulled from it, and bytes."""
         self._merging: dict[Made, int] = {}
         self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
         self._steps: dict[tuple[int, int], int] = {}
@@ -283,6 +285,8 @@ class _OfLearner:
                 case ev.Fetch(offer):
                     name = (offer.member.rack, offer.fragment, offer.seq)
                     self._pulling.setdefault(name, at_ns)
+                case ev.FetchSlice(fragment, version, member=member):
+                    self._slices.setdefault((member.rack, fragment, version), (at_ns, at_ns, 0))
                 case ev.Merge(fragment, version):
                     self._merging[(fragment, version)] = at_ns
                 case ev.RecordCommitted(Commit() as commit):
@@ -304,6 +308,10 @@ class _OfLearner:
                 name = (member.rack, fragment, seq)
                 if not error and name in self._pulling:
                     self._pulled[name] = (self._pulling.pop(name), at_ns)
+            case ev.SliceFetched(fragment, version, _, rack, error="", size=size):
+                key = (rack, fragment, version)  # a tape may begin behind the pull
+                first_ns, _, before = self._slices.get(key, (at_ns, at_ns, 0))
+                self._slices[key] = (first_ns, at_ns, before + size)
             case ev.Merged(fragment, version):
                 if (begun_ns := self._merging.pop((fragment, version), None)) is not None:
                     self._mine(fragment, version).merge = (begun_ns, at_ns)
@@ -326,6 +334,11 @@ class _OfLearner:
         mine.told_ns = at_ns
         for share in commit.members:
             rack = share.member.rack
+            if (
+                sliced := self._slices.pop((rack, commit.fragment, commit.version), None)
+            ) is not None:
+                mine.pulls[rack] = sliced[:2]
+                mine.pulled_bytes += sliced[2]
             pulled = self._pulled.pop((rack, commit.fragment, share.seq), None)
             if pulled is not None:
                 mine.pulls[rack] = pulled

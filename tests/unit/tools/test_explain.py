@@ -84,6 +84,20 @@ def test_a_calm_round_is_told_from_its_opening_to_the_last_apply() -> None:
     assert 0.0 in times
 
 
+def test_a_sharded_round_counts_the_bytes_of_its_slices() -> None:
+    """Of three racks each pulls a third of two payloads of 1,200 bytes, and two merged thirds."""
+    sharded = Scenario(
+        racks=3, steps=(24,) * 3, step_ns=(50 * MS,) * 3, fragments=1, numel=300, sharded=True
+    )
+    story = told(sharded)
+    made = story.decided[1]
+    assert "closed by: all-in, 3 of 3 racks, sharded" in text(story, made)
+    assert {rank.pulled_bytes for rank in made.ranks.values()} == {1600}
+    for (rack, _), rank in made.ranks.items():
+        assert sorted(rank.pulls) == sorted({0, 1, 2} - {rack})
+        assert all(begun_ns < came_ns for begun_ns, came_ns in rank.pulls.values())
+
+
 def test_the_words_are_those_of_the_log_and_of_the_status() -> None:
     """`reason` of the commit, and why it waited as `status().waiting` says it."""
     story = told(SLOW)

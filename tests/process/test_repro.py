@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from mend.errors import MendError
 from mend.tools import app
+from mend.tools import repro as repro_of
 from tests.process.racks import ROOT, environment, until
 
 SCRIPT = ["--", "-m", "tests.process.planted"]
@@ -76,6 +77,33 @@ def test_equal_runs_and_runs_that_fail() -> None:
         repro(*SCRIPT, "--fault", "unknown")
     with pytest.raises(MendError, match="no step of a torch optimizer"):
         repro(*SCRIPT, "--steps", "0")
+
+
+HANGS = """
+import threading, torch
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], 0.1)
+try:
+    for _ in range(3):
+        weight.sum().backward()
+        optimizer.step()
+finally:
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_script_that_hangs_behind_its_last_step_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script of two ranks did once, in destroy_process_group(): the command waited for ever."""
+    monkeypatch.setattr(repro_of, "END_S", 0.2)
+    (tmp_path / "hangs.py").write_text(HANGS)
+    status, said = repro("--steps", "2", "--", str(tmp_path / "hangs.py"))
+    assert status == 0
+    for name in "AB":
+        assert f"repro: run {name}: ended by force, 0.2 s behind step 2, its last\n" in said
+    assert said.endswith("equal: 2 steps: losses, gradients, weights, optimizer\n")
 
 
 def test_one_run_is_recorded_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:

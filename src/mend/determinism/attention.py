@@ -1,15 +1,19 @@
-"""Scaled dot product attention from products, softmax and sums that have one order. Autograd goes
-through it as through any composite."""
+"""Scaled dot product attention from products, softmax and sums that have one order."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mend.determinism.coverage import unseen
+from mend.determinism.gemm import batch_product, refuse_wide
+from mend.determinism.kernels import softmax, softmax_backward
 from mend.determinism.layout import Layout, layout, pack, unpack
-from mend.determinism.linear import matmul, refuse_subclass
+from mend.determinism.linear import matmul, refuse_second_derivative, refuse_subclass
+from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
 
 
@@ -67,12 +71,15 @@ def _attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if is_causal:
+        mask = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if not dropout_p and _fits(query, key, value, mask, enable_gqa):
+        output: Tensor = Attention.apply(query, key, value, mask, factor)  # type: ignore[no-untyped-call]
+        return output
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
-    if is_causal:
-        mask = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = matmul(query, key.transpose(-2, -1)) * factor
     if mask is not None:
         hidden = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else None
@@ -81,3 +88,76 @@ def _attention(
     if dropout_p:
         weights = torch.dropout(weights, dropout_p, True)
     return matmul(weights, value)
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool) -> bool:
+    """Whether it is a case of Attention: no dimension is broadcast, and the mask is of booleans."""
+    if query.dim() < 3 or query.dim() != key.dim() or key.shape[:-1] != value.shape[:-1]:
+        return False
+    lead = -3 if gqa else -2
+    if query.shape[:lead] != key.shape[:lead] or not query.numel() * key.numel() * value.numel():
+        return False
+    if not query.dtype == key.dtype == value.dtype:
+        return False
+    if mask is None:
+        return True
+    shape = (*query.shape[:-1], key.shape[-2])[-mask.dim() :]
+    fits = mask.dim() <= query.dim() and all(
+        size in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)
+    )
+    return mask.dtype == torch.bool and fits
+
+
+class Attention(torch.autograd.Function):
+    """What _attention() composes, to the same bits, in one piece: a small one costs nothing but
+    calls, a large one nothing but passes over its weights. Heads that share keys are rows of one
+    product; the gradients of keys and values are a tree over them.
+
+    Legend: N batch times groups of heads, R heads of a group times queries, S keys.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, factor: float
+    ) -> Tensor:
+        refuse_wide(query, key, value)
+        with unseen():
+            query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+            hidden = None if mask is None else ~mask
+            k_NSD, v_NSE = key.flatten(0, -3), value.flatten(0, -3)
+            q_NRD = query.view(len(k_NSD), -1, query.shape[-1])
+            weights_NRS = batch_product(q_NRD, k_NSD.transpose(1, 2)).to(query.dtype).mul_(factor)
+            if hidden is not None:
+                weights_NRS.view(*query.shape[:-1], -1).masked_fill_(hidden, -math.inf)
+            weights_NRS = softmax(weights_NRS, -1, False)
+            out = batch_product(weights_NRS, v_NSE).to(query.dtype)
+            ctx.save_for_backward(query, key, value, weights_NRS, hidden)
+            ctx.layout, ctx.factor = layout(), factor
+            return out.view(*query.shape[:-1], value.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(ctx.layout)
+        query, key, value, weights_NRS, hidden = ctx.saved_tensors
+        dtype, queries = query.dtype, query.shape[-2]
+        with unseen():
+            k_NSD, v_NSE = key.flatten(0, -3), value.flatten(0, -3)
+            grad = grad.contiguous()
+            grad_NRE = grad.view(*weights_NRS.shape[:2], -1)
+            down = batch_product(grad_NRE, v_NSE.transpose(1, 2)).to(dtype)
+            down = softmax_backward(down, weights_NRS, -1, dtype)
+            if hidden is not None:
+                down.view(*query.shape[:-1], -1).masked_fill_(hidden, 0.0)
+            down.mul_(ctx.factor)
+            dq = batch_product(down, k_NSD).to(dtype).view(query.shape)
+            dk = _over_heads(down, query, queries).view(key.shape)
+            dv = _over_heads(weights_NRS, grad, queries).view(value.shape)
+        return dq, dk, dv, None, None
+
+
+def _over_heads(weights_NRS: Tensor, x: Tensor, queries: int) -> Tensor:
+    """(N, S, D): for each key the sum over the queries of each head, and a tree over heads."""
+    groups, heads = len(weights_NRS), weights_NRS.shape[1] // queries
+    by_head = weights_NRS.view(-1, queries, weights_NRS.shape[2]).transpose(1, 2)
+    product = batch_product(by_head, x.flatten(0, -3)).to(x.dtype)
+    return product if heads == 1 else tree_sum(product.view(groups, heads, *product.shape[1:]), 1)

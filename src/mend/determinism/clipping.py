@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from mend.determinism.coverage import unseen
 from mend.determinism.digests import whole_tensor
-from mend.determinism.kernels import vector_norm
+from mend.determinism.kernels import norms_by_rows, norms_of, squares_by_row
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], norm_max: float) -> Tensor:
@@ -20,10 +21,23 @@ def clip_grad_norm(parameters: Iterable[Tensor], norm_max: float) -> Tensor:
     gradients = [each.grad for each in parameters if each.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norms = [vector_norm(whole_tensor(gradient)) for gradient in gradients]
-    total = vector_norm(torch.stack(norms))
-    factor = torch.clamp(norm_max / (total + 1e-6), max=1.0)
-    for gradient in gradients:
-        local: Tensor = getattr(gradient, "to_local", lambda whole=gradient: whole)()
-        local.mul_(factor)
+    local = [getattr(each, "to_local", lambda whole=each: whole)() for each in gradients]
+    squares = []
+    for some in _apart(gradients):
+        whole = [whole_tensor(gradient) for gradient in some]
+        with unseen():
+            squares += squares_by_row(whole)
+    with unseen():
+        norms = [
+            norm.to(each.dtype) for norm, each in zip(norms_by_rows(squares), local, strict=True)
+        ]
+        total = norms_of([torch.stack(norms)])[0]
+        factor = torch.clamp(norm_max / (total + 1e-6), max=1.0)
+        torch._foreach_mul_(local, factor)
     return total
+
+
+def _apart(gradients: list[Tensor]) -> list[list[Tensor]]:
+    """All together, or one by one where each is to be gathered."""
+    sharded = any(hasattr(each, "to_local") for each in gradients)
+    return [[each] for each in gradients] if sharded else [gradients]

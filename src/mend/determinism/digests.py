@@ -58,8 +58,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 def tensor_hash(tensor: Tensor) -> bytes:
     """Of a tensor's elements in row-major order; 16 bytes."""
-    flat = whole_tensor(tensor.detach()).cpu().contiguous().reshape(-1)
-    return xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy().data)
+    return xxhash.xxh3_128_digest(bytes_of(whole_tensor(tensor.detach()).cpu()).numpy().data)
 
 
 def first_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> str | None:
@@ -74,8 +73,15 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Also of NaN, and of the two zeros."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    left, right = (each.detach().contiguous().reshape(-1) for each in (one, other))
-    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+    return torch.equal(bytes_of(one.detach()), bytes_of(other.detach()))
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Flat, in row-major order, as uint8."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # one element of something larger is contiguous, too
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def plain_name(name: str) -> str:

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
@@ -181,7 +182,17 @@ def seed_all(seed: int) -> None:
     """Python, numpy, torch and all its devices. Loader workers draw their seeds from torch's."""
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    if _cpu_alone():  # 0.1 ms of every step otherwise: torch notes who asked for each device
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+@cache
+def _cpu_alone() -> bool:
+    """Whether this build of torch knows no other device."""
+    cuda, mps = torch.backends.cuda.is_built, torch.backends.mps.is_built
+    return not (cuda() or mps() or torch.xpu._is_compiled())  # type: ignore[no-untyped-call]
 
 
 def seed_of(seed: int, number: int) -> int:

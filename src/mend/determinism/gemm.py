@@ -6,7 +6,8 @@ columns never mix. Any BLAS that keeps this order is as good as any other: Legen
 
 The chain is taken from BLAS where it has been seen to keep the order: for every new shape the
 whole product is first made with numbers whose chain is known, and every element compared. Where it
-does not, `by_definition` makes it, slowly.
+does not, `by_definition` makes it, slowly. The first level of a tree comes from BLAS as well, which
+adds a leaf's chain to what is there already (beta = 1); that is checked likewise.
 
 Legend: L leaves, M rows, N columns, K = L * k what is summed over.
 """
@@ -18,7 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mend.determinism.trees import Stack, tree_sum
+from mend.determinism.trees import ZERO, Stack, sum_nodes, tree_sum
 from mend.errors import NotDeterministic
 
 LEAF_MAX = 256
@@ -36,9 +37,13 @@ ELEMENTS_MAX = 1 << 23
 SHAPES_MAX = 4096
 """Shapes whose check is remembered."""
 
-_shapes: dict[tuple[object, ...], bool] = {}
+_ONES = torch.ones(1, LEAF_MAX, SIDE_MIN)
+
+_shapes: dict[tuple[tuple[object, ...], bool], bool] = {}
+"""(Shape, whether it is added to what is there) -> whether BLAS keeps the order."""
 
 
+@cache
 def leaf_of(numel: int) -> int:
     """Pairs in a leaf of a linear that sums over `numel`; for a shard: that of the whole."""
     leaf = numel
@@ -55,12 +60,11 @@ def rows_product(a_MK: Tensor, b_NK: Tensor, leaf: int) -> Tensor:
         return batch_product(a_MK[None], b_NK.t()[None], leaf)[0]
     leaves = pairs // leaf
     a_MLk, b_NLk = _fp32(a_MK).view(rows, leaves, leaf), _fp32(b_NK).view(columns, leaves, leaf)
+    a_LMk, b_LkN = a_MLk.transpose(0, 1), b_NLk.permute(1, 2, 0)
     step = max(SIDE_MIN, ELEMENTS_MAX // max(1, leaves * columns))
-    parts = [
-        tree_sum(_leaves(a_MLk[row : row + step].transpose(0, 1), b_NLk.permute(1, 2, 0)), 0)
-        for row in range(0, rows, step)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if rows <= step:
+        return _tree(a_LMk, b_LkN)
+    return torch.cat([_tree(a_LMk[:, row : row + step], b_LkN) for row in range(0, rows, step)])
 
 
 def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
@@ -70,10 +74,35 @@ def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
     (batch, rows, pairs), columns = a_BMK.shape, b_BKN.shape[2]
     if not pairs or not batch * rows * columns:
         return a_BMK.new_zeros(batch, rows, columns)
+    a_BMK, b_BKN = _padded(a_BMK, b_BKN)
+    if pairs <= leaf:
+        return _trimmed(_chains(a_BMK, b_BKN).add_(ZERO), rows, columns)
     stack = Stack()
-    for k in range(0, pairs, leaf):
-        stack.push(_leaves(a_BMK[:, :, k : k + leaf], b_BKN[:, k : k + leaf]))
-    return stack.total()
+    for k in range(0, pairs, 2 * leaf):
+        node, odd = _chains(a_BMK[:, :, k : k + leaf], b_BKN[:, k : k + leaf]), k + leaf
+        if odd < pairs:
+            _add_chains(node, a_BMK[:, :, odd : odd + leaf], b_BKN[:, odd : odd + leaf])
+        stack.push(node)
+    return _trimmed(stack.total(), rows, columns)
+
+
+def row_sums(x: Tensor) -> Tensor:
+    """Sums over the last dimension, which stays, with size 1; fp32 for narrower floats.
+
+    Leaves at multiples of 256 (products with 1), zeros behind change nothing. For what no rank ever
+    has a share of: the features of a norm, the keys of a softmax.
+    """
+    if x.dtype == torch.float64 or x.device.type != "cpu":  # what products are not made for here
+        return tree_sum(x, -1).unsqueeze(-1)
+    wide, pairs = _fp32(x).reshape(-1, x.shape[-1]), x.shape[-1]
+    if not x.numel():
+        summed = wide.new_zeros(x.shape[:-1].numel())
+    elif pairs <= LEAF_MAX and len(wide) >= SIDE_MIN:  # a chain of sums is never -0
+        summed = _chains(_plain_strides(wide)[None], _ONES[:, :pairs])[0, :, 0]
+    else:
+        ones = wide.new_ones(SIDE_MIN, pairs)
+        summed = rows_product(wide, ones, min(pairs, LEAF_MAX))[:, 0]
+    return summed.reshape(*x.shape[:-1], 1)
 
 
 def outer_product(a_BTN: Tensor, b_BTK: Tensor) -> Tensor:
@@ -84,15 +113,21 @@ def outer_product(a_BTN: Tensor, b_BTK: Tensor) -> Tensor:
     """
     refuse_wide(a_BTN, b_BTK)
     (batch, tokens, rows), columns = a_BTN.shape, b_BTK.shape[2]
+    if not batch or not tokens:
+        return torch.zeros(rows, columns)
     group = 1
     while group < batch and 2 * group * rows * columns <= ELEMENTS_MAX:
         group *= 2
     stack = Stack()
     for first in range(0, batch, group):
-        a_GNT = a_BTN[first : first + group].transpose(1, 2)
-        stack.push(tree_sum(batch_product(a_GNT, b_BTK[first : first + group]), 0))
-    if not batch or not tokens:
-        return torch.zeros(rows, columns)
+        a_GNT, b_GTK = a_BTN[first : first + group].transpose(1, 2), b_BTK[first : first + group]
+        if tokens <= LEAF_MAX:
+            part = _tree(_fp32(a_GNT), _fp32(b_GTK))
+        else:
+            part = tree_sum(batch_product(a_GNT, b_GTK), 0)
+        if group >= batch:
+            return part
+        stack.push(part)
     return stack.total()
 
 
@@ -105,8 +140,8 @@ def by_definition(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
 
 
 def shapes_without_blas() -> list[tuple[object, ...]]:
-    """(L, M, N, k, strides, threads) of the products that BLAS did not make in this order."""
-    return [shape for shape, holds in _shapes.items() if not holds]
+    """(L, M, k, N, strides, threads) of the products that BLAS did not make in this order."""
+    return [shape for (shape, adds), holds in _shapes.items() if not holds and not adds]
 
 
 def refuse_wide(*tensors: Tensor) -> None:
@@ -123,21 +158,58 @@ def _fp32(x: Tensor) -> Tensor:
     return x.float().contiguous() if x.dtype != torch.float32 else x
 
 
-def _leaves(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
-    """(L, M, N): one chain per leaf."""
+def _tree(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
+    """(M, N): the tree over leaves, at least 1."""
+    rows, columns = a_LMk.shape[1], b_LkN.shape[2]
+    a_LMk, b_LkN = _padded(a_LMk, b_LkN)
+    if a_LMk.shape[0] == 1:
+        return _trimmed(_chains(a_LMk, b_LkN)[0].add_(ZERO), rows, columns)
+    nodes = _chains(a_LMk[::2], b_LkN[::2])
+    odd = a_LMk[1::2]
+    _add_chains(nodes[: odd.shape[0]], odd, b_LkN[1::2])
+    return _trimmed(sum_nodes(nodes), rows, columns)
+
+
+def _chains(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
+    """(L, M, N): one chain per leaf, of padded sides."""
+    return _blas(a_LMk, b_LkN) if _keeps(a_LMk, b_LkN) else by_definition(a_LMk, b_LkN)
+
+
+def _add_chains(nodes_LMN: Tensor, a_LMk: Tensor, b_LkN: Tensor) -> None:
+    """Add one chain to every node."""
+    if _keeps(a_LMk, b_LkN, adds=True):
+        _blas_added(nodes_LMN, a_LMk, b_LkN)
+    else:
+        nodes_LMN.add_(_chains(a_LMk, b_LkN))
+
+
+def _keeps(a_LMk: Tensor, b_LkN: Tensor, adds: bool = False) -> bool:
+    """Whether BLAS keeps the order for these shapes and strides; asked once."""
+    layout = (*a_LMk.shape, b_LkN.shape[2], a_LMk.stride(), b_LkN.stride(), torch.get_num_threads())
+    found = _shapes.get((layout, adds))
+    if found is None:
+        if len(_shapes) >= SHAPES_MAX:
+            _shapes.clear()
+        found = _shapes[layout, adds] = _keeps_order(a_LMk, b_LkN, adds)
+    return found
+
+
+def _padded(a_LMk: Tensor, b_LkN: Tensor) -> tuple[Tensor, Tensor]:
+    """With at least SIDE_MIN rows and columns."""
     (leaves, rows, pairs), columns = a_LMk.shape, b_LkN.shape[2]
     if rows < SIDE_MIN:
         a_LMk = torch.cat([a_LMk, a_LMk.new_zeros(leaves, SIDE_MIN - rows, pairs)], 1)
     if columns < SIDE_MIN:
         b_LkN = torch.cat([b_LkN, b_LkN.new_zeros(leaves, pairs, SIDE_MIN - columns)], 2)
-    a_LMk, b_LkN = _plain_strides(a_LMk), _plain_strides(b_LkN)
-    shape = (*a_LMk.shape, b_LkN.shape[2], a_LMk.stride(), b_LkN.stride(), torch.get_num_threads())
-    if shape not in _shapes:
-        if len(_shapes) >= SHAPES_MAX:
-            _shapes.clear()
-        _shapes[shape] = _keeps_order(a_LMk, b_LkN)
-    product = _blas(a_LMk, b_LkN) if _shapes[shape] else by_definition(a_LMk, b_LkN)
-    return product[:, :rows, :columns]
+    return _plain_strides(a_LMk), _plain_strides(b_LkN)
+
+
+def _trimmed(product: Tensor, rows: int, columns: int) -> Tensor:
+    """Without what _padded() put on."""
+    if rows < SIDE_MIN or columns < SIDE_MIN:
+        trimmed = product[..., :rows, :columns]
+        return trimmed.clone(memory_format=torch.contiguous_format)
+    return product
 
 
 def _plain_strides(x: Tensor) -> Tensor:
@@ -150,7 +222,11 @@ def _blas(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b, out=a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
 
 
-def _keeps_order(a_LMk: Tensor, b_LkN: Tensor) -> bool:
+def _blas_added(nodes: Tensor, a: Tensor, b: Tensor) -> None:
+    torch.baddbmm(nodes, a, b, out=nodes)
+
+
+def _keeps_order(a_LMk: Tensor, b_LkN: Tensor, adds: bool) -> bool:
     """Whether BLAS makes the chain at every place of a product of these shapes and strides."""
     left_4K, right_4K, chain_K44 = _probe()
     (_, rows, pairs), columns = a_LMk.shape, b_LkN.shape[2]
@@ -159,7 +235,12 @@ def _keeps_order(a_LMk: Tensor, b_LkN: Tensor) -> bool:
     a.copy_(left_4K[torch.arange(rows) % 4, :pairs])
     b.copy_(right_4K[torch.arange(columns) % 4, :pairs].t())
     expected = chain_K44[pairs - 1][torch.arange(rows) % 4][:, torch.arange(columns) % 4]
-    return bool((_blas(a, b) == expected).all())
+    if not adds:
+        return bool((_blas(a, b) == expected).all())
+    nodes = expected.roll(1, 0).repeat(a.shape[0], 1, 1)
+    expected = nodes + expected
+    _blas_added(nodes, a, b)
+    return bool((nodes == expected).all())
 
 
 @cache

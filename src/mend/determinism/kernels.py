@@ -8,13 +8,13 @@ What is left to torch are elementwise kernels whose bits were seen not to depend
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from mend.determinism.collectives import sum_over_shares
-from mend.determinism.gemm import batch_product
+from mend.determinism.gemm import ELEMENTS_MAX, batch_product, row_sums
 from mend.determinism.layout import layout, unpack
 from mend.determinism.trees import tree_sum, tree_sum_dims
 from mend.errors import NotDeterministic
@@ -116,7 +116,64 @@ def vector_norm(
         return sum_dims(x.abs(), dim, keepdim)
     if ord != 2:
         raise NotDeterministic(f"a vector norm of order {ord}", "use 1, 2 or infinity")
-    return sum_dims(_fp32(x) * _fp32(x), dim, keepdim).sqrt().to(x.dtype)
+    if dim or x.dim() == 0:
+        return sum_dims(_fp32(x) * _fp32(x), dim, keepdim).sqrt().to(x.dtype)
+    norm = norms_of([x])[0]
+    return norm.view((1,) * x.dim()) if keepdim else norm
+
+
+def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The 2-norm of each."""
+    norms = norms_by_rows(squares_by_row(tensors))
+    return [norm.to(x.dtype) for norm, x in zip(norms, tensors, strict=True)]
+
+
+def squares_by_row(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """(rows): the sums of squares over the last dimension, in fp32 where a tensor is narrower.
+
+    Here and in norms_by_rows() tensors that fit together share calls: calls are what the norm of a
+    model's many small gradients costs. A row's sum depends on that row alone.
+    """
+    found = [_fp32(x).reshape(-1, x.shape[-1] if x.dim() else 1) for x in tensors]
+    for indices in _alike([(x.shape[1], x.dtype, x.device) for x in found]):
+        for some in _pieces(indices, [found[index].numel() for index in indices]):
+            rows = [found[index] for index in some]
+            squares = torch.cat(rows).square_() if len(rows) > 1 else rows[0].square()
+            sums = torch.split(row_sums(squares)[:, 0], [len(each) for each in rows])
+            for index, each in zip(some, sums, strict=True):
+                found[index] = each
+    return found
+
+
+def norms_by_rows(squares: Sequence[Tensor]) -> list[Tensor]:
+    """The root of the tree over the rows of each."""
+    found = list(squares)
+    for indices in _alike([(each.shape, each.dtype, each.device) for each in squares]):
+        sums = tree_sum(torch.stack([squares[index] for index in indices]), 1).sqrt_()
+        for index, norm in zip(indices, sums.unbind(), strict=True):
+            found[index] = norm
+    return found
+
+
+def _alike(keys: Sequence[object]) -> list[list[int]]:
+    """The places of equal keys."""
+    places: dict[object, list[int]] = {}
+    for index, key in enumerate(keys):
+        places.setdefault(key, []).append(index)
+    return list(places.values())
+
+
+def _pieces(indices: Sequence[int], numels: Sequence[int]) -> Iterator[list[int]]:
+    """Neighbours of at most ELEMENTS_MAX elements together, or one larger one."""
+    piece: list[int] = []
+    total = 0
+    for index, numel in zip(indices, numels, strict=True):
+        if piece and total + numel > ELEMENTS_MAX:
+            yield piece
+            piece, total = [], 0
+        piece.append(index)
+        total += numel
+    yield piece
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
@@ -128,6 +185,8 @@ def foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     """aten::_foreach_norm.Scalar: what clip_grad_norm_ asks."""
+    if ord == 2 and dtype is None:
+        return norms_of(tensors)
     return [vector_norm(each, ord, dtype=dtype) for each in tensors]
 
 
@@ -151,15 +210,19 @@ def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """aten::_softmax."""
     wide = _fp32(x)
-    powers = (wide - wide.amax(dim, True)).exp()
-    return (powers / tree_sum(powers, dim).unsqueeze(dim)).to(x.dtype)
+    powers = (wide - wide.amax(dim, True)).exp_()
+    return powers.div_(_sums_along(powers, dim)).to(x.dtype)
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """aten::_softmax_backward_data."""
     out = _fp32(output)
     scaled = _fp32(grad) * out
-    return (scaled - out * tree_sum(scaled, dim).unsqueeze(dim)).to(input_dtype)
+    return scaled.sub_(out * _sums_along(scaled, dim)).to(input_dtype)
+
+
+def _sums_along(x: Tensor, dim: int) -> Tensor:
+    return row_sums(x.movedim(dim, -1)).movedim(-1, dim)
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -206,14 +269,15 @@ def sigmoid(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """aten::silu."""
     wide = _fp32(x)
-    return (wide / (1 + (-wide).exp())).to(x.dtype)
+    return (wide / wide.neg().exp_().add_(1)).to(x.dtype)
 
 
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """aten::silu_backward."""
     wide = _fp32(x)
-    gate = 1 / (1 + (-wide).exp())
-    return (_fp32(grad) * (gate * (1 + wide * (1 - gate)))).to(x.dtype)
+    gate = 1 / wide.neg().exp_().add_(1)
+    slope = (1 - gate).mul_(wide).add_(1).mul_(gate)
+    return slope.mul_(_fp32(grad)).to(x.dtype)
 
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
@@ -244,15 +308,20 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
 # layer norm; rms_norm is in norms.py
 
 
+def sum_features(x: Tensor, dims: int) -> Tensor:
+    """Over the last `dims` dimensions, which stay with size 1: those that a norm is over."""
+    summed = row_sums(x.flatten(-dims))
+    return summed.view(*x.shape[: x.dim() - dims], *(1,) * dims)
+
+
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """aten::native_layer_norm."""
-    dims = list(range(x.dim() - len(shape), x.dim()))
     wide, count = _fp32(x), math.prod(shape)
-    mean = tree_sum_dims(wide, dims, True) / count
+    mean = sum_features(wide, len(shape)) / count
     away = wide - mean
-    rstd = 1 / (tree_sum_dims(away * away, dims, True) / count + eps).sqrt()
+    rstd = 1 / (sum_features(away * away, len(shape)) / count + eps).sqrt()
     out = away * rstd
     if weight is not None:
         out = out * _fp32(weight)
@@ -273,13 +342,13 @@ def layer_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """aten::native_layer_norm_backward."""
     lead = x.dim() - len(shape)
-    dims, count = list(range(lead, x.dim())), math.prod(shape)
+    count = math.prod(shape)
     wide, normal = _fp32(grad), (_fp32(x) - mean) * rstd
     dx = dw = db = None
     if output_mask[0]:
         inner = wide if weight is None else wide * _fp32(weight)
-        along = tree_sum_dims(inner * normal, dims, True) / count
-        whole = tree_sum_dims(inner, dims, True) / count
+        along = sum_features(inner * normal, len(shape)) / count
+        whole = sum_features(inner, len(shape)) / count
         dx = ((inner - whole - normal * along) * rstd).to(x.dtype)
     tokens = list(range(lead))
     if output_mask[1] and weight is not None:

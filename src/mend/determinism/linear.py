@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Linear(torch.autograd.Function):
             product = rows_product(whole.reshape(-1, x.shape[-1]), weight, order.leaf_in)
             product = order.output(product.view(*whole.shape[:-1], weight.shape[0]))
             if bias is not None:
-                product = product + bias
+                product = product.add_(bias)  # it is ours alone
             product = product.to(x.dtype)
             # Not view(): FSDP2 warns of a module whose output is one.
             output: Tensor = torch.ops.aten._unsafe_view(product, product.shape)
@@ -85,11 +86,16 @@ class Linear(torch.autograd.Function):
         return dx, dw, db, None
 
 
+@cache
+def _order(inputs: int, outputs: int) -> Order:
+    return Order(leaf_of(inputs), leaf_of(outputs))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten::linear."""
     refuse_subclass("linear", x, weight)
     refuse_wide(x, weight)
-    order = Order(leaf_of(x.shape[-1]), leaf_of(weight.shape[0]))
+    order = _order(x.shape[-1], weight.shape[0])
     if weight.dim() == 1:
         return linear(x, weight[None], bias).squeeze(-1)
     result: Tensor = Linear.apply(x, weight, bias, order)  # type: ignore[no-untyped-call]
@@ -130,7 +136,8 @@ def refuse_second_derivative(at: Layout) -> None:
         raise NotDeterministic(
             "a second derivative of a linear layer (create_graph=True)", "use level run for it"
         )
-    if at != layout():
+    now = layout()
+    if at is not now and at != now:
         raise UsageError(
             "backward() ran outside of the sequences(...) or rows(...) that forward ran in; put "
             "both inside"

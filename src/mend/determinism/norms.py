@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from mend.determinism.coverage import unseen
-from mend.determinism.kernels import WIDE, sum_dims
+from mend.determinism.kernels import WIDE, sum_dims, sum_features
 from mend.determinism.layout import layout
 from mend.determinism.linear import refuse_second_derivative, refuse_subclass
-from mend.determinism.trees import tree_sum_dims
 
 
 class RmsNorm(torch.autograd.Function):
@@ -23,14 +22,13 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, dims: int, eps: float) -> Tensor:
         with unseen():
-            wide, over = _wide(x), list(range(-dims, 0))
-            count = math.prod(x.shape[-dims:])
-            rstd = (tree_sum_dims(wide * wide, over, True) / count + eps).rsqrt()
+            wide, count = _wide(x), math.prod(x.shape[-dims:])
+            rstd = (sum_features(wide * wide, dims) / count).add_(eps).rsqrt_()
             out = wide * rstd
             if weight is not None:
-                out = out * _wide(weight)
+                out.mul_(_wide(weight))
             ctx.save_for_backward(x, weight, rstd)
-            ctx.layout, ctx.over, ctx.count = layout(), over, count
+            ctx.layout, ctx.dims, ctx.count = layout(), dims, count
             return out.to(x.dtype)
 
     @staticmethod
@@ -42,10 +40,10 @@ class RmsNorm(torch.autograd.Function):
             normal, wide = _wide(x) * rstd, _wide(grad)
             if ctx.needs_input_grad[0]:
                 inner = wide if weight is None else wide * _wide(weight)
-                along = tree_sum_dims(inner * normal, ctx.over, True) / ctx.count
-                dx = ((inner - normal * along) * rstd).to(x.dtype)
+                along = sum_features(inner * normal, ctx.dims) / ctx.count
+                dx = (inner - normal * along).mul_(rstd).to(x.dtype)
             if ctx.needs_input_grad[1]:
-                lead, product = list(range(x.dim() - len(ctx.over))), wide * normal
+                lead, product = list(range(x.dim() - ctx.dims)), wide * normal
                 dw = (sum_dims(product, lead) if lead else product).to(weight.dtype)
         return dx, dw, None, None
 

@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mend.determinism.digests import digest, plain_name, tensor_hash
+from mend.determinism.digests import bytes_of, digest, plain_name, tensor_hash
 
 FORMAT = 1
 
@@ -323,8 +323,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
             return None
-        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        octets = flat.view(torch.uint8).numpy()
+        octets = bytes_of(tensor.detach().resolve_conj().resolve_neg().cpu()).numpy()
         rows, by_row = self._rows, ""
         if rows and tensor.dim() and tensor.shape[0] and tensor.shape[0] % rows == 0:
             by_row = "".join(xxhash.xxh3_64_hexdigest(row.data) for row in octets.reshape(rows, -1))

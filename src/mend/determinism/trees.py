@@ -12,6 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+FEW = 8
+"""Nodes that are added one by one."""
+
+ZERO = torch.zeros(())
+"""A tensor: torch spends longer on a number of Python's than on adding it to a small tensor."""
+
 
 def tree_sum(x: Tensor, dim: int) -> Tensor:
     """Sum over one dimension, which is removed. fp32 for narrower floats, rounded once."""
@@ -20,23 +26,32 @@ def tree_sum(x: Tensor, dim: int) -> Tensor:
     count = wide.shape[0]
     if count == 0:
         return x.new_zeros(wide.shape[1:])
-    if count > 1:
+    if count == 1:
+        total = wide[0] + 0.0
+    else:
         nodes = wide.new_empty((count + 1) // 2, *wide.shape[1:])
         torch.add(wide[0 : count - 1 : 2], wide[1::2], out=nodes[: count // 2])
         if count % 2:
             nodes[-1].copy_(wide[-1])
-        wide = _summed_in_place(nodes)
-    # A sum of nothing but -0 depends on how many zeros follow it.
-    total = wide[0] + 0.0
+        total = sum_nodes(nodes)
     return total if wide.dtype == x.dtype else total.to(x.dtype)
 
 
-def _summed_in_place(nodes: Tensor) -> Tensor:
-    """One node, in the place of the first."""
-    while (count := nodes.shape[0]) > 1:
+def sum_nodes(nodes: Tensor) -> Tensor:
+    """The tree over the first dimension, at least 1, whose memory is given up for it."""
+    while (count := nodes.shape[0]) > FEW:
         nodes[0 : count - 1 : 2].add_(nodes[1::2])
         nodes = nodes[::2]
-    return nodes
+    # Fewer calls than slices of all of them, and this is where a small sum spends its time.
+    row = list(nodes.unbind(0))
+    while len(row) > 2:
+        for index in range(0, len(row) - 1, 2):
+            row[index].add_(row[index + 1])
+        row = row[::2]
+    # In memory of its own: what is returned must not keep that of all nodes. A sum of nothing but
+    # -0 depends on how many zeros follow it.
+    total = row[0] + row[1] if len(row) == 2 else row[0]
+    return total.add_(ZERO)
 
 
 def tree_sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:

@@ -38,6 +38,9 @@ SAY_S = 5.0
 LEAVE_S = 5.0
 """So long a script has to end after a first Ctrl-C."""
 
+END_S = 60.0
+"""So long a script has to end behind its last step, where that is known."""
+
 LAST_LINES = 20
 DETAILS_MAX = 3
 """Pairs of runs with operators recorded: what depends on time may part at another step again."""
@@ -88,9 +91,9 @@ def repro(asked: Asked) -> int:
 
 def search(asked: Asked, folder: Path, say: Say) -> tuple[Run, Run, Finding | None, int]:
     """Both runs; if they part, again with the operators of that step. The last int: pairs made."""
-    one, other = (
-        _recorded(asked, each, folder, asked.steps, (0, 0), say) for each in asked.settings
-    )
+    one = _recorded(asked, asked.settings[0], folder, asked.steps, (0, 0), say)
+    made = asked.steps or len(one[0].steps)
+    other = _recorded(asked, asked.settings[1], folder, asked.steps, (0, 0), say, made)
     finding = first = compare(one, other)
     seen: list[int] = []
     for pairs in range(1, 1 + DETAILS_MAX):
@@ -157,11 +160,17 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _recorded(
-    asked: Asked, setting: Setting, folder: Path, last: int, detail: tuple[int, int], say: Say
+    asked: Asked,
+    setting: Setting,
+    folder: Path,
+    last: int,
+    detail: tuple[int, int],
+    say: Say,
+    made: int = 0,
 ) -> list[Recording]:
     own = folder / f"{setting.name}-operators" if detail[1] else folder / setting.name
     own.mkdir(parents=True, exist_ok=True)
-    _run(asked, setting, own, last, detail, say)
+    _run(asked, setting, own, last, detail, say, made)
     return read(own)
 
 
@@ -182,9 +191,18 @@ def command_of(
 
 
 def _run(
-    asked: Asked, setting: Setting, folder: Path, last: int, detail: tuple[int, int], say: Say
+    asked: Asked,
+    setting: Setting,
+    folder: Path,
+    last: int,
+    detail: tuple[int, int],
+    say: Say,
+    made: int = 0,
 ) -> None:
-    """Raises UsageError where the script fails, Stopped at Ctrl-C. Leaves no process behind."""
+    """Raises UsageError where the script fails, Stopped at Ctrl-C. Leaves no process behind.
+
+    `made`: so many steps the other run has made. A script that hangs behind its last step, as some
+    do in destroy_process_group(), is ended after END_S; what it has recorded is whole."""
     for old in folder.glob("rank-*.jsonl"):
         old.unlink()
     token, lines, interrupts = os.urandom(8).hex(), deque[str](maxlen=LAST_LINES), Interrupts()
@@ -195,30 +213,61 @@ def _run(
             setting.name, command, env, lambda _, line: lines.append(line), folder / "output.log"
         )
         try:
-            _wait(child, interrupts, _Progress(setting.name, folder, say))
+            end = _End(folder, setting.processes or 1, last or made)
+            _wait(child, interrupts, _Progress(setting.name, folder, say), end)
         finally:
             kill_orphans(token)
             child.signal(signal.SIGKILL)
             child.close()
     if interrupts.count:
         raise Stopped
+    if end.hangs:
+        say(f"run {setting.name}: ended by force, {END_S:g} s behind step {last or made}, its last")
+        return
     if code := child.process.returncode:
         tail = "\n  ".join(lines)
         raise UsageError(f"run {setting.name} ended with status {code}:\n  {tail}")
 
 
-def _wait(child: Child, interrupts: Interrupts, progress: _Progress) -> None:
+def _wait(child: Child, interrupts: Interrupts, progress: _Progress, end: _End) -> None:
     seen, kill_s = 0, 0.0
     while child.running():
         time.sleep(POLL_S)
         child.read()
         progress.look()
+        if end.look():
+            return
         count = interrupts.count
         if count > seen:
             child.signal(signal.Signals(interrupts.first))
             kill_s, seen = time.monotonic() + LEAVE_S, count
         if seen > 1 or (seen and time.monotonic() > kill_s):
             return
+
+
+class _End:
+    """Whether a run hangs: every rank has recorded the last step, and then no rank anything more
+    for END_S."""
+
+    def __init__(self, folder: Path, ranks: int, last: int) -> None:
+        self._folder, self._ranks, self._last = folder, ranks, last
+        self._size, self._since_s = 0, time.monotonic()
+        self.hangs = False
+
+    def look(self) -> bool:
+        if not self._last or time.monotonic() < self._since_s + END_S:
+            return False
+        paths = list(self._folder.glob("rank-*.jsonl"))
+        size = sum(path.stat().st_size for path in paths)
+        still, self._size, self._since_s = size == self._size, size, time.monotonic()
+        done = f'{{"step": {self._last}, "end": true,'.encode()
+        self.hangs = still and len(paths) == self._ranks and all(_has(path, done) for path in paths)
+        return self.hangs
+
+
+def _has(path: Path, beginning: bytes) -> bool:
+    with path.open("rb") as lines:
+        return any(line.startswith(beginning) for line in lines)
 
 
 class _Progress:

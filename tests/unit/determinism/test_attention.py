@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mend.determinism import sequences
+from mend.determinism import attention, sequences
 from mend.determinism.digests import same_bits
 from mend.errors import NotDeterministic
 from tests.unit.determinism.numbers import noise
@@ -86,3 +86,29 @@ def test_a_mask_over_packed_sequences_is_refused() -> None:
     x = noise(1, 2, 8, 4)
     with sequences([3, 5]), pytest.raises(NotDeterministic, match="packed"):
         F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(8, 8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [5, 300])
+def test_one_piece_is_what_is_composed(
+    queries: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of one and a key for all rows are of one shape, so both ways must have equal bits."""
+    mask = torch.ones(queries, 40, dtype=torch.bool).tril()
+    mask[2] = False  # NaN, whose gradient must not spread otherwise
+
+    def both() -> list[Tensor]:
+        x, *shared = (
+            noise(2, heads, n, 8, seed=n) for heads, n in ((6, queries), (2, 40), (2, 40))
+        )
+        shared[1] = shared[1] * 2
+        leaves = [each.to(dtype).requires_grad_() for each in (x, *shared)]
+        out = F.scaled_dot_product_attention(*leaves, attn_mask=mask, enable_gqa=True)
+        out.backward(noise(*out.shape, seed=9).to(dtype))
+        return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    piece = both()
+    monkeypatch.setattr(attention, "_fits", lambda *_: False)
+    composed = both()
+    assert len(piece) == 4
+    assert all(same_bits(one, other) for one, other in zip(piece, composed, strict=True))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mend.determinism import digest, optimizer_digest, weight_digest
+from mend.determinism.digests import same_bits, tensor_hash
 from mend.errors import UsageError
 
 
@@ -99,3 +100,11 @@ def test_the_depth_has_a_bound() -> None:
         value = [value]
     with pytest.raises(UsageError, match="nested deeper"):
         digest(value)
+
+
+def test_one_element_of_a_larger_tensor_has_bytes() -> None:
+    """It is contiguous with a stride that view() refuses: a loss may be one."""
+    one = torch.arange(32.0).view(2, 16)[:1, 0]
+    assert one.stride() == (16,)
+    assert same_bits(one, torch.tensor([0.0]))
+    assert tensor_hash(one) == tensor_hash(torch.tensor([0.0]))

@@ -11,7 +11,14 @@ import torch
 
 from mend.determinism import gemm
 from mend.determinism.digests import same_bits
-from mend.determinism.gemm import batch_product, by_definition, leaf_of, outer_product, rows_product
+from mend.determinism.gemm import (
+    batch_product,
+    by_definition,
+    leaf_of,
+    outer_product,
+    row_sums,
+    rows_product,
+)
 from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
 from tests.unit.determinism.numbers import noise
@@ -66,6 +73,43 @@ def test_an_order_that_blas_does_not_keep_is_noticed(monkeypatch: pytest.MonkeyP
     )
     assert same_bits(rows_product(a, b, 5), expected)
     assert len(gemm.shapes_without_blas()) == 1
+
+
+def test_a_sum_that_blas_does_not_add_behind_the_chain_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A BLAS whose chain begins with what is there in place of 0."""
+    a, b = noise(18, 40), noise(17, 40, seed=6)
+    expected = rows_product(a, b, 5)
+
+    def begins_there(nodes: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+        one = torch.ones(nodes.shape[0], 1, 1)
+        for k in range(x.shape[2]):
+            nodes.copy_(gemm._fma(x[:, :, k, None] * one, y[:, k, None, :] * one, nodes))
+
+    monkeypatch.setattr(gemm, "_shapes", {})
+    monkeypatch.setattr(gemm, "_blas_added", begins_there)
+    assert same_bits(rows_product(a, b, 5), expected)
+    assert list(gemm._shapes.values()) == [True, False]
+    assert gemm.shapes_without_blas() == [], "the products themselves keep the order"
+
+
+@pytest.mark.parametrize("pairs", [1, 5, 256, 300, 512, 700])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_sums_of_rows_are_chains_of_256(rows: int, pairs: int) -> None:
+    x = noise(rows, pairs) * 1e3
+    found = row_sums(x)
+    leaves = []
+    for first in range(0, pairs, 256):
+        total = torch.zeros(rows)
+        for k in range(first, min(first + 256, pairs)):
+            total = total + x[:, k]
+        leaves.append(total)
+    assert found.shape == (rows, 1)
+    assert same_bits(found[:, 0].clone(), tree_sum(torch.stack(leaves), 0))
+    assert same_bits(row_sums(torch.cat([x, x.new_zeros(rows, 90)], 1)), found)
+    wide = x.double()
+    assert same_bits(row_sums(wide)[:, 0], tree_sum(wide, -1))
 
 
 @pytest.mark.parametrize(("rows", "columns", "pairs"), [(64, 40, 64), (33, 24, 300), (128, 7, 7)])

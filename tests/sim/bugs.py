@@ -435,8 +435,8 @@ BUGS = (
     _bug(
         "36b",
         "a witness keeps a job whose racks are all dead",
-        (COORDINATOR, "self.options.first and (not seated or self._forsaken())",
-         "self.options.first and not seated"),
+        (COORDINATOR, "not told.over and (not seated or self._forsaken())",
+         "not told.over and not seated"),
     ),
     _bug(
         "36c",

@@ -58,7 +58,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("37d", 15, "I1: Peer(rack=1, rank=0) acts on a snapshot that is not of its records"),
     ("36d", 67, "I4: rack 1 rank 0 left alone though a quorum was there"),
     ("38", 13784, "I2: Peer(rack=1, rank=0): the log names 169 tokens, the rank counts 19"),
-    ("39", 747, "I4: rack 0 rank 0 failed: Refused"),
+    ("39", 5551, "I4: rack 0 rank 0 failed: Refused"),
     ("42", 2156, "I4: rack 0 rank 0 failed: StartTimeout"),
 )
 """(bug, its first seed, how the first problem begins)"""

@@ -260,8 +260,9 @@ def _held(ranks: list[RankReport]) -> tuple[Held, ...]:
 
 def _slices(ranks: list[RankReport]) -> tuple[Sliced, ...]:
     """What all ranks have merged, and what one has failed at."""
-    said = dict.fromkeys(sliced for rank in ranks for sliced in rank.slices)
-    return tuple(s for s in said if s.failed or all(s in rank.slices for rank in ranks))
+    said = {sliced for rank in ranks for sliced in rank.slices}
+    found = [s for s in said if s.failed or all(s in rank.slices for rank in ranks)]
+    return tuple(sorted(found, key=lambda s: (s.fragment, s.version, s.attempt, s.failed)))
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:

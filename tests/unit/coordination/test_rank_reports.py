@@ -7,7 +7,7 @@ import random
 from msgspec.structs import replace
 
 from mend.consensus.records import checksums_of
-from mend.coordination.messages import Bad, Cut, Held, OfferId, Part, RankReport
+from mend.coordination.messages import Bad, Cut, Held, OfferId, Part, RankReport, Sliced
 from mend.coordination.rank_reports import RankReports, aggregate
 from tests.unit.coordination.nouns import digest, member, rank_report
 
@@ -40,6 +40,7 @@ def drawn(chance: random.Random, known: RankReport, rank: int) -> RankReport:
         "bad": tuple(Bad(each, chance.choice("ab")) for each in offers[:1]),
         "cut": chance.choice([None, Cut(1, "a", False), Cut(1, "a", True), Cut(1, "b", False)]),
         "step_ns": few(5),
+        "slices": tuple(Sliced(p, 1, 1 + few(2), few(3) == 0) for p in range(few(FRAGMENTS + 1))),
     }
     chosen = chance.sample(sorted(changes), few(4))
     said = {name: changes[name] for name in chosen}
@@ -89,3 +90,12 @@ def test_a_report_that_says_nothing_new_is_no_news() -> None:
     assert not reports.aggregate.leaving, "an old report, that came late"
     assert reports.all_heard_since(6), "but the rank was heard"
     assert not reports.all_heard_since(7)
+
+
+def test_a_slice_is_merged_on_all_ranks_and_fails_on_one() -> None:
+    merged, failed = Sliced(0, 1, 1), Sliced(1, 1, 1, failed=True)
+    said = [(merged,), (merged, failed), ()]
+    ranks = [rank_report(1, FRAGMENTS, slices=each) for each in said]
+    assert aggregate(member(1), ranks, RANKS, FRAGMENTS).slices == (failed,)
+    ranks[2] = rank_report(2, FRAGMENTS, slices=(merged,))
+    assert aggregate(member(1), ranks, RANKS, FRAGMENTS).slices == (merged, failed)

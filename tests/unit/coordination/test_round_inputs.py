@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mend.consensus.log import NORMS_KEPT, Log
 from mend.consensus.records import Absent, Commit, MomentFragments
 from mend.coordination.member_view import MemberView
+from mend.coordination.messages import Sliced
 from mend.coordination.round_inputs import (
     ABSURD,
     NAMED_LATELY_MIN,
@@ -71,6 +72,32 @@ def test_a_moment_is_absurd_after_no_number_of_steps() -> None:
     around = surroundings(log.appended, views, offers, frozenset(views))
     found = [inputs_of(p, around, log.appended, views, offers, {}).norm_max for p in (0, 1)]
     assert found == [ABSURD * 2.0, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("fields", "arrived"),
+    [({}, []), ({"sharded": True}, [1]), ({"sharded": True, "lockstep": True}, [1, 2])],
+)
+def test_where_rounds_are_sharded_a_live_racks_offer_has_arrived_though_nobody_pulled_it(
+    fields: dict[str, bool], arrived: list[int]
+) -> None:
+    """Rack 2 is silent; in lockstep it is waited for."""
+    first = genesis(3)
+    log = log_of(replace(first, policy=replace(first.policy, **fields)))
+    views = {rack: MemberView(member(rack), 0, report=report(rack, 2)) for rack in range(3)}
+    offers = {(rack, 0): offer(rack) for rack in (1, 2)}
+    around = surroundings(log.appended, views, offers, frozenset({0, 1}))
+    found = inputs_of(0, around, log.appended, views, offers).arrived
+    assert [each.member.rack for each in found] == arrived
+
+
+def test_how_racks_stand_in_a_sharded_attempt_is_read_of_the_next_version() -> None:
+    log = log_of(genesis(2))
+    said = (Sliced(0, 1, 7), Sliced(0, 1, 8, failed=True), Sliced(0, 2, 9))
+    views = {rack: MemberView(member(rack), 0, report=report(rack, 2)) for rack in range(2)}
+    views[1].report = report(1, 2, slices=said)
+    around = surroundings(log.appended, views, {}, frozenset(views))
+    assert inputs_of(0, around, log.appended, views, {}).slices == {1: (8, True)}
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:

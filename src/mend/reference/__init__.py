@@ -146,6 +146,15 @@ class Anchor:
 
 
 @dataclass(frozen=True)
+class Start:
+    """What a job begins with: nothing, or a checkpoint right behind a merge of everything."""
+
+    version: int = 0  # of every fragment
+    rounds: Fraction = Fraction(0)  # merged by then
+    seq: int = 0  # of the last offer of every rack and fragment
+
+
+@dataclass(frozen=True)
 class Outcome:
     """anchors[p][version]; thetas[rack][p], fp32, at the end; what was decided and done."""
 
@@ -286,11 +295,11 @@ class _Log:
 
 
 class _Learner:
-    def __init__(self, number: int, rack: Rack, log: _Log) -> None:
+    def __init__(self, number: int, rack: Rack, log: _Log, seq: int) -> None:
         self.number, self.rack, self.log, self.settings = number, rack, log, log.settings
         self.totals = self.before = (0, 0)  # tokens and steps, now and before the last step
         self.events: list[Event] = []
-        self.parts = [_Part(a[0]) for a in log.anchors]
+        self.parts = [_Part(a[-1], seq=seq) for a in log.anchors]
         for p, part in enumerate(self.parts):
             assert torch.equal(self.theta(p), part.anchor.values), f"rack {number} starts elsewhere"
 
@@ -378,15 +387,17 @@ def _store(rack: Rack, indices: Sequence[int], theta: Tensor) -> None:
     assert offset == theta.numel(), "a fragment and its parameters differ in size"
 
 
-def _start(racks: Sequence[Rack], settings: Settings) -> tuple[_Log, list[_Learner]]:
+def _start(racks: Sequence[Rack], settings: Settings, start: Start) -> tuple[_Log, list[_Learner]]:
     first = [_flat(racks[0], indices) for indices in settings.fragments]
     states = [torch.zeros_like(v) if fp32(settings.momentum) else None for v in first]
-    anchors = [[Anchor(0, v, b)] for v, b in zip(first, states, strict=True)]
+    pairs = zip(first, states, strict=True)
+    begun = [Anchor(start.version, v, b, start.rounds) for v, b in pairs]
+    anchors = [[each] * (start.version + 1) for each in begun]  # older ones are nobody's any more
     shapes = [[racks[0].parameters[i].shape for i in indices] for indices in settings.fragments]
     rank = rank_of(settings.payload)
     low = [Fragment(each, settings.ranks, rank) for each in shapes] if rank else []
     log = _Log(settings, [p.numel() for p in racks[0].parameters], low, anchors)
-    return log, [_Learner(number, rack, log) for number, rack in enumerate(racks)]
+    return log, [_Learner(number, rack, log, start.seq) for number, rack in enumerate(racks)]
 
 
 def _outcome(log: _Log, learners: list[_Learner]) -> Outcome:
@@ -400,7 +411,7 @@ def _outcome(log: _Log, learners: list[_Learner]) -> Outcome:
 
 def lockstep(racks: Sequence[Rack], settings: Settings, steps: int) -> Outcome:
     """All racks side by side; a commit names all offers of a capture, and is applied tau later."""
-    log, learners = _start(racks, settings)
+    log, learners = _start(racks, settings, Start())
     ends: dict[int, int] = {}  # fragment -> the step at which its overlap ends
     for step in range(1, steps + 1):
         for learner in learners:
@@ -424,13 +435,18 @@ def _apply_newest(log: _Log, learners: list[_Learner], fragment: int, step: int)
 
 
 def replay(
-    racks: Sequence[Rack], settings: Settings, facts: Sequence[Facts], commits: Sequence[Commit]
+    racks: Sequence[Rack],
+    settings: Settings,
+    facts: Sequence[Facts],
+    commits: Sequence[Commit],
+    start: Start = Start(),
 ) -> Outcome:
-    """Do again what a run did: every rack on its own, waiting only for the others' offers.
+    """Do again what a run did: every rack on its own, waiting only for the others' offers. With a
+    `start` without bases of payloads of low rank.
 
     Raises AssertionError where facts, commits and the training contradict each other.
     """
-    log, learners = _start(racks, settings)
+    log, learners = _start(racks, settings, start)
     waiting = sorted(commits, key=lambda c: (c.fragment, c.version))
     running = [_follow(learner, facts[number], log) for number, learner in enumerate(learners)]
     while running:

@@ -68,6 +68,10 @@ PATIENCE_NS = 20 * SECOND
 CUT_SHARE, RESUMED_SHARE, PAUSED_SHARE = 0.06, 0.03, 0.06
 """Of all seeds: those whose scripts make a checkpoint, go on from one, or pause."""
 
+CARRIES_SHARE, MOMENTS_SHARE, VALIDATES_SHARE = 0.06, 0.04, 0.03
+"""Those whose optimizers have a state that joiners get, have moments that racks average, and whose
+slow racks are validated."""
+
 PAUSES = (300 * MS, 2_500 * MS, 6 * SECOND)
 """Shorter than a silence, longer than one, and longer than a rack keeps its vote without a word: a
 rack that only evaluates is not silent."""
@@ -91,6 +95,11 @@ def _script(scenario: Scenario) -> dict[str, object]:
         racks = rng.sample(range(scenario.racks), rng.choice((1, 1, scenario.racks)))
         step = rng.randint(2, min(scenario.steps) - 1)
         changes["pauses"] = tuple((rack, step, rng.choice(PAUSES)) for rack in racks)
+    changes["carries"] = rng.random() < CARRIES_SHARE
+    if rng.random() < MOMENTS_SHARE and not scenario.non_finite:  # which would stay in the moments
+        period = scenario.period_steps
+        changes["moments"] = rng.choice(((period,), (period, 2 * period), (0, period)))
+    changes["validates"] = rng.random() < VALIDATES_SHARE
     return changes
 
 

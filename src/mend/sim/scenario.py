@@ -91,12 +91,12 @@ class Scenario:
     pauses: tuple[tuple[int, int, int], ...] = ()
     """(rack, step, ns): behind that step its script does something else, such as an evaluation."""
     carries: bool = False
-    """Ranks have an optimizer with a state, which a rack that joins gets. No seed draws it."""
+    """Ranks have an optimizer with a state, which a rack that joins gets."""
     moments: tuple[int, ...] = ()
     """Periods of the optimizer's first and second moments, which the racks average; 0 or empty:
-    they do not. No seed draws it."""
+    they do not."""
     validates: bool = False
-    """Slow racks are validated by a micro-benchmark. No seed draws it."""
+    """Slow racks are validated by a micro-benchmark."""
     acts: bool = False
     """Slow racks are mitigated. No seed draws it."""
     shutdown_ns: int = SHUTDOWN_NS
@@ -137,6 +137,10 @@ class Scenario:
 
     def without(self, *, faults: tuple[Fault, ...]) -> Scenario:
         return dataclasses.replace(self, faults=faults)
+
+
+OFFERS_BEFORE = 5
+"""Of every rack and fragment, in a job that a simulated one goes on from."""
 
 
 def rounds_before(first: int) -> int:

@@ -48,7 +48,15 @@ from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.optimizer import Adam, moment_views
 from mend.sim.process import THREAD_HOP_NS, Collective, Process, Training, WatchedState
-from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, Fault, Scenario, calm, rounds_before
+from mend.sim.scenario import (
+    FOR_EVER,
+    OFFERS_BEFORE,
+    SHUTDOWN_NS,
+    Fault,
+    Scenario,
+    calm,
+    rounds_before,
+)
 from mend.sim.scenario_builder import Writer
 from mend.sim.tape import MemoryTape
 from mend.types import MS, PERSON, SECOND, WITNESS, Member, Peer, life_of
@@ -81,7 +89,9 @@ CUT_NS = 20 * SECOND
 def _progress(tracks: Sequence[FragmentState]) -> Progress:
     """Of a checkpoint right behind a merge of everything."""
     fragments = tuple(
-        FragmentProgress(t.anchor.version, t.anchor.rounds, t.anchor.digest, 5, 0, 0, 0, -1, "")
+        FragmentProgress(
+            t.anchor.version, t.anchor.rounds, t.anchor.digest, OFFERS_BEFORE, 0, 0, 0, -1, ""
+        )
         for t in tracks
     )
     return Progress(0, 0, 0, 0, (), fragments)

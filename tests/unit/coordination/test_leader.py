@@ -306,12 +306,39 @@ def test_what_one_rank_lacks_the_rack_lacks() -> None:
     assert rack.report.held == (Held(1, 4, 2, (digest(0), digest(1))),)
 
 
+def test_a_report_without_news_answers_orders_in_whatever_phase_they_come() -> None:
+    """Each rack spoke in a phase of its own: a coordinator of 8 woke up for every one of them."""
+    rack = Rack().begun()
+    quarter_ns = HEARTBEAT_NS // 4
+    rack.now_ns += HEARTBEAT_NS // 2  # orders come in the middle between two reports
+    answered = []
+    for _ in range(6):
+        answered.append(bool(sent(rack.told(), COORDINATOR)))
+        orders_ns, reported = rack.now_ns, []
+        while (due_ns := rack.machine.deadline_ns()) < orders_ns + HEARTBEAT_NS:
+            rack.now_ns = max(due_ns, rack.now_ns + 1)
+            reported += sent(rack.tick(), COORDINATOR)
+        assert len(reported) <= 1
+        rack.now_ns = orders_ns + HEARTBEAT_NS
+    assert not answered[0]
+    assert all(answered[-3:]), "it has come into step"
+    rack.now_ns += quarter_ns - 1
+    assert sent(rack.tick(), COORDINATOR) == []
+    assert len(sent(rack.tick(1), COORDINATOR)) == 1, "orders that are lost are not waited for long"
+
+
+def test_news_is_reported_at_once_whenever_orders_come() -> None:
+    rack = Rack().begun()
+    assert len(sent(rack.say(0, versions=(1,)), COORDINATOR)) == 1
+    assert len(sent(rack.say(0, versions=(2,)), COORDINATOR)) == 1
+
+
 def test_what_a_rack_holds_waits_for_more_where_racks_are_many() -> None:
     """Of R racks each holds R offers, one after the other: that were R reports of each."""
     rack = Rack()
     rack.say(0)
     rack.told(genesis(racks=20))
-    rack.tick(HEARTBEAT_NS)
+    rack.tick(HEARTBEAT_NS + HEARTBEAT_NS // 4)
     got = tuple(offer_id(offer(other)) for other in range(3))
     assert sent(rack.say(0, got=got[:1]), COORDINATOR) == []
     rack.now_ns += batch_ns(20) - 1
@@ -626,7 +653,7 @@ def test_a_rack_follows_whoever_took_over() -> None:
     told = rack.last[successor]
     assert isinstance(told, Report)
     assert (told.acceptor_state.accepted, told.acceptor_state.last) == (epoch, 2)
-    effects = rack.tick(HEARTBEAT_NS)
+    effects = rack.tick(HEARTBEAT_NS + HEARTBEAT_NS // 4)
     assert len(sent(effects, successor)) == 1
     assert sent(effects, COORDINATOR) == []
     assert rack.machine.farewell().to == successor
@@ -727,12 +754,15 @@ def test_an_old_frame_of_the_coordinator_is_a_sign_of_life() -> None:
 
 def test_everything_is_repeated_each_heartbeat_and_said_at_once_when_new() -> None:
     rack = Rack().begun()
-    rack.tick(HEARTBEAT_NS)
+    rack.tick(2 * HEARTBEAT_NS)
     before = rack.report
     assert sent(rack.tick(HEARTBEAT_NS - 1)) == []
     assert rack.machine.deadline_ns() == rack.now_ns + 1
     effects = rack.tick(1)
-    assert len(sent(effects, COORDINATOR)) == len(sent(effects, Peer(RACK, 0))) == 1
+    assert [len(sent(effects, to)) for to in (Peer(RACK, 0), COORDINATOR)] == [1, 0]
+    quarter_ns = HEARTBEAT_NS // 4  # in which orders may come that it can answer
+    assert rack.machine.deadline_ns() == rack.now_ns + quarter_ns
+    assert len(sent(rack.tick(quarter_ns), COORDINATOR)) == 1
     assert rack.report.serial > before.serial
     assert replace(rack.report, serial=0) == replace(before, serial=0)
     assert len(sent(rack.say(0, step=3), COORDINATOR)) == 1

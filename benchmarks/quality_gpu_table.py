@@ -122,14 +122,14 @@ def table(reports: Sequence[Report]) -> list[str]:
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
     columns: dict[str, Callable[[str], str]] = {}
+    if any(len(parsed(said).speeds) > 1 for said in losses):
+        columns["above equal speeds, %"] = lambda said: shown(
+            above(losses, said, _at_equal_speeds(losses, said))
+        )
     if any(parsed(said).codec != "none" for said in losses):
         columns["bits"] = lambda said: f"{bits_of(parsed(said).codec, SIZES[plan['size']]):.2f}"
         columns["above no codec, %"] = lambda said: shown(
             above(losses, said, _without_codec(losses, said))
-        )
-    if any(len(parsed(said).speeds) > 1 for said in losses):
-        columns["above equal speeds, %"] = lambda said: shown(
-            above(losses, said, _at_equal_speeds(losses, said))
         )
     lines = [
         f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",

@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "ageless: offers older than max_age are merged",
         "coordination/round_inputs.py",
-        "if version - offer.base <= around.policy.max_age and _is_held(offer, around, views)",
-        "if _is_held(offer, around, views)",
+        "if version - offer.base <= around.policy.max_age and _is_held(offer, around, holders)",
+        "if _is_held(offer, around, holders)",
         ("tests/unit/coordination/test_coordinator.py",),
     ),
     Mutant(

@@ -10,6 +10,7 @@ import torch
 
 from mend.sim import World, draw, problems_of
 from mend.sim.faults import SPOILT
+from mend.sim.network import STREAMS_ONE_IN
 from mend.sim.scenario import FOR_EVER, Fault, calm
 from mend.types import MS, SECOND
 from tests.sim.bugs import BUGS, planted
@@ -33,8 +34,8 @@ def commits_of(**fields: Any) -> dict[Any, dict[str, Any]]:
     return world.checkers.commits
 
 
-def dies(at_ms: int) -> dict[str, Any]:
-    return DEATH | {"faults": (SLOW, Fault("crash", at_ms * MS, FOR_EVER, a=3))}
+def dies(at_ms: int, seed: int = 5) -> dict[str, Any]:
+    return DEATH | {"seed": seed} | {"faults": (SLOW, Fault("crash", at_ms * MS, FOR_EVER, a=3))}
 
 
 @pytest.mark.parametrize("payload", ["float32", "int8"])
@@ -49,8 +50,12 @@ def test_the_bits_are_those_of_a_mesh(payload: str, lockstep: bool) -> None:
     assert not any("sharded" in commit["reason"] for commit in mesh.values())
 
 
-def test_an_owner_dies_and_its_slice_goes_to_the_others() -> None:
-    commits = commits_of(**dies(620))
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_owner_dies_and_its_slice_goes_to_the_others(streams: bool) -> None:
+    """Also where orders travel as patches of those before."""
+    seed = 4 * STREAMS_ONE_IN if streams else 5
+    assert (seed % STREAMS_ONE_IN == 0) == streams
+    commits = commits_of(**dies(620, seed))
     first = commits[0, 1]
     assert first["reason"] == "all-in, 4 of 4 racks, sharded, then without rack 3"
     assert [member["rack"] for member in first["members"]] == [0, 1, 2]

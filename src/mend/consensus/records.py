@@ -115,9 +115,9 @@ class Share(Word, frozen=True):
     closing: bool = False
 
 
-def all_closing(members: Iterable[Offer | Share]) -> bool:
-    """Whether nothing comes behind what this merge names: it takes no momentum along."""
-    return all(member.closing for member in members)
+def all_closing(members: Iterable[Offer | Share], absent: Absentees) -> bool:
+    """Whether nothing is trained behind this merge: it takes no momentum along."""
+    return not absent and all(member.closing for member in members)
 
 
 def share_of(offer: Offer) -> Share:

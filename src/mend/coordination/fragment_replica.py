@@ -124,6 +124,14 @@ class FragmentReplica:
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
         return {(each.member, each.seq) for commit in undone for each in offers_of(commit)}
 
+    def forget_rounds(self, version: int) -> bool:
+        """A round behind the one after `version`, the newest decided, was of a lineage that is
+        undone; those to come are of lower versions. False: there is none."""
+        forgets = self.gather is not None and self.gather.version > version + 1
+        if forgets:
+            self.gather = None
+        return forgets
+
     def same_members(self, version: int) -> bool:
         """Whether the last gather asked for just what was decided as this version."""
         commit, gather = self.commits.get(version), self.gather

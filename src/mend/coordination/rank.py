@@ -247,6 +247,8 @@ class RankMachine:
             if version == mine[0] and replica.founded(version, digest, mine):
                 effects.append(ev.PublishAnchor(p, version, 0))
             effects += [ev.DropAnchor(p, gone) for gone in replica.restored(version, digest)]
+            if replica.forget_rounds(version):
+                effects += replica.slices.undo(p, version)
             ended = self.folded.ended.get((self.member, p), 0)
             named, _ = self.folded.named.get((self.member, p), (0, 0))
             if p in self.parts and named < self.parts[p].seq <= ended:
@@ -290,6 +292,7 @@ class RankMachine:
             effects += [
                 ev.DropAnchor(p, version) for version in replica.outgrown(record.versions[p])
             ]
+            replica.forget_rounds(record.versions[p])
             effects += replica.slices.undo(p, record.versions[p])
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
@@ -405,7 +408,7 @@ class RankMachine:
             if replica.same_members(newest):  # else another attempt was decided, not other bits
                 about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
                 effects.append(ev.Note("differs", about))
-            replica.gather = None
+            replica.gather = replica.slices.gather = None
         if replica.merging is not None or replica.copying is not None or replica.retry_ns:
             return
         if newest - 1 in replica.held and self._merges(fragment, newest, effects):
@@ -453,7 +456,7 @@ class RankMachine:
         merge = ev.Merge(
             fragment, wanted.version, attempt, names, self._weights(wanted), sharded=sharded,
             verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
-            closing=all_closing(wanted.members),
+            closing=all_closing(wanted.members, wanted.absent),
         )  # fmt: skip
         step: ev.Merge | ev.Measure | None = merge
         if self.options.sums and len(names) > 1:

@@ -315,7 +315,7 @@ class Round:
         reported = set().union(*by_digests.values())
         absent = (inputs.live & inputs.contributors) - reported
         self.awaited = absent if reported else frozenset()
-        if self.sharded and self._ends_sharded(inputs, now_ns):
+        if inputs.policy.sharded and self._ends_sharded(inputs, now_ns):
             return None
         stalled = now_ns >= self.gathered_ns + self._stall_ns()
         if len(by_digests) > 1 and not absent and (self.count < ATTEMPTS_MAX or stalled):
@@ -352,8 +352,8 @@ class Round:
 
     def _ends_sharded(self, inputs: RoundInputs, now_ns: int) -> bool:
         """Look who has merged its slice. A new attempt where one of them has failed, as a mesh; or
-        without a member that is silent, whose slice goes to another. In lockstep all are waited
-        for."""
+        without a member that is silent, whose slice goes to another, and whose payload nobody else
+        need have, in a mesh as well. In lockstep all are waited for."""
         told = {r: failed for r, (of, failed) in inputs.slices.items() if of == self.attempt}
         racks = [offer.member.rack for offer in self.members]
         self.merged = tuple(rack for rack in racks if told.get(rack) is False)

@@ -17,8 +17,9 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import asdict
 
-from mend.consensus.records import U16, Absentees, Count, Offer, Word
+from mend.consensus.records import U16, Absentees, Count, Offer, Racks, Word
 from mend.coordination.messages import (
     Ack,
     Envelope,
@@ -60,6 +61,8 @@ class _Gather(Word, frozen=True):
     attempt: Count
     members: Annotated[tuple[_Place | Offer, ...], Meta(max_length=64)]
     absent: Absentees
+    sharded: bool = False
+    merged: Racks = ()
 
 
 _ITEMS: dict[str, Any] = {
@@ -163,12 +166,12 @@ def _with_places(gather: Gather, offers: tuple[Offer, ...]) -> _Gather:
     """Its members are open offers mostly, which have a checksum per rank."""
     places = {id(offer): place for place, offer in enumerate(offers)}
     members = tuple(places.get(id(offer), offer) for offer in gather.members)
-    return _Gather(gather.fragment, gather.version, gather.attempt, members, gather.absent)
+    return _Gather(**asdict(gather) | {"members": members})
 
 
 def _with_offers(said: _Gather, offers: tuple[Offer, ...]) -> Gather:
     members = tuple(offers[item] if isinstance(item, int) else item for item in said.members)
-    return Gather(said.fragment, said.version, said.attempt, members, said.absent)
+    return Gather(**asdict(said) | {"members": members})
 
 
 def apply_patch(base: Repeated, patch: Patch) -> Repeated:

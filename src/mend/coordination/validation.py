@@ -151,6 +151,8 @@ def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks
     each = (snapshot.versions, snapshot.digests, snapshot.norms, snapshot.rounds)
     if any(len(found) != fragments for found in each) or min(snapshot.versions) < 0:
         return "a snapshot of another plan"
+    if snapshot.mark is not None and len(snapshot.mark_versions) != fragments:
+        return f"a snapshot whose mark has {len(snapshot.mark_versions)} versions"
     lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
     if any(len(found) != ranks for found in [*lists, *snapshot.digests]):
         return "a snapshot with other numbers of ranks"
@@ -236,6 +238,9 @@ def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> st
             return misfit
         if any(offer.fragment != gather.fragment for offer in gather.members):
             return "a Gather of offers of several fragments"
+        racks = [offer.member.rack for offer in gather.members]
+        if racks != sorted(set(racks)):
+            return f"a Gather of racks {racks}, which do not ascend"
     return ""
 
 

@@ -320,7 +320,7 @@ class ConcurrentOuterStep:
             about["moments"] = True
         else:
             momentum = numerics.rates(
-                rounds, part, len(record.members), all_closing(record.members)
+                rounds, part, len(record.members), all_closing(record.members, record.absent)
             ).momentum
             self.published.told(record, (rounds / WHOLE, momentum))
             about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}

@@ -16,7 +16,7 @@ from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
 from mend.engine.training_state import Received
 from mend.engine.turnout import Turnout
-from mend.errors import MendError
+from mend.errors import JobLost, MendError
 from mend.types import Member
 
 
@@ -255,8 +255,16 @@ class PublishedState:
     def fail(self, error: MendError) -> None:
         """The first failure stays; whoever waits raises it."""
         with self.changed:
-            self.failure = self.failure or error
+            if not (self.trains and isinstance(error, JobLost)):
+                self.failure = self.failure or error
             self.changed.notify_all()
+
+    def begin_to_train(self) -> None:
+        """All bytes are here: that the job was lost without them is out of date."""
+        with self.changed:
+            self.trains = True
+            if isinstance(self.failure, JobLost):
+                self.failure = None
 
     def finish(self) -> None:
         with self.changed:

@@ -233,7 +233,7 @@ class Trainer(TrainerRounds):
         """
         copied = yield from self._copy_state(limit_ns // 2)
         anchors = yield from self._await_anchors(limit_ns)
-        self.published.trains = True
+        self.published.begin_to_train()
         if copied is not None:
             yield from self._load_state(copied)
         own = self.resumes

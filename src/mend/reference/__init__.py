@@ -279,7 +279,8 @@ class _Log:
         weights = shares(commit.members, self.settings)
         delta = self.merged(commit.fragment, [offer.sent for offer in offers], weights)
         s = part(commit, self.settings)
-        plain = (len(racks) == 1 and s == 1) or all(offer.closing for offer in offers)
+        last = not commit.absent and all(offer.closing for offer in offers)
+        plain = last or (len(racks) == 1 and s == 1)
         versions.append(outer_step(versions[-1], delta, self.settings, s, plain))
         if self.low_rank:
             pairs = zip(offers, weights, strict=True)

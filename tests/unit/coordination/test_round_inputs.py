@@ -87,7 +87,7 @@ def test_where_rounds_are_sharded_a_live_racks_offer_has_arrived_though_nobody_p
     views = {rack: MemberView(member(rack), 0, report=report(rack, 2)) for rack in range(3)}
     offers = {(rack, 0): offer(rack) for rack in (1, 2)}
     around = surroundings(log.appended, views, offers, frozenset({0, 1}))
-    found = inputs_of(0, around, log.appended, views, offers).arrived
+    found = inputs_of(0, around, log.appended, views, offers, {}).arrived
     assert [each.member.rack for each in found] == arrived
 
 
@@ -97,7 +97,7 @@ def test_how_racks_stand_in_a_sharded_attempt_is_read_of_the_next_version() -> N
     views = {rack: MemberView(member(rack), 0, report=report(rack, 2)) for rack in range(2)}
     views[1].report = report(1, 2, slices=said)
     around = surroundings(log.appended, views, {}, frozenset(views))
-    assert inputs_of(0, around, log.appended, views, {}).slices == {1: (8, True)}
+    assert inputs_of(0, around, log.appended, views, {}, {}).slices == {1: (8, True)}
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:

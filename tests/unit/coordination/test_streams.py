@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from mend.consensus.records import Absent
 from mend.coordination import wire
 from mend.coordination.messages import Ack, Envelope, Gather, Message, Orders, Patch, Report
 from mend.coordination.streams import (
@@ -143,6 +144,19 @@ def test_a_gather_names_the_open_offers_that_it_asks_for() -> None:
     frame = ends.to_right(asks)
     assert len(frame) < 200
     assert ends.right.read(wire.decode(frame)) == asks
+
+
+def test_all_of_a_gather_comes_through_a_patch() -> None:
+    """What a patch left out was as if it had never been said: the rank made a mesh of a slice."""
+    offers = tuple(offer(rack) for rack in range(3))
+    asked = Gather(0, 1, 7, offers[:2], (Absent(2, 64, 8),), sharded=True, merged=(0,))
+    usual = Gather(0, 1, 1, ())
+    names = Gather.__struct_fields__[1:]
+    assert all(getattr(asked, name) != getattr(usual, name) for name in names if name != "version")
+    ends = Ends()
+    ends.settle(orders(1, (), offers=offers))
+    asks = orders(2, (), offers=offers, gathers=(asked,))
+    assert ends.right.read(wire.decode(ends.to_right(asks))) == asks
 
 
 def test_a_member_that_is_no_open_offer_of_the_state_is_refused() -> None:

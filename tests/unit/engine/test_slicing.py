@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mend.codec import codec_named, cut_numel
+from mend.consensus.weights import WHOLE
 from mend.engine.numerics import Numerics
 from mend.errors import Unmergeable
 from mend.merge import MERGES
@@ -36,7 +37,7 @@ def test_the_bits_are_those_of_a_merge_of_all(codec: str, numel: int, count: int
         begin, end = made.slice_bytes(first, last)
         made.merge_slice([p[begin:end] for p in payloads], WEIGHTS, merged_N[first:last])
     whole = made.merge(payloads, WEIGHTS, anchor, 1)
-    found = made.finish(merged_N, len(WEIGHTS), anchor, 1)
+    found = made.finish(merged_N, anchor, 1, WHOLE, made.rates(0, WHOLE, len(WEIGHTS)))
     assert found.digest == whole.digest
     assert torch.equal(found.data, whole.data)
     later = [made.merge(payloads, WEIGHTS, each, 2).digest for each in (whole, found)]

@@ -308,9 +308,10 @@ class Leader:
 
     def _report_due_ns(self, *, answers: bool) -> int:
         """When a report without news is due. It `answers` orders, which all racks hear at one time,
-        if it may: so reports come together, and their reader wakes up once for many."""
+        if it may: so reports come together, and their reader wakes up once for many. Who has no
+        seat yet keeps a pace of its own."""
         heartbeat_ns = self.options.heartbeat_ns
-        early_ns = int(heartbeat_ns * EARLY)
+        early_ns = int(heartbeat_ns * EARLY) if self.seated else 0
         return self.reported_ns + heartbeat_ns + (-early_ns if answers else early_ns)
 
     def _numbered(self, report: Report) -> Report:

@@ -27,7 +27,7 @@ from mend.engine.fragment_state import Marks
 from mend.engine.live_rank import BUFFERS_PAGE, LiveRank
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.outcome import Ended, Outcome
-from mend.engine.saved_state import SavedState
+from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
 from mend.errors import (
@@ -84,10 +84,12 @@ def mend_init(
     `determinism`: "run" or "shape" enables mend.determinism until the rack leaves, in this thread;
     generators are seeded from `seed` and the rack's number. One that is enabled already stays.
 
-    Raises ConfigError, UsageError (called twice; an optimizer of another model), PlanMismatch (the
-    racks' models or settings differ), Refused, StartTimeout, AddressInUse, NotDeterministic, or
-    CheckpointError (none is complete, damaged, of another model or plan; racks differ in theirs).
+    Raises ConfigError, UsageError (called twice; an optimizer of another model; `resume` of another
+    type), PlanMismatch (the racks' models or settings differ), Refused, StartTimeout, AddressInUse,
+    NotDeterministic, or CheckpointError (none is complete, damaged, of another model or plan; racks
+    differ in theirs).
     """
+    source = source_of(resume)
     config = config if config is not None else MendConfig()
     optimizers = optimizers_of(optimizer)
     if registry.find(model) is not None:
@@ -102,7 +104,7 @@ def mend_init(
         # one is over and held nothing: as if its launcher had started it again.
         with contextlib.suppress(*[JobLost] if lives else ()):
             place = (asked, config, members, mesh)
-            return _begun(model, place, optimizers, resume, (determinism, seed))
+            return _begun(model, place, optimizers, source, (determinism, seed))
     raise AssertionError("the last life returns or raises")
 
 
@@ -110,7 +112,7 @@ def _begun(
     model: nn.Module,
     place: tuple[MendConfig, MendConfig, tuple[int, ...] | None, DeviceMesh | None],
     optimizers: Sequence[HoldsParameters],
-    resume: str | Path | SavedState | None,
+    resume: Path | SavedState | None,
     determined: tuple[Level | None, int],
 ) -> Runtime:
     """A rank that trains, registered; or everything is undone. `place`: the configuration as it was
@@ -351,7 +353,7 @@ class Runtime:
         *,
         wait: bool,
     ) -> PendingCheckpoint:
-        self._may_checkpoint("checkpoint")
+        self._may_checkpoint("checkpoint" if wait else "async_checkpoint")
         self._steps.settle()
         assert isinstance(self._rank, LiveRank)
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
@@ -583,14 +585,13 @@ def _rank_of(
     model: nn.Module,
     config: MendConfig,
     members: tuple[int, ...] | None,
-    resume: str | Path | SavedState | None,
+    resume: Path | SavedState | None,
     optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
         return LocalOnlyRank(settings)
-    found = Path(resume) if isinstance(resume, str) else resume
-    settings = replace(settings, resume=found)
+    settings = replace(settings, resume=resume)
     return live_rank(model, settings, rules_of(config), local_place(), optimizers)
 
 

@@ -279,7 +279,8 @@ def test_a_failure_in_the_background_comes_out_once_and_typed(
         step(model, optimizer, 1)
         runtime.async_checkpoint(tmp_path / "one", full)
         step(model, optimizer, 2)
-        with pytest.raises(CheckpointError, match=said):
+        before = f"^the checkpoint before this one, 'one', is not complete: .*{said}"
+        with pytest.raises(CheckpointError, match=rf"{before}\. 'two' is being written$"):
             runtime.async_checkpoint(tmp_path / "two")
         step(model, optimizer, 3)
         asked = runtime.async_checkpoint(tmp_path / "three", full)
@@ -312,6 +313,9 @@ def test_the_end_waits_for_what_is_written_and_says_when_it_failed(
     assert status is not None
     assert status.outcome == "merged"
     assert newest_checkpoint(tmp_path) is None
+    for call in (runtime.checkpoint, runtime.async_checkpoint):
+        with pytest.raises(UsageError, match=rf"^{call.__name__}\(\) after mend_shutdown"):
+            call(tmp_path / "three")
 
 
 def test_a_rack_that_is_aborted_leaves_no_complete_checkpoint(

@@ -276,10 +276,10 @@ def test_fewer_racks_go_on_and_say_in_tokens_what_is_lost(jobs: Jobs, cut: Path)
 
 
 def test_a_rack_without_a_part_begins_with_a_copy(jobs: Jobs, cut: Path) -> None:
-    """A third one that was not there, and one whose folder is lost."""
-    folder = cut / "step-14"
+    """A third one that was not there, and one whose folder is lost. They merge slices now."""
+    folder, config = cut / "step-14", FREE | {"exchange_plan": "sharded"}
     (folder / "rack-1").rename(folder / "gone")
-    results = jobs(racks=3).run(steps=30, config=FREE, resume=str(folder))
+    results = jobs(racks=3).run(steps=30, config=config, resume=str(folder))
     assert [len(result.losses) for result in results] == [16, 30, 30]
     assert [len(result.kinds("resume-lost")) for result in results] == [0, 1, 1]
     for result in results:

@@ -23,7 +23,7 @@ def unsharded(codec: str, merge: str, racks: int) -> str:
     from mend.codec import codec_named, cut_numel  # loads torch, which a witness has no use for
 
     if racks < SLICED_MIN:
-        return f"needs {SLICED_MIN} racks or more, as racks={racks}"
+        return f"needs {SLICED_MIN} racks or more; racks is {racks}"
     if merge != "mean":
         return f"cannot be with merge={merge!r}, whose weights follow from whole tensors"
     if not cut_numel(codec_named(codec)):

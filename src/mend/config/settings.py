@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from mend.config import kinds as k
 from mend.config.exchange_plan import is_sharded, unsharded
+from mend.config.registered import NESTEROV, is_codec, is_outer, refusal
 from mend.config.replaying import from_replay
-from mend.config.sources import from_arguments, from_environment, from_toml, misfit
+from mend.config.sources import from_arguments, from_environment, from_toml
 from mend.errors import ConfigError
 from mend.types import MOMENT_PERIODS, RACKS_MAX
 
@@ -68,8 +69,6 @@ COMPRESSIONS = (
 """Words of outer_step_compression_mode, beside the names of codecs."""
 
 _CODEC_OF = {"bf16": "bfloat16", "quant4": "int4"}
-
-NESTEROV = "nesterov"
 
 RANK_DEFAULT = 4
 
@@ -129,7 +128,7 @@ def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
         try:
             values[name] = rules[name].accept(found.value)
         except (ValueError, TypeError, OverflowError):
-            raise misfit(name, rules[name], found) from None
+            raise refusal(name, rules[name], found) from None
     if "racks" not in named:
         values["racks"] = _racks_at_least(values)
     values["sideband_peers"] = _in_rack_order(values, counted="racks" in own)
@@ -157,20 +156,6 @@ def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ..
     if plain and len(peers) == values["racks"] and (counted or not values["sideband_addr"]):
         return k.numbered(dict(enumerate(peers)))
     return peers
-
-
-def _is_codec(word: str) -> bool:
-    from mend.codec import is_codec  # loads torch, which a witness has no use for
-
-    return is_codec(word)
-
-
-def _is_outer(word: str) -> bool:
-    if word == NESTEROV:
-        return True
-    from mend.outer import OUTERS  # loads torch as well
-
-    return word in OUTERS
 
 
 @_from_all_sources
@@ -245,7 +230,7 @@ class MendConfig:
     )
     outer_optimizer: str = _knob(
         NESTEROV,
-        k.text(f"{NESTEROV}, or the name of a registered one", _is_outer),
+        k.text(f"{NESTEROV}, or the name of a registered one", is_outer),
         "what makes the next anchor of the racks' merged delta (numerics.md)",
     )
     outer_lr: float = _knob(
@@ -286,7 +271,7 @@ class MendConfig:
         "none",
         k.text(
             f"one of {', '.join(COMPRESSIONS)}, or the name of a registered codec",
-            lambda word: word in COMPRESSIONS or _is_codec(word),
+            lambda word: word in COMPRESSIONS or is_codec(word),
         ),
         "compression of deltas on the wire; what it drops is sent with a later round "
         "(compression.md)",
@@ -435,7 +420,8 @@ class MendConfig:
         "mesh",
         k.one_of("auto", "mesh", "sharded"),
         "what a rack pulls in a round: mesh, all payloads of the others; sharded, a slice of each, "
-        "which it merges, and the slices that others have merged; auto: sharded where that is less",
+        "which it merges, and the slices that others have merged; auto: sharded with four racks or "
+        "more where that is fewer bytes, else mesh",
     )
 
     named: InitVar[frozenset[str] | None] = None
@@ -535,7 +521,9 @@ class MendConfig:
 
     def hyper_facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) of what must be equal on all racks; compared as text when they say hello."""
-        return tuple((name, str(getattr(self, name))) for name in FACTS)
+        said = {name: str(getattr(self, name)) for name in FACTS}
+        said["exchange_plan"] = "sharded" if self.sharded else "mesh"  # what auto came to
+        return tuple(said.items())
 
 
 def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> str:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 FREE_FACTS = frozenset(
     {
         "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
-        "mend version",
+        "exchange_plan", "mend version",
     }
 )  # fmt: skip
 """What a job that resumes a checkpoint may have otherwise."""
@@ -273,7 +273,9 @@ def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | 
     path = path.absolute()
     folder = path if any(path.glob("rack-*")) else newest_checkpoint(path)
     if folder is None:
-        raise CheckpointError(f"there is no complete checkpoint in {path}")
+        of_torch = "; it is one of torch.distributed.checkpoint: load a mend.SavedState of it"
+        remedy = of_torch if (path / ".metadata").exists() else ""
+        raise CheckpointError(f"there is no complete checkpoint in {path}{remedy}")
     manifest = read_manifest(folder, rack)
     if manifest is None:
         return None

@@ -62,17 +62,37 @@ class PendingCheckpoint:
         error = self._error(None)
         return None if self._asked else error
 
+    def told_later(self, state: str) -> CheckpointError:
+        """Why it failed, for the call that makes the next one, which is in that `state`."""
+        cause = self._cause(None)
+        assert cause is not None, "it is complete"
+        error = CheckpointError(
+            f"the checkpoint before this one, {self._path.name!r}, is not complete: "
+            f"{_why(cause)}. {state}"
+        )
+        error.__cause__ = cause
+        return error
+
     def _error(self, timeout_s: float | None) -> CheckpointError | None:
-        try:
-            error = self._written.exception(timeout_s)
-        except CancelledError:
-            error = MendError("this rack has left the job")
+        error = self._cause(timeout_s)
         if error is None or isinstance(error, CheckpointError):
             return error
-        why = str(error) if isinstance(error, MendError) else f"{type(error).__name__}: {error}"
-        wrapped = CheckpointError(f"checkpoint {self._path.name!r} is not complete: {why}")
+        wrapped = CheckpointError(f"checkpoint {self._path.name!r} is not complete: {_why(error)}")
         wrapped.__cause__ = error
         return wrapped
+
+    def _cause(self, timeout_s: float | None) -> BaseException | None:
+        try:
+            return self._written.exception(timeout_s)
+        except CancelledError:
+            return MendError("this rack has left the job")
+        except TimeoutError:
+            late = f"checkpoint {self._path.name!r} is not complete after {timeout_s} s"
+            raise TimeoutError(late) from None
+
+
+def _why(error: BaseException) -> str:
+    return str(error) if isinstance(error, MendError) else f"{type(error).__name__}: {error}"
 
 
 def nothing_to_write(path: Path) -> PendingCheckpoint:
@@ -125,7 +145,7 @@ class CheckpointWriter:
         """Cut, and have what was taken written; `wait`: until all racks have. A former one is
         waited for first. Its failure, if nobody has asked for it, is raised behind the new one:
         another rack may not have it, and must not wait for this one in vain."""
-        former = self.settle()
+        before, former = self._pending, self.settle()
         try:
             self._pending = self._begin(folder, save, limit_ns)
             if wait:
@@ -134,8 +154,9 @@ class CheckpointWriter:
             if former is not None:
                 error.add_note(f"The one before it was not completed either: {former}")
             raise
-        if former is not None:
-            raise former
+        if before is not None and former is not None:
+            state = "is complete" if wait else "is being written"
+            raise before.told_later(f"{folder.name!r} {state}")
         return self._pending
 
     def saved_state(self, limit_ns: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mend.engine.checkpoint import Facts, Part, Taken, differing_fact, manifest_
 from mend.engine.checkpoint_files import Manifest, State
 from mend.engine.digest import bytes_of, digest_of_state
 from mend.engine.rack import RackGroup
-from mend.errors import CheckpointError
+from mend.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader
@@ -69,7 +69,8 @@ class SavedState:
     runtime was saved under; then to mend_init. `checkpoint`: its folder, or a StorageReader.
     `rank`: this process's in its rack; None: that in the process group.
 
-    Raises CheckpointError where the checkpoint has nothing of this rank.
+    Raises CheckpointError where the checkpoint has nothing of this rank, UsageError for what is
+    neither a folder nor a reader.
     """
 
     def __init__(
@@ -85,8 +86,13 @@ class SavedState:
             rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         if isinstance(checkpoint, str | os.PathLike):
             self._where, checkpoint = f"{checkpoint}", FileSystemReader(checkpoint)
-        else:
+        elif hasattr(checkpoint, "read_metadata"):
             self._where = type(checkpoint).__name__
+        else:
+            raise UsageError(
+                f"checkpoint is {_type_of(checkpoint)}; it takes the folder of a checkpoint of "
+                "torch.distributed.checkpoint (str or Path), or a StorageReader"
+            )
         try:
             listed: dict[str, Any] = dict(checkpoint.read_metadata().state_dict_metadata)
         except OSError as error:
@@ -147,3 +153,20 @@ class SavedState:
             raise CheckpointError(f"{self._where} is of another plan: {why}")
         registered = tensors.pop(_REGISTERED, None)
         return Part(Path(self._where), about.manifest, about.state, tensors, registered)
+
+
+def source_of(resume: object) -> Path | SavedState | None:
+    """What `mend_init(resume=)` goes on from. Raises UsageError for a value of another type."""
+    if resume is None or isinstance(resume, SavedState):
+        return resume
+    if isinstance(resume, str | os.PathLike) and isinstance(path := os.fspath(resume), str):
+        return Path(path)
+    raise UsageError(
+        f"resume is {_type_of(resume)}; it takes a folder of runtime.checkpoint (str or Path), or "
+        "a mend.SavedState that torch.distributed.checkpoint has loaded"
+    )
+
+
+def _type_of(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -417,8 +418,20 @@ ELSE: dict[str, Any] = {
 def test_an_outer_optimizer_has_to_be_registered_and_racks_to_have_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ConfigError, match="outer_optimizer='mine': needs nesterov, or the name of"):
+    monkeypatch.setitem(OUTERS, "fedadam", OUTERS["nesterov"])
+    said = (
+        "outer_optimizer='mine': needs one of nesterov, fedadam (what is registered in this "
+        "process). Import what calls mend.outer.register('mine', ...) before MendConfig is built, "
+        "or change "
+    )
+    with pytest.raises(ConfigError, match=re.escape(f"{said}the argument outer_optimizer.")):
         MendConfig(outer_optimizer="mine")
+    with monkeypatch.context() as patch:
+        patch.setenv("MEND_OUTER_OPTIMIZER", "mine")
+        with pytest.raises(ConfigError, match=re.escape(f"{said}MEND_OUTER_OPTIMIZER.")):
+            MendConfig()
+    with pytest.raises(ConfigError, match="outer_optimizer=3: needs nesterov, or the name of a"):
+        MendConfig(outer_optimizer=3)  # type: ignore[arg-type]
     monkeypatch.setitem(OUTERS, "mine", OUTERS["nesterov"])
     mine = MendConfig(outer_optimizer="mine", outer_lr=9, outer_optimizer_momentum=0.5)
     assert ("outer_optimizer", "mine") in mine.hyper_facts()

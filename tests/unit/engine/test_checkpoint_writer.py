@@ -77,3 +77,27 @@ def test_a_failure_that_somebody_has_asked_for_is_not_told_again() -> None:
     assert one.unasked() is None
     assert pending(None).unasked() is None
     assert pending(None).result() == Path("cuts/one")
+
+
+def test_a_wait_that_is_too_long_says_for_what() -> None:
+    waiting = PendingCheckpoint(Path("cuts/one"), Future())
+    with pytest.raises(TimeoutError, match=r"^checkpoint 'one' is not complete after 0.01 s$"):
+        waiting.result(0.01)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (CheckpointError("racks 1 have not written it"), "racks 1 have not written it"),
+    ],
+)
+def test_what_is_told_later_names_both_checkpoints(cause: Exception, said: str) -> None:
+    former = pending(cause)
+    error = former.unasked()
+    assert error is not None
+    later = former.told_later("after is being written")
+    assert isinstance(later, CheckpointError)
+    assert str(later) == (
+        f"the checkpoint before this one, 'one', is not complete: {said}. after is being written"
+    )

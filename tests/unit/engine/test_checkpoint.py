@@ -1,0 +1,36 @@
+"""What a checkpoint is refused for, and what may differ from the job that made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mend import MendConfig
+from mend.engine.checkpoint import differing_fact, read_part
+from mend.engine.rack import RackGroup
+from mend.errors import CheckpointError
+
+
+def test_a_job_may_go_on_under_another_exchange_plan() -> None:
+    """Three racks that merged slices go on as two, which cannot; the bits are those of a mesh."""
+    three = MendConfig(rack=0, racks=3, exchange_plan="sharded").hyper_facts()
+    two = MendConfig(rack=0, racks=2).hyper_facts()
+    assert dict(three)["exchange_plan"] != dict(two)["exchange_plan"]
+    assert differing_fact(three, two) == differing_fact(two, three) == ""
+    other = MendConfig(rack=0, racks=2, outer_lr=0.5).hyper_facts()
+    assert differing_fact(three, other) == "outer_lr was 1.0, is 0.5 here"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(CheckpointError) as raised:
+        read_part(path, 0, RackGroup(None, 1.0), ())
+    return str(raised.value)
+
+
+def test_a_folder_of_torch_s_checkpoint_is_told_from_an_empty_one(tmp_path: Path) -> None:
+    said = f"there is no complete checkpoint in {tmp_path}"
+    assert refusal(tmp_path) == said
+    (tmp_path / ".metadata").touch()
+    remedy = "it is one of torch.distributed.checkpoint: load a mend.SavedState of it"
+    assert refusal(tmp_path) == f"{said}; {remedy}"

@@ -27,7 +27,9 @@ TINY = {name: row.quick.split() for name, row in ROWS_BY_NAME.items()}
 """What `mend bench run --quick` gives them."""
 
 ELSEWHERE = {
+    "determinism": "tests/process/test_benchmarks.py",
     "encode": "tests/process/test_benchmarks.py",
+    "exchange": "tests/process/test_benchmarks.py",
     "tape": "tests/process/test_benchmarks.py",
     "kill": "tests/unit/test_bench_failures.py",
     "straggler": "tests/unit/test_bench_failures.py",
@@ -39,7 +41,8 @@ ELSEWHERE = {
     "torchft_cell": "tests/process/test_h200.py",
 }
 """Modules that are not run here, and who tries them. Kill, straggler, together and rejoin start
-the same racks in the same way, so one of the four is enough."""
+the same racks in the same way, so one of the four is enough. Exchange needs root and iperf3: only
+its help is asked for here."""
 
 
 def tried_elsewhere(name: str) -> bool:
@@ -87,7 +90,7 @@ def all_parts_took_time(found: dict[str, Any]) -> None:
     assert all(parts[name] > 0 for name in ("capture", "encode", "merge", "apply")), parts
 
 
-@pytest.mark.parametrize("name", sorted({*TINY, "peers"}))
+@pytest.mark.parametrize("name", sorted({*TINY, "peers", "determinism", "exchange"}))
 def test_help_teaches_how_to_read_the_figures(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +103,13 @@ def test_help_teaches_how_to_read_the_figures(
     assert f"python -m benchmarks.{name}" in said
     assert "`measured` is" in said
     assert "--save" in said or name == "peers"
+
+
+def test_a_step_with_equal_bits_is_measured_beside_a_plain_one(nursery: Nursery) -> None:
+    words = ["benchmarks.determinism", "--layers", "1", "--blocks", "1", "--steps", "1"]
+    found = json.loads(run(nursery, *words))
+    assert found["name"] == "determinism"
+    assert found["measured"] > 1, "it costs more"
 
 
 def test_two_rows_are_measured_and_a_peer_beside_them(nursery: Nursery, tmp_path: Path) -> None:

@@ -588,3 +588,17 @@ def test_a_rack_that_others_have_overtaken_gives_a_checkpoint_up_at_once() -> No
         run_with(hand, hand.trainer.cut("one", 60 * SECOND), overtaken)
     assert hand.now_ns == began_ns
     assert hand.track().anchor.version == 0
+
+
+def test_what_is_decided_behind_a_checkpoint_is_not_applied_before_it() -> None:
+    hand = Hand()
+    begin(hand)
+
+    def come() -> None:
+        for record in (merged(1), OURS, merged(2)):
+            hand.published.told(record)
+        for version in (1, 2):
+            hand.published.publish(0, hand.numerics.adopt(torch.ones(4), 4, version))
+
+    run_with(hand, hand.trainer.cut("one", 60 * SECOND), come)
+    assert hand.track().anchor.version == 1

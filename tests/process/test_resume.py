@@ -175,9 +175,13 @@ def test_a_rack_that_cannot_write_makes_it_incomplete_for_all_at_once(
     every = {"cut_every": 6, "cuts": str(tmp_path / "cuts")}
     job = jobs()
     results = job.run(**options, **every, per={1: {"failing_step": 12}})
+    before, behind = "", ""
+    if background:
+        before = "the checkpoint before this one, 'step-12', is not complete: "
+        behind = ". 'step-18' is being written"
     assert [job.told(rack)["not_saved"] for rack in (0, 1)] == [
-        ["checkpoint 'step-12' is incomplete: racks 1 have not written it"],
-        ["script.pt: No space left on device"],
+        [f"{before}checkpoint 'step-12' is incomplete: racks 1 have not written it{behind}"],
+        [f"{before}script.pt: No space left on device{behind}"],
     ]
     assert results[0].weights == results[1].weights
     assert mend.newest_checkpoint(tmp_path / "cuts") == tmp_path / "cuts" / "step-18"

@@ -35,6 +35,7 @@ from mend.tools.ports import LOOPBACK, free_ports
 RESULTS = Path(__file__).parent / "results"
 END_S = 30.0
 JOB = "benchmark"
+COPIES = 5
 _TILE = 1 << 20
 
 
@@ -129,6 +130,18 @@ def noise(numel: int, seed: int) -> Tensor:
     """fp32, cheap at any size; no benchmark depends on the values."""
     tile = torch.randn(min(_TILE, numel), generator=torch.Generator().manual_seed(seed))
     return tile.repeat(-(-numel // tile.numel()))[:numel].contiguous()
+
+
+def copies_s(numel: int) -> list[float]:
+    """Seconds of one plain copy of so many fp32 elements, by one thread; of several."""
+    torch.set_num_threads(1)
+    model, found = noise(numel, 1), []
+    out = torch.zeros_like(model)
+    for _ in range(COPIES):
+        began_s = time.perf_counter()
+        out.copy_(model)
+        found.append(time.perf_counter() - began_s)
+    return found
 
 
 class Flat(nn.Module):

@@ -24,12 +24,11 @@ import torch
 from torch import nn
 
 import mend
-from benchmarks._common import arguments, limit, noise, report, spread
+from benchmarks._common import arguments, copies_s, limit, noise, report, spread
 from mend.tools.ports import free_ports
 
 GOAL_S = 0.1
 STEPS_BETWEEN = 5
-COPIES = 5
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
         passed=statistics.median(background_s) < GOAL_S,
         options=options,
         unit="s",
-        beside=limit("one plain copy of the model", "s", _copies(options.numel), 4),
+        beside=limit("one plain copy of the model", "s", copies_s(options.numel), 4),
         more={"foreground_s": spread(foreground_s)},
     )
 
@@ -86,16 +85,6 @@ def _taken(numel: int, repeats: int) -> tuple[list[float], list[float]]:
                 pending = runtime.async_checkpoint(path)
             found[waits].append(time.perf_counter() - began_s)
             pending.result()
-    return found
-
-
-def _copies(numel: int) -> list[float]:
-    model, found = noise(numel, 1), []
-    out = torch.zeros_like(model)
-    for _ in range(COPIES):
-        began_s = time.perf_counter()
-        out.copy_(model)
-        found.append(time.perf_counter() - began_s)
     return found
 
 

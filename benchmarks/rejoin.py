@@ -22,16 +22,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
-import torch
-
-from benchmarks._common import RackArgs, Racks, arguments, limit, noise, report, spread
+from benchmarks._common import RackArgs, Racks, arguments, copies_s, limit, report, spread
 from benchmarks._work import Job, Seen, work
 
 GOAL_S = 0.1
 MERGES_BEFORE = 4
-COPIES = 5
 SURVIVOR, DEAD = 0, 1
 
 
@@ -46,7 +42,7 @@ def main() -> None:
         passed=statistics.median(losses) < GOAL_S,
         options=options,
         unit="s",
-        beside=limit("one plain copy of the model", "s", _copies(options.numel), 4),
+        beside=limit("one plain copy of the model", "s", copies_s(options.numel), 4),
         more={
             key: spread([one[key] for one in found], 3)
             for key in ("joins_s", "ready_s", "waited_ms", "longest_ms", "outage_stall_ms")
@@ -115,18 +111,6 @@ def outcome(seen: list[Seen], killed_s: float, restarted_s: float) -> dict[str, 
         "ready_s": began_s - restarted_s,
         "outage_stall_ms": start.stall_ms - killed.stall_ms,
     }
-
-
-def _copies(numel: int) -> list[float]:
-    """Seconds of one plain copy, by one thread."""
-    torch.set_num_threads(1)
-    model = noise(numel, 1)
-    out, found = torch.empty_like(model).zero_(), []
-    for _ in range(COPIES):
-        started = time.perf_counter()
-        out.copy_(model)
-        found.append(time.perf_counter() - started)
-    return found
 
 
 if __name__ == "__main__":

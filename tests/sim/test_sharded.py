@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from mend.sim import World, draw, problems_of
 from mend.sim.faults import SPOILT
@@ -20,11 +19,6 @@ JOB: dict[str, Any] = {"racks": RACKS, "sharded": True, "witness": False, "fragm
 SLOW = Fault("slow_worker", 0, FOR_EVER, a=3, amount=150 * MS)
 DEATH: dict[str, Any] = JOB | {"seed": 5, "numel": 7, "steps": 36, "byte_ns": MS}
 """Rack 3 dies when the others have merged their slices, and before it has merged its own."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def commits_of(**fields: Any) -> dict[Any, dict[str, Any]]:

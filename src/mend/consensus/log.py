@@ -446,12 +446,13 @@ class Log:
         return folded
 
     def decide(self, index: int) -> list[Record]:
-        """Everything up to `index` is decided; returns what is newly so, in order."""
+        """Everything up to `index` is decided; returns what is newly so, in order. That stays, be it
+        more than the log keeps: in this event somebody may want to read it."""
         fresh = [self._records[i] for i in range(self.decided + 1, min(index, self.last) + 1)]
         for record in fresh:
             self.committed.take(record)
         self.decided += len(fresh)
-        while self._first <= self.decided - self._kept:
+        while self._first <= self.decided - max(self._kept, len(fresh)):
             del self._records[self._first]
             del self._chains[self._first - 1], self._sizes[self._first - 1]
             self._first += 1

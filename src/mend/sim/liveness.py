@@ -138,6 +138,7 @@ def _not_converged(world: World) -> list[str]:
         for peer, training in world.trainings.items()
         if is_seated(training.process, seating)
         and not training.process.dead
+        and not isinstance(training.failure, Diverged)  # its script ends there, as it must
         and not _left_behind(world, training)
     }
     for peer, training in live.items():

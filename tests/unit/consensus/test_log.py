@@ -215,6 +215,8 @@ def test_after_is_cut_into_messages() -> None:
 
 def test_old_records_are_compacted() -> None:
     log = log_of(*commits(9), kept=4)
+    assert len(log.decide(6)) == 6
+    assert log.reaches(1), "what was decided just now can be read"
     log.decide(8)
     assert not log.reaches(3)
     assert log.reaches(4)
@@ -459,7 +461,7 @@ def test_the_digests_of_any_version_that_was_made_are_known() -> None:
     assert (two.digests_of(0, 1), two.digests_of(1, 1)) == (None, (digest(1000),))
     anew = log_of(*commits(1), replace(second, digests=((digest(7),),)))
     assert anew.digests_of(0, 1) == (digest(7),), "the newest that says so"
-    log.decide(5)
+    assert len(log.decide(1)) + len(log.decide(5)) == 5
     assert log.digests_of(0, 0) is None, "compacted"
     assert log.digests_of(0, 2) == (digest(2000),)
 
@@ -487,7 +489,7 @@ def test_a_new_lineage_counts_from_the_version_it_goes_on_from() -> None:
     first = [genesis(), missed(1, offer(0)), commit(2, [offer(0, 2)])]
     log = log_of(*first, anew, missed(2, offer(1, 5)), kept=2)
     assert [log.rounds_of(0, version) for version in range(3)] == [0, WHOLE // 2, WHOLE]
-    log.decide(log.last)
+    assert len(log.decide(2)) + len(log.decide(log.last)) == log.last
     assert (log.rounds_of(0, 1), log.rounds_of(0, 2)) == (WHOLE // 2, WHOLE)
     assert log.rounds_of(0, 0) is None, "compacted"
     assert log.committed.work == {(member(1), 0): (40, 10, 2)}, (

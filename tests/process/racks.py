@@ -30,11 +30,13 @@ WAITING_MAX = 64
 POLL_S = 0.01
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that another process does."""
+def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    """Wait for something that another process does. `what`: a function is asked at the end."""
     limit = time.monotonic() + LIMIT_S
     while not condition():
-        assert time.monotonic() < limit, f"in {LIMIT_S} s not: {what}"
+        if time.monotonic() >= limit:
+            told = what if isinstance(what, str) else what()
+            raise AssertionError(f"in {LIMIT_S} s not: {told}")
         time.sleep(POLL_S)
 
 
@@ -48,6 +50,7 @@ def environment(**more: str) -> dict[str, str]:
         **single,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # for Job.stacks
         **more,
     }
 
@@ -358,7 +361,7 @@ class Job:
     def ended(self, rack: int, code: int | None = None) -> int:
         """Wait for the end of a rack; its log is the message when the code is another."""
         process = self.processes[rack]
-        until(lambda: process.code is not None, f"rack {rack} ends\n{self.logs()}")
+        until(lambda: process.code is not None, lambda: f"rack {rack} ends\n{self.stacks()}")
         found = process.code
         assert found is not None
         assert code is None or found == code, (
@@ -405,7 +408,7 @@ class Job:
             ]
             return bool(found)
 
-        until(there, f"rack {rack} records {kind} {wanted}\n{self.logs()}")
+        until(there, lambda: f"rack {rack} records {kind} {wanted}\n{self.stacks()}")
         return found[0]
 
     def witness_event(self, kind: str, **wanted: object) -> dict[str, Any]:
@@ -415,9 +418,20 @@ class Job:
         """Where racks wait (Acts.gate) until the test makes the file."""
         return str(self.folder / name)
 
-    def logs(self) -> str:
+    def logs(self, length: int = 4000) -> str:
         found = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in found)
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-length:]}" for path in found)
+
+    def stacks(self) -> str:
+        """Abort what still runs, so that every thread says where it is; that, and the last events
+        of all."""
+        alive = [each for each in (*self.processes.values(), self.witness) if each is not None]
+        for process in alive:
+            process.signal(signal.SIGABRT)
+        time.sleep(1.0)  # the last thing that a failed test does
+        events = sorted(self.events_folder.glob("events-*.jsonl"))
+        last = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in events]
+        return "\n".join([self.logs(20000), *last])
 
     def close(self) -> None:
         for process in (*self.processes.values(), *([self.witness] if self.witness else [])):

@@ -39,7 +39,7 @@ from mend.errors import (
     NotMerged,
     UsageError,
 )
-from mend.fragment.plan import exchanged_parameters
+from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import in_few_words, running_statistics
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
@@ -99,17 +99,21 @@ def mend_init(
     _warn_of_codec(config)
     config, members = _seated(config, mesh)
     asked, config = config, placed(config, members)
+    plan = ModelPlan(
+        model, config.fragments, frozen=config.exchange_frozen, optimizers=optimizers,
+        moment_periods=config.moment_periods,
+    )  # fmt: skip
     for lives in reversed(range(LIVES_MAX)):
         # Whoever finds its job lost begins again as a new life, which is to attest that the former
         # one is over and held nothing: as if its launcher had started it again.
         with contextlib.suppress(*[JobLost] if lives else ()):
             place = (asked, config, members, mesh)
-            return _begun(model, place, optimizers, source, (determinism, seed))
+            return _begun(plan, place, optimizers, source, (determinism, seed))
     raise AssertionError("the last life returns or raises")
 
 
 def _begun(
-    model: nn.Module,
+    plan: ModelPlan,
     place: tuple[MendConfig, MendConfig, tuple[int, ...] | None, DeviceMesh | None],
     optimizers: Sequence[HoldsParameters],
     resume: Path | SavedState | None,
@@ -122,21 +126,21 @@ def _begun(
         switches = _switches(*determined, config.rack_number)
         if switches is not None:
             undo.callback(switches.close)
-        rank = _rank_of(model, config, members, resume, optimizers)
+        rank = _rank_of(plan, config, members, resume)
         undo.callback(rank.abort)
-        _warn_of_statistics(model, config)
+        _warn_of_statistics(plan, config)
         if config != asked:
             about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
             rank.recorder.note("placed", about)
         async_tp = AsyncTp()
-        _refuse_strangers(model, optimizers, config)
+        _refuse_strangers(plan, optimizers, config)
         if config.async_tp_enabled:
-            async_tp = AsyncTp.enable(model, mesh, rank.recorder.note)
+            async_tp = AsyncTp.enable(plan.model, mesh, rank.recorder.note)
             undo.callback(async_tp.close)
-        rank.carry(_training_state(model, config, rank, optimizers))
+        rank.carry(_training_state(plan, config, rank, optimizers))
         rank.begin()
-        runtime = Runtime(model, config, rank, optimizers, async_tp, switches)
-        registry.enter(model, runtime)
+        runtime = Runtime(plan, config, rank, optimizers, async_tp, switches)
+        registry.enter(plan.module, runtime)
         undo.pop_all()
     return runtime
 
@@ -222,7 +226,7 @@ class Runtime:
 
     def __init__(
         self,
-        model: nn.Module,
+        plan: ModelPlan,
         config: MendConfig,
         rank: LiveRank | LocalOnlyRank,
         optimizers: Sequence[HoldsParameters],
@@ -237,10 +241,9 @@ class Runtime:
         self._checkpoint_error: CheckpointError | None = None
         """Of the last one in the background, where only `shutdown` has waited for it."""
         self._warned_provider = False
-        frozen = config.exchange_frozen
-        self._steps = CountedSteps(model, rank, optimizers, async_tp, frozen=frozen)
+        self._steps = CountedSteps(plan, rank, optimizers, async_tp)
         # Runs when the model is freed, or at the end of a program that never shut down.
-        self._finalizer = weakref.finalize(model, rank.abort)
+        self._finalizer = weakref.finalize(plan.model, rank.abort)
 
     # -------------------------------------------------------------- the loop
 
@@ -582,38 +585,37 @@ class Runtime:
 
 
 def _rank_of(
-    model: nn.Module,
+    plan: ModelPlan,
     config: MendConfig,
     members: tuple[int, ...] | None,
     resume: Path | SavedState | None,
-    optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
         return LocalOnlyRank(settings)
     settings = replace(settings, resume=resume)
-    return live_rank(model, settings, rules_of(config), local_place(), optimizers)
+    return live_rank(plan, settings, rules_of(config), local_place())
 
 
 def _training_state(
-    model: nn.Module,
+    plan: ModelPlan,
     config: MendConfig,
     rank: LiveRank | LocalOnlyRank,
     optimizers: Sequence[HoldsParameters],
 ) -> TrainingState:
-    names = {id(p): name for name, p in exchanged_parameters(model, frozen=True)}
+    names = {id(parameter): name for name, parameter in plan.module.named_parameters()}
     enabled = config.join_copies_state
     return TrainingState(optimizers, names, rank.recorder.note, enabled=enabled)
 
 
 def _refuse_strangers(
-    model: nn.Module, optimizers: Sequence[HoldsParameters], config: MendConfig
+    plan: ModelPlan, optimizers: Sequence[HoldsParameters], config: MendConfig
 ) -> None:
     """An optimizer that holds none of the model's parameters was made before fully_shard, or for
     another model: it trains nothing that mend exchanges."""
     held = {id(p) for each in optimizers for p in held_by(each)}
-    trained = exchanged_parameters(model)
-    missing = [name for name, parameter in trained if id(parameter) not in held]
+    trained = plan.trained
+    missing = [name for name, parameter in trained.items() if id(parameter) not in held]
     if optimizers and len(missing) == len(trained):
         raise UsageError(
             "the optimizer holds none of the model's parameters; make it after fully_shard (and "
@@ -625,8 +627,8 @@ def _refuse_strangers(
             "parameters of the model; mend exchanges them all the same",
             stacklevel=4,
         )
-    known = {id(p) for _, p in exchanged_parameters(model, frozen=config.exchange_frozen)}
-    others = {id(p) for each in optimizers for p in held_by(each) if p.requires_grad} - known
+    trains = {id(p) for each in optimizers for p in held_by(each) if p.requires_grad}
+    others = trains - plan.ids
     if others and config.racks > 1 and config.exchange:
         warnings.warn(
             f"the optimizer trains {len(others)} parameters that are not the model's; mend does "
@@ -641,9 +643,9 @@ def _warn_of_codec(config: MendConfig) -> None:
         warnings.warn(costs, stacklevel=3)
 
 
-def _warn_of_statistics(model: nn.Module, config: MendConfig) -> None:
+def _warn_of_statistics(plan: ModelPlan, config: MendConfig) -> None:
     """BatchNorm and its like: other ones that training changes are noted at the end."""
-    kept = running_statistics(model)
+    kept = running_statistics(plan.module)
     if kept and config.exchange and config.racks > 1:
         warnings.warn(
             f"running statistics are not exchanged, each rack keeps its own: {in_few_words(kept)}; "

@@ -57,7 +57,6 @@ def settings_of(
         start_timeout_ns=int(config.start_timeout_s * SECOND),
         evict_ns=int(config.evict_s * SECOND),
         restart_attests=config.restart_attests_death,
-        fragments=config.fragments,
         period_steps=config.sync_period_steps,
         overlap_steps=config.tau,
         overlap_ramp=config.ramp_rounds,
@@ -65,7 +64,6 @@ def settings_of(
         grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
         expected=config.expected_racks,
         max_age=config.max_age,
-        moment_periods=config.moment_periods,
         token_weighted=config.token_weighted_merge,
         merge_mean_names=config.merge_mean_names,
         tape_mb_max=config.tape_mb_max,
@@ -86,7 +84,6 @@ def settings_of(
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),
-        frozen=config.exchange_frozen,
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
     )
 

@@ -446,8 +446,8 @@ class Log:
         return folded
 
     def decide(self, index: int) -> list[Record]:
-        """Everything up to `index` is decided; returns what is newly so, in order. That stays, be it
-        more than the log keeps: in this event somebody may want to read it."""
+        """Everything up to `index` is decided; returns what is newly so, in order. That stays here,
+        be it more than the log keeps: in this event somebody may want to read it."""
         fresh = [self._records[i] for i in range(self.decided + 1, min(index, self.last) + 1)]
         for record in fresh:
             self.committed.take(record)

@@ -201,7 +201,7 @@ class Part:
         m = self.manifest
         return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds)
 
-    def anchor(self, fragment: int, owned: Owned, numerics: Numerics) -> Anchor:
+    def _anchor(self, fragment: int, owned: Owned, numerics: Numerics) -> Anchor:
         """Raises CheckpointError for what is not as it was written."""
         mine = self.state.progress.fragments[fragment]
         data = numerics.empty(owned)
@@ -212,8 +212,10 @@ class Part:
             raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
         return anchor
 
-    def restore(self, fragment: int, track: FragmentState) -> None:
-        """Check that the model holds the weights of then; set what the track owes."""
+    def restore(self, fragment: int, track: FragmentState, numerics: Numerics) -> None:
+        """Check that the model holds the weights of then; set the anchor and what the track owes.
+        Raises CheckpointError."""
+        track.anchor = self._anchor(fragment, track.owned, numerics)
         mine, numel = self.state.progress.fragments[fragment], track.owned.numel
         theta_N = torch.empty(numel, dtype=torch.float32)
         track.view.read(track.owned, theta_N)

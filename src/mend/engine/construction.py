@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from torch import nn
 
 from mend.codec import codec_named
 from mend.engine.cuda_staging import CudaPin
 from mend.engine.live_rank import LiveRank
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
-from mend.engine.step_hooks import HoldsParameters
 from mend.engine.worker_pool import pool_threads
-from mend.fragment.device import device_of
-from mend.fragment.plan import exchanged_parameters
+from mend.fragment.model_plan import ModelPlan
 from mend.hardware.cpu_affinity import worker_cores
 from mend.merge import MERGES
 from mend.outer import OUTERS
@@ -35,19 +30,13 @@ class Rules:
 
 
 def live_rank(
-    model: nn.Module,
-    settings: Settings,
-    rules: Rules,
-    place: tuple[int, int],
-    optimizers: Sequence[HoldsParameters],
+    plan: ModelPlan, settings: Settings, rules: Rules, place: tuple[int, int]
 ) -> LiveRank:
-    """`place`: (number, count) of this process among those on this machine. `optimizers`: those
-    whose moments are exchanged. With a model on a GPU memory is locked, and workers stay on the
-    cores near it. Raises what a LiveRank raises."""
+    """`place`: (number, count) of this process among those on this machine. With a model on a GPU
+    memory is locked, and workers stay on the cores near it. Raises what a LiveRank raises."""
     outer = OUTERS[rules.outer](rules.outer_lr, rules.momentum, rules.momentum_ramp)
     codec, merge = codec_named(rules.codec), MERGES[rules.merge]()
-    device = device_of(p for _, p in exchanged_parameters(model, frozen=settings.frozen))
-    pin, cores = None, None
+    device, pin, cores = plan.device, None, None
     if device is not None and device.type == "cuda":
         pin, cores = CudaPin(), worker_cores(device.index or 0, *place)
     in_weights = keeps_in_weights(codec, settings.step.alignment)
@@ -55,4 +44,4 @@ def live_rank(
         codec, merge, outer, pool_threads(), rules.spare, pin, cores, settings.max_age, in_weights
     )
     near = replace(settings, io_loop=replace(settings.io_loop, cores=cores))
-    return LiveRank(model, near, numerics, optimizers)
+    return LiveRank(plan, near, numerics)

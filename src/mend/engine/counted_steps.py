@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from mend.engine.movement import Movement
 from mend.engine.outcome import Outcome
 from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
 from mend.errors import UsageError
-from mend.fragment.plan import exchanged_parameters, newcomers, unwrap
+from mend.fragment.model_plan import ModelPlan
+from mend.fragment.plan import newcomers
 from mend.hardware.async_tp import AsyncTp
 
 if TYPE_CHECKING:
@@ -26,24 +26,19 @@ class CountedSteps:
 
     def __init__(
         self,
-        model: nn.Module,
+        plan: ModelPlan,
         rank: LiveRank | LocalOnlyRank,
         optimizers: Sequence[HoldsParameters],
         async_tp: AsyncTp,
-        *,
-        frozen: bool,
     ) -> None:
-        """`frozen`: parameters that need no gradient are exchanged, too."""
-        named = exchanged_parameters(model, frozen=frozen)
-        parameters = [parameter for _, parameter in named]
-        self._model = weakref.ref(model)
-        self._names = {name for name, _ in named}
+        parameters = [*plan.parameters.values()]
+        self._module, self._names = weakref.ref(plan.module), set(plan.parameters)
         self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
         self._trainer.before_capture = self.refuse_newcomers
         self._tokens: int | None = None
         self.borrowed = False
         """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
-        self.movement = Movement(unwrap(model), parameters, rank.recorder.note)
+        self.movement = Movement(plan.module, parameters, rank.recorder.note)
         self.movement.resumed = self._trainer.resumes
         self._hooks = StepHooks(
             parameters,
@@ -145,8 +140,8 @@ class CountedSteps:
 
     def refuse_newcomers(self) -> None:
         """Raises UsageError for a parameter that is trained by now and that no other rack gets."""
-        model = self._model()
-        names = newcomers(model, self._names) if model is not None else []
+        module = self._module()
+        names = newcomers(module, self._names) if module is not None else []
         if names and self._trainer.tracks:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise UsageError(

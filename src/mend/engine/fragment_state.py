@@ -6,11 +6,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from mend.engine.numerics import Anchor
+from mend.engine.numerics import Anchor, Numerics
 from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed
+from mend.fragment.model_plan import Cut, ModelPlan
 from mend.fragment.moments import MomentsView
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
@@ -161,6 +163,21 @@ class Marks:
 Standing = tuple[int, int, Marks]
 """(step, tokens, marks), all of one moment. The training thread puts a new one in its place; any
 thread may read it."""
+
+
+def tracks_of(
+    plan: ModelPlan, numerics: Numerics, holding_of: Callable[[Cut], Holding]
+) -> list[FragmentState]:
+    """By fragment. The anchor is version 0: what the model holds, and moments that are zero."""
+    tracks = []
+    for cut in plan.cuts:
+        view, held = plan.view_of(cut), holding_of(cut)
+        values_N = torch.zeros(held.owned.numel)
+        if not cut.moments:
+            view.read(held.owned, values_N)
+        rules = numerics.for_moments() if cut.moments else numerics
+        tracks.append(FragmentState(view, held, rules.genesis(values_N, held.owned)))
+    return tracks
 
 
 def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from mend.engine.checkpoint_writer import (
     nothing_to_write,
 )
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.fragment_state import tracks_of
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.numerics import Anchor, Numerics
@@ -37,7 +38,6 @@ from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.replay_training import Again
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
-from mend.engine.step_hooks import HoldsParameters
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
@@ -45,23 +45,11 @@ from mend.engine.trainer_rounds import Given
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import Replicas, TrainingState
 from mend.errors import CheckpointError, GaveUp, UsageError
-from mend.fragment.device import Side, device_of
-from mend.fragment.moments import Moment, MomentsView, build_moment_plan, moments_of
-from mend.fragment.plan import (
-    Item,
-    build_plan,
-    exchanged_parameters,
-    first_unequal_replica,
-    inventory,
-    plain_slots,
-    plan_facts,
-    rank_facts,
-    replica_ranks,
-    unwrap,
-)
-from mend.fragment.shards import InPlace, holding, mesh_ranks
+from mend.fragment.device import Side
+from mend.fragment.model_plan import Cut, ModelPlan
+from mend.fragment.plan import Item, first_unequal_replica, rank_facts
+from mend.fragment.shards import Holding, holding
 from mend.fragment.statistics import buffer_digests, in_few_words
-from mend.fragment.view import FragmentView
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
@@ -76,30 +64,19 @@ BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
 class LiveRank:
     """One running rank: trainer on the caller's thread, everything else on the driver's."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: Settings,
-        numerics: Numerics,
-        optimizers: Sequence[HoldsParameters] = (),
-    ) -> None:
-        """`optimizers`: those whose moments are exchanged, if any are."""
+    def __init__(self, plan: ModelPlan, settings: Settings, numerics: Numerics) -> None:
         self.settings, self.numerics = settings, numerics
         self._ending = threading.RLock()
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self.group = RackGroup(settings.members, limit_ns / SECOND)
         self.me = Peer(settings.rack, self.group.rank)
-        self._in_place = InPlace(model)
-        self._in_place.check()
-        named = exchanged_parameters(model, frozen=settings.frozen)
-        parameters = [p for _, p in named]
-        self._in_place.watch(unwrap(model), {id(p) for p in parameters})
-        device = device_of(parameters)
+        device = plan.device
         self._side = Side(device) if device is not None and device.type == "cuda" else None
-        self.plan = build_plan(model, settings.fragments, frozen=settings.frozen)
-        weights, moments = len(self.plan), self._plan_moments(named, optimizers)
+        self.layouts = plan.layouts
+        periods = zip(plan.moments, plan.moment_periods.values(), strict=True)
         self.schedule = schedule_of(
-            weights, settings.period_steps, settings.overlap_steps, settings.overlap_ramp, moments,
+            len(plan.weights), settings.period_steps, settings.overlap_steps, settings.overlap_ramp,
+            tuple(MomentFragments(len(cuts), period) for cuts, period in periods),
             polls=settings.racks > 1 and not settings.step.lockstep,
         )  # fmt: skip
         self.recorder = EventLog(
@@ -117,32 +94,19 @@ class LiveRank:
             self.recorder.close()
             self.group.close()
             raise
-        digests = buffer_digests(model) if settings.racks > 1 else {}
-        self._buffers = weakref.ref(model), digests
+        digests = buffer_digests(plan.module) if settings.racks > 1 else {}
+        self._buffers = weakref.ref(plan.module), digests
         self.pace = TrainingProgress(
             self.recorder.note, lambda: (self.io_loop.bytes_sent, self.io_loop.bytes_received)
         )
         self.io_loop.every(PERIOD_S, self.pace.write)
         try:
-            self._build(model, numerics)
+            self._build(plan, numerics)
             if settings.detector.validates and settings.replay is None:
-                self._validate(model)
+                self._validate(plan.model)
         except BaseException:
             self.abort()
             raise
-
-    def _plan_moments(
-        self, named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[HoldsParameters]
-    ) -> tuple[MomentFragments, ...]:
-        """Put their fragments behind those of the weights."""
-        self._moments, groups = dict[int, Sequence[Moment]](), []
-        for order, period in self.settings.moment_periods.items():
-            found = moments_of(named, optimizers, order, period)
-            made = build_moment_plan(found, self.settings.fragments, len(self.plan))
-            self.plan += tuple(layout for layout, _ in made)
-            self._moments |= {layout.fragment: each for layout, each in made}
-            groups.append(MomentFragments(len(made), period))
-        return tuple(groups)
 
     def _io_loop_options(self) -> IoLoopOptions:
         """Only the leader listens on the configured port; the rack's other ranks take any."""
@@ -151,16 +115,16 @@ class LiveRank:
             return options
         return replace(options, bind=f"tcp://{options.lane_host}:0")
 
-    def _build(self, model: nn.Module, numerics: Numerics) -> None:
-        inventories = self._inventories(model)
-        plain = self._plain(model)
-        facts = self._model_facts(model, plain, inventories)
+    def _build(self, plan: ModelPlan, numerics: Numerics) -> None:
+        inventories = self._inventories(plan)
+        plain = self._plain(plan)
+        facts = self._model_facts(plan, plain, inventories)
         self._resumed = part = self._part()
-        tracks = together(self.group, lambda: self._tracks(model, inventories, numerics, part))
+        tracks = together(self.group, lambda: self._tracks(plan, inventories, numerics, part))
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
-        again = Again(replay, self.me, self.plan) if (replay := self.settings.replay) else None
-        self.published = again.published if again else PublishedState(len(self.plan))
+        again = Again(replay, self.me, self.layouts) if (replay := self.settings.replay) else None
+        self.published = again.published if again else PublishedState(len(self.layouts))
         self.trainer = (again.trainer if again else Trainer)(
             self.member,
             self.schedule,
@@ -206,7 +170,7 @@ class LiveRank:
             self.io_loop,
             plain,
             again.comparer if again else self.tape,
-            len(self._moments),
+            self._moments,
         )
         self._show()
         self.io_loop.call(lambda: self._connect([one.address for one in found]))
@@ -222,37 +186,37 @@ class LiveRank:
             watch_forward(weakref.ref(model)),
         )
 
-    def _plain(self, model: nn.Module) -> list[tuple[bool, ...]]:
+    @property
+    def _moments(self) -> int:
+        """Fragments that are not of weights."""
+        return len(self.layouts) - self.schedule.fragments
+
+    def _plain(self, plan: ModelPlan) -> list[tuple[bool, ...]]:
         """Per fragment, which tensors the mean merges where the rule is another; else nothing."""
         if self.numerics.measuring is None:
             return []
-        names, weights = self.settings.merge_mean_names, self.plan[: self.schedule.fragments]
-        plain = [plain_slots(model, layout, names) for layout in weights]
-        plain += [(True,) * len(layout.slots) for layout in self.plan[len(weights) :]]
-        check_room(self.plan, plain, self.settings.racks)
+        plain = plan.plain_slots(self.settings.merge_mean_names)
+        check_room(plan.layouts, plain, self.settings.racks)
         return plain
 
     def _model_facts(
         self,
-        model: nn.Module,
+        plan: ModelPlan,
         plain: Sequence[Sequence[bool]],
         inventories: Sequence[Sequence[Item]],
     ) -> Facts:
-        found = [*plan_facts(self.plan, model), *self._plain_facts(plain)]
-        found += rank_facts(inventories)
+        slots = [slot for layout in plan.layouts for slot in layout.slots]
+        flags = zip(slots, (flag for flags in plain for flag in flags), strict=False)
+        means = [(f"merge {slot.name}", "mean") for slot, flag in flags if flag]
+        found = [*plan.facts(), *means, *rank_facts(inventories)]
         self._facts = (*self.settings.facts, ("ranks per rack", str(self.group.ranks)), *found)
         return found
 
-    def _plain_facts(self, plain: Sequence[Sequence[bool]]) -> list[tuple[str, str]]:
-        slots = [slot for layout in self.plan for slot in layout.slots]
-        flags = [flag for flags in plain for flag in flags]
-        return [(f"merge {s.name}", "mean") for s, flag in zip(slots, flags, strict=False) if flag]
-
-    def _inventories(self, model: nn.Module) -> list[tuple[Item, ...]]:
+    def _inventories(self, plan: ModelPlan) -> list[tuple[Item, ...]]:
         """What every rank of the rack holds. Replicas must hold the same bits: each speaks for a
         slice of all of them."""
-        self._check_groups(model)
-        mine = inventory(model, hash_all=self.group.ranks > 1, frozen=self.settings.frozen)
+        self._check_groups(plan)
+        mine = plan.inventory(hash_all=self.group.ranks > 1)
         found = self._of_all_ranks(mine, tuple[Item, ...])
         if unequal := first_unequal_replica(found):
             name, one, other = unequal
@@ -262,12 +226,9 @@ class LiveRank:
             )
         return found
 
-    def _check_groups(self, model: nn.Module) -> None:
+    def _check_groups(self, plan: ModelPlan) -> None:
         """What synchronises the ranks at every step must stay inside the rack."""
-        spread = replica_ranks(model)
-        for _, parameter in unwrap(model).named_parameters():
-            spread |= mesh_ranks(parameter)
-        if beyond := sorted(spread - set(self.group.members)):
+        if beyond := sorted(plan.spread() - set(self.group.members)):
             raise UsageError(
                 f"the model is spread over ranks {beyond}, which are not of rack {self.me.rack} "
                 f"(ranks {list(self.group.members)}); give DDP or fully_shard a mesh of this rack, "
@@ -306,33 +267,21 @@ class LiveRank:
 
     def _tracks(
         self,
-        model: nn.Module,
+        plan: ModelPlan,
         inventories: Sequence[Sequence[Item]],
         numerics: Numerics,
         part: Part | None,
     ) -> list[FragmentState]:
-        named = dict(exchanged_parameters(model, frozen=self.settings.frozen))
         boxes = [{item.name: item.shard for item in items} for items in inventories]
-        tracks, apart = [], numerics.for_moments()
-        for layout in self.plan:
-            moments = self._moments.get(layout.fragment, ())
-            names = [each.name for each in moments] or [slot.name for slot in layout.slots]
-            rules, check = (apart if moments else numerics), self._in_place.check
-            view = (
-                MomentsView(layout, moments, check)
-                if moments
-                else FragmentView(layout, [named[name] for name in names], check)
-            )
-            held = holding(layout, [[of[name] for name in names] for of in boxes], self.me.rank)
-            values_N = torch.zeros(held.owned.numel)
-            if not moments:
-                view.read(held.owned, values_N)
-            if part is None:
-                tracks.append(FragmentState(view, held, rules.genesis(values_N, held.owned)))
-                continue
-            track = FragmentState(view, held, part.anchor(layout.fragment, held.owned, rules))
-            part.restore(layout.fragment, track)
-            tracks.append(track)
+
+        def held(cut: Cut) -> Holding:
+            shards = [[of[name] for name in plan.names_in(cut)] for of in boxes]
+            return holding(cut.layout, shards, self.me.rank)
+
+        tracks = tracks_of(plan, numerics, held)
+        if part is not None:
+            for fragment, track in enumerate(tracks):
+                part.restore(fragment, track, numerics.for_moments() if track.moments else numerics)
         if self._side is not None:
             self._side.prepare(max(track.owned.numel for track in tracks))
             _prepare(numerics, tracks)
@@ -353,7 +302,7 @@ class LiveRank:
             )
         header = header_of(
             settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
-            moments=len(self._moments),
+            moments=self._moments,
         )  # fmt: skip
         self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
         if self.tape is not None:
@@ -498,10 +447,10 @@ class LiveRank:
 
     def _note_buffers(self) -> None:
         """Buffers whose module did not tell at the start that training changes them."""
-        model, before = self._buffers[0](), self._buffers[1]
-        if model is None or not before:
+        module, before = self._buffers[0](), self._buffers[1]
+        if module is None or not before:
             return
-        after = buffer_digests(model)
+        after = buffer_digests(module)
         if changed := [name for name, digest in before.items() if after.get(name) != digest]:
             effect = "changed in training and are not exchanged: each rack has its own"
             self.recorder.note(

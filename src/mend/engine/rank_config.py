@@ -38,15 +38,12 @@ class Settings:
     start_timeout_ns: int
     evict_ns: int
     restart_attests: bool
-    fragments: int
     period_steps: int
     overlap_steps: int
     overlap_ramp: int
     quorum_min_learners: int
     grace_ns: int
     max_age: int
-    moment_periods: dict[int, int]
-    """Steps between two exchanges of the optimizers' moments: order -> period."""
     token_weighted: bool
     step: StepOptions
     diagnostics: Path | None
@@ -61,8 +58,6 @@ class Settings:
     """The script of a replay, if this run is one."""
     resume: Path | SavedState | None = None
     """A checkpoint to go on from, a folder of them, or what DCP has loaded of one."""
-    frozen: bool = False
-    """Whether parameters that need no gradient are exchanged, too."""
     expected: tuple[int, ...] = ()
     """Racks that a round waits for; empty: for all that are live."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)

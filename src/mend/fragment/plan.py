@@ -8,11 +8,9 @@ devices or hashing.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
 
-import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,16 +33,6 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
-
-
-def replica_ranks(model: nn.Module) -> set[int]:
-    """Global ranks that some DistributedDataParallel in the model averages gradients over."""
-    return {
-        rank
-        for module in model.modules()
-        if isinstance(module, DistributedDataParallel)
-        for rank in dist.get_process_group_ranks(module.process_group)
-    }
 
 
 def exchanged_parameters(
@@ -124,37 +112,16 @@ def cut_layouts(
     return plan
 
 
-def plan_facts(
-    layouts: tuple[Layout, ...], model: nn.Module | None = None
-) -> tuple[tuple[str, str], ...]:
-    """(key, value) lines in which two racks' plans can differ; with `model` also its tied names."""
-    facts = [
+def plan_facts(layouts: Sequence[Layout]) -> tuple[tuple[str, str], ...]:
+    """(key, value) lines in which two racks' plans can differ: every tensor's place."""
+    return tuple(
         (
             f"param {slot.name}",
             f"{'x'.join(map(str, slot.shape)) or 'scalar'} {slot.dtype} {layout.fragment}",
         )
         for layout in layouts
         for slot in layout.slots
-    ]
-    if model is not None:
-        facts += [(f"tied {name}", first) for name, first in tied_names(model)]
-    return tuple(facts)
-
-
-def plain_slots(model: nn.Module, layout: Layout, patterns: Sequence[str]) -> tuple[bool, ...]:
-    """Per slot: is it always merged by the plain mean? It is the weight of an embedding, or one of
-    its names fits a pattern. What is tied to it is the same slot."""
-    inner = unwrap(model)
-    plain = {
-        id(module.weight)
-        for module in inner.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    }
-    for name, parameter in inner.named_parameters(remove_duplicate=False):
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            plain.add(id(parameter))
-    named = dict(inner.named_parameters())
-    return tuple(id(named[slot.name]) in plain for slot in layout.slots)
+    )
 
 
 class Item(NamedTuple):
@@ -168,19 +135,18 @@ class Item(NamedTuple):
     """xxh3_64 over shape, type and bytes of what the rank holds; empty if not asked for."""
 
 
-def inventory(model: nn.Module, *, hash_all: bool, frozen: bool = False) -> tuple[Item, ...]:
-    """All parameters, also those that are not exchanged, in module order; a tied one once.
+def inventory(model: nn.Module, exchanged: Container[int], *, hash_all: bool) -> tuple[Item, ...]:
+    """All parameters, also those that are not `exchanged` (ids), in module order; a tied one once.
 
-    `hash_all`: also of those that are. `frozen`: as in `exchanged_parameters`.
+    `hash_all`: with the hashes also of those that are.
     """
-    known = {id(parameter) for _, parameter in exchanged_parameters(model, frozen=frozen)}
     return tuple(
         Item(
             name,
-            id(parameter) in known,
+            id(parameter) in exchanged,
             shard_of(name, parameter),
             placement_of(parameter),
-            _hash(parameter) if hash_all or id(parameter) not in known else "",
+            _hash(parameter) if hash_all or id(parameter) not in exchanged else "",
         )
         for name, parameter in unwrap(model).named_parameters()
     )

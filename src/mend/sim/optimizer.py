@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from mend.fragment.moments import MomentsView, Optimizer, build_moment_plan, moments_of
 
 BETAS = (0.5, 0.75)
 
@@ -28,18 +26,3 @@ class Adam:
             for order, (moment, beta) in enumerate(zip(state.values(), BETAS, strict=True), 1):
                 # A script that repairs its weights repairs these, too.
                 moment.nan_to_num_(0.0).mul_(beta).add_(update**order, alpha=1 - beta)
-
-
-def moment_views(
-    named: Sequence[tuple[str, nn.Parameter]],
-    optimizers: Sequence[Optimizer],
-    periods: Mapping[int, int],
-    fragments: int,
-) -> list[MomentsView]:
-    """As `LiveRank` makes them."""
-    views: list[MomentsView] = []
-    for order, period in periods.items():
-        found = moments_of(named, optimizers, order, period)
-        made = build_moment_plan(found, fragments, fragments + len(views))
-        views += [MomentsView(layout, moments) for layout, moments in made]
-    return views

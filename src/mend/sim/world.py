@@ -28,15 +28,15 @@ from mend.coordination.messages import Hello, Resume, Retire
 from mend.coordination.schedule import Schedule, schedule_of
 from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.fragment_state import tracks_of
 from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer import FragmentState, StepOptions, Trainer
 from mend.engine.witness import build_witness
 from mend.errors import JobLost
-from mend.fragment.plan import build_plan, exchanged_parameters
+from mend.fragment.model_plan import ModelPlan
 from mend.fragment.shards import replicated
-from mend.fragment.view import FragmentView
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.sim.checkers import Checkers
@@ -46,7 +46,7 @@ from mend.sim.loop import Loop
 from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
-from mend.sim.optimizer import Adam, moment_views
+from mend.sim.optimizer import Adam
 from mend.sim.process import THREAD_HOP_NS, Collective, Process, Training, WatchedState
 from mend.sim.scenario import (
     FOR_EVER,
@@ -347,26 +347,18 @@ class World(Writer):
                 for p in range(scenario.fragments)
             ]
         )
-        named = dict(exchanged_parameters(model))
-        numerics, tracks, first = self._numerics(), list[FragmentState](), scenario.first
-        for layout in build_plan(model, scenario.fragments):
-            view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
-            held = replicated(layout, scenario.ranks, rank)
-            values_N = torch.empty(held.owned.numel)
-            view.read(held.owned, values_N)
-            anchor = numerics.genesis(values_N, held.owned)
-            if first:
-                rounds = rounds_before(first)
-                anchor = numerics.adopt(anchor.data, held.owned, first, rounds)
-            tracks.append(FragmentState(view, held, anchor))
-        inner, periods = [Adam(list(model))], scenario.moment_periods
-        for moments in moment_views([*named.items()], inner, periods, scenario.fragments):
-            held = replicated(moments.layout, scenario.ranks, rank)
-            rules, zeros_N = numerics.for_moments(), torch.zeros(held.owned.numel)
-            anchor = rules.genesis(zeros_N, held.owned)
-            if first:
-                anchor = rules.adopt(anchor.data, held.owned, first, rounds_before(first))
-            tracks.append(FragmentState(moments, held, anchor))
+        plan = ModelPlan(
+            model, scenario.fragments, optimizers=[Adam(list(model))],
+            moment_periods=scenario.moment_periods,
+        )  # fmt: skip
+        numerics, first = self._numerics(), scenario.first
+        tracks = tracks_of(plan, numerics, lambda cut: replicated(cut.layout, scenario.ranks, rank))
+        for track in tracks if first else ():
+            rules, rounds = (
+                numerics.for_moments() if track.moments else numerics,
+                rounds_before(first),
+            )
+            track.anchor = rules.adopt(track.anchor.data, track.owned, first, rounds)
         return list(model), tracks
 
     def _moments(self) -> tuple[MomentFragments, ...]:

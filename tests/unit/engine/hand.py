@@ -13,14 +13,14 @@ from mend.codec import CLOSING, CODECS
 from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Schedule
-from mend.engine.fragment_state import AgreeMin, Doing, Spread, Wait
+from mend.engine.fragment_state import AgreeMin, Doing, Spread, Wait, tracks_of
 from mend.engine.fragment_state import Share as ShareSlice
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import FragmentState, OpenOffer, StepOptions, Trainer
 from mend.errors import NonFinite
-from mend.fragment import FragmentView, build_plan, exchanged_parameters
 from mend.fragment.device import Side
+from mend.fragment.model_plan import ModelPlan
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import OUTERS
@@ -64,13 +64,8 @@ class Hand:
             "overlapped": True, "lockstep": False, "alignment": "carry", "blend_alpha": 0.5,
             "stall_max_ns": STALL_NS, "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS,
         }  # fmt: skip
-        named = dict(exchanged_parameters(self.model))
-        tracks = []
-        for layout in build_plan(self.model, fragments):
-            view = FragmentView(layout, [named[slot.name] for slot in layout.slots])
-            held = replicated(layout, ranks, rank)
-            anchor = self.numerics.genesis(torch.zeros(held.owned.numel))
-            tracks.append(FragmentState(view, held, anchor))
+        plan = ModelPlan(self.model, fragments)
+        tracks = tracks_of(plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank))
         self.trainer = Trainer(
             MINE,
             Schedule(fragments, period, overlap, polls=polls),

@@ -1,0 +1,162 @@
+"""A model as its rack exchanges it: which parameters and moments, in which fragments. Made once,
+where training begins, and handed to all that ask. Never peers, clocks, files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mend.fragment.device import device_of
+from mend.fragment.moments import Moment, MomentsView, Optimizer, build_moment_plan, moments_of
+from mend.fragment.plan import (
+    Item,
+    build_plan,
+    exchanged_parameters,
+    inventory,
+    plan_facts,
+    tied_names,
+    unwrap,
+)
+from mend.fragment.shards import InPlace, mesh_ranks
+from mend.fragment.view import FragmentView
+from mend.types import Layout
+
+
+class Cut(NamedTuple):
+    """One fragment. `moments`: those of its slots; empty in a fragment of weights."""
+
+    layout: Layout
+    moments: tuple[Moment, ...] = ()
+
+
+class ModelPlan:
+    """What of a model is exchanged, and how it is cut. Keeps the model alive, so it is for the
+    start alone: whoever stays takes from it what it needs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fragments: int,
+        *,
+        frozen: bool = False,
+        optimizers: Sequence[Optimizer] = (),
+        moment_periods: Mapping[int, int] | None = None,
+    ) -> None:
+        """`model`: as the script has it, in its wrappers. `frozen`: parameters that need no
+        gradient are exchanged, too. `moment_periods`: order of the moments of `optimizers` that are
+        exchanged -> steps between two exchanges.
+
+        Raises ConfigError for a model that cannot be exchanged; see `exchanged_parameters`.
+        """
+        self.model, self.module = model, unwrap(model)
+        self.moment_periods = dict(moment_periods or {})
+        self._fragments, self._frozen, self._optimizers = fragments, frozen, optimizers
+        in_place = InPlace(model)
+        in_place.check()  # a gathered model shows other parameters than those it trains
+        self.parameters = dict(exchanged_parameters(model, frozen=frozen))
+        """Name -> parameter, in module order; a tied one once."""
+        in_place.watch(self.module, self.ids)
+        self.check: Callable[[], None] = in_place.check
+        """Reshards; raises UsageError when a parameter was replaced. Holds no module alive."""
+
+    @cached_property
+    def ids(self) -> set[int]:
+        """Of the parameters."""
+        return {id(parameter) for parameter in self.parameters.values()}
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Those that require a gradient."""
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+    @cached_property
+    def device(self) -> torch.device | None:
+        """The one that all parameters are on; None when they are on several."""
+        return device_of(self.parameters.values())
+
+    @cached_property
+    def weights(self) -> tuple[Cut, ...]:
+        """Raises ConfigError without a trainable parameter."""
+        layouts = build_plan(self.model, self._fragments, frozen=self._frozen)
+        return tuple(Cut(layout) for layout in layouts)
+
+    @cached_property
+    def moments(self) -> tuple[tuple[Cut, ...], ...]:
+        """For each of `moment_periods` its fragments, numbered behind those before. Raises
+        ConfigError for an optimizer that does not keep them."""
+        found: list[tuple[Cut, ...]] = []
+        named, first = [*self.parameters.items()], len(self.weights)
+        for order, period in self.moment_periods.items():
+            moments = moments_of(named, self._optimizers, order, period)
+            made = build_moment_plan(moments, self._fragments, first)
+            found.append(tuple(Cut(layout, tuple(each)) for layout, each in made))
+            first += len(made)
+        return tuple(found)
+
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """All fragments, by number: those of the weights, then those of the moments."""
+        return sum(self.moments, self.weights)
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Of all fragments, by number."""
+        return tuple(cut.layout for cut in self.cuts)
+
+    def names_in(self, cut: Cut) -> list[str]:
+        """Of the parameters behind the slots of a fragment."""
+        return [m.name for m in cut.moments] or [slot.name for slot in cut.layout.slots]
+
+    def view_of(self, cut: Cut) -> FragmentView:
+        """Reads and writes this rank's part of a fragment."""
+        if cut.moments:
+            return MomentsView(cut.layout, cut.moments, self.check)
+        parameters = [self.parameters[slot.name] for slot in cut.layout.slots]
+        return FragmentView(cut.layout, parameters, self.check)
+
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """(key, value) lines in which the plans of two racks can differ."""
+        tied = ((f"tied {name}", first) for name, first in tied_names(self.module))
+        return (*plan_facts(self.layouts), *tied)
+
+    def inventory(self, *, hash_all: bool) -> tuple[Item, ...]:
+        """All parameters as this rank holds them. See `plan.inventory`."""
+        return inventory(self.module, self.ids, hash_all=hash_all)
+
+    def spread(self) -> set[int]:
+        """Global ranks that the model is spread over: by a DistributedDataParallel that averages
+        its gradients, or by the mesh of a parameter."""
+        found = {
+            rank
+            for module in self.model.modules()
+            if isinstance(module, DistributedDataParallel)
+            for rank in dist.get_process_group_ranks(module.process_group)
+        }
+        return found.union(*(mesh_ranks(p) for p in self.module.parameters()))
+
+    def plain_slots(self, patterns: Sequence[str]) -> list[tuple[bool, ...]]:
+        """Per fragment and slot: is it always merged by the plain mean? It is a moment, or the
+        weight of an embedding, or one of its names fits a pattern. What is tied to it is the same
+        slot."""
+        plain = {
+            id(module.weight)
+            for module in self.module.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        }
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                plain.add(id(parameter))
+        return [
+            tuple(
+                bool(cut.moments) or id(self.parameters[name]) in plain
+                for name in self.names_in(cut)
+            )
+            for cut in self.cuts
+        ]

@@ -46,7 +46,7 @@ T = TypeVar("T")
 FREE_FACTS = frozenset(
     {
         "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
-        "exchange_plan", "mend version",
+        "exchange_plan", "mirror_rack_state", "mend version",
     }
 )  # fmt: skip
 """What a job that resumes a checkpoint may have otherwise."""

@@ -6,7 +6,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
+from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.replay_training import Again
 from mend.engine.saved_state import SavedState
@@ -43,7 +44,7 @@ from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
 from mend.engine.trainer_rounds import Given
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import Replicas, TrainingState
+from mend.engine.training_state import Mirror, Replicas, TrainingState
 from mend.errors import CheckpointError, GaveUp, UsageError
 from mend.fragment.device import Side, device_of
 from mend.fragment.moments import Moment, MomentsView, build_moment_plan, moments_of
@@ -420,6 +421,9 @@ class LiveRank:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
         registered. Raises CheckpointError."""
         self.trainer.training_state, self.trainer.give = state, self._give_state
+        if state.mirrored and self.settings.replay is None:
+            self.rank.mirrors = RackStateMirrors(self.rank)
+            self.trainer.mirrors = _Mirrors(self.io_loop, self.rank.mirrors)
         ranks = self.group.ranks
         boxes = [holders for t in self.trainer.tracks for holders in t.holding.replicas]
         if ranks > 1 and all(len(holders) == ranks for holders in boxes):
@@ -542,6 +546,23 @@ class LiveRank:
             effect = leader.farewell()
             if effect.to != self.me:
                 self.io_loop.send(effect.to, effect.body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mirrors:
+    """The way of the training thread to those of the loop."""
+
+    io_loop: IoLoop
+    mirrors: RackStateMirrors
+
+    def serve(self, step: int, data_B: torch.Tensor) -> None:
+        self.io_loop.call(lambda: self.mirrors.serve(step, data_B))
+
+    def seek(self) -> None:
+        self.io_loop.call(self.mirrors.seek)
+
+    def fetch(self, mirror: Mirror) -> None:
+        self.io_loop.call(lambda: self.mirrors.fetch(mirror))
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

@@ -40,6 +40,8 @@ LOUD = frozenset(
         "state-copied",
         "state-copy-failed",
         "state-fresh",
+        "mirror-loaded",
+        "mirror-refused",
         "state-unclaimed",
         "rack-silent",
         "rack-back",

@@ -19,7 +19,7 @@ from mend.coordination.events import Event
 from mend.coordination.machines import Parts
 from mend.coordination.schedule import schedule_of
 from mend.coordination.validation import plan_hash
-from mend.engine.checkpoint import Facts, Part, left_out, read_part, together
+from mend.engine.checkpoint import Facts, Part, WholeModel, left_out, read_part, together
 from mend.engine.checkpoint_writer import (
     CheckpointWriter,
     PendingCheckpoint,
@@ -60,7 +60,7 @@ from mend.fragment.plan import (
     replica_ranks,
     unwrap,
 )
-from mend.fragment.shards import InPlace, holding, mesh_ranks
+from mend.fragment.shards import WHOLE, InPlace, holding, mesh_ranks
 from mend.fragment.statistics import buffer_digests, in_few_words
 from mend.fragment.view import FragmentView
 from mend.status.event_log import EventLog
@@ -156,7 +156,7 @@ class LiveRank:
         inventories = self._inventories(model)
         plain = self._plain(model)
         facts = self._model_facts(model, plain, inventories)
-        self._resumed = part = self._part()
+        self._resumed = part = self._part(self._whole(inventories))
         tracks = together(self.group, lambda: self._tracks(model, inventories, numerics, part))
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
@@ -239,8 +239,8 @@ class LiveRank:
         plain: Sequence[Sequence[bool]],
         inventories: Sequence[Sequence[Item]],
     ) -> Facts:
-        found = [*plan_facts(self.plan, model), *self._plain_facts(plain)]
-        found += rank_facts(inventories)
+        self._plan_facts = (*plan_facts(self.plan, model), *self._plain_facts(plain))
+        found = (*self._plan_facts, *rank_facts(inventories))
         self._facts = (*self.settings.facts, ("ranks per rack", str(self.group.ranks)), *found)
         return found
 
@@ -282,7 +282,18 @@ class LiveRank:
             self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
         )
 
-    def _part(self) -> Part | None:
+    def _whole(self, inventories: Sequence[Sequence[Item]]) -> WholeModel | None:
+        """None: its ranks hold shards."""
+        if any(item.placement != WHOLE for items in inventories for item in items):
+            return None
+
+        def facts(ranks: int) -> Facts:
+            found = (*self._plan_facts, *rank_facts([inventories[0]] * ranks))
+            return (*self.settings.facts, ("ranks per rack", str(ranks)), *found)
+
+        return WholeModel(self.plan, self.schedule.fragments, facts)
+
+    def _part(self, whole: WholeModel | None) -> Part | None:
         """What this rack has of the checkpoint to go on from. Says what is lost by it."""
         path = self.settings.resume
         if path is None:
@@ -291,7 +302,7 @@ class LiveRank:
         part = (
             together(self.group, lambda: path.part(*self.me, facts))
             if isinstance(path, SavedState)
-            else read_part(path, self.me.rack, self.group, facts)
+            else read_part(path, self.me.rack, self.group, facts, whole)
         )
         if part is None:
             effect = "begins with a copy of the others' weights; what only it had is lost"
@@ -300,6 +311,9 @@ class LiveRank:
         manifest = part.manifest
         about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
         note("resumed", {**about, "open_tokens": manifest.open_tokens})
+        if part.recut is not None:
+            effect = "slices are cut anew; what ranks have registered with scope rack begins fresh"
+            note("resume-recut", {"ranks": [manifest.ranks, self.group.ranks], "effect": effect})
         for rack, tokens in left_out(part, self.settings.racks).items():
             effect = f"the job has {self.settings.racks} racks now; what only it had is lost"
             note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})

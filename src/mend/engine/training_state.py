@@ -125,6 +125,8 @@ class TrainingState:
         does not join."""
         self._rack_fresh = "mirror_rack_state is off"
         """The same of what is of scope rack."""
+        self._lost = False
+        """A checkpoint has something of scope rack that is of no use here."""
         self._unmirrored = ""
         """Why it could not be mirrored the last time; empty: it could."""
         self.joins = self.copied = False
@@ -161,7 +163,7 @@ class TrainingState:
             _load(name, value, self._waiting[scope].pop(name))
             self._note("state-loaded", {"name": name, "scope": scope, "of": self._of[scope]})
             self._tell_of_rack(scope, f"rack state from {self._of[scope]}")
-        elif self.joins:
+        elif self.joins or (self._lost and scope == "rack"):
             reason = self._fresh or f"{self._of[scope]} has registered no such name"
             if scope == "rack":
                 reason = self._rack_fresh
@@ -373,11 +375,15 @@ class TrainingState:
             found[scope][name] = value.state_dict()
         return Packing("registered", {"step": step, **found}).write()
 
-    def resume(self, data_B: Tensor, where: str) -> None:
-        """What `registered` gave. Before a donor's state, if there is one."""
+    def resume(self, data_B: Tensor, where: str, lost: str = "") -> None:
+        """What `registered` gave. Before a donor's state, if there is one. `lost`: why what is of
+        scope rack, each rank's own, is of no use here; empty: it is."""
         value = unpack(where, data_B)
-        for scope in SCOPES:
-            self._waiting[scope], self._of[scope] = dict(value[scope]), where
+        self._waiting["job"], self._of["job"] = dict(value["job"]), where
+        if lost:
+            self._rack_fresh, self._lost = f"{where}: {lost}", True
+        else:
+            self._waiting["rack"], self._of["rack"] = dict(value["rack"]), where
 
 
 # ------------------------------------------------------------------ optimizers

@@ -21,6 +21,7 @@ LOUD = frozenset(
         "refused",
         "resume-ignored",
         "resume-lost",
+        "resume-recut",
         "fault",
         "differs",
         "declined",

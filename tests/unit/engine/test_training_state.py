@@ -318,6 +318,23 @@ def test_a_checkpoint_has_both_scopes() -> None:
     assert again.kinds("state-fresh") == []
 
 
+def test_what_each_rank_had_of_its_own_is_of_no_use_to_another_number_of_them() -> None:
+    first, again = Script(lr=0.1), Script(lr=0.1)
+    first.state.register("curve", Box(7), "job")
+    first.state.register("place", Box(40), "rack")
+    saved = first.state.registered(3)
+    assert isinstance(saved, Tensor)
+    again.state.resume(saved, "checkpoint x", "it was written by 2 ranks")
+    curve, place = Box(), Box(1)
+    again.state.register("curve", curve, "job")
+    again.state.register("place", place, "rack")
+    assert (curve.value, place.value) == (7, 1)
+    (fresh,) = again.kinds("state-fresh")
+    assert (fresh["name"], fresh["reason"]) == ("place", "checkpoint x: it was written by 2 ranks")
+    again.state.before_step()
+    assert again.kinds("state-unclaimed") == []
+
+
 def test_who_resumes_and_begins_fresh_says_where_its_objects_are_from() -> None:
     first, again = Script(lr=0.1), Script(lr=0.1)
     first.state.register("curve", Box(7), "job")

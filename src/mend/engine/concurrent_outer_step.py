@@ -328,7 +328,7 @@ class ConcurrentOuterStep:
             self.published.told(record, (rounds / WHOLE, momentum))
             about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}
         self._note_commit(record, about)
-        if self.mirrors is not None:
+        if self.mirrors is not None and not numerics.of_values:
             number = sum(panel.decided for panel in self.published.panels)
             self.mirrors.committed(record, number)
 

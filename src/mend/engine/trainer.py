@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from mend.consensus.records import Mark
-from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen, Wanting
+from mend.coordination.events import (
+    Applied,
+    Captured,
+    Cutting,
+    Idle,
+    Leaving,
+    RackStateLoaded,
+    StillOpen,
+    Wanting,
+)
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.digest import StateDigest, digest_of_state
@@ -326,7 +335,8 @@ class Trainer(TrainerRounds):
             got = yield from self._fetch_mirror(mirror)
             here = yield from self._all_ranks([int(isinstance(got, Mirrored))])
             if here[0] and isinstance(got, Mirrored):
-                state.load_rack(got)
+                if state.load_rack(got):
+                    self._post(RackStateLoaded(mirror.owner, mirror.step, mirror.digest))
                 return
             why = got if isinstance(got, str) else "not by all ranks in time"
             reason = f"the mirror of step {mirror.step} could not be fetched: {why}"

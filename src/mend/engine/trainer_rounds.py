@@ -317,7 +317,7 @@ class TrainerRounds:
             landed=landed,
         )
         track.offer = offer
-        if not closing:
+        if track.moments is None and not closing:
             self._mirror()
         self._own(offer)
         base = track.anchor.version

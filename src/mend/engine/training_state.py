@@ -123,7 +123,7 @@ class TrainingState:
         self._fresh = ""
         """Why this rack's state is not that of a donor although it joins; empty: it is, or it
         does not join."""
-        self._rack_fresh = "mirror_rack_state is off"
+        self._rack_fresh = "no rack was asked for it" if mirrored else "mirror_rack_state is off"
         """The same of what is of scope rack."""
         self._lost = False
         """A checkpoint has something of scope rack that is of no use here."""
@@ -344,9 +344,9 @@ class TrainingState:
             )
         return packed
 
-    def load_rack(self, found: Mirrored) -> None:
+    def load_rack(self, found: Mirrored) -> bool:
         """What another rack kept of a former life; it waits to be registered, and is newer than a
-        checkpoint's. Bytes that are none of `rack_state` are told, and not loaded."""
+        checkpoint's. False: the bytes are none of `rack_state`, which is told."""
         mirror = found.mirror
         where = f"the mirror of step {mirror.step} on rack {mirror.holder}"
         try:
@@ -354,11 +354,12 @@ class TrainingState:
             states = dict(value["rack"])
         except (StateRefused, LookupError, TypeError, ValueError) as error:
             self.rack_begins_fresh(f"{where} cannot be read: {error}")
-            return
+            return False
         self._waiting["rack"], self._of["rack"] = states, where
         self._rack_fresh = f"{where} has no such name"
         about = {"peer": mirror.holder, "step": mirror.step, "digest": mirror.digest}
         self._note("mirror-loaded", {**about, "bytes": mirror.size, "of": sorted(states)})
+        return True
 
     def rack_begins_fresh(self, reason: str) -> None:
         """No other rack has it."""

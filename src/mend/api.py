@@ -493,6 +493,7 @@ class Runtime:
             log_lines_lost=rank.recorder.lines_lost,
             slow=tuple(map(slow_rack, published.slow)),
             joined_state=trainer.training_state.account if trainer.training_state else "",
+            mirror_bytes=rank.published.mirror_bytes,
         )
 
     # -------------------------------------------------------------- the older, explicit surface
@@ -605,7 +606,9 @@ def _training_state(
 ) -> TrainingState:
     names = {id(parameter): name for name, parameter in plan.module.named_parameters()}
     enabled = config.join_copies_state
-    return TrainingState(optimizers, names, rank.recorder.note, enabled=enabled)
+    return TrainingState(
+        optimizers, names, rank.recorder.note, enabled=enabled, mirrored=config.mirror_rack_state
+    )
 
 
 def _refuse_strangers(

@@ -144,6 +144,18 @@ def training_state_key(donor: Member, rank: int, to: Member, step: int, digest: 
     return _KEY.pack(b"t", donor.rack, donor.incarnation, rank, to.rack, step, to.incarnation, rest)
 
 
+def rack_state_key(owner: Member, rank: int, step: int, digest: str = "") -> bytes:
+    """Pull key of what one rank had registered with scope rack when it captured behind `step`.
+    Without a digest: of the head, which tells size and digest of it."""
+    rest = bytes.fromhex(digest)[:16]
+    return _KEY.pack(b"r", owner.rack, owner.incarnation, rank, 0, step, 0, rest)
+
+
+def mirrors_key(owner: int, rank: int) -> bytes:
+    """Pull key of the list of what a rank keeps of the same rank of rack `owner`."""
+    return _KEY.pack(b"k", owner, 0, rank, 0, 0, 0, b"")
+
+
 def probe_key(rank: int) -> bytes:
     """Pull key of the bytes that a rank serves for others to see how fast the link is."""
     return _KEY.pack(b"p", 0, 0, rank, 0, 0, 0, b"")

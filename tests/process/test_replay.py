@@ -237,6 +237,8 @@ class Returned:
         job.start(0, stop=stops["rack0"], pace_ms=5, **self.options)
         job.start(1, stop=stops["rack1"], pace_ms=8, **self.options)
         job.event(1, "applied", fragment=1, version=2)
+        if self.options["config"].get("mirror_rack_state"):
+            job.event(0, "mirror-kept", peer=1)
         job.processes[1].kill()
         returned = job.start(
             1, name="again", stop=stops["again"], learning_rate=0.5, **self.options
@@ -268,8 +270,10 @@ class Returned:
     ("ranks", "parallel"), [(1, "ddp"), pytest.param(2, "fsdp2", marks=pytest.mark.slow)]
 )
 def test_lives_that_joined_are_replayed(jobs: Jobs, ranks: int, parallel: str) -> None:
-    """Each goes on from what its donor has in the replay, and all rounds come out alike."""
-    returned = Returned(jobs, ranks, parallel=parallel)
+    """Each goes on from what its donor has in the replay, and at its own place in the data, of its
+    former life; all rounds come out alike."""
+    config = TWIN | {"mirror_rack_state": True}
+    returned = Returned(jobs, ranks, parallel=parallel, config=config)
     script = read_script([returned.job.events_folder])
     assert [part.title for part in script.parts] == ["rack 0", "rack 1", "rack 1 (life 2)"]
     assert len(script.commits) == script.rounds, script.omitted
@@ -283,6 +287,8 @@ def test_lives_that_joined_are_replayed(jobs: Jobs, ranks: int, parallel: str) -
             was = returned.job.told(seat // 2, rank, name=name)
             now = replay.job.told(seat, rank)
             assert (now["begun"], now["states"]) == (was["begun"], was["states"])
+            assert now["place"] == was["place"]
+            assert (was["begun"][3] > 0) == (name == "again"), "its place is of a former life"
     if ranks == 1:
         replay = Replay(jobs, script)
         options = returned.options | {"growth_interval": 1000}

@@ -86,6 +86,38 @@ def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
         assert merges_behind(one, begun["versions"]) == resumed.merges
 
 
+@pytest.mark.parametrize(("then", "now"), [(2, 1), (1, 2)])
+def test_a_job_goes_on_with_another_number_of_ranks_per_rack(
+    jobs: Jobs, tmp_path: Path, then: int, now: int
+) -> None:
+    """Ranks that read the same data have the gradients of one, to the bit. Anchors, outer momentum,
+    residuals and open offers are cut anew, tokens are shared out."""
+    config = CONFIG | {"payload_dtype": "bfloat16", "token_weighted_merge": False}
+    options: dict[str, Any] = {"steps": STEPS, "config": config, "same_data": True}
+    folder = tmp_path / "cut"
+    whole = jobs(ranks=then).run(**options, checkpoints={str(CUT): str(folder)})
+    again = jobs(ranks=now).run(**options, resume=str(folder))
+    assert len(again) == 2 * now
+    tokens = dict.fromkeys((0, 1), 0.0)
+    for i, resumed in enumerate(again):
+        one = whole[i // now * then]
+        assert resumed.losses == one.losses[CUT:]
+        assert resumed.weights == one.weights
+        assert resumed.status["versions"] == one.status["versions"]
+        (begun,) = resumed.kinds("resumed")
+        assert begun["open_tokens"] > 0
+        (recut,) = resumed.kinds("resume-recut")
+        assert recut["ranks"] == [then, now]
+        ledger = resumed.status["ledger"]
+        assert ledger["open"] == ledger["discarded"] == 0
+        assert ledger["merged"] == resumed.status["tokens"]
+        tokens[i // now] += ledger["merged"]
+    for rack in (0, 1):
+        of_then = whole[rack * then].status["tokens"]  # each rank counts all that it reads
+        before = sum(train.tokens_of(rack, step) for step in range(1, CUT + 1))
+        assert tokens[rack] == then * before + now * (of_then - before)
+
+
 def test_a_job_goes_on_from_a_checkpoint_of_torch_with_mend_in_it(
     jobs: Jobs, tmp_path: Path
 ) -> None:

@@ -70,7 +70,8 @@ def is_twin(donors: list[dict[str, Any]], twins: list[dict[str, Any]]) -> None:
         assert donor["states"][str(step)] == state
         assert rate < LEARNING_RATE, "the schedule has gone on"
         assert batches == 0, "a place in the data is of the rack, and was lost with it"
-        assert twin["status"]["joined_state"] == f"copied from rack 0 at step {step}"
+        rest = "; rack state fresh: mirror_rack_state is off"
+        assert twin["status"]["joined_state"] == f"copied from rack 0 at step {step}{rest}"
         assert min(map(int, twin["states"])) == step
         assert twin["weights"] == donor["weights"]
 
@@ -104,7 +105,8 @@ def test_a_rack_that_comes_back_is_a_twin(
     if ranks > 1:  # of DDP the first rank alone keeps a copy, as the others have the same
         other = job.events(0, 1, kind="state-given")[-1]
         assert bool(other["bytes"]) == (parallel == "fsdp2"), other
-    job.event(1, "state-fresh", name="place", scope="rack")
+    fresh = job.event(1, "state-fresh", name="place", scope="rack")
+    assert fresh["reason"] == "mirror_rack_state is off"
     is_twin(*story.end())
 
 
@@ -121,7 +123,8 @@ def test_one_that_would_train_otherwise_is_refused_by_name(jobs: Jobs) -> None:
     fresh = story.job.event(1, "state-fresh", name="optimizer")
     assert fresh["reason"] == "join_copies_state is off"
     donors, twins = story.end()
-    assert twins[0]["status"]["joined_state"] == "fresh: join_copies_state is off"
+    account = "fresh: join_copies_state is off; rack state fresh: mirror_rack_state is off"
+    assert twins[0]["status"]["joined_state"] == account
     assert twins[0]["begun"][0] == 0
     assert twins[0]["weights"] == donors[0]["weights"]
 
@@ -135,7 +138,8 @@ def test_a_state_that_cannot_travel_is_named(jobs: Jobs) -> None:
         "builtins.builtin_function_or_method, which cannot travel"
     )
     _, twins = story.end()
-    assert twins[0]["status"]["joined_state"] == f"fresh: {reason}"
+    rest = "; rack state fresh: mirror_rack_state is off"
+    assert twins[0]["status"]["joined_state"] == f"fresh: {reason}{rest}"
 
 
 def test_a_checkpoint_keeps_what_is_registered(jobs: Jobs, tmp_path: Path) -> None:

@@ -517,16 +517,24 @@ def load_dcp(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> A
     return saved
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """Without DDP, as another number of ranks may load it."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    return {"model": bare(model).state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if not folder.exists():
         return  # this rack begins with a copy
     rank = os.environ.get("RANK", "0")
-    state = torch.load(folder / f"script-{rank}.pt", weights_only=not sharded(model))
-    model.load_state_dict(state["model"])
+    path = folder / f"script-{rank}.pt"
+    if not path.exists() and not sharded(model):
+        path = folder / "script-0.pt"  # of fewer ranks
+    state = torch.load(path, weights_only=not sharded(model))
+    bare(model).load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
 
 

@@ -91,16 +91,23 @@ MADE: dict[str, Callable[[nn.Module, float], Made]] = {
 
 
 class Place:
-    """A place in the data: of this rack alone."""
+    """A place in the data and in the noise: of this rack alone."""
 
     def __init__(self) -> None:
         self.batches = 0
+        self.noise = torch.Generator().manual_seed(5)
+
+    def read(self) -> None:
+        """The next batch."""
+        self.batches += 1
+        torch.rand(3, generator=self.noise)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batches": self.batches}
+        return {"batches": self.batches, "noise": self.noise.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.batches = state["batches"]
+        self.noise.set_state(state["noise"])
 
 
 def digest(value: Any) -> str:
@@ -163,7 +170,6 @@ class Training:
         self.scaler.update()
         for scheduler in self.schedulers:
             scheduler.step()
-        self.place.batches += 1
 
 
 def modelled(options: Options, rack: int, rank: int) -> tuple[nn.Module, nn.Module]:
@@ -193,10 +199,12 @@ def run(options: Options, result: dict[str, Any]) -> None:
         training.register(runtime)
         step, rate = runtime.status().step, training.optimizers[0].param_groups[0]["lr"]
         result["begun"] = [step, training.standing(), rate, training.place.batches]
+        result["place"] = digest(training.place.state_dict())
         while not runtime.any_rank(Path(options.stop).exists()):
             step += 1
             states[str(step - 1)] = training.standing()
             acts.do(options.at.get(str(step), []))
+            training.place.read()
             training.step(train.loss_of(wrapped, rack, rank, step))
             if folder := options.checkpoints.get(str(step)):
                 runtime.checkpoint(folder, partial(save, model, training.optimizers))

@@ -60,6 +60,7 @@ FACTS = (
     "expected_learner_ids",
     "encrypt_payloads",
     "exchange_plan",
+    "mirror_rack_state",
 )
 """What must be equal on all racks."""
 
@@ -208,6 +209,13 @@ class MendConfig:
         k.YES_NO,
         "a rack that joins a running job gets the optimizer's state, what is registered and the "
         "step from another rack; false: they begin fresh",
+    )
+    mirror_rack_state: bool = _knob(
+        False,
+        k.YES_NO,
+        "each rack keeps in memory what the rack before it has registered with scope rack, of its "
+        "newest merged round: a rack that returns begins with its own place in the data; at most "
+        "64 MiB per rank and round",
     )
     quorum_min_learners: int = _knob(
         1, k.whole(1, RACKS_MAX), "racks that a merge needs at least (K)"
@@ -564,6 +572,9 @@ def _refuse_pairs(c: MendConfig) -> None:
         raise ConfigError("encrypt_payloads", False, rule, "Set key_file, or leave it out.")
     _refuse_expected(c)
     _refuse_sharded(c)
+    if c.mirror_rack_state and c.lockstep:
+        rule = "cannot be with lockstep=True, in which no rack joins a running job"
+        raise ConfigError("mirror_rack_state", True, rule, "Leave one of the two out.")
     _refuse_failslow(c)
     _refuse_peers(c)
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:

@@ -81,6 +81,7 @@ def settings_of(
         detector=detector_options(config),
         acts=config.failslow_action == "act",
         sharded=config.sharded,
+        mirrors=config.mirror_rack_state,
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),

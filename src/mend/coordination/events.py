@@ -181,6 +181,16 @@ class StateCopied:
 
 
 @dataclass(frozen=True, slots=True)
+class RackStateLoaded:
+    """The rank goes on with what a former life of it had registered with scope rack when it
+    captured behind `step`. For the tape: no machine acts on it."""
+
+    owner: Member
+    step: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Spoiled:
     """The bytes of a held version are not what they were."""
 
@@ -283,6 +293,7 @@ Event = (
     | Wanting
     | StateTaken
     | StateCopied
+    | RackStateLoaded
     | Spoiled
     | Applied
     | Discarded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,17 +37,18 @@ from mend.engine.fragment_state import FragmentState, OpenOffer
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.progress import OfferProgress, Progress
 from mend.engine.rack import RackGroup
+from mend.engine.recut import Recut
 from mend.engine.trainer import Trainer
 from mend.engine.training_state import TrainingState
 from mend.errors import CheckpointError, StateRefused
-from mend.types import VERSION, Owned
+from mend.types import VERSION, Layout, Owned
 
 T = TypeVar("T")
 
 FREE_FACTS = frozenset(
     {
         "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
-        "exchange_plan", "mend version",
+        "exchange_plan", "mirror_rack_state", "mend version",
     }
 )  # fmt: skip
 """What a job that resumes a checkpoint may have otherwise."""
@@ -194,6 +196,10 @@ class Part:
     tensors: Mapping[str, Tensor]
     registered_B: Tensor | None = None
     """What the script had registered."""
+    recut: Recut | None = None
+    """Where another number of ranks wrote it."""
+    weights_then: tuple[tuple[str, ...], ...] = ()
+    """Then, of the weights: digests per old rank and fragment."""
 
     @property
     def resume(self) -> Resume:
@@ -208,7 +214,7 @@ class Part:
         found = self._tensor(f"{fragment}.anchor", data.numel())
         data.copy_(found)
         anchor = numerics.adopt(data, owned, mine.version, mine.rounds)
-        if anchor.digest != mine.digest:
+        if self.recut is None and anchor.digest != mine.digest:
             raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
         return anchor
 
@@ -216,10 +222,8 @@ class Part:
         """Check that the model holds the weights of then; set the anchor and what the track owes.
         Raises CheckpointError."""
         track.anchor = self._anchor(fragment, track.owned, numerics)
-        mine, numel = self.state.progress.fragments[fragment], track.owned.numel
-        theta_N = torch.empty(numel, dtype=torch.float32)
-        track.view.read(track.owned, theta_N)
-        if digest_of(theta_N, numel, 0) != mine.weights:
+        numel = track.owned.numel
+        if not self._has_weights(fragment, track):
             names = [slot.name for slot in track.view.layout.slots]
             raise CheckpointError(
                 f"the model and its optimizer do not hold what {self.folder} has of step "
@@ -229,12 +233,28 @@ class Part:
         if f"{fragment}.residual" in self.tensors:
             track.residual_N = self._tensor(f"{fragment}.residual", numel)
 
+    def _has_weights(self, fragment: int, track: FragmentState) -> bool:
+        """Whether the model holds those of then, in the slices of then."""
+        then = [(track.owned, self.state.progress.fragments[fragment].weights)]
+        if self.recut is not None:
+            then = [
+                (self.recut.owned_then(fragment, rank), digests[fragment])
+                for rank, digests in enumerate(self.weights_then)
+            ]
+        for owned, digest in then:
+            theta_N = torch.empty(owned.numel, dtype=torch.float32)
+            track.view.read(owned, theta_N)
+            if digest_of(theta_N, owned.numel, 0) != digest:
+                return False
+        return True
+
     def registered(self, state: TrainingState) -> None:
         """Have what the script had registered wait for it to be registered again."""
         if self.registered_B is None:
             return
+        lost = f"it was written by {self.manifest.ranks} ranks" if self.recut is not None else ""
         try:
-            state.resume(self.registered_B, f"checkpoint {self.folder}")
+            state.resume(self.registered_B, f"checkpoint {self.folder}", lost)
         except StateRefused as error:
             raise CheckpointError(str(error)) from error
 
@@ -264,14 +284,28 @@ class Part:
         return found
 
 
-def read_part(path: Path, rack: int, group: RackGroup, facts: Facts) -> Part | None:
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """Of a rack whose ranks all hold the whole model: what it takes to go on with a checkpoint of
+    another number of ranks. `facts`: the plan's, as they would be with so many."""
+
+    layouts: Sequence[Layout]
+    weights: int
+    facts: Callable[[int], Facts]
+
+
+def read_part(
+    path: Path, rack: int, group: RackGroup, facts: Facts, whole: WholeModel | None = None
+) -> Part | None:
     """This rank's part of a checkpoint, or of the newest in a folder of them. None where the rack
     has none: it was not there then, or its part is lost. All ranks together. Raises
     CheckpointError, on all of them."""
-    return together(group, lambda: _read(path, rack, group.rank, group.ranks, facts))
+    return together(group, lambda: _read(path, rack, group, facts, whole))
 
 
-def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | None:
+def _read(
+    path: Path, rack: int, group: RackGroup, facts: Facts, whole: WholeModel | None
+) -> Part | None:
     path = path.absolute()
     folder = path if any(path.glob("rack-*")) else newest_checkpoint(path)
     if folder is None:
@@ -281,10 +315,49 @@ def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | 
     manifest = read_manifest(folder, rack)
     if manifest is None:
         return None
+    recut = _recut(manifest, group, whole)
+    if recut is not None and whole is not None:
+        facts = whole.facts(recut.then)
     if why := differing_fact(manifest.facts, facts):
-        raise CheckpointError(f"{folder} is of another plan: {why}")
+        raise CheckpointError(
+            f"{folder} is of another plan: {why}{as_many_ranks(manifest, group.ranks)}"
+        )
     mine = rack_folder(folder, rack)
-    check_files(mine, manifest, rank, ranks)
+    check_files(mine, manifest, group.rank, group.ranks)
+    if recut is None:
+        state, tensors = _read_rank(mine, manifest, group.rank)
+        return Part(folder, manifest, state, tensors, _registered(mine, manifest, group.rank))
+    states, tensors = recut.tensors(partial(_read_rank, mine, manifest))
+    weights = tuple(tuple(p.weights for p in each.progress.fragments) for each in states)
+    registered_B = _registered(mine, manifest, 0)
+    return Part(
+        folder, manifest, recut.state(states), tensors, registered_B, recut=recut,
+        weights_then=weights,
+    )  # fmt: skip
+
+
+def _recut(manifest: Manifest, group: RackGroup, whole: WholeModel | None) -> Recut | None:
+    """None: as many ranks wrote it, or it cannot be cut anew, which the facts tell."""
+    stateful = dict(manifest.facts).get("codec", "").startswith("powersgd")
+    if manifest.ranks == group.ranks or whole is None or stateful:
+        return None
+    return Recut(whole.layouts, whole.weights, manifest.ranks, group.ranks, group.rank)
+
+
+def as_many_ranks(manifest: Manifest, ranks: int) -> str:
+    """What to do where another number of ranks wrote a checkpoint that cannot be cut anew."""
+    if manifest.ranks == ranks:
+        return ""
+    return (
+        f". It was written by {manifest.ranks} ranks per rack, and a folder of runtime.checkpoint "
+        "of a model that each rank held whole (DDP, or one rank), without powersgd, is all that "
+        f"{ranks} can go on from: start {manifest.ranks} per rack, or begin a new job from the "
+        "weights that the script has saved, without resume=, and without the outer momentum and "
+        f"the {manifest.open_tokens} tokens that were not merged"
+    )
+
+
+def _read_rank(mine: Path, manifest: Manifest, rank: int) -> tuple[State, dict[str, Tensor]]:
     state, tensors = read_rank(mine, manifest, rank)
     fragments = range(len(manifest.versions))
     mine_of = [(f.version, f.rounds, f.digest) for f in state.progress.fragments]
@@ -293,7 +366,7 @@ def _read(path: Path, rack: int, rank: int, ranks: int, facts: Facts) -> Part | 
     ]
     if mine_of != theirs or any(offer.fragment not in fragments for offer in state.offers):
         raise CheckpointError(f"{mine}: {rank_file(rank)} is not what its manifest says")
-    return Part(folder, manifest, state, tensors, _registered(mine, manifest, rank))
+    return state, tensors
 
 
 def _registered(mine: Path, manifest: Manifest, rank: int) -> Tensor | None:

@@ -42,6 +42,7 @@ from mend.engine.merging import Merging, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Encoded, Numerics
 from mend.engine.published_state import PublishedState
+from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.slicing import Slicing
 from mend.engine.state_copying import StateCopying
 from mend.engine.sums import tensors_of
@@ -144,6 +145,8 @@ class ConcurrentOuterStep:
         self._merging = Merging(self, tensors)
         self.slicing = Slicing(self)
         self._states = StateCopying(self)
+        self.mirrors: RackStateMirrors | None = None
+        """Where racks keep for each other what is of scope rack."""
         self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
         self.benchmark: MicroBenchmark | None = None
         """Of the training thread, where slow racks are validated."""
@@ -325,6 +328,9 @@ class ConcurrentOuterStep:
             self.published.told(record, (rounds / WHOLE, momentum))
             about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}
         self._note_commit(record, about)
+        if self.mirrors is not None and not numerics.of_values:
+            number = sum(panel.decided for panel in self.published.panels)
+            self.mirrors.committed(record, number)
 
     def _note_commit(self, commit: Commit, about: dict[str, object]) -> None:
         _, live = self.published.turnout.recent[-1]

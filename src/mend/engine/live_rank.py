@@ -6,7 +6,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from mend.coordination.events import Event
 from mend.coordination.machines import Parts
 from mend.coordination.schedule import schedule_of
 from mend.coordination.validation import plan_hash
-from mend.engine.checkpoint import Facts, Part, left_out, read_part, together
+from mend.engine.checkpoint import Facts, Part, WholeModel, left_out, read_part, together
 from mend.engine.checkpoint_writer import (
     CheckpointWriter,
     PendingCheckpoint,
@@ -34,6 +34,7 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
+from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.replay_training import Again
 from mend.engine.saved_state import SavedState
@@ -43,12 +44,12 @@ from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
 from mend.engine.trainer_rounds import Given
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import Replicas, TrainingState
+from mend.engine.training_state import Mirror, Replicas, TrainingState
 from mend.errors import CheckpointError, GaveUp, UsageError
 from mend.fragment.device import Side
 from mend.fragment.model_plan import Cut, ModelPlan
 from mend.fragment.plan import Item, first_unequal_replica, rank_facts
-from mend.fragment.shards import Holding, holding
+from mend.fragment.shards import WHOLE, Holding, holding
 from mend.fragment.statistics import buffer_digests, in_few_words
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
@@ -119,7 +120,7 @@ class LiveRank:
         inventories = self._inventories(plan)
         plain = self._plain(plan)
         facts = self._model_facts(plan, plain, inventories)
-        self._resumed = part = self._part()
+        self._resumed = part = self._part(self._whole(inventories))
         tracks = together(self.group, lambda: self._tracks(plan, inventories, numerics, part))
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
@@ -208,7 +209,8 @@ class LiveRank:
         slots = [slot for layout in plan.layouts for slot in layout.slots]
         flags = zip(slots, (flag for flags in plain for flag in flags), strict=False)
         means = [(f"merge {slot.name}", "mean") for slot, flag in flags if flag]
-        found = [*plan.facts(), *means, *rank_facts(inventories)]
+        self._plan_facts = (*plan.facts(), *means)
+        found = (*self._plan_facts, *rank_facts(inventories))
         self._facts = (*self.settings.facts, ("ranks per rack", str(self.group.ranks)), *found)
         return found
 
@@ -242,7 +244,18 @@ class LiveRank:
             self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
         )
 
-    def _part(self) -> Part | None:
+    def _whole(self, inventories: Sequence[Sequence[Item]]) -> WholeModel | None:
+        """None: its ranks hold shards."""
+        if any(item.placement != WHOLE for items in inventories for item in items):
+            return None
+
+        def facts(ranks: int) -> Facts:
+            found = (*self._plan_facts, *rank_facts([inventories[0]] * ranks))
+            return (*self.settings.facts, ("ranks per rack", str(ranks)), *found)
+
+        return WholeModel(self.layouts, self.schedule.fragments, facts)
+
+    def _part(self, whole: WholeModel | None) -> Part | None:
         """What this rack has of the checkpoint to go on from. Says what is lost by it."""
         path = self.settings.resume
         if path is None:
@@ -251,7 +264,7 @@ class LiveRank:
         part = (
             together(self.group, lambda: path.part(*self.me, facts))
             if isinstance(path, SavedState)
-            else read_part(path, self.me.rack, self.group, facts)
+            else read_part(path, self.me.rack, self.group, facts, whole)
         )
         if part is None:
             effect = "begins with a copy of the others' weights; what only it had is lost"
@@ -260,6 +273,9 @@ class LiveRank:
         manifest = part.manifest
         about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
         note("resumed", {**about, "open_tokens": manifest.open_tokens})
+        if part.recut is not None:
+            effect = "slices are cut anew; what ranks have registered with scope rack begins fresh"
+            note("resume-recut", {"ranks": [manifest.ranks, self.group.ranks], "effect": effect})
         for rack, tokens in left_out(part, self.settings.racks).items():
             effect = f"the job has {self.settings.racks} racks now; what only it had is lost"
             note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
@@ -369,6 +385,9 @@ class LiveRank:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
         registered. Raises CheckpointError."""
         self.trainer.training_state, self.trainer.give = state, self._give_state
+        if state.mirrored and self.settings.replay is None:
+            self.rank.mirrors = RackStateMirrors(self.rank)
+            self.trainer.mirrors = _Mirrors(self.io_loop, self.rank.mirrors)
         ranks = self.group.ranks
         boxes = [holders for t in self.trainer.tracks for holders in t.holding.replicas]
         if ranks > 1 and all(len(holders) == ranks for holders in boxes):
@@ -491,6 +510,23 @@ class LiveRank:
             effect = leader.farewell()
             if effect.to != self.me:
                 self.io_loop.send(effect.to, effect.body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mirrors:
+    """The way of the training thread to those of the loop."""
+
+    io_loop: IoLoop
+    mirrors: RackStateMirrors
+
+    def serve(self, step: int, data_B: torch.Tensor) -> None:
+        self.io_loop.call(lambda: self.mirrors.serve(step, data_B))
+
+    def seek(self) -> None:
+        self.io_loop.call(self.mirrors.seek)
+
+    def fetch(self, mirror: Mirror) -> None:
+        self.io_loop.call(lambda: self.mirrors.fetch(mirror))
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

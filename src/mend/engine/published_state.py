@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from mend.consensus.records import Commit, Genesis, Last, Lineage, Mark, Record, Roster, Snapshot
 from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
-from mend.engine.training_state import Received
+from mend.engine.training_state import Mirror, Mirrored, Received
 from mend.engine.turnout import Turnout
 from mend.errors import JobLost, MendError
 from mend.types import Member
@@ -128,6 +128,12 @@ class PublishedState:
         """What a donor has copied for this rack, or why there is nothing."""
         self.pulling = False
         """Whether it is on its way."""
+        self.mirrors: tuple[Mirror, ...] | None = None
+        """What other racks keep of this one; None: not known (yet)."""
+        self.mirrored: Mirrored | str | None = None
+        """The one that was asked for, or why it is not there."""
+        self.mirror_bytes = 0
+        """Kept here of another rack; written by the loop alone."""
         self.fresh = False
         """Something was published since the training thread last looked; read without the lock."""
 
@@ -180,6 +186,18 @@ class PublishedState:
         """A donor's training state is here, or will not come, for this reason."""
         with self.changed:
             self.copied, self.pulling = found, False
+            self.changed.notify_all()
+
+    def find(self, mirrors: tuple[Mirror, ...]) -> None:
+        """All racks that were asked for mirrors of this one have answered, or cannot."""
+        with self.changed:
+            self.mirrors = mirrors
+            self.changed.notify_all()
+
+    def take_back(self, found: Mirrored | str) -> None:
+        """The mirror that was asked for is here, or will not come, for this reason."""
+        with self.changed:
+            self.mirrored = found
             self.changed.notify_all()
 
     def ask(self, racks: tuple[Member, ...]) -> None:

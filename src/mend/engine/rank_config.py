@@ -65,6 +65,8 @@ class Settings:
     """Whether slow racks are mitigated."""
     sharded: bool = False
     """Whether racks merge a slice each and pull the others' merged slices."""
+    mirrors: bool = False
+    """Whether racks keep for each other what is registered with scope rack."""
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
 

@@ -62,11 +62,15 @@ def findings_in(path: Path) -> list[Finding]:
 class StateFiles:
     """What the lives of a replay that joined begin with, as their donors have written it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, kind: str = "state") -> None:
+        self._folder, self._kind = folder, kind
+
+    def of_mirrors(self) -> StateFiles:
+        """The same for what former lives have written."""
+        return StateFiles(self._folder, "mirror")
 
     def _path(self, given: GivenState, rank: int) -> Path:
-        return self._folder / f"state-rack{given.to}-rank{rank}.mend-replay"
+        return self._folder / f"{self._kind}-rack{given.to}-rank{rank}.mend-replay"
 
     def write(self, given: GivenState, rank: int, data_B: Tensor) -> None:
         path = self._path(given, rank)
@@ -81,8 +85,9 @@ class StateFiles:
         return torch.frombuffer(bytearray(self._path(given, rank).read_bytes()), dtype=torch.uint8)
 
     def remove(self) -> None:
-        for path in self._folder.glob("state-rack*.mend-replay"):
-            path.unlink()
+        for kind in ("state", "mirror"):
+            for path in self._folder.glob(f"{kind}-rack*.mend-replay"):
+                path.unlink()
 
 
 class ReplayComparison:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from mend.coordination.events import Discarded, Event, Leaving
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.digest import digest_of_state
@@ -21,7 +23,7 @@ from mend.engine.replay_comparison import (
     StateFiles,
 )
 from mend.engine.trainer import POLL_NS, Trainer
-from mend.engine.training_state import Received
+from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import GaveUp, ReplayDiffers, TapeError
 from mend.trace.replay_script import (
     APPLIED,
@@ -32,7 +34,7 @@ from mend.trace.replay_script import (
     act_of,
     decode_script,
 )
-from mend.types import SECOND, Layout, Peer
+from mend.types import SECOND, Layout, Member, Peer
 
 _LABELS = ("base", "tokens", "steps")
 
@@ -121,6 +123,7 @@ class ReplayTrainer(Trainer):
         )
         """What other lives begin with, oldest first; each leaves the list once it is kept."""
         self._copies = next((given for given in script.given if given.to == seat), None)
+        self._mirrors = [each for each in script.mirrors if seat in (each.donor, each.to)]
         self._place, self._rank = 0, rank
         self._report, self._comparer = report, comparer
         self._rounds = len(script.commits)
@@ -161,19 +164,41 @@ class ReplayTrainer(Trainer):
         state, copied = self.training_state, self._copies
         if state is None:
             return None
+        yield from self._load_mirrored(state)
         if copied is None:
             state.begins_fresh("no rack had given it a copy")
             return None
-        yield from self._await_state(copied)
+        yield from self._await_state(self._states, copied)
         data_B, then = self._states.read(copied, self._rank), copied.digests[self._rank]
         received = Received(copied.rack, copied.step, then, data_B)
         state.load(received)
         return received
 
-    def _await_state(self, copied: GivenState) -> Doing:
+    def _load_mirrored(self, state: TrainingState) -> Doing:
+        """What a former life had of scope rack, in this replay."""
+        files = self._states.of_mirrors()
+        for each in self._mirrors:
+            if each.to == self.member.rack:
+                yield from self._await_state(files, each)
+                data_B = files.read(each, self._rank)
+                owner, digest = Member(each.rack, 0), each.digests[self._rank]
+                mirror = Mirror(1, owner, each.step, data_B.numel(), digest, each.rack)
+                state.load_rack(Mirrored(mirror, data_B))
+
+    def _mirror(self) -> None:
+        """Behind a capture: keep what another life of this rack has begun with. Raises
+        ReplayDiffers if it is not as it was."""
+        files = self._states.of_mirrors()
+        for each in self._mirrors:
+            if (each.donor, each.step) == (self.member.rack, self.step):
+                assert self.training_state is not None, "a script that registers has one"
+                data_B = self.training_state.rack_state(self.step)
+                self._keep(files, each, data_B, "what it has registered with scope rack")
+
+    def _await_state(self, files: StateFiles, copied: GivenState) -> Doing:
         """As long as rounds are decided. The file of another process comes without a word."""
         commits, since_ns = self.published.commits, self._now_ns()
-        while not self._states.has(copied, self._rank):
+        while not files.has(copied, self._rank):
             if self.published.failure is not None:
                 raise self.published.failure
             if self.published.commits != commits:
@@ -183,26 +208,30 @@ class ReplayTrainer(Trainer):
                     f"replay: {self._title} waited {self.options.give_up_ns / SECOND:g} s "
                     f"(give_up_s) for the state of rack {copied.rack} at step {copied.step}"
                 )
-            yield Wait(lambda: self._states.has(copied, self._rank), POLL_NS)
+            yield Wait(lambda: files.has(copied, self._rank), POLL_NS)
 
     def give_state(self) -> None:
         """Keep what another life begins with. Raises ReplayDiffers if it is not as it was."""
         self.state_due, given = None, self._gives.pop(0)
         assert self.training_state is not None, "a script that gave a state has one"
-        data_B, then = self.training_state.take(self.step), given.digests[self._rank]
-        if (now := digest_of_state(data_B)) != then:
+        what = "what it trains with besides the weights (optimizer, registered objects)"
+        self._keep(self._states, given, self.training_state.take(self.step), what)
+        if self._gives and self._gives[0].step == self.step:
+            self.give_state()
+
+    def _keep(self, files: StateFiles, given: GivenState, data_B: Tensor | None, what: str) -> None:
+        """Raises ReplayDiffers."""
+        then, now = given.digests[self._rank], digest_of_state(data_B) if data_B is not None else ""
+        if data_B is None or now != then:
             text = (
-                f"{self._title} rank {self._rank}, after step {self.step}: what it trains with "
-                f"besides the weights (optimizer, registered objects) has digest {then[:16]} on "
-                f"the tape, {now[:16]} now; another life began with it"
+                f"{self._title} rank {self._rank}, after step {self.step}: {what} has digest "
+                f"{then[:16]} on the tape, {now[:16] or 'none'} now; another life began with it"
             )
             due = self._next
             place = self._comparer.place_of(due) if due is not None else (self._rounds + 1, 0)
             self._comparer.differs(text, TRAINING, place)
             raise ReplayDiffers(text)
-        self._states.write(given, self._rank, data_B)
-        if self._gives and self._gives[0].step == self.step:
-            self.give_state()
+        files.write(given, self._rank, data_B)
 
     # -------------------------------------------------------------- a step
 

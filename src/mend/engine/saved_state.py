@@ -18,7 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mend.consensus.records import Mark
-from mend.engine.checkpoint import Facts, Part, Taken, differing_fact, manifest_of, state_of
+from mend.engine.checkpoint import (
+    Facts,
+    Part,
+    Taken,
+    as_many_ranks,
+    differing_fact,
+    manifest_of,
+    state_of,
+)
 from mend.engine.checkpoint_files import Manifest, State
 from mend.engine.digest import bytes_of, digest_of_state
 from mend.engine.rack import RackGroup
@@ -150,7 +158,9 @@ class SavedState:
                 "own checkpoint"
             )
         if why := differing_fact(about.manifest.facts, facts):
-            raise CheckpointError(f"{self._where} is of another plan: {why}")
+            ranks = int(dict(facts).get("ranks per rack", 0))
+            more = as_many_ranks(about.manifest, ranks)
+            raise CheckpointError(f"{self._where} is of another plan: {why}{more}")
         registered = tensors.pop(_REGISTERED, None)
         return Part(Path(self._where), about.manifest, about.state, tensors, registered)
 

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from mend.consensus.records import Mark
-from mend.coordination.events import Applied, Captured, Cutting, Idle, Leaving, StillOpen, Wanting
+from mend.coordination.events import (
+    Applied,
+    Captured,
+    Cutting,
+    Idle,
+    Leaving,
+    RackStateLoaded,
+    StillOpen,
+    Wanting,
+)
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.digest import StateDigest, digest_of_state
@@ -33,7 +42,7 @@ from mend.engine.numerics import PORTION_NUMEL, Anchor
 from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
-from mend.engine.training_state import Received
+from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import (
     CheckpointError,
     GaveUp,
@@ -43,6 +52,10 @@ from mend.errors import (
 )
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND
+
+MIRROR_NS = 20 * SECOND
+"""How long a rack that joins waits for the others to say what mirrors they keep of it, and for the
+bytes of one."""
 
 POLL_NS = 50 * MS
 """How often a draining rank looks again; news on the board wakes it at once."""
@@ -289,6 +302,7 @@ class Trainer(TrainerRounds):
         joins = yield from self._all_ranks([int(self._joins())])
         if not joins[0]:
             return None
+        yield from self._load_mirror(state)
         able = yield from self._all_ranks([int(state.enabled)])
         found: Received | str = state.why_not()
         if able[0]:
@@ -297,6 +311,43 @@ class Trainer(TrainerRounds):
             state.begins_fresh(found)
             return None
         return found
+
+    def _load_mirror(self, state: TrainingState) -> Doing:
+        """What another rack keeps of a former life of this one: the newest that all its ranks can
+        get, or nothing, which is said."""
+        if self.mirrors is None:
+            return
+        published, reason = self.published, "no rack that lives keeps a mirror of it"
+        self.mirrors.seek()
+        yield Wait(lambda: published.mirrors is not None, MIRROR_NS)
+        left = {each.round: each for each in published.mirrors or ()}
+        while True:
+            newest = (yield from self._all_ranks([max(left, default=0)]))[0]
+            if not newest:
+                state.rack_begins_fresh(reason)
+                return
+            mirror = left.get(newest)
+            left = {number: each for number, each in left.items() if number < newest}
+            mine = [mirror.owner.incarnation, mirror.step] if mirror else [-1, -1]
+            agreed = yield from self._all_ranks([*mine, *(-value for value in mine)])
+            if mirror is None or agreed[:2] != [-value for value in agreed[2:]]:
+                continue
+            got = yield from self._fetch_mirror(mirror)
+            here = yield from self._all_ranks([int(isinstance(got, Mirrored))])
+            if here[0] and isinstance(got, Mirrored):
+                if state.load_rack(got):
+                    self._post(RackStateLoaded(mirror.owner, mirror.step, mirror.digest))
+                return
+            why = got if isinstance(got, str) else "not by all ranks in time"
+            reason = f"the mirror of step {mirror.step} could not be fetched: {why}"
+
+    def _fetch_mirror(self, mirror: Mirror) -> Generator[Any, Any, Mirrored | str | None]:
+        published = self.published
+        published.mirrored = None
+        assert self.mirrors is not None, "it was asked for"
+        self.mirrors.fetch(mirror)
+        yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
+        return published.mirrored
 
     def _load_state(self, found: Received) -> Doing:
         """On all ranks of the rack, or none. Raises StateRefused where optimizers of racks are made

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
-from mend.engine.training_state import LikeFirst, Replicas, TrainingState
+from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.errors import Diverged, GaveUp, StateRefused
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
@@ -61,6 +61,14 @@ Given = Tensor | LikeFirst | str
 
 GiveState = Callable[[Member, int, Given], None]
 """Hands that of a step to the loop."""
+
+
+class MirrorsWay(Protocol):
+    """To the loop's mirrors; all calls return at once."""
+
+    def serve(self, step: int, data_B: Tensor) -> None: ...
+    def seek(self) -> None: ...
+    def fetch(self, mirror: Mirror) -> None: ...
 
 
 class TrainerRounds:
@@ -104,6 +112,9 @@ class TrainerRounds:
         self.give: GiveState = lambda *_: None
         self.replicas: Replicas | None = None
         """Where the ranks of this rack are such."""
+        self.mirrors: MirrorsWay | None = None
+        """Where racks keep for each other what is of scope rack."""
+        self._mirrored_step = -1
         self.benchmark: MicroBenchmark | None = None
         """Where slow racks are validated."""
         self._looks = 0
@@ -306,6 +317,8 @@ class TrainerRounds:
             landed=landed,
         )
         track.offer = offer
+        if track.moments is None and not closing:
+            self._mirror()
         self._own(offer)
         base = track.anchor.version
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing))
@@ -321,6 +334,15 @@ class TrainerRounds:
                 **({"closing": True} if closing else {}),
             },
         )
+
+    def _mirror(self) -> None:
+        """Have other racks keep what is of scope rack as it is now, once this capture is merged."""
+        if self.mirrors is None or self.training_state is None or self._mirrored_step == self.step:
+            return
+        self._mirrored_step = self.step
+        data_B = self.training_state.rack_state(self.step)
+        if data_B is not None:
+            self.mirrors.serve(self.step, data_B)
 
     def _snapshot(self, track: FragmentState) -> Tensor:
         snapshot_N = self._buffers.empty(track.owned.numel)

@@ -17,6 +17,7 @@ from mend.engine.plain_data import Carried, Packing, Path, check, said, unpack
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import StateRefused, UsageError
 from mend.fragment.shards import as_dtensor
+from mend.types import Member
 
 Scope = Literal["job", "rack"]
 SCOPES: tuple[Scope, ...] = ("job", "rack")
@@ -24,6 +25,9 @@ NAME_MAX = 64
 OBJECTS_MAX = 256
 DIFFERENCES_MAX = 8
 """Changed hyperparameters that are named; further ones are counted."""
+
+RACK_STATE_BYTES_MAX = 64 << 20
+"""Of all that one rank has registered with scope rack, where it is mirrored."""
 
 Note = Callable[[str, dict[str, object]], None]
 
@@ -45,6 +49,29 @@ class Received:
     digest: str
     data_B: Tensor
     shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """What one rank of `owner` had registered with scope rack when it captured behind `step`.
+    `round`: how many rounds were decided, of all fragments, with the one that merged the
+    capture."""
+
+    round: int
+    owner: Member
+    step: int
+    size: int
+    digest: str
+    holder: int
+    """The rack that keeps it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mirrored:
+    """A mirror with its bytes."""
+
+    mirror: Mirror
+    data_B: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +107,11 @@ class TrainingState:
         note: Note,
         *,
         enabled: bool = True,
+        mirrored: bool = False,
     ) -> None:
-        """`enabled`: a rack that joins asks for a donor's state."""
-        self.enabled = enabled
+        """`enabled`: a rack that joins asks for a donor's state. `mirrored`: other racks keep what
+        is of scope rack."""
+        self.enabled, self.mirrored = enabled, mirrored
         self.optimizers = dict(zip(_titles(optimizers), optimizers, strict=True))
         self._names, self._note = names, note
         self._registered: dict[str, tuple[Stateful, Scope]] = {}
@@ -94,6 +123,12 @@ class TrainingState:
         self._fresh = ""
         """Why this rack's state is not that of a donor although it joins; empty: it is, or it
         does not join."""
+        self._rack_fresh = "no rack was asked for it" if mirrored else "mirror_rack_state is off"
+        """The same of what is of scope rack."""
+        self._lost = False
+        """A checkpoint has something of scope rack that is of no use here."""
+        self._unmirrored = ""
+        """Why it could not be mirrored the last time; empty: it could."""
         self.joins = self.copied = False
         self.account = ""
         """For the status: what became of it."""
@@ -118,6 +153,8 @@ class TrainingState:
             )
         check(name, value.state_dict())
         self._registered[name] = (value, scope)
+        if self.mirrored and scope == "rack":
+            self._rack_packing(0)
         self._restore(name, value, scope)
 
     def _restore(self, name: str, value: Stateful, scope: Scope) -> None:
@@ -125,11 +162,18 @@ class TrainingState:
         if name in self._waiting[scope]:
             _load(name, value, self._waiting[scope].pop(name))
             self._note("state-loaded", {"name": name, "scope": scope, "of": self._of[scope]})
-        elif self.joins:
+            self._tell_of_rack(scope, f"rack state from {self._of[scope]}")
+        elif self.joins or (self._lost and scope == "rack"):
             reason = self._fresh or f"{self._of[scope]} has registered no such name"
             if scope == "rack":
-                reason = "it is of scope rack, which no other rack has"
+                reason = self._rack_fresh
+                self._tell_of_rack(scope, f"rack state fresh: {reason}")
             self._note("state-fresh", {"name": name, "scope": scope, "reason": reason})
+
+    def _tell_of_rack(self, scope: Scope, text: str) -> None:
+        """For the status of a rack that joins."""
+        if self.joins and scope == "rack" and text not in self.account:
+            self.account += f"; {text}"
 
     def before_step(self) -> None:
         """Before the first own step. Raises UsageError where that would not go on with what the
@@ -262,6 +306,65 @@ class TrainingState:
             )
         return changed
 
+    # -------------------------------------------------------------- mirrors of scope rack
+
+    def rack_state(self, step: int) -> Tensor | None:
+        """What is registered with scope rack, as bytes, for another rack to keep. None: nothing is,
+        or it cannot be mirrored, which is said when the reason is a new one."""
+        if all(scope != "rack" for _, scope in self._registered.values()):
+            return None
+        why, found = "", None
+        try:
+            found = self._rack_packing(step).write()
+        except StateRefused as error:
+            why = str(error)
+        except Exception as error:  # of the script's own state_dict; no memory for the copy
+            why = f"{type(error).__name__}: {error}"
+        if why and why != self._unmirrored:
+            effect = "other racks keep what was mirrored before, if anything was"
+            self._note("mirror-refused", {"step": step, "reason": why, "effect": effect})
+        self._unmirrored = why
+        return found
+
+    def _rack_packing(self, step: int) -> Packing:
+        """Raises StateRefused, by name, for what cannot travel and for too much."""
+        found: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        for name, (value, scope) in self._registered.items():
+            if scope == "rack":
+                found[name] = value.state_dict()
+                sizes[name] = Packing(name, found[name]).size
+        packed = Packing("rack", {"step": step, "rack": found})
+        if packed.size > RACK_STATE_BYTES_MAX:
+            largest = max(sizes, key=sizes.__getitem__)
+            raise StateRefused(
+                f"what is registered with scope rack has {packed.size} bytes, {sizes[largest]} of "
+                f"them {largest!r}; at most {RACK_STATE_BYTES_MAX} are mirrored. Register less of "
+                "it, or set mirror_rack_state=False on all racks"
+            )
+        return packed
+
+    def load_rack(self, found: Mirrored) -> bool:
+        """What another rack kept of a former life; it waits to be registered, and is newer than a
+        checkpoint's. False: the bytes are none of `rack_state`, which is told."""
+        mirror = found.mirror
+        where = f"the mirror of step {mirror.step} on rack {mirror.holder}"
+        try:
+            value = unpack(where, found.data_B)
+            states = dict(value["rack"])
+        except (StateRefused, LookupError, TypeError, ValueError) as error:
+            self.rack_begins_fresh(f"{where} cannot be read: {error}")
+            return False
+        self._waiting["rack"], self._of["rack"] = states, where
+        self._rack_fresh = f"{where} has no such name"
+        about = {"peer": mirror.holder, "step": mirror.step, "digest": mirror.digest}
+        self._note("mirror-loaded", {**about, "bytes": mirror.size, "of": sorted(states)})
+        return True
+
+    def rack_begins_fresh(self, reason: str) -> None:
+        """No other rack has it."""
+        self._rack_fresh = reason
+
     # -------------------------------------------------------------- checkpoints
 
     def registered(self, step: int) -> Tensor | None:
@@ -273,11 +376,15 @@ class TrainingState:
             found[scope][name] = value.state_dict()
         return Packing("registered", {"step": step, **found}).write()
 
-    def resume(self, data_B: Tensor, where: str) -> None:
-        """What `registered` gave. Before a donor's state, if there is one."""
+    def resume(self, data_B: Tensor, where: str, lost: str = "") -> None:
+        """What `registered` gave. Before a donor's state, if there is one. `lost`: why what is of
+        scope rack, each rank's own, is of no use here; empty: it is."""
         value = unpack(where, data_B)
-        for scope in SCOPES:
-            self._waiting[scope], self._of[scope] = dict(value[scope]), where
+        self._waiting["job"], self._of["job"] = dict(value["job"]), where
+        if lost:
+            self._rack_fresh, self._lost = f"{where}: {lost}", True
+        else:
+            self._waiting["rack"], self._of["rack"] = dict(value["rack"]), where
 
 
 # ------------------------------------------------------------------ optimizers

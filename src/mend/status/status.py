@@ -124,4 +124,7 @@ class Status:
     """Racks that are slow, as the coordinator has heard and judged, ascending."""
     joined_state: str = ""
     """Of a rack that joined a running job: "copied from rack 0 at step 124", or "fresh: " and why
-    its optimizer and registered objects began anew. Empty: it began with the others."""
+    its optimizer and registered objects began anew; with objects of scope rack, where these are
+    from. Empty: it began with the others."""
+    mirror_bytes: int = 0
+    """Memory of this rank for what another rack has registered with scope rack."""

@@ -335,5 +335,7 @@ def assumptions(asked: Asked, told: str) -> str:
         f"and {asked.merge_ns:.2f} to merge ({told}), shared by the {asked.ranks} rank(s); "
         f"{fixed['copy_ns']:g} ns per element for capture and apply; {cut}; all "
         "racks equally fast. Not counted: what merging threads take from the one that launches "
-        "kernels (2 % with FSDP2, docs/benchmarks.md). Host memory as mend doctor counts it."
+        "kernels (2 % with FSDP2, docs/benchmarks.md), nor mirror_rack_state, for which each rank "
+        "keeps what a script registers with scope rack, at most 64 MiB a copy (docs/joining.md). "
+        "Host memory as mend doctor counts it."
     )

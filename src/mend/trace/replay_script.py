@@ -6,7 +6,7 @@ have everything that they are made of. Pure: entries of tapes in, a script out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Any, NamedTuple
@@ -114,6 +114,9 @@ class ReplayScript(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     omitted: tuple[str, ...]
     given: tuple[GivenState, ...] = ()
+    mirrors: tuple[GivenState, ...] = ()
+    """What a life has had of scope rack behind a capture, and another one of its rack has begun
+    with."""
 
     def part(self, seat: int) -> Part | None:
         return self.parts[seat] if 0 <= seat < len(self.parts) else None
@@ -174,6 +177,8 @@ class Recital:
     """What came of a donor last."""
     copied: Taken | None = None
     """What this rank has gone on from; None: from nothing."""
+    mirrored: Taken | None = None
+    """What it has gone on from of scope rack, of a former life of its rack."""
     left: bool = False
     """Its script called mend_shutdown."""
 
@@ -247,6 +252,8 @@ def _listen_to_copies(event: ev.Event, found: Recital) -> None:
             found.pulled = Taken(donor, step, digest)
         case ev.Progress(step, 0) if found.pulled is not None and step == found.pulled.step:
             found.copied = found.copied or found.pulled  # `Trainer` says so, once it has loaded it
+        case ev.RackStateLoaded(owner, step, digest):
+            found.mirrored = Taken(owner, step, digest)
 
 
 @dataclass(frozen=True)
@@ -272,6 +279,10 @@ class Life:
     @property
     def copied(self) -> Taken | None:
         return self.ranks[0].copied
+
+    @property
+    def mirrored(self) -> Taken | None:
+        return self.ranks[0].mirrored
 
     def first(self, genesis: Genesis) -> tuple[int, ...]:
         """The versions that it began with."""
@@ -320,18 +331,20 @@ def script_of(tapes: Sequence[Recital]) -> ReplayScript:
         sums=_sums(kept.records, [life.ranks for life in cast]),
         versions=founders[0].ranks[0].header.versions,
         omitted=tuple(omitted),
-        given=tuple(
-            GivenState(
-                seats[copied.donor],
-                seat,
-                copied.donor.rack,
-                copied.step,
-                tuple(tape.copied.digest for tape in life.ranks if tape.copied),
-            )
-            for seat, life in enumerate(cast)
-            if (copied := life.copied) is not None
-        ),
+        given=tuple(_given(cast, seats, lambda tape: tape.copied)),
+        mirrors=tuple(_given(cast, seats, lambda tape: tape.mirrored)),
     )
+
+
+def _given(
+    cast: Sequence[Life], seats: Mapping[Member, int], of: Callable[[Recital], Taken | None]
+) -> Iterator[GivenState]:
+    """What lives have gone on from."""
+    for seat, life in enumerate(cast):
+        if (taken := of(life.ranks[0])) is not None:
+            digests = tuple(found.digest for tape in life.ranks if (found := of(tape)))
+            donor = taken.donor
+            yield GivenState(seats[donor], seat, donor.rack, taken.step, digests)
 
 
 def _log_of(tapes: Sequence[Recital]) -> list[Record]:
@@ -544,6 +557,9 @@ class _Cut:
         versions = self._versions
         if any(v > versions[p] for p, v in enumerate(life.first(self._genesis))):
             return "it began with a version that is not replayed"
+        return self._why_without_copy(life) or self._why_without_mirror(life)
+
+    def _why_without_copy(self, life: Life) -> str:
         if (copied := life.copied) is None:
             return ""
         donor = next((each for each in self.lives if each.member == copied.donor), None)
@@ -554,6 +570,19 @@ class _Cut:
             return f"no tape has the state that rack {copied.donor.rack} gave it"
         if self.lengths[donor.member] < donor.acts_up_to(copied.step):
             return f"{donor.title} is not replayed up to step {copied.step}, which it went on from"
+        return ""
+
+    def _why_without_mirror(self, life: Life) -> str:
+        if (mirror := life.mirrored) is None:
+            return ""
+        if any(tape.mirrored is None for tape in life.ranks):
+            return "its ranks did not begin alike"
+        owner = next((each for each in self.lives if each.member == mirror.donor), None)
+        if owner is None:
+            return "the life is left out that it has its own state from"
+        acts = owner.acts[0][: self.lengths[owner.member]]
+        if not any(act.kind == CAPTURED and act.step == mirror.step for act in acts):
+            return f"{owner.title} is not replayed up to step {mirror.step}, which it went on from"
         return ""
 
     def _told(self) -> list[str]:

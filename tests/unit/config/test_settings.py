@@ -128,6 +128,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("lockstep", value) for value in ("on", 1)),
     *(("exchange_frozen", value) for value in ("on", 1)),
     *(("join_copies_state", value) for value in ("on", 1)),
+    *(("mirror_rack_state", value) for value in ("on", 1)),
     *(("max_age", value) for value in (-1, 65)),
     *(("tape_mb_max", value) for value in (-1, 0.5)),
     *(("start_timeout_s", value) for value in (0, -1, 86_401, float("inf"))),
@@ -470,6 +471,11 @@ def test_moments_are_averaged_less_often_than_they_overlap() -> None:
 def test_what_finds_slow_racks_is_checked_together() -> None:
     with pytest.raises(ConfigError, match="must not exceed failslow_window_steps=4"):
         MendConfig(failslow_window_steps=4, failslow_min_samples=5)
+
+
+def test_nobody_joins_in_lockstep_so_nothing_is_mirrored() -> None:
+    with pytest.raises(ConfigError, match=r"^mirror_rack_state=True: cannot be with lockstep=True"):
+        MendConfig(lockstep=True, mirror_rack_state=True)
 
 
 def test_a_slow_rack_is_waited_for_in_lockstep() -> None:

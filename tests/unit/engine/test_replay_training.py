@@ -20,7 +20,7 @@ from mend.engine.replay_comparison import (
     findings_in,
 )
 from mend.engine.replay_training import Again, ReplayedState, ReplayTrainer
-from mend.engine.training_state import Received
+from mend.engine.training_state import Received, TrainingState
 from mend.errors import GaveUp, MendError, ReplayDiffers, TapeError
 from mend.trace.replay_script import Act, GivenState, Part, ReplayScript, encode_script
 from mend.types import Peer
@@ -129,6 +129,54 @@ def test_a_life_that_joined_begins_with_its_versions_and_its_donors_state(tmp_pa
     assert hand.posted(Applied) == [Applied(0, 1, 0)]
     assert hand.posted(Captured) == [Captured(0, 1, 1, 8, 20, 2)]
     assert state.fresh == []
+
+
+def own_state(batches: int) -> TrainingState:
+    """Of a script that has read so many batches."""
+    state = TrainingState([], {}, lambda *_: None, mirrored=True)
+    state.register("place", Place(batches), "rack")
+    return state
+
+
+class Place:
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches = state["batches"]
+
+
+def mirror_of(batches: int) -> GivenState:
+    """Behind step 4; seat 0 is the former life, or the one that begins with it."""
+    data_B = own_state(batches).rack_state(4)
+    assert data_B is not None
+    return GivenState(donor=0, to=0, rack=0, step=4, digests=(digest_of_state(data_B),))
+
+
+def test_a_former_life_keeps_what_a_later_one_begins_with_and_tells_if_it_is_another(
+    tmp_path: Path,
+) -> None:
+    for batches in (9, 8):
+        script = msgspec.structs.replace(script_of(CAPTURE), mirrors=(mirror_of(9),))
+        hand = Following(tmp_path, script)
+        hand.trainer.training_state = own_state(batches)
+        if batches == 9:
+            hand.step(4)
+            continue
+        with pytest.raises(ReplayDiffers):
+            hand.step(4)
+        assert "after step 4: what it has registered with scope rack has digest" in hand.differs()
+    part = Part(rack=0, acts=((),), ends=True, config={}, life=2, first=(0,))
+    later = Following(tmp_path, msgspec.structs.replace(script, parts=(part,)))
+    later.published.publish(0, later.track().anchor)
+    place, state = Place(0), TrainingState([], {}, lambda *_: None, mirrored=True)
+    later.trainer.training_state = state
+    later.run(later.trainer.begin(GIVE_UP_NS))
+    state.register("place", place, "rack")
+    assert place.batches == 9
 
 
 def test_a_life_without_a_copy_begins_fresh(tmp_path: Path) -> None:

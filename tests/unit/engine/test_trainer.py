@@ -3,7 +3,7 @@ work in silence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
 from typing import Any
@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import Tensor, nn
 
 from mend.consensus.log import Log
 from mend.consensus.records import Commit, Genesis, Mark, Record, Seat, Share
 from mend.coordination.events import Captured, Cutting, Idle, Leaving, StillOpen, Wanting
 from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import Doing
+from mend.engine.fragment_state import Doing, Wait
 from mend.engine.trainer import LEAVE_NS, POLL_NS, SAY_NS
-from mend.engine.training_state import Received, TrainingState
+from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import (
     CheckpointError,
     Diverged,
@@ -242,6 +243,89 @@ def test_what_is_passed_on_inside_a_rack_is_compared_with_its_digest() -> None:
     hand.during = lambda: hand.published.receive(other)
     with pytest.raises(StateRefused, match="damaged inside this rack"):
         hand.run(hand.trainer.begin(9 * SECOND))
+
+
+# -------------------------------------------------------------- its own state of scope rack
+
+
+class Way:
+    """The loop's side: `kept` are the rounds of which others keep a mirror, of `lost` the bytes do
+    not come."""
+
+    def __init__(self, hand: Hand, kept: Sequence[int], lost: Sequence[int]) -> None:
+        self.hand, self.kept, self.lost = hand, kept, lost
+        registered = TrainingState([], {}, lambda *_: None, mirrored=True)
+        registered.register("place", nn.Linear(1, 1), "rack")
+        data_B = registered.rack_state(8)
+        assert data_B is not None
+        self.data_B = data_B
+
+    def serve(self, step: int, data_B: Tensor) -> None:
+        raise AssertionError("it captures nothing")
+
+    def seek(self) -> None:
+        found = [Mirror(number, THEIRS, 8 * number, 5, "ab", 1) for number in self.kept]
+        self.hand.published.find(tuple(found))
+
+    def fetch(self, mirror: Mirror) -> None:
+        found = "it is gone" if mirror.round in self.lost else Mirrored(mirror, self.data_B)
+        self.hand.published.take_back(found)
+
+
+def together(*doings: Doing) -> None:
+    """Ranks of one rack, each on its thread."""
+    answers: list[Any] = [None] * len(doings)
+    for _ in range(100):
+        asked, ended = [], 0
+        for doing, answer in zip(doings, answers, strict=True):
+            try:
+                asked.append(doing.send(answer))
+            except StopIteration:
+                ended += 1
+        if ended:
+            assert ended == len(doings), "one rank goes on alone"
+            return
+        if isinstance(asked[0], Wait):
+            answers = [each.ready() for each in asked]
+        else:
+            least = list(map(min, zip(*(each.values for each in asked), strict=True)))
+            answers = [least] * len(doings)
+    raise AssertionError("they never agree")
+
+
+@pytest.mark.parametrize(
+    ("kept", "lost", "step", "reason"),
+    [
+        (([7, 8], [7, 8]), ((), ()), 64, ""),
+        (([7, 8], [6, 7]), ((), ()), 56, ""),
+        (([8], [7]), ((), ()), None, "no rack that lives keeps a mirror of it"),
+        (([7, 8], [1, 5, 7]), ((), ()), 56, ""),
+        (([7, 8], []), ((), ()), None, "no rack that lives keeps a mirror of it"),
+        (([7, 8], [7, 8]), ((), (8,)), 56, ""),
+        (([7, 8], [7, 8]), ((7,), (8,)), None, "the mirror of step 56 could not be fetched: "),
+    ],
+)
+def test_ranks_of_a_rack_that_returns_load_mirrors_of_one_step_the_newest_that_all_have(
+    kept: tuple[list[int], ...], lost: tuple[tuple[int, ...], ...], step: int | None, reason: str
+) -> None:
+    doings, notes, states = list[Doing](), list[dict[str, Any]](), list[TrainingState]()
+    for rank in (0, 1):
+        hand, _ = joiner(ranks=2, rank=rank)
+        hand.trainer.mirrors = Way(hand, kept[rank], lost[rank])
+        state = TrainingState([], {}, lambda kind, fields: notes.append({"kind": kind, **fields}))
+        states.append(state)
+        doings.append(hand.trainer._load_mirror(state))
+    together(*doings)
+    loaded = [note["step"] for note in notes if note["kind"] == "mirror-loaded"]
+    assert loaded == ([] if step is None else [step] * 2)
+    for state in states:
+        state.begins_fresh("no donor")
+        state.register("other", nn.Linear(1, 1), "rack")
+    fresh = {note["reason"] for note in notes if note.get("name") == "other"}
+    if step is None:
+        assert all(each.startswith(reason) for each in fresh), fresh
+    else:
+        assert fresh == {f"the mirror of step {step} on rack 1 has no such name"}
 
 
 # -------------------------------------------------------------- drain

@@ -15,7 +15,7 @@ from mend.consensus.records import TEXT_MAX, Last, Snapshot
 from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen, Timed
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
-from mend.engine.training_state import LikeFirst, Replicas, TrainingState
+from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.errors import GaveUp, MendError
 from mend.fragment.ledger import VectorLedger
 from mend.types import SECOND, Member
@@ -738,6 +738,46 @@ def snapshot_with(rack: Member, named: int, ended: int, version: int) -> Snapsho
     log.decide(1)
     last = Last(rack, 0, named, version if named else 0, ended)
     return replace(log.snapshot(), versions=(version,), last=(last,))
+
+
+# -------------------------------------------------------------- mirrors of scope rack
+
+
+class Served:
+    """Takes what is mirrored."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def serve(self, step: int, data_B: Tensor) -> None:
+        self.steps.append(step)
+
+    def seek(self) -> None:
+        raise AssertionError("it does not join")
+
+    def fetch(self, mirror: Mirror) -> None:
+        raise AssertionError("it does not join")
+
+
+def test_what_is_of_scope_rack_is_mirrored_once_per_step_that_captures() -> None:
+    """H 4: behind 4, 8, ...; two fragments that are captured behind one step have one mirror. The
+    last capture of the run has none, as nobody returns to it."""
+    hand, served = Hand(fragments=2), Served()
+    state = TrainingState([], {}, lambda *_: None, mirrored=True)
+    hand.trainer.training_state, hand.trainer.mirrors = state, served
+    hand.step(4)
+    captured = {offer.capture_step for offer in hand.offers}
+    assert captured == {2, 4}
+    assert served.steps == [], "nothing is registered"
+    state.register("place", torch.nn.Linear(1, 1), "rack")
+    hand.trainer.tracks[0].offer = hand.trainer.tracks[1].offer = None
+    hand.step(2)
+    hand.trainer._capture(1)
+    assert served.steps == [6]
+    hand.step()
+    hand.trainer.tracks[0].offer = None
+    hand.trainer._capture(0, closing=True)
+    assert served.steps == [6]
 
 
 # -------------------------------------------------------------- a donor

@@ -8,23 +8,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mend.engine.training_state import Received, TrainingState, first_difference
+from mend.engine.training_state import (
+    RACK_STATE_BYTES_MAX,
+    Mirror,
+    Mirrored,
+    Received,
+    TrainingState,
+    first_difference,
+)
 from mend.errors import StateRefused, UsageError
+from mend.types import Member
 
 
 class Script:
     """A model with an optimizer, some steps on, and what mend keeps of them."""
 
     def __init__(
-        self, kind: Any = torch.optim.AdamW, steps: int = 0, dtype: Any = None, **made: Any
-    ) -> None:
+        self, kind: Any = torch.optim.AdamW, steps: int = 0, dtype: Any = None,
+        mirrored: bool = False, **made: Any,
+    ) -> None:  # fmt: skip
         self.model = nn.Linear(3, 2, dtype=dtype)
         self.optimizer = kind(self.model.parameters(), **made)
         self.notes: list[tuple[str, dict[str, Any]]] = []
         names = {id(p): name for name, p in self.model.named_parameters()}
         self.state = TrainingState(
-            [self.optimizer], names, lambda kind, fields: self.notes.append((kind, fields))
-        )
+            [self.optimizer], names, lambda kind, fields: self.notes.append((kind, fields)),
+            mirrored=mirrored,
+        )  # fmt: skip
         for step in range(steps):
             self.step(step)
 
@@ -209,6 +219,89 @@ def test_what_cannot_be_registered_is_refused(name: str, value: Any, scope: str,
     assert said in str(error.value)
 
 
+# ------------------------------------------------------------------ what another rack keeps
+
+
+def mirrored(data_B: Tensor | None, step: int = 8) -> Mirrored:
+    assert data_B is not None
+    return Mirrored(Mirror(3, Member(1, 7), step, data_B.numel(), "ab", 2), data_B)
+
+
+def test_what_is_of_scope_rack_comes_back_of_the_step_that_is_told() -> None:
+    first, back = Script(lr=0.1, mirrored=True), Script(lr=0.1, mirrored=True)
+    first.state.register("curve", Box(1), "job")
+    assert first.state.rack_state(8) is None, "nothing is"
+    first.state.register("noise", Box(torch.Generator().manual_seed(3).get_state()), "rack")
+    first.state.register("place", Box(40), "rack")
+    back.state.load_rack(mirrored(first.state.rack_state(8)))
+    first.to(back)
+    noise, place, new = Box(), Box(), Box(5)
+    for name, value in (("noise", noise), ("place", place), ("new", new)):
+        back.state.register(name, value, "rack")
+    assert torch.equal(noise.value, torch.Generator().manual_seed(3).get_state())
+    assert (place.value, new.value) == (40, 5)
+    (fresh,) = back.kinds("state-fresh")
+    assert (fresh["name"], fresh["reason"]) == (
+        "new", "the mirror of step 8 on rack 2 has no such name",
+    )  # fmt: skip
+    assert [each["of"] for each in back.kinds("state-loaded")] == [
+        "the mirror of step 8 on rack 2"
+    ] * 2
+    (told,) = back.kinds("mirror-loaded")
+    assert (told["step"], told["peer"], told["of"]) == (8, 2, ["noise", "place"])
+    told_first = "copied from rack 0 at step 5; rack state from the mirror of step 8 on rack 2"
+    assert back.state.account.startswith(told_first)
+
+
+def test_a_mirror_takes_the_place_of_an_older_checkpoint_and_without_one_that_is_loaded() -> None:
+    first = Script(lr=0.1, mirrored=True)
+    place = Box(40)
+    first.state.register("place", place, "rack")
+    saved = first.state.registered(5)
+    assert isinstance(saved, Tensor)
+    place.value = 41
+    newer = mirrored(first.state.rack_state(8))
+    for mirror, expected in ((newer, 41), (None, 40)):
+        back, found = Script(lr=0.1, mirrored=True), Box()
+        back.state.resume(saved, "checkpoint x")
+        back.state.begins_fresh("no donor")
+        if mirror is not None:
+            back.state.load_rack(mirror)
+        else:
+            back.state.rack_begins_fresh("no rack that lives keeps a mirror of it")
+        back.state.register("place", found, "rack")
+        assert found.value == expected
+
+
+def test_too_much_is_refused_by_its_largest_name_and_what_grows_later_is_told_once() -> None:
+    script = Script(lr=0.1, mirrored=True)
+    large, small = Box(torch.zeros(RACK_STATE_BYTES_MAX, dtype=torch.uint8)), Box(1)
+    script.state.register("small", small, "rack")
+    with pytest.raises(StateRefused, match=r"of them 'large'; at most 67108864 are mirrored"):
+        script.state.register("large", large, "rack")
+    Script(lr=0.1).state.register("large", large, "rack")  # not mirrored, so not bounded
+    script = Script(lr=0.1, mirrored=True)
+    script.state.register("small", small, "rack")
+    for value, fits in ((large.value, 0), (large.value, 0), (print, 0), (3, 1), (print, 0)):
+        small.value = value
+        assert (script.state.rack_state(8) is not None) == bool(fits)
+    reasons = [each["reason"] for each in script.kinds("mirror-refused")]
+    assert [reason.partition(" ")[0] for reason in reasons] == ["what"] + ["small['value']"] * 2
+
+
+def test_bytes_that_are_no_state_are_told_and_nothing_is_loaded() -> None:
+    first, box = Script(lr=0.1), Box(4)
+    other = first.state.take(3)  # well formed, and something else
+    for data_B in (other, torch.full((40,), 7, dtype=torch.uint8)):
+        back = Script(lr=0.1, mirrored=True)
+        back.state.load_rack(mirrored(data_B))
+        back.state.begins_fresh("no donor")
+        back.state.register("place", box, "rack")
+        fresh = back.kinds("state-fresh")[-1]
+        assert "the mirror of step 8 on rack 2 cannot be read" in fresh["reason"]
+        assert box.value == 4
+
+
 def test_a_checkpoint_has_both_scopes() -> None:
     first, again = Script(lr=0.1), Script(lr=0.1)
     assert first.state.registered(3) is None
@@ -223,6 +316,23 @@ def test_a_checkpoint_has_both_scopes() -> None:
     assert curve.value["at"].tolist() == [0, 1, 2]
     assert place.value == 40
     assert again.kinds("state-fresh") == []
+
+
+def test_what_each_rank_had_of_its_own_is_of_no_use_to_another_number_of_them() -> None:
+    first, again = Script(lr=0.1), Script(lr=0.1)
+    first.state.register("curve", Box(7), "job")
+    first.state.register("place", Box(40), "rack")
+    saved = first.state.registered(3)
+    assert isinstance(saved, Tensor)
+    again.state.resume(saved, "checkpoint x", "it was written by 2 ranks")
+    curve, place = Box(), Box(1)
+    again.state.register("curve", curve, "job")
+    again.state.register("place", place, "rack")
+    assert (curve.value, place.value) == (7, 1)
+    (fresh,) = again.kinds("state-fresh")
+    assert (fresh["name"], fresh["reason"]) == ("place", "checkpoint x: it was written by 2 ranks")
+    again.state.before_step()
+    assert again.kinds("state-unclaimed") == []
 
 
 def test_who_resumes_and_begins_fresh_says_where_its_objects_are_from() -> None:

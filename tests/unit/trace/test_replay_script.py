@@ -183,6 +183,23 @@ def test_a_later_life_is_a_rack_of_its_own() -> None:
     assert decode_script(encode_script(script)) == script
 
 
+MIRRORED = ev.RackStateLoaded(member(1), 8, "6" * 32)
+"""The new life of rack 1 has what its former life had of its own behind its capture of step 8."""
+
+
+def test_a_later_life_goes_on_at_its_own_place_of_a_former_one() -> None:
+    script = rejoined(again=[AGAIN[0], MIRRORED, *AGAIN[1:]])
+    assert script.mirrors == (GivenState(1, 2, 1, 8, ("6" * 32,)),)
+    assert len(script.parts) == 3
+
+
+def test_a_later_life_whose_former_one_is_not_replayed_so_far_is_left_out() -> None:
+    later = ev.RackStateLoaded(member(1), 24, "6" * 32)
+    script = rejoined(again=[AGAIN[0], later, *AGAIN[1:]])
+    why = "rack 1 is not replayed up to step 24, which it went on from"
+    assert f"rack 1 (life 2) joined later and is left out: {why}" in script.omitted
+
+
 def test_a_later_life_that_began_with_nothing_of_a_donor() -> None:
     """It pulled a copy, and its ranks could not agree on it."""
     fresh = [*AGAIN[:3], ev.Progress(12, 7_000_000), *AGAIN[4:]]

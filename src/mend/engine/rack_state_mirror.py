@@ -1,0 +1,233 @@
+"""Racks keep for each other what they have registered with scope rack. Loop thread.
+
+A rank serves that state as it was at each of its captures. When a commit merges the capture, the
+same rank of the rack behind it, in ascending order among those that live, fetches the state and
+keeps it in memory. A rack that returns asks the others for it. All of it goes over the lane; no
+message and no record knows of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mend.consensus.records import Commit
+from mend.engine.digest import bytes_of, digest_of_state
+from mend.engine.merging import said
+from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
+from mend.types import Address, Member, mirrors_key, rack_state_key
+
+if TYPE_CHECKING:
+    from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+
+KEPT = 2
+"""Mirrors that a rank keeps of another one: should a rank of its rack miss the newest, all ranks
+still have one before it."""
+
+SPARE = 2
+"""Own states that are served beyond those of open offers: another rack may still be fetching."""
+
+_HEAD = struct.Struct("!Q16s")
+"""Bytes of a state, and its digest."""
+
+_ENTRY = struct.Struct("!QQQQ16s")
+"""Of a mirror: round (0: there is none), incarnation, step, bytes, digest."""
+
+
+class RackStateMirrors:
+    """Of one rank: what it serves of its own, keeps of another rack, and gets back."""
+
+    def __init__(self, rank: ConcurrentOuterStep) -> None:
+        self._rank = rank
+        self._own: dict[int, tuple[bytes, bytes]] = {}
+        """step -> keys of head and state."""
+        self._kept: dict[int, list[Mirrored]] = {}
+        """By rack, oldest first."""
+
+    # -------------------------------------------------------------- of this rank
+
+    def serve(self, step: int, data_B: Tensor) -> None:
+        """The training thread has captured behind `step`."""
+        rank = self._rank
+
+        def done(digest: str | Exception) -> None:
+            if isinstance(digest, Exception):
+                rank.broken(digest)
+                return
+            where = rank.member, rank.me.rank, step
+            head, state = rack_state_key(*where), rack_state_key(*where, digest)
+            told = _HEAD.pack(data_B.numel(), bytes.fromhex(digest))
+            rank.host.serve(state, bytes_of(data_B))
+            rank.host.serve(head, memoryview(told))
+            self._own[step] = head, state
+            self._drop_old()
+
+        rank.host.work(lambda: digest_of_state(data_B), done)
+
+    def _drop_old(self) -> None:
+        """What no open offer was captured with any more."""
+        open_ = {offer.capture_step for offer in self._rank.offers.values()}
+        for step in sorted(self._own.keys() - open_)[:-SPARE]:
+            for key in self._own.pop(step):
+                self._rank.host.drop(key)
+
+    # -------------------------------------------------------------- of another rack
+
+    def committed(self, commit: Commit, number: int) -> None:
+        """Fetch the state of those members that this rack keeps it for. `number`: of rounds decided
+        so far."""
+        for share in commit.members:
+            owner = share.member
+            if owner.rack == self._rank.me.rack:
+                continue
+            if holder_of(owner.rack, self._there()) == self._rank.me.rack:
+                self._follow(owner, share.capture_step, number)
+            elif owner.rack in self._kept:
+                self._keep(owner.rack, [])
+
+    def _there(self) -> set[int]:
+        """Racks that live, as far as it is known; this one is among them."""
+        seats = set(self._rank.roles.rank_machine.folded.seats)
+        return (seats & set(self._rank.published.live) or seats) | {self._rank.me.rack}
+
+    def _follow(self, owner: Member, step: int, number: int) -> None:
+        lane, newest = self._lane(owner), self._newest(owner.rack)
+        if lane is None or (newest and newest.owner == owner and step <= newest.step):
+            return
+
+        def done(found: Mirrored | str) -> None:
+            about: dict[str, object] = {"peer": owner.rack, "step": step}
+            if isinstance(found, str):
+                self._rank.host.note("mirror-failed", about | {"error": found})
+                return
+            kept = self._kept.get(owner.rack, [])
+            if kept and kept[-1].mirror.round >= number:
+                return  # a newer one came first
+            self._keep(owner.rack, [*kept, found][-KEPT:])
+            self._rank.host.note("mirror-kept", about | {"bytes": found.mirror.size})
+
+        self._fetch_both(lane, Mirror(number, owner, step, 0, "", self._rank.me.rack), done)
+
+    def _newest(self, rack: int) -> Mirror | None:
+        kept = self._kept.get(rack)
+        return kept[-1].mirror if kept else None
+
+    def _lane(self, owner: Member) -> Address | None:
+        """Of the same rank of this life of a rack, if it has its seat."""
+        seat = self._rank.roles.rank_machine.folded.seats.get(owner.rack)
+        return seat.lanes[self._rank.me.rank] if seat and seat.member == owner else None
+
+    def _keep(self, rack: int, mirrors: list[Mirrored]) -> None:
+        """Serve these, and no others of this rack."""
+        host, me = self._rank.host, self._rank.me.rank
+        for each in self._kept.pop(rack, []):
+            if each not in mirrors:
+                host.drop(_state_key(each.mirror, me))
+        if mirrors:
+            self._kept[rack] = mirrors
+            for each in mirrors:
+                host.serve(_state_key(each.mirror, me), bytes_of(each.data_B))
+            listed = b"".join(map(_entry, mirrors)).ljust(KEPT * _ENTRY.size, b"\0")
+            host.serve(mirrors_key(rack, me), memoryview(listed))
+        else:
+            host.drop(mirrors_key(rack, me))
+        self._rank.published.mirror_bytes = sum(
+            each.mirror.size for kept in self._kept.values() for each in kept
+        )
+
+    def _fetch_both(
+        self, lane: Address, mirror: Mirror, done: Callable[[Mirrored | str], None]
+    ) -> None:
+        """Size and digest first, then the state."""
+        head = bytearray(_HEAD.size)
+
+        def told(error: Exception | None) -> None:
+            if error is not None:
+                done(said(error))
+                return
+            size, digest = _HEAD.unpack(head)
+            self._fetch(lane, replace(mirror, size=size, digest=digest.hex()), done)
+
+        key = rack_state_key(mirror.owner, self._rank.me.rank, mirror.step)
+        self._rank.host.fetch((lane,), key, "", memoryview(head), told)
+
+    def _fetch(self, lane: Address, mirror: Mirror, done: Callable[[Mirrored | str], None]) -> None:
+        """The state itself, accepted by its digest. The size comes from another process."""
+        if not 0 < mirror.size <= RACK_STATE_BYTES_MAX:
+            done(f"it has {mirror.size} bytes; at most {RACK_STATE_BYTES_MAX} are taken")
+            return
+        data_B = torch.empty(mirror.size, dtype=torch.uint8)
+
+        def landed(error: Exception | None) -> None:
+            done(Mirrored(mirror, data_B) if error is None else said(error))
+
+        key = _state_key(mirror, self._rank.me.rank)
+        self._rank.host.fetch((lane,), key, mirror.digest, data_B.numpy().data, landed)
+
+    # -------------------------------------------------------------- of a rack that returns
+
+    def seek(self) -> None:
+        """Ask every rack that lives for what it keeps of this one; `published.mirrors` are all that
+        were found."""
+        me, published, found = self._rank.me, self._rank.published, list[Mirror]()
+        seats = self._rank.roles.rank_machine.folded.seats
+        asked = sorted(self._there() & seats.keys() - {me.rack})
+        if not asked:
+            published.find(())
+
+        def ask(holder: int) -> None:
+            listed = bytearray(KEPT * _ENTRY.size)
+
+            def done(error: Exception | None) -> None:
+                asked.remove(holder)
+                if error is None:
+                    found.extend(_listed(listed, me.rack, holder))
+                if not asked:
+                    found.sort(key=lambda each: (each.round, -each.holder))
+                    published.find(tuple(found))
+
+            lane = seats[holder].lanes[me.rank]
+            self._rank.host.fetch(
+                (lane,), mirrors_key(me.rack, me.rank), "", memoryview(listed), done
+            )
+
+        for holder in tuple(asked):
+            ask(holder)
+
+    def fetch(self, mirror: Mirror) -> None:
+        """Get one of those back; `published.mirrored` is what became of it."""
+        seat = self._rank.roles.rank_machine.folded.seats.get(mirror.holder)
+        if seat is None:
+            self._rank.published.take_back(f"rack {mirror.holder} has left")
+            return
+        self._fetch(seat.lanes[self._rank.me.rank], mirror, self._rank.published.take_back)
+
+
+def holder_of(rack: int, there: Iterable[int]) -> int | None:
+    """Who keeps the mirror of `rack`: the next one in ascending order; behind the last, the
+    first."""
+    others = sorted(set(there) - {rack})
+    return next((other for other in others if other > rack), others[0] if others else None)
+
+
+def _state_key(mirror: Mirror, rank: int) -> bytes:
+    return rack_state_key(mirror.owner, rank, mirror.step, mirror.digest)
+
+
+def _entry(kept: Mirrored) -> bytes:
+    mirror = kept.mirror
+    digest = bytes.fromhex(mirror.digest)
+    return _ENTRY.pack(mirror.round, mirror.owner.incarnation, mirror.step, mirror.size, digest)
+
+
+def _listed(entries: bytes | bytearray, rack: int, holder: int) -> list[Mirror]:
+    return [
+        Mirror(number, Member(rack, incarnation), step, size, digest.hex(), holder)
+        for number, incarnation, step, size, digest in _ENTRY.iter_unpack(entries)
+        if number
+    ]

@@ -1,0 +1,113 @@
+"""A rack's part of a checkpoint for another number of ranks than wrote it.
+
+Only where every rank holds the whole model (DDP): each rank owns an equal slice of every tensor and
+speaks for it, so the slices of the old ranks, end to end, are cut anew. What ranks have counted of
+their own is shared out, so that the sums stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from mend.engine.checkpoint_files import State
+from mend.engine.progress import FragmentProgress, OfferProgress, Progress
+from mend.errors import CheckpointError
+from mend.fragment.shards import replicated
+from mend.types import Layout, Owned, owned_span
+
+ReadRank = Callable[[int], tuple[State, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recut:
+    """From `then` to `now` ranks, for one of these. `weights`: how many fragments, the first ones,
+    are of weights."""
+
+    layouts: Sequence[Layout]
+    weights: int
+    then: int
+    now: int
+    rank: int
+
+    def owned_then(self, fragment: int, rank: int) -> Owned:
+        return replicated(self.layouts[fragment], self.then, rank).owned
+
+    def state(self, ranks: Sequence[State]) -> State:
+        """`ranks`: of the old ranks, in their order. Steps, rounds and versions are theirs, tokens
+        a share of their sum. Raises CheckpointError where they do not stand at one place."""
+        first = ranks[0].progress
+        marks = [
+            self._share(each.progress.fragments[p].tokens_mark for each in ranks)
+            for p in range(len(first.fragments))
+        ]
+        discarded = self._share(each.progress.discarded for each in ranks)
+        fragments = tuple(
+            replace(each, digest="", weights="", tokens_mark=mark)
+            for each, mark in zip(first.fragments, marks, strict=True)
+        )
+        progress = Progress(
+            step=first.step,
+            tokens=self._share(each.progress.tokens for each in ranks),
+            merged=sum(marks[: self.weights]) - discarded,  # what is marked is merged or given up
+            discarded=discarded,
+            missed=first.missed,
+            fragments=fragments,
+        )
+        return State(progress, tuple(self._offers(ranks, fragments)))
+
+    def _offers(
+        self, ranks: Sequence[State], fragments: Sequence[FragmentProgress]
+    ) -> list[OfferProgress]:
+        """What was open on all of them. An offer counts the tokens since the last mark."""
+        found, open_ = [], [[(each.fragment, each.seq) for each in of.offers] for of in ranks]
+        if any(each != open_[0] for each in open_):
+            raise CheckpointError("ranks of one rack have other offers open in the checkpoint")
+        for i, first in enumerate(ranks[0].offers):
+            total = self._share(each.offers[i].tokens_total for each in ranks)
+            tokens = total - fragments[first.fragment].tokens_mark
+            found.append(replace(first, tokens=tokens, tokens_total=total))
+        return found
+
+    def _share(self, counts: Iterable[int]) -> int:
+        """This rank's of the sum: all but the first few have one less. Of more it is never less."""
+        return (sum(counts) + self.now - 1 - self.rank) // self.now
+
+    def tensors(self, read: ReadRank) -> tuple[list[State], dict[str, Tensor]]:
+        """The old ranks' states, and this rank's slices of their tensors; one old rank is in memory
+        at a time. Raises CheckpointError for vectors that do not fit the plan."""
+        states, found = list[State](), dict[str, Tensor]()
+        for rank in range(self.then):
+            state, tensors = read(rank)
+            states.append(state)
+            for name, values in tensors.items():
+                self._copy(rank, name, values, found)
+        return states, found
+
+    def _copy(self, then: int, name: str, values: Tensor, found: dict[str, Tensor]) -> None:
+        """What this rank owns of an old rank's vectors: values, then those of the outer states."""
+        fragment = int(name.partition(".")[0])
+        layout = self.layouts[fragment]
+        old, new = self.owned_then(fragment, then), replicated(layout, self.now, self.rank).owned
+        if not old.numel:
+            return
+        if values.numel() % old.numel:
+            raise CheckpointError(
+                f"{name} of rank {then} has {values.numel()} elements; of the plan it has a "
+                f"multiple of {old.numel}"
+            )
+        rows = values.view(-1, old.numel)
+        into = found.setdefault(name, torch.empty(rows.shape[0] * new.numel))
+        target = into.view(rows.shape[0], new.numel)
+        for i, slot in enumerate(layout.slots):
+            there = owned_span(slot.numel, self.then, then)
+            here = owned_span(slot.numel, self.now, self.rank)
+            start, stop = max(there.start, here.start), min(there.stop, here.stop)
+            if start < stop:
+                taken = old.cuts[i] + start - there.start
+                put = new.cuts[i] + start - here.start
+                target[:, put : put + stop - start] = rows[:, taken : taken + stop - start]

@@ -1,0 +1,125 @@
+"""What the ranks of a rack had in a checkpoint is cut anew for another number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mend.engine.checkpoint import WholeModel, _recut, as_many_ranks
+from mend.engine.checkpoint_files import Manifest, State
+from mend.engine.progress import FragmentProgress, OfferProgress, Progress
+from mend.engine.rack import RackGroup
+from mend.engine.recut import Recut
+from mend.errors import CheckpointError
+from mend.fragment import build_plan
+from mend.fragment.shards import replicated
+
+PLAN = build_plan(nn.ModuleList([nn.Linear(5, 3), nn.Linear(3, 1)]), 2)
+"""Tensors of 15, 3, 3 and 1 elements: some ranks own nothing of the last."""
+
+COUNTS = (1, 2, 3, 5)
+
+
+def of_ranks(ranks: int, vectors: int = 3) -> list[dict[str, Tensor]]:
+    """Per rank: values, and two outer states; of fragment 1 a residual, of fragment 0 a delta.
+    Every element says what it is of."""
+    found: list[dict[str, Tensor]] = [{} for _ in range(ranks)]
+    for layout in PLAN:
+        p = layout.fragment
+        for rank, tensors in enumerate(found):
+            spans = replicated(layout, ranks, rank).owned.spans
+            rows = [
+                torch.cat([
+                    1000.0 * row + 100 * i + torch.arange(span.start, span.stop)
+                    for i, span in enumerate(spans)
+                ])
+                for row in range(vectors)
+            ]  # fmt: skip
+            tensors[f"{p}.anchor"] = torch.cat(rows)
+            tensors[f"{p}.{'residual' if p else 'delta'}"] = rows[1]
+    return found
+
+
+def state(tokens: int, rank: int = 0, **offer: Any) -> State:
+    """Fragment 1 has an offer open; 3 tokens of each mark are given up."""
+    marks = (tokens - 7, tokens - 20)
+    fragments = tuple(
+        FragmentProgress(4 + p, 9, f"d{rank}", 2, mark, 6, 8, 4, f"w{rank}")
+        for p, mark in enumerate(marks)
+    )
+    progress = Progress(13, tokens, sum(marks) - 6, 6, (("late", 2),), fragments)
+    made = {"seq": 2, "base": 5, "capture_step": 12, "tokens": 18, "steps": 6}
+    total = tokens - 2
+    return State(
+        progress, (OfferProgress(1, **(made | offer), tokens_total=total, steps_total=12),)
+    )
+
+
+def recut(then: int, now: int, rank: int) -> Recut:
+    return Recut(PLAN, 2, then, now, rank)
+
+
+@pytest.mark.parametrize("then", COUNTS)
+@pytest.mark.parametrize("now", COUNTS)
+def test_slices_are_those_that_so_many_ranks_would_have(then: int, now: int) -> None:
+    written = of_ranks(then)
+    for rank, expected in enumerate(of_ranks(now)):
+        _, found = recut(then, now, rank).tensors(lambda i: (state(50), written[i]))
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert torch.equal(found[name], values), name
+
+
+@pytest.mark.parametrize("then", COUNTS)
+@pytest.mark.parametrize("now", COUNTS)
+def test_tokens_are_shared_out_and_every_ledger_closes(then: int, now: int) -> None:
+    ranks = [state(50 + 3 * rank, rank) for rank in range(then)]
+    made = [recut(then, now, rank).state(ranks) for rank in range(now)]
+    for name in ("tokens", "merged", "discarded"):
+        before = sum(getattr(each.progress, name) for each in ranks)
+        assert sum(getattr(each.progress, name) for each in made) == before, name
+    assert sum(o.tokens for each in made for o in each.offers) == 18 * then
+    for each in made:
+        progress = each.progress
+        marks = [f.tokens_mark for f in progress.fragments]
+        assert progress.merged + progress.discarded == sum(marks)
+        assert all(0 <= mark <= progress.tokens for mark in marks)
+        (offer,) = each.offers
+        assert 0 <= offer.tokens == offer.tokens_total - marks[1]
+        assert (progress.step, [f.version for f in progress.fragments]) == (13, [4, 5])
+        assert (offer.seq, offer.base, offer.capture_step, offer.steps) == (2, 5, 12, 6)
+
+
+def test_ranks_with_other_offers_and_vectors_of_another_plan_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="other offers open"):
+        recut(2, 1, 0).state([state(50), state(50, seq=3)])
+    written = of_ranks(2)
+    written[1]["0.anchor"] = written[1]["0.anchor"][:-1]
+    with pytest.raises(CheckpointError, match=r"0\.anchor of rank 1 has \d+ elements"):
+        recut(2, 1, 0).tensors(lambda i: (state(50), written[i]))
+
+
+# -------------------------------------------------------------- what cannot be cut anew
+
+
+def manifest(codec: str = "float32", ranks: int = 2) -> Manifest:
+    return Manifest(
+        mend="0", name="cut", lineage="ab", number=1, racks=(0, 1), rack=0, ranks=ranks, wall_ns=1,
+        step=13, open_tokens=86, versions=(1,), rounds=(1,), digests=(("a",) * ranks,),
+        facts=(("codec", codec),), files=(),
+    )  # fmt: skip
+
+
+def test_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
+    one, whole = RackGroup(None, 1.0), WholeModel(PLAN, 2, lambda _: ())
+    assert _recut(manifest(), one, whole) == recut(2, 1, 0)
+    assert _recut(manifest(ranks=1), one, whole) is None
+    assert _recut(manifest(), one, None) is None
+    assert _recut(manifest("powersgd-4"), one, whole) is None
+    assert as_many_ranks(manifest(), 2) == ""
+    said = as_many_ranks(manifest(), 1)
+    assert "start 2 per rack, or begin a new job" in said
+    assert "the 86 tokens that were not merged" in said

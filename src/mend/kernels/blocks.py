@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-from mend.kernels import BlockKernels
+from mend.kernels import BlockKernels, compiled
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -262,21 +262,10 @@ _KERNELS = {
 }
 
 
-def compiled(codec: str) -> BlockKernels:
-    """The kernels of this codec."""
+def kernels(codec: str) -> BlockKernels:
+    """Those of this codec."""
     encode, decode = _KERNELS[codec]
     return BlockKernels(
-        _kernel("void(f4[:, ::1], u1[:, ::1])", encode),
-        _kernel("void(u1[:, ::1], f4[:, ::1])", decode),
+        compiled("void(f4[:, ::1], u1[:, ::1])", encode),
+        compiled("void(u1[:, ::1], f4[:, ::1])", decode),
     )
-
-
-def _kernel(signature: str, function: _Function) -> _Function:
-    """Compiled, or as an earlier process left it beside this file or in the user's cache."""
-    options = {"nogil": True, "error_model": "numpy"}
-    made: _Function
-    try:
-        made = numba.njit(signature, cache=True, **options)(function)
-    except RuntimeError:  # neither place can be written to
-        made = numba.njit(signature, **options)(function)
-    return made

@@ -17,7 +17,7 @@ _DECIDING = frozenset({"consensus", "coordination", "detector"})
 _MACHINE = frozenset({"trace", "status", "hardware", "transport"})
 _BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE
 _BELOW_API = _BELOW_ENGINE | {"engine", "config", "determinism"}
-_BELOW_TOOLS = _BELOW_API | {"api", "mesh", "sim", "reference", "kernels", DOOR}
+_BELOW_TOOLS = _BELOW_API | {"api", "mesh", "sim", "reference", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -28,11 +28,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "trace": _PLAIN | _DECIDING,
     "status": _PLAIN | _DECIDING,
     "hardware": _PLAIN,
-    "kernels": frozenset({"errors"}),
-    "fragment": _PLAIN | {"kernels"},
+    "kernels": frozenset(),
+    "fragment": _PLAIN,
     "codec": _PLAIN | {"kernels"},
-    "merge": _PLAIN | {"kernels"},
-    "outer": _PLAIN | {"kernels"},
+    "merge": _PLAIN,
+    "outer": _PLAIN,
     "determinism": _PLAIN,
     "transport": _PLAIN,
     "engine": _BELOW_ENGINE,
@@ -68,7 +68,7 @@ OWNERS: dict[str, frozenset[str]] = {
     | {"determinism", "coordination", "trace", "transport", "engine", "sim", "tools"},
     "zmq": frozenset({"transport"}),
     "cryptography": frozenset({"transport"}),
-    "triton": frozenset({"kernels"}),
+    "numba": frozenset({"kernels"}),
     "matplotlib": frozenset({"tools"}),
     "rich": frozenset({"tools"}),
     "typer": frozenset({"tools"}),

@@ -242,6 +242,7 @@ def test_any_bytes_decode_to_something(name: str) -> None:
 
 _ELSEWHERE = """
 import sys
+sys.modules["numba"] = None
 from tests.conformance.test_codecs import fingerprint
 sys.stdout.write(fingerprint())
 """
@@ -260,7 +261,7 @@ def fingerprint() -> str:
 
 
 def test_a_processor_without_wide_registers_makes_the_same_bytes_and_elements() -> None:
-    """What torch and numpy do with the narrowest instructions they have."""
+    """What torch and numpy do with the narrowest instructions they have, and without kernels."""
     plain = {
         **os.environ,
         "ATEN_CPU_CAPABILITY": "default",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mend.codec.base import Feedback, check_row
 from mend.errors import WireError
+from mend.kernels import BlockKernels
 
 _STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 17
 """Elements per torch call. The former is the grain of torch's CPU loops: a call of that size never
@@ -28,6 +29,11 @@ TINY = 2.0**-100
 decoded number is ever subnormal: whether those are kept depends on the state of a thread."""
 
 
+def strip_numel() -> int:
+    """Elements per torch call that keep it in this thread."""
+    return _SINGLE_NUMEL if torch.get_num_threads() == 1 else _STRIP_NUMEL
+
+
 class BlockCodec(ABC):
     """A lossy codec of `block` elements to `block_bytes` bytes. A new one sets the three names and
     writes `encode_blocks` and `decode_blocks`."""
@@ -37,6 +43,11 @@ class BlockCodec(ABC):
     feedback: Feedback = "buffer"
     block: int
     block_bytes: int
+
+    def kernels(self) -> BlockKernels | None:
+        """Compiled forms of the two below, with equal bits, for vectors on the CPU; None: there are
+        none. The first call may take seconds."""
+        return None
 
     @abstractmethod
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
@@ -55,8 +66,11 @@ class BlockCodec(ABC):
         rows, whole = payload_B.view(-1, self.block_bytes), numel // self.block
         if whole:
             x_bk = x_N[: whole * self.block].contiguous().view(-1, self.block)
-            for first, last in self._strips(whole):
-                self.encode_blocks(x_bk[first:last], rows[first:last])
+            if (kernels := self.kernels()) is not None:
+                kernels.encode(x_bk.numpy(), rows[:whole].numpy())
+            else:
+                for first, last in self._strips(whole):
+                    self.encode_blocks(x_bk[first:last], rows[first:last])
         if numel > whole * self.block:
             last_k = torch.zeros(1, self.block)
             last_k[0, : numel - whole * self.block].copy_(x_N[whole * self.block :])
@@ -71,9 +85,12 @@ class BlockCodec(ABC):
         begin, end = first * self.block - start, last * self.block - start
         if begin:
             out[:begin].copy_(self._part(rows[first - 1], self.block - begin, begin))
-        for low, high in self._strips(last - first):
-            span = out[begin + low * self.block : begin + high * self.block]
-            self.decode_blocks(rows[first + low : first + high], span.view(-1, self.block))
+        whole_bk = out[begin:end].view(-1, self.block)
+        if (kernels := self.kernels()) is not None:
+            kernels.decode(rows[first:last].numpy(), whole_bk.numpy())
+        else:
+            for low, high in self._strips(last - first):
+                self.decode_blocks(rows[first + low : first + high], whole_bk[low:high])
         if stop - start > end:
             out[end:].copy_(self._part(rows[last], 0, stop - start - end))
         return out
@@ -85,8 +102,7 @@ class BlockCodec(ABC):
         return whole_k[0, offset : offset + numel]
 
     def _strips(self, blocks: int) -> list[tuple[int, int]]:
-        numel = _SINGLE_NUMEL if torch.get_num_threads() == 1 else _STRIP_NUMEL
-        step = max(1, numel // self.block)
+        step = max(1, strip_numel() // self.block)
         return [(first, min(first + step, blocks)) for first in range(0, blocks, step)]
 
     def _rows(self, payload_B: Tensor, start: int, stop: int) -> Tensor:

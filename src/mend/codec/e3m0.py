@@ -9,22 +9,29 @@ Legend: b blocks, k = 256 elements of a block, c bytes of a block.
 
 from __future__ import annotations
 
+from typing import final
+
 import torch
 from torch import Tensor
 
 from mend.codec.blocks import BlockCodec, get_scales, over, peaks, put_scales
+from mend.kernels import BlockKernels, block_kernels
 
 _BIAS = 127
 _HALF = 1 << 6
 """Half of the mantissa of a bfloat16."""
 
 
+@final
 class E3M0(BlockCodec):
     """Level 0 is 0, level L of 1 to 7 is 2^(L-7) of the scale, the nearest one wins: 4.125 bit per
     element. A code is the sign (8) and the level; the first half of a block lies in the low four
     bits of its bytes."""
 
     name, block, block_bytes = "e3m0", 256, 4 + 128
+
+    def kernels(self) -> BlockKernels | None:
+        return block_kernels(self.name)
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         part_bk, peak_b1 = peaks(x_bk)

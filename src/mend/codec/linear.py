@@ -9,16 +9,23 @@ Legend: b blocks, k = 128 elements of a block, c bytes of a block.
 
 from __future__ import annotations
 
+from typing import final
+
 import torch
 from torch import Tensor
 
 from mend.codec.blocks import BlockCodec, get_scales, over, peaks, put_scales
+from mend.kernels import BlockKernels, block_kernels
 
 
+@final
 class Int8(BlockCodec):
     """Levels -127 to 127, a byte each: 8.25 bit per element."""
 
     name, block, block_bytes = "int8", 128, 4 + 128
+
+    def kernels(self) -> BlockKernels | None:
+        return block_kernels(self.name)
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         level_bk, peak_b1 = peaks(x_bk)
@@ -30,11 +37,15 @@ class Int8(BlockCodec):
         out_bk.copy_(rows_bc[:, 4:].view(torch.int8)).mul_(get_scales(rows_bc))
 
 
+@final
 class Int4(BlockCodec):
     """Levels -7 to 7, two to a byte: 4.25 bit per element. The first half of a block lies in the
     low four bits (level + 8), the second half in the high ones (two's complement)."""
 
     name, block, block_bytes = "int4", 128, 4 + 64
+
+    def kernels(self) -> BlockKernels | None:
+        return block_kernels(self.name)
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         level_bk, peak_b1 = peaks(x_bk)

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from mend.codec.base import Codec, Feedback, check_row
 from mend.errors import WireError
+from mend.kernels import product_kernels
 from mend.types import Owned
 
 RANK_MAX = 64
@@ -53,6 +54,8 @@ _TINY = 2.0**-60
 decoded is ever subnormal."""
 _NOISE = 2.0**-10
 """Of the merged factor's size: what a basis gets of random directions, so that it always has r."""
+_COMPILED_RANK_MAX = 8
+"""From more on a library's matrix product is faster than a compiled loop."""
 _STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 16
 """Elements per strip of rows, see codec.blocks."""
 
@@ -72,6 +75,8 @@ class PowerSGD:
         self.rank, self.name = rank, f"powersgd-{rank}"
 
     def of(self, owned: Owned, max_age: int) -> LowRank:
+        if self.rank <= _COMPILED_RANK_MAX:
+            product_kernels()  # compiled now, and not in the first round
         return LowRank(self.name, self.rank, owned, max_age)
 
 
@@ -360,6 +365,11 @@ def _factor(x_mn: Tensor, basis_rk: Tensor, side: int) -> Tensor:
     terms = (rows if side else cols) - 1
     bits = min(23, _EXACT_BITS - _BASIS_BITS - terms.bit_length())
     shift = bits - math.frexp(peak)[1]
+    kernels = product_kernels() if rank <= _COMPILED_RANK_MAX else None
+    if kernels is not None:
+        product = kernels.left if side else kernels.right
+        product(x_mn.contiguous().numpy(), basis_rk.numpy(), 2.0**shift, out_rk.numpy())
+        return out_rk.mul_(2.0**-shift)
     strips = list(_strips(rows, cols))
     height = max(bottom - top for top, bottom in strips)
     rounds, units = torch.empty(height, cols), torch.empty(height, cols, dtype=torch.float64)

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from mend.codec.base import Feedback, check_row
+from mend.codec.blocks import strip_numel
 from mend.errors import WireError
-
-_BLOCK = 1 << 15
-"""Elements per torch call: at this size (the grain of torch's CPU loops) a call never starts other
-threads."""
 
 
 def _window(payload_B: Tensor, start: int, stop: int, element: torch.dtype) -> Tensor:
@@ -62,9 +59,9 @@ class RawBfloat16:
         return 2 * numel
 
     def encode(self, x_N: Tensor) -> Tensor:
-        half_N = torch.empty(x_N.numel(), dtype=torch.bfloat16)
-        for start in range(0, x_N.numel(), _BLOCK):
-            half_N[start : start + _BLOCK].copy_(x_N[start : start + _BLOCK])
+        half_N, step = torch.empty(x_N.numel(), dtype=torch.bfloat16), strip_numel()
+        for start in range(0, x_N.numel(), step):
+            half_N[start : start + step].copy_(x_N[start : start + step])
         return half_N.view(torch.uint8)
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:

@@ -8,18 +8,22 @@ Legend: b chunks, k = 4096 elements of a chunk, c = 116 bytes of a chunk, s = 64
 
 from __future__ import annotations
 
+from typing import final
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from mend.codec.base import Feedback
 from mend.codec.blocks import TINY, BlockCodec
+from mend.kernels import BlockKernels, block_kernels
 
 KEEP = 64
 _HALF, _QUARTER = KEEP // 2, KEEP // 4
 _LEVELS, _INDICES, _VALUES = 4, 4 + 3 * _HALF, 4 + 3 * _HALF + _QUARTER
 
 
+@final
 class TopK(BlockCodec):
     """64 of 4096 elements: 0.227 bit per element. Ties go to the lower index.
 
@@ -31,6 +35,9 @@ class TopK(BlockCodec):
 
     name, block, block_bytes = "topk", 4096, _VALUES
     feedback: Feedback = "weights"
+
+    def kernels(self) -> BlockKernels | None:
+        return block_kernels(self.name)
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         index_bs, counts_bs = _without_zeros(x_bk, _greatest(x_bk))

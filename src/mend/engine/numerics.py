@@ -25,6 +25,7 @@ from torch import Tensor
 from mend.codec import (
     CLOSING,
     CODECS,
+    BlockCodec,
     Codec,
     FragmentCodec,
     LayoutCodec,
@@ -231,6 +232,8 @@ class Numerics:
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
         self.of_values = False
         """Whether offers are values, and not what they are away from an anchor."""
+        if isinstance(codec, BlockCodec):
+            codec.kernels()  # compiled now, and not in the first round
 
     def for_moments(self) -> Numerics:
         """Of fragments of moments: their values are averaged, as fp32. Shares memory and helping

@@ -1,0 +1,88 @@
+"""kernels: what torch needs many passes for, compiled by numba, where numba is installed.
+
+A kernel gives the bits of the torch code beside which it is used, and runs without the
+interpreter's lock. It is compiled when it is first asked for: seconds, or less where numba finds in
+its cache (`NUMBA_CACHE_DIR`, else beside the source, else that of the user) what it made before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class BlockKernels(NamedTuple):
+    """A codec of blocks. encode: fp32 (b, k) -> uint8 (b, c); decode: the way back. Both arrays are
+    contiguous and the second one is written."""
+
+    encode: Callable[[np.ndarray, np.ndarray], None]
+    decode: Callable[[np.ndarray, np.ndarray], None]
+
+
+_Product = Callable[[np.ndarray, np.ndarray, float, np.ndarray], None]
+
+
+class ProductKernels(NamedTuple):
+    """X is fp32 (m, n) and rounded to whole numbers once it is multiplied by the third argument, a
+    power of two; the basis and what is written are float64, r rows of them. right: the transpose of
+    X Q, of Q as rows (r, n); left: the transpose of X^T L, of L as rows (r, m). All are contiguous.
+    The sums must be exact in float64."""
+
+    right: _Product
+    left: _Product
+
+
+@cache
+def _there() -> bool:
+    """Whether numba can be used. Warns where it is installed and cannot."""
+    if find_spec("numba") is None:
+        return False
+    try:
+        import numba
+    except ImportError as error:  # with a numpy that it does not know yet, say
+        warnings.warn(f"codecs run without numba, slower: {error}", stacklevel=2)
+        return False
+    return numba is not None
+
+
+@cache
+def block_kernels(codec: str) -> BlockKernels | None:
+    """Those of the codec of this name, int8, int4, e3m0 or topk; None without numba."""
+    if not _there():
+        return None
+    from mend.kernels import blocks
+
+    return blocks.kernels(codec)
+
+
+@cache
+def product_kernels() -> ProductKernels | None:
+    """None without numba."""
+    if not _there():
+        return None
+    from mend.kernels import products
+
+    return products.kernels()
+
+
+def compiled(signature: str, function: _Function, **options: Any) -> _Function:
+    """For these types. Divisions by 0 give what the processor gives."""
+    import numba
+
+    options = {"nogil": True, "error_model": "numpy", **options}
+    made: _Function
+    try:
+        made = numba.njit(signature, cache=True, **options)(function)
+    except RuntimeError:  # no place for a cache can be written to
+        made = numba.njit(signature, **options)(function)
+    return made
+
+
+__all__ = ["BlockKernels", "ProductKernels", "block_kernels", "compiled", "product_kernels"]

@@ -1,0 +1,101 @@
+"""Kernels give the bits of the torch code beside them: of payloads, and of what bytes decode to.
+
+Legend: b blocks, k elements of a block, c bytes of a block.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mend.codec import CODECS, BlockCodec
+from mend.kernels import BlockKernels
+
+NAMES = ("e3m0", "int4", "int8", "topk")
+
+
+def made(name: str) -> tuple[BlockCodec, BlockKernels]:
+    pytest.importorskip("numba")
+    codec = CODECS[name]()
+    assert isinstance(codec, BlockCodec)
+    kernels = codec.kernels()
+    assert kernels is not None
+    return codec, kernels
+
+
+def numbers(codec: BlockCodec) -> Tensor:
+    """Blocks of any bits below 2^64, of numbers of one size, of few that are not zero, of equals,
+    and of what lies about the borders between two levels."""
+    rng = np.random.default_rng(7)
+    shape = (150, codec.block)
+    bits = rng.integers(0, (127 + 64) << 23, shape, dtype=np.int64)
+    sign = rng.integers(0, 2, shape, dtype=np.int64) << 31
+    any_bits = (bits | sign).astype(np.uint32).view(np.float32)
+    alike = rng.standard_normal(shape) * 10.0 ** rng.integers(-40, 18, (shape[0], 1))
+    few = np.where(rng.random(shape) < 40 / codec.block, alike, 0.0 * alike)
+    equals = rng.integers(-3, 4, shape) * 0.75
+    halves = rng.integers(-254, 255, shape) / 2.0
+    edges = 0.75 * 2.0 ** rng.integers(-9, 1, shape) * (1 + 2.0**-20 * rng.integers(-2, 3, shape))
+    tiny = rng.standard_normal(shape) * 2.0 ** rng.integers(-130, -98, (shape[0], 1))
+    parts = [any_bits, alike, few, equals, halves, edges, tiny, np.zeros(shape), -np.zeros(shape)]
+    return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_encodes_to_the_bytes_of_torch(name: str) -> None:
+    codec, kernels = made(name)
+    x_bk = numbers(codec)
+    wanted_bc = torch.full((len(x_bk), codec.block_bytes), 1, dtype=torch.uint8)
+    found_bc = torch.full_like(wanted_bc, 2)
+    codec.encode_blocks(x_bk, wanted_bc)
+    kernels.encode(x_bk.numpy(), found_bc.numpy())
+    assert torch.equal(found_bc, wanted_bc)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_decodes_any_bytes_to_the_bits_of_torch(name: str) -> None:
+    codec, kernels = made(name)
+    junk = np.random.default_rng(3).integers(0, 256, (2000, codec.block_bytes), dtype=np.uint8)
+    rows_bc = torch.from_numpy(junk)
+    wanted_bk = torch.full((len(rows_bc), codec.block), 1.0)
+    found_bk = torch.full_like(wanted_bk, 2.0)
+    codec.decode_blocks(rows_bc, wanted_bk)
+    kernels.decode(rows_bc.numpy(), found_bk.numpy())
+    number = ~wanted_bk.isnan()
+    assert torch.equal(found_bk.isnan(), ~number)
+    assert torch.equal(found_bk[number].view(torch.int32), wanted_bk[number].view(torch.int32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_codecs_use_them_and_hold_no_lock(name: str) -> None:
+    codec, kernels = made(name)
+    x = torch.ones(3 * codec.block)
+    with torch.profiler.profile() as seen:
+        codec.decode(codec.encode(x), 0, len(x), torch.empty(len(x)))
+    assert not {"aten::mul", "aten::mul_", "aten::copy_"} & {each.name for each in seen.events()}
+    for kernel in kernels:
+        assert kernel.targetoptions["nogil"]
+
+
+_WITHOUT = """
+import sys
+sys.modules["numba"] = None
+from mend.codec import Int8
+from mend.kernels import block_kernels
+assert block_kernels("int8") is None
+import torch
+print(Int8().encode(torch.ones(128))[4:].unique().tolist())
+"""
+
+
+def test_without_numba_torch_does_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[127]\n"
+    assert done.stderr == ""

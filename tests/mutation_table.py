@@ -124,7 +124,7 @@ def table(results: Sequence[Shown], seeds: int, seconds: float) -> str:
         f"time, at most {seeds:,} seeds each, {seconds / 60:.0f} minutes on 2 cores of a shared "
         f"machine ({platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}). Every seed in the table is clean without its bug. `python -m "
-        "tests.mutation_table --only NAME` shows one again; tests/sim/bugs.py has their texts.",
+        "tests.mutation_table --only NAME` shows one again; tests/sim/bugs.py has them.",
         "",
         "| bug | what the code does | seeds needed | seed | what the checkers said first |",
         "|---|---|---|---|---|",

@@ -3,11 +3,14 @@
     python -m tests.traces                        compare with tests/sim/traces.txt
     python -m tests.traces --seeds 0:10           just these
     python -m tests.traces --pin                  write the file anew; the commit says why
+    python -m tests.traces --all                  2,000 seeds (20 minutes on two cores), with
+                                                  tests/sim/traces_by_hundred.txt; --all --pin
 
 A trace is everything that the processes of one seed noted, with its times: decisions, not bits,
 so that it is the same on every machine and with every torch. Exit status 1 when one differs.
-tests/sim/test_tapes.py compares the pinned seeds, too. Before a change that must change nothing,
-pin more of them for a while: `--pin --seeds 0:200`.
+tests/sim/test_tapes.py compares the pinned seeds, too. Of all, one digest is pinned per hundred:
+which seed it was, `--seeds` of that hundred says in two checkouts. A change that must change
+nothing pins all before it, and compares behind it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import argparse
 import hashlib
 import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -24,6 +27,8 @@ import torch
 from mend.sim import World
 
 PINNED = Path(__file__).parent / "sim" / "traces.txt"
+BY_HUNDRED = PINNED.with_name("traces_by_hundred.txt")
+ALL, HUNDRED = 2_000, 100
 BITS = frozenset({"digest", "digests", "checksum", "norm", "residual"})
 """Fields that follow from the arithmetic of this machine."""
 
@@ -47,6 +52,8 @@ def trace_of(world: World) -> str:
 
 def read_pinned(path: Path = PINNED) -> dict[int, str]:
     """seed -> its trace."""
+    if not path.exists():
+        sys.exit(f"nothing is pinned in {path}: run the same with --pin, before your change")
     lines = (line.split() for line in path.read_text().splitlines())
     return {int(seed): trace for seed, trace in lines}
 
@@ -62,14 +69,41 @@ def differences(found: Mapping[int, str], pinned: Mapping[int, str]) -> list[int
     return [seed for seed, trace in found.items() if pinned.get(seed) != trace]
 
 
+def by_hundred(traces: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """First seed of each hundred that is whole -> one digest of its traces, as soon as it is."""
+    hashed = hashlib.sha256()
+    for seed, trace in traces:
+        hashed.update(f"{seed} {trace}\n".encode())
+        if (seed + 1) % HUNDRED == 0:
+            yield seed + 1 - HUNDRED, hashed.hexdigest()[:12]
+            hashed = hashlib.sha256()
+
+
+def compare_all(jobs: int, pin: bool) -> int:
+    """Tells of each hundred when it is done; returns the exit status."""
+    pinned = {} if pin else read_pinned(BY_HUNDRED)
+    found = dict[int, str]()
+    for first, digest in by_hundred(run_seeds(range(ALL), jobs)):
+        found[first] = digest
+        verdict = "" if pin else "equal" if pinned.get(first) == digest else "DIFFERENT"
+        print(f"{first} to {first + HUNDRED - 1}: {digest} {verdict}", flush=True)
+    if pin:
+        BY_HUNDRED.write_text("".join(f"{first} {digest}\n" for first, digest in found.items()))
+        return 0
+    return bool(differences(found, pinned))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", metavar="A:B", help="default: all that are pinned")
     parser.add_argument("--pin", action="store_true", help="write tests/sim/traces.txt anew")
+    parser.add_argument("--all", action="store_true", help=f"{ALL} seeds, a digest per {HUNDRED}")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     asked = parser.parse_args()
+    if asked.all:
+        return compare_all(asked.jobs, asked.pin)
     first, _, last = (asked.seeds or f"0:{len(read_pinned())}").partition(":")
     seeds, found = range(int(first), int(last)), {}
     for seed, trace in run_seeds(seeds, asked.jobs):

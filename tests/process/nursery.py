@@ -200,13 +200,16 @@ def _answer(forks: Forks, pid: int, request: dict[str, Any], client: socket.sock
 
 
 def _load() -> None:
-    """Import what takes seconds; torch's optimizers bring half of it with their first step, and the
-    command line's arguments some with their first word.
+    """Import what takes seconds; torch's optimizers bring half of it with their first step, the
+    command line's arguments some with their first word. Checkpoints of torch are of train.py: a
+    tenth of a second, which is a sixth of all that a rack of a few steps takes.
 
     Nothing of it is rubbish. A child that does not know this looks through all of it for some when
     it ends, and so copies it: a second of work.
     """
+
     import torch
+    import torch.distributed.checkpoint.state_dict
     import torch.distributed.launcher.api
 
     import mend.api

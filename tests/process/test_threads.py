@@ -225,7 +225,7 @@ def interrupted(
     return fired[0] if fired else ""
 
 
-@pytest.fixture(params=["carry", "overwrite"])
+@pytest.fixture(params=["carry", pytest.param("overwrite", marks=pytest.mark.slow)])
 def trained(alone: Configure, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Watcher]]:
     """A step of a job of one rack in lockstep, which merges every other step; and its watcher."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

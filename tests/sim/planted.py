@@ -1,39 +1,28 @@
-"""Bugs to plant in the deciding core, each as a change of its own text, for test_explore.py."""
+"""Bugs to plant in the deciding core, each as a change of its own code, for test_explore.py."""
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable, Set
-from typing import Any
 
 import pytest
 
 from mend.consensus import proposer, quorum
-from mend.consensus.acceptor import Acceptor
-from mend.consensus.proposer import Proposer
 from mend.coordination import membership
 from mend.sim.model_check import world as model_world
 from mend.sim.model_check.state import Node, State
 from mend.sim.model_check.world import ModelWorld
 from mend.types import Member
+from tests import planting
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def rewritten(owner: type, name: str, old: str, new: str) -> Plant:
-    """Another text in one method; it must be there exactly once."""
+def rewritten(function: str, old: str, new: str) -> Plant:
+    """Other code in one function; see tests/planting.py."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        found = inspect.getattr_static(owner, name)
-        function: Any = getattr(owner, name)
-        if isinstance(found, property):
-            function = found.fget
-        text = textwrap.dedent(inspect.getsource(function))
-        assert text.count(old) == 1, f"{old!r} is not in {owner.__name__}.{name} exactly once"
-        names: dict[str, Any] = {}
-        exec(text.replace(old, new), function.__globals__, names)
-        patch.setattr(owner, name, names[name])
+        for found, code in planting.codes([planting.Edit(function, old, new)]):
+            patch.setattr(found, "__code__", code)
 
     return plant
 
@@ -60,29 +49,23 @@ def _reborn(world: ModelWorld, state: State, node: int) -> State:
     return state._replace(nodes=tuple(nodes))
 
 
+DECIDE, MAY_APPEND = "consensus.proposer:Proposer.decide", "consensus.proposer:Proposer.may_append"
+APPEND, OPEN = "consensus.acceptor:Acceptor.append", "consensus.proposer:Proposer.open"
 COUNT = "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}"
 PLANTS: dict[str, Plant] = {
-    "1-decided-before-accepted": rewritten(
-        Proposer, "decide", "return log.decide(index)", "return log.decide(log.last)"
-    ),
+    "1-decided-before-accepted": rewritten(DECIDE, "log.decide(index)", "log.decide(log.last)"),
     "2-accepts-of-an-older-epoch": rewritten(
-        Proposer, "decide", COUNT, "{m: b.last for m, b in self.acceptor_states.items()}"
+        DECIDE, COUNT, "{m: b.last for m, b in self.acceptor_states.items()}"
     ),
-    "3-append-below-promised": rewritten(
-        Acceptor, "append", "if epoch < self.promised:", "if epoch < 0:"
-    ),
+    "3-append-below-promised": rewritten(APPEND, "epoch < self.promised", "epoch < 0"),
     "4-restarted-rack-keeps-its-vote": replaced(ModelWorld, "dead", _reborn),
     "5-asks-only-the-roster-it-knows": rewritten(
-        Proposer,
-        "try_lead",
-        "rosters = self._rosters(adopted)",
-        "rosters = self._rosters(adopted)[:1]",
+        "consensus.proposer:Proposer.try_lead",
+        "self._rosters(adopted)",
+        "self._rosters(adopted)[:1]",
     ),
     "6-append-behind-an-undecided-roster": rewritten(
-        Proposer,
-        "may_append",
-        "isinstance(record, Roster | Lineage)",
-        "False",
+        MAY_APPEND, "isinstance(record, Roster | Lineage)", "False"
     ),
     "7-tie-break-on-both-halves": replaced(proposer, "quorum", _half),
     "8-no-hold-at-commit": replaced(model_world, "hold", lambda holders, _: bool(holders)),
@@ -90,20 +73,16 @@ PLANTS: dict[str, Plant] = {
         membership, "_keeps_bytes", lambda _, roster: bool(roster.members)
     ),
     "25-own-vote-counts-for-ever": rewritten(
-        Proposer,
-        "decide",
+        DECIDE,
         COUNT,
         COUNT
         + " | {m: log.last for m in self.acceptor_states if m.rack == self.epoch >> 16 & 0xFFFF}",
     ),
     "26-no-epoch-record-first": rewritten(
-        Proposer,
-        "open",
-        "return self.leading and 0 < self.opening <= self.log.decided",
-        "return self.leading",
+        OPEN, "self.leading and 0 < self.opening <= self.log.decided", "self.leading"
     ),
     "27-an-old-tail-survives": rewritten(
-        Acceptor, "append", "self.log.cut(max(reached, self.log.decided))", "pass"
+        APPEND, "self.log.cut(max(reached, self.log.decided))", "pass"
     ),
     "votes-by-rack": replaced(proposer, "quorum", _by_rack),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mend.consensus.proposer import Proposer
 from mend.coordination.acceptor_host import Follower
 from mend.sim.model_check import explore as search
 from mend.sim.model_check.founding import Bounds, ModelWorld, explore, play
@@ -41,7 +40,7 @@ def test_a_job_begins_once_whatever_happens(bounds: Bounds, states: int) -> None
 
 PLANTS: dict[str, tuple[Plant, Bounds, tuple[str, ...], str]] = {
     "a majority begins": (
-        rewritten(Proposer, "decide", "index == 0 and not", "False and not"),
+        rewritten("consensus.proposer:Proposer.decide", "index == 0", "False"),
         Bounds(racks=3, restarts=1, founds=0, stands=0, commits=0),
         BEGUN[:5],
         "two jobs",
@@ -54,8 +53,7 @@ PLANTS: dict[str, tuple[Plant, Bounds, tuple[str, ...], str]] = {
     ),
     "any promise is undone by orders of a job that lives": (
         rewritten(
-            Follower,
-            "_joins",
+            "coordination.acceptor_host:Follower._joins",
             "self.acceptor.promised = self.pledged",
             "self.acceptor.promised = 0",
         ),

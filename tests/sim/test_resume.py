@@ -15,32 +15,26 @@ from mend.types import MS, Peer
 from tests.sim.extent import is_long
 
 SEEDS = [seed for seed in range(12) if not is_long(seed)]
-"""Each test takes some seconds for these; draw more by hand."""
+"""They take some seconds; draw more by hand."""
 
 
-def problems_of(seed: int, **changes: Any) -> list[str]:
-    return World(replace(draw(seed), **changes)).run().problems
-
-
-def test_a_job_that_begins_with_versions_keeps_every_invariant() -> None:
-    """Take-overs, restarts, joiners, new lineages and snapshots behind a Genesis with versions."""
-    found = {seed: problems for seed in SEEDS if (problems := problems_of(seed, first=7))}
-    assert found == {}
-
-
-@pytest.mark.parametrize("writes_ms", [0, 700], ids=["foreground", "background"])
-def test_checkpoints_lie_at_one_place_of_the_log_whatever_fails(writes_ms: int) -> None:
-    """Also while their files are written and training goes on, through rounds, deaths, the end."""
+@pytest.mark.parametrize(
+    "first", [7, pytest.param(0, marks=pytest.mark.slow)], ids=["resumed", "from the start"]
+)
+def test_checkpoints_lie_at_one_place_of_the_log_whatever_fails(first: int) -> None:
+    """Take-overs, restarts, joiners, new lineages and snapshots behind a Genesis with versions.
+    With every odd seed training goes on while files are written, through rounds, deaths, the
+    end."""
     found, made = {}, 0
     for seed in SEEDS:
         scenario = draw(seed)
-        cut = {"cut_step": min(scenario.steps) // 2, "cut_writes_ns": writes_ms * MS}
-        world = World(replace(scenario, **cut))
+        cut = {"cut_step": min(scenario.steps) // 2, "cut_writes_ns": seed % 2 * 700 * MS}
+        world = World(replace(scenario, first=first, **cut))
         if problems := world.run().problems:
             found[seed] = problems
         made += len(world.checkers.cuts_written)
     assert found == {}
-    assert made >= len(SEEDS) // 2, "most of the jobs make one"
+    assert made > 3 * len(SEEDS) // 4, "most of the jobs make one"
 
 
 def of_another_version() -> World:

@@ -10,7 +10,7 @@ from mend.trace.format import Entry
 from mend.trace.replay import replay
 from mend.trace.state import decode_state, encode_state
 from tests.sim.extent import by_length
-from tests.traces import read_pinned, trace_of
+from tests.traces import HUNDRED, by_hundred, read_pinned, trace_of
 
 TAPED = 40
 """Seeds that are run with a tape, once: their invariants are asked here, not in test_seeds."""
@@ -61,3 +61,14 @@ def test_every_process_replays_from_the_middle_of_its_tape(seed: int) -> None:
 def test_nothing_is_recorded_that_nobody_asked_for() -> None:
     world = World(0)
     assert all(process.tape is None for process in world.processes())
+
+
+def test_one_digest_of_a_hundred_seeds_says_that_one_is_another() -> None:
+    """`python -m tests.traces --all` pins these."""
+    traces = [(seed, f"{seed:012x}") for seed in range(2 * HUNDRED + 7)]
+    first, second = by_hundred(traces)
+    assert (first[0], second[0]) == (0, HUNDRED), "what is not whole has none"
+    traces[HUNDRED + 3] = (HUNDRED + 3, "another")
+    same, other = by_hundred(traces)
+    assert (same, other[0]) == (first, HUNDRED)
+    assert other != second

@@ -472,11 +472,6 @@ def test_what_finds_slow_racks_is_checked_together() -> None:
         MendConfig(failslow_window_steps=4, failslow_min_samples=5)
 
 
-def test_a_slow_rack_is_waited_for_in_lockstep() -> None:
-    with pytest.raises(ConfigError, match=r"^failslow_action='act': cannot be with lockstep=True"):
-        MendConfig(lockstep=True, failslow_action="act")
-
-
 def test_expected_racks_are_those_whose_numbers_the_names_end_in() -> None:
     config = MendConfig(racks=4, expected_learner_ids=("rack-3", "learner_0", "1"))
     assert config.expected_racks == (0, 1, 3)

@@ -250,9 +250,17 @@ class Runtime:
     def count_tokens(self, tokens: int) -> None:
         """Weight of the current step; call it before optimizer.step().
 
-        Several calls add up; without a call a step counts 1.
+        Several calls add up; without a call a step counts 1, or what `local_batch` returned.
         """
         self._steps.count_tokens(tokens)
+
+    def local_batch(self, count: int) -> int:
+        """How many of `count` micro-batches to take in the step that begins: all of them, or, on a
+        rack that is slow where `failslow_action="act"`, fewer, at least one. Call it before each
+        step with the same `count` on all ranks of the rack; they get the same answer. Divide the
+        gradients by it. Raises UsageError below 1.
+        """
+        return self._steps.local_batch(count)
 
     def step(self, tokens: int | None = None) -> None:
         """One step of the inner optimizer is done. From here on mend counts these calls alone.

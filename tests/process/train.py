@@ -82,6 +82,8 @@ class Options:
     """What a script saves behind it does not fit the disk."""
     pace_ms: float = 0.0
     """How long a step takes at least: the speed of this rack."""
+    micro_batches: int = 0
+    """Of a step; the script asks how many to take. 0: it does not ask."""
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
     """step -> acts just before it, see `Acts`. "end": between the last step and the shutdown."""
 
@@ -399,10 +401,13 @@ def run(options: Options, result: dict[str, Any]) -> None:
             result["begun"] = seen(runtime.status())
             for step in range(runtime.status().step + 1, options.steps + 1):
                 acts.do(options.at.get(str(step), []))
+                all_ = options.micro_batches
+                taken = runtime.local_batch(all_) if all_ else 1
+                result.setdefault("taken", []).append(taken)
                 loss = loss_of(wrapped, rack, 0 if options.same_data else rank, step)
                 optimizer.zero_grad()
                 loss.backward()
-                runtime.count_tokens(tokens_of(rack, step))
+                runtime.count_tokens(tokens_of(rack, step) * taken)
                 optimizer.step()
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 result["moments"].append(moments(model, optimizer) if options.tell_moments else {})
@@ -411,7 +416,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
                         checkpoint(runtime, options, folder, step, model, optimizer)
                     except mend.errors.CheckpointError as error:
                         result.setdefault("not_saved", []).append(str(error))
-                time.sleep(acts.slower * options.pace_ms / 1000)
+                time.sleep(acts.slower * options.pace_ms * taken / (all_ or 1) / 1000)
             await_torch()
             acts.do(options.at.get("end", []))
             result["merged_losses"], result["own_loss"] = acts.merged_losses, acts.own_loss

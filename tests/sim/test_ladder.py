@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mend.consensus.records import AWAITED, NOT_AWAITED, Mitigation
+from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation
 from mend.sim import World
 from mend.sim.generate import draw
 from mend.sim.scenario import Fault, Scenario, calm
@@ -76,6 +76,48 @@ def test_a_slow_rack_makes_fewer_steps_between_two_rounds_and_they_count() -> No
     assert without(world) == 0
     assert any(each[SLOW] * SLOWER <= 2 * each[0] for each in both)
     assert sum(each[SLOW] == each[0] for each in both) > len(both) // 4
+
+
+def taken(world: World, rack: int) -> list[list[tuple[int, int]]]:
+    """By rank: the step and the percent of its micro-batches, each time they change."""
+    notes = [t.process.notes for peer, t in world.trainings.items() if peer.rack == rack]
+    return [
+        [(about["step"], about["batch_pct"]) for kind, about in mine if kind == "local-batch"]
+        for mine in notes
+    ]
+
+
+def test_a_slow_rack_takes_fewer_micro_batches_and_rounds_wait_for_it_no_longer() -> None:
+    """Where its script asks. All its work is in the rounds, and it gets them all again on
+    relief."""
+    world = World(job(batch=12, ranks=2, validates=True, steps=(190, 440, 190)), record=True)
+    assert world.run().problems == []
+    assert moves(world) == [(SLOW, SMALLER), (SLOW, AWAITED)]
+    assert without(world) == 0
+    first, second = taken(world, SLOW)
+    assert first == second, "all ranks take them from the same step on"
+    (_, fewer), (_, all_) = first
+    assert all_ == 100
+    assert 8 * SLOWER <= 100 * 100 // fewer <= 150 * SLOWER
+    assert taken(world, 0) == [[], []]
+    for process in world.processes():
+        assert process.tape is not None
+        assert replay(process.tape.parts, process.tape.entries()).difference is None
+
+
+def test_in_lockstep_fewer_micro_batches_bring_the_rate_of_the_rounds_back() -> None:
+    """All others wait for the slow rack there; nothing else may be done about it. It makes some 60
+    steps while it is slow."""
+    took_ns, slow = {}, (Fault("slow_rack", BEGINS_NS, 60 * SECOND, SLOW, amount=SLOWER),)
+    for batch in (0, 12):
+        scenario = job(lockstep=True, batch=batch, validates=True, steps=(120,) * 3, faults=slow)
+        world = World(scenario)
+        assert world.run().problems == []
+        assert set(moves(world)) == ({(SLOW, SMALLER)} if batch else set())
+        took_ns[batch] = max(training.trained_ns for training in world.trainings.values())
+    healthy_ns = 120 * STEP_NS
+    assert took_ns[0] - healthy_ns > 55 * (SLOWER - 1) * STEP_NS
+    assert took_ns[12] - healthy_ns < (took_ns[0] - healthy_ns) / 3
 
 
 def test_bug_41_a_slow_rack_is_never_waited_for_again() -> None:

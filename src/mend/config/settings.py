@@ -408,8 +408,8 @@ class MendConfig:
         "validate",
         k.one_of("detect", "validate", "act"),
         "fail-slow: what follows from a verdict. detect: it is told; validate: a micro-benchmark "
-        "of less than a second also says what the rack is slow by; act: and rounds stop waiting "
-        "for the rack when that costs more",
+        "of less than a second also says what the rack is slow by; act: and the rack takes fewer "
+        "micro-batches where the script asks, or rounds stop waiting for it, when that costs less",
     )
     rack_aware: bool = _knob(
         False,
@@ -596,9 +596,6 @@ def _refuse_failslow(c: MendConfig) -> None:
         rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
         remedy = "Lower it, or raise the window."
         raise ConfigError("failslow_min_samples", c.failslow_min_samples, rule, remedy)
-    if c.failslow_action == "act" and c.lockstep:
-        rule = "cannot be with lockstep=True, in which a round waits for every rack"
-        raise ConfigError("failslow_action", "act", rule, "Leave one of the two out.")
 
 
 def _refuse_compression(c: MendConfig) -> None:

@@ -7,12 +7,13 @@ quorum accepted, and a later epoch may cut those.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
 from mend.consensus.records import (
     AWAITED,
+    NOT_AWAITED,
     RECORDS_FORMAT,
     Absent,
     Commit,
@@ -105,11 +106,14 @@ class LogState:
     """The newest checkpoint: its first record, or the one that says who has written it."""
     mark_versions: tuple[int, ...] = ()
     """What was decided of every fragment before it."""
-    mitigated: frozenset[int] = frozenset()
+    mitigations: Mapping[int, Mitigation] = field(default_factory=dict)
+    """By slow rack: what is done about it; without those about which nothing is."""
+    mitigated: frozenset[int] = field(init=False)
     """Racks for which rounds do not wait, as they are slow."""
 
     def __post_init__(self) -> None:
         self._count_seats()
+        self._mitigate(self.mitigations)
 
     @property
     def begun(self) -> bool:
@@ -195,10 +199,15 @@ class LogState:
             if not record.written:
                 self.mark_versions = tuple(self.versions)
         elif isinstance(record, Mitigation):
-            others = self.mitigated - {record.rack}
-            self.mitigated = others if record.stage == AWAITED else others | {record.rack}
+            others = {r: one for r, one in self.mitigations.items() if r != record.rack}
+            self._mitigate(others if record.stage == AWAITED else {**others, record.rack: record})
         else:
             self.epoch = record.epoch
+
+    def _mitigate(self, mitigations: Mapping[int, Mitigation]) -> None:
+        self.mitigations = mitigations
+        slow = (one.rack for one in mitigations.values() if one.stage >= NOT_AWAITED)
+        self.mitigated = frozenset(slow)
 
     def part(self, members: Collection[Share | Offer], absent: Collection[Absent]) -> int:
         """How much of a round a merge of these is, of `weights.WHOLE`."""
@@ -215,7 +224,7 @@ class LogState:
         had_votes = self.demoted | {member.rack for member in self.voters & stay}
         kept = {rack for rack, seat in self.seats.items() if seat.member in stay}
         self.demoted = frozenset(had_votes & kept & non_voters)
-        self.mitigated &= kept
+        self._mitigate({rack: one for rack, one in self.mitigations.items() if rack in kept})
         gone = {seat.member for seat in self.seats.values()} - stay
         self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]
         self.ended = {key: seq for key, seq in self.ended.items() if key[0] in stay}
@@ -272,7 +281,7 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         demoted=frozenset(snapshot.demoted),
         mark=snapshot.mark,
         mark_versions=snapshot.mark_versions,
-        mitigated=frozenset(snapshot.mitigated),
+        mitigations={one.rack: one for one in snapshot.mitigations},
     )
 
 
@@ -483,7 +492,7 @@ class Log:
             rounds=tuple(told.rounds),
             mark=told.mark,
             mark_versions=told.mark_versions,
-            mitigated=tuple(sorted(told.mitigated)),
+            mitigations=tuple(told.mitigations[rack] for rack in sorted(told.mitigations)),
         )
 
     def install(self, snapshot: Snapshot) -> None:

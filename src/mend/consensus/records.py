@@ -309,16 +309,19 @@ class Mark(Word, frozen=True, tag=7):
     written: bool = False
 
 
-AWAITED, NOT_AWAITED = 0, 3
-"""Stages of a mitigation. The ones between need no record."""
+AWAITED, SMALLER, NOT_AWAITED = 0, 2, 3
+"""Stages of a mitigation: nothing is done; it takes fewer micro-batches; rounds do not wait for it
+either."""
 
 
 class Mitigation(Word, frozen=True, tag=8):
-    """From here on rounds do not wait for a slow rack, or do so again (stage AWAITED)."""
+    """What is done about a slow rack from here on, in place of what was done before."""
 
     rack: U16
     stage: Annotated[int, Meta(ge=0, le=NOT_AWAITED)]
     reason: Text
+    batch_pct: Annotated[int, Meta(ge=1, le=100)] = 100
+    """Of the micro-batches of a step: how many it takes, where its script asks."""
 
 
 class Last(Word, frozen=True):
@@ -366,8 +369,8 @@ class Snapshot(Word, frozen=True):
     """The newest checkpoint, written or not."""
     mark_versions: Versions = ()
     """What was decided of every fragment before it."""
-    mitigated: Racks = ()
-    """For which rounds do not wait, ascending."""
+    mitigations: Annotated[tuple[Mitigation, ...], Meta(max_length=64)] = ()
+    """In force, ascending by rack."""
 
 
 Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark | Mitigation

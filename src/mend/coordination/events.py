@@ -232,6 +232,16 @@ class Timed:
     step: int
     ns: int
     tokens: int
+    batch: int = 0
+    """Micro-batches of which the script has asked how many to take, in the last step that did."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSet:
+    """From the step behind `step` on the rank takes so many percent of its micro-batches."""
+
+    step: int
+    batch_pct: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +309,7 @@ Event = (
     | Discarded
     | Progress
     | Timed
+    | BatchSet
     | Validated
     | Probed
     | Leaving

@@ -2,8 +2,10 @@
 was lost without it has reached its price, and taken back on relief.
 
     S1  the grace window absorbs it: nothing is lost while the result is in before the overlap ends
-    S2  it makes fewer steps between two rounds, as it captures where a round is open
-    S3  rounds do not wait for it: a record (`Mitigation`), as is the way back
+    S2  it makes fewer steps between two rounds, as it captures where a round is open; and where its
+        script asks (`Runtime.local_batch`), it takes fewer micro-batches per step: a record
+        (`Mitigation`), as is the way back
+    S3  rounds do not wait for it: a record as well
 
 What rounds have cost is soft: whoever takes over counts anew. Nothing here touches safety: a rack
 that is not waited for keeps its seat, its vote and its offers, which later rounds merge.
@@ -16,31 +18,43 @@ from dataclasses import dataclass, field
 
 from mend.consensus.log import LogState
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import AWAITED, NOT_AWAITED, Mitigation, Policy
+from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation, Policy
 from mend.coordination.events import Effect, Note
 from mend.coordination.messages import FailSlow, Report
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import fastest_ns
 from mend.coordination.schedule import gap_steps
 from mend.coordination.slow import sentence_of
+from mend.detector import COMPUTE, INPUT, LINK
 from mend.types import MS
 
-MITIGATED, RELIEVED = "slow-rack-left", "slow-rack-awaited"
-"""Kinds of the notes."""
+NOTES = {AWAITED: "slow-rack-awaited", SMALLER: "slow-rack-batch", NOT_AWAITED: "slow-rack-left"}
+"""Kinds of the notes, by the stage of the move."""
 
 CALM_DETECTS = 1
 """Detection times that a rack must be as fast as it was before it is waited for again: whoever has
 just taken over has heard by then who is slow."""
 
+PER_TOKEN = frozenset({COMPUTE, INPUT})
+"""Causes by which each token takes longer: half of the micro-batches take half of the time."""
+
+BATCH_CHANGE_MIN_PCT = 10
+"""Percent points by which a change of the micro-batches must differ from what is in force."""
+
+
+def taken_of(count: int, batch_pct: int) -> int:
+    """How many of so many micro-batches are taken: the nearest number, at least one."""
+    return max(min(count, 1), (count * batch_pct + 50) // 100)
+
 
 @dataclass
 class Ladder:
     """For the coordinator. `lost_ns`: by slow rack, how long rounds have waited for slow racks
-    alone, and past what the overlap hides."""
+    alone, and past what the overlap hides; below 0 while a move is given time to work."""
 
     lost_ns: dict[int, int] = field(default_factory=dict)
-    _calm_ns: dict[int, int] = field(default_factory=dict)
-    """By rack that is not waited for: since when it has not been slow."""
+    _eased_ns: dict[int, int] = field(default_factory=dict)
+    """By rack about which something is done: since when it has needed less."""
 
     def count(self, rounds: Iterable[Round], judged: Sequence[FailSlow], now_ns: int) -> None:
         """Of rounds that are open since the last call. Who was waited for has not changed since."""
@@ -70,8 +84,9 @@ class Ladder:
         if due is None:
             return []
         proposer.append(due)
-        kind = RELIEVED if due.stage == AWAITED else MITIGATED
-        return [Note(kind, {"slow_rack": due.rack, "stage": due.stage, "reason": due.reason})]
+        about: dict[str, object] = {"slow_rack": due.rack, "stage": due.stage}
+        about |= {"batch_pct": due.batch_pct, "reason": due.reason}
+        return [Note(NOTES[due.stage], about)]
 
     def next(
         self,
@@ -84,29 +99,93 @@ class Ladder:
     ) -> Mitigation | None:
         """The move that is due. `log`: as far as it is written."""
         policy = log.policy
-        if policy is None or not policy.acts or policy.lockstep:
+        if policy is None or not policy.acts:
             return None
-        slow = {verdict.rack: verdict for verdict in reversed(judged)}
-        price_ns = price_of_not_waiting(policy, reports, live)
+        slow = worst_of(judged)
+        step_ns = fastest_ns([r.step_ns for rack, r in reports.items() if r and rack in live])
         for rack in sorted(log.seats):
-            calm = rack not in slow and rack in live and reports.get(rack) is not None
-            if not calm:
-                self._calm_ns.pop(rack, None)
-            if rack in log.mitigated:
-                limit_ns = CALM_DETECTS * detect_ns
-                if calm and now_ns - self._calm_ns.setdefault(rack, now_ns) >= limit_ns:
-                    return Mitigation(rack, AWAITED, "it is slow no more")
-            elif rack in slow and self.lost_ns.get(rack, 0) >= price_ns > 0:
-                lost = f"rounds have lost {self.lost_ns.pop(rack) // MS} ms with it"
-                dearer = f"one without it costs {price_ns // MS} ms"
-                return Mitigation(rack, NOT_AWAITED, f"{sentence_of(slow[rack])}; {lost}, {dearer}")
+            report, verdict = reports.get(rack), slow.get(rack)
+            now = log.mitigations.get(rack, Mitigation(rack, AWAITED, ""))
+            less = None
+            if report is not None and rack in live:
+                less = _less(now, verdict, report.pace.batch)
+            if less is None:
+                self._eased_ns.pop(rack, None)
+            elif now_ns - self._eased_ns.setdefault(rack, now_ns) >= CALM_DETECTS * detect_ns:
+                del self._eased_ns[rack]
+                return less
+            if verdict is None or report is None:
+                continue
+            more = self._more(now, verdict, report.pace.batch, policy, step_ns)
+            if more is not None:
+                return more
         return None
 
+    def _more(
+        self, now: Mitigation, verdict: FailSlow, offered: int, policy: Policy, step_ns: int
+    ) -> Mitigation | None:
+        """The next rung, if what was lost on this one has paid for it. Fewer micro-batches go
+        first: all of the rack's work stays in the rounds."""
+        rack, gap_ns = now.rack, step_ns * gap_steps(policy.fragments, policy.period_steps)
+        lost_ns, pct = self.lost_ns.get(rack, 0), batch_pct_of(verdict)
+        why = f"{sentence_of(verdict)}; rounds have lost {lost_ns // MS} ms with it"
+        if _helps(now, verdict) and _fewer(offered, now.batch_pct, pct):
+            price_ns = step_ns if verdict.cause in PER_TOKEN else gap_ns
+            if lost_ns < price_ns or not price_ns:
+                return None
+            self.lost_ns[rack] = -gap_ns  # it hears of it in its next step, and may have begun one
+            told = f"{why}, fewer micro-batches cost {price_ns // MS} ms"
+            return Mitigation(rack, max(now.stage, SMALLER), told, pct)
+        if policy.lockstep or now.stage >= NOT_AWAITED or lost_ns < gap_ns or not gap_ns:
+            return None
+        # A round that does not wait for a rack misses what it does between two rounds, until a
+        # later one.
+        del self.lost_ns[rack]
+        told = f"{why}, one without it costs {gap_ns // MS} ms"
+        return Mitigation(rack, NOT_AWAITED, told, now.batch_pct)
 
-def price_of_not_waiting(
-    policy: Policy, reports: Mapping[int, Report | None], live: frozenset[int]
-) -> int:
-    """ns: a round that does not wait for a rack misses what it does between two rounds, until a
-    later one. 0: not known yet."""
-    times = [report.step_ns for rack, report in reports.items() if report and rack in live]
-    return fastest_ns(times) * gap_steps(policy.fragments, policy.period_steps)
+
+def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
+    """By rack the verdict with the greatest ratio; of equal ones that of its own past, the first.
+    Of a rack with fewer micro-batches the time per token includes more of what each step costs, so
+    its own past may say less than its peers do."""
+    found: dict[int, FailSlow] = {}
+    for verdict in judged:
+        before = found.get(verdict.rack)
+        if before is None or verdict.ratio_tenths > before.ratio_tenths:
+            found[verdict.rack] = verdict
+    return found
+
+
+def batch_pct_of(verdict: FailSlow) -> int:
+    """Percent of its micro-batches with which a rack steps as it did when it was not slow."""
+    return max(1, min(100, 1000 // max(verdict.ratio_tenths, 1)))
+
+
+def _helps(now: Mitigation, verdict: FailSlow) -> bool:
+    """Whether fewer micro-batches may help. A slow link costs a step the same with fewer; of what
+    is not known it is tried once."""
+    if verdict.cause == LINK:
+        return False
+    return verdict.cause in PER_TOKEN or now.batch_pct == 100
+
+
+def _fewer(offered: int, before_pct: int, pct: int) -> bool:
+    """Whether `pct` of the micro-batches that a script offers are fewer than `before_pct` are, by
+    more than the noise of a measurement."""
+    if before_pct - pct < BATCH_CHANGE_MIN_PCT:
+        return False
+    return taken_of(offered, pct) < taken_of(offered, before_pct)
+
+
+def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation | None:
+    """What would do about a rack, if that is less than what is done."""
+    if now.stage == AWAITED:
+        return None
+    if verdict is None:
+        return Mitigation(now.rack, AWAITED, "it is slow no more")
+    pct = batch_pct_of(verdict)
+    if not _fewer(offered, pct, now.batch_pct):
+        return None
+    told = f"{sentence_of(verdict)}, which is less than it was"
+    return Mitigation(now.rack, now.stage, told, pct)

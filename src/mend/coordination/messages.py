@@ -219,6 +219,9 @@ class Pace(Word, frozen=True):
     """The rack at the other end, where a link is the cause."""
     gemm_ns: Count = 0
     """Of the micro-benchmark's matrix product, the newest; 0: not known."""
+    batch: Count = 0
+    """Micro-batches of a step of which the script would take fewer, as it has asked how many
+    (`Runtime.local_batch`); 0: it does not ask."""
 
 
 class FailSlow(Word, frozen=True):

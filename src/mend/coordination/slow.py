@@ -2,7 +2,7 @@
 
 A rank judges itself against its own past and reports its pace: 16 bytes or so in each report that
 is sent anyway. The coordinator compares the racks with their peers and shows all verdicts to
-everybody in its orders. Nobody acts on them.
+everybody in its orders. What follows from them is the ladder's.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class RankPace:
     search: CauseSearch = field(init=False)
     since_step: int = 0
     """At which the slowdown in force began; 0: there is none."""
+    batch: int = 0
+    """Micro-batches of which the script has asked how many to take."""
     _steps: deque[int] = field(init=False)
 
     def __post_init__(self, options: DetectorOptions) -> None:
@@ -79,6 +81,7 @@ class RankPace:
 
     def observe(self, event: Timed) -> list[Effect]:
         """A sample; without tokens or time there is nothing to divide."""
+        self.batch = event.batch
         if event.tokens <= 0 or event.ns <= 0:
             return []
         self._steps.append(event.step)
@@ -131,6 +134,7 @@ class RankPace:
             ratio_milli=round(slow.ratio * 1000) if slow else 0,
             sure_milli=round(slow.probability * 1000) if slow else 0,
             gemm_ns=self.search.gemm_ns,
+            batch=self.batch,
         )
 
 
@@ -146,13 +150,15 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
         key=lambda pace: (pace.cause not in ("", UNKNOWN), pace.ratio_milli, -pace.rank),
         default=Pace(),
     )
-    gemm_ns = max(pace.gemm_ns for pace in paces)
-    return replace(worst, time_ps=slowest.time_ps, margin_ppm=slowest.margin_ppm, gemm_ns=gemm_ns)
+    measured = {"time_ps": slowest.time_ps, "margin_ppm": slowest.margin_ppm}
+    measured["gemm_ns"] = max(pace.gemm_ns for pace in paces)
+    return replace(worst, **measured, batch=min(pace.batch for pace in paces))
 
 
 def verdict_of(pace: Pace) -> Pace:
     """What of the pace of a rack is news; the rest goes along with what is sent anyway."""
-    return replace(pace, time_ps=0, margin_ppm=0, ratio_milli=0, sure_milli=0, gemm_ns=0)
+    measured = {"time_ps": 0, "margin_ppm": 0, "ratio_milli": 0, "sure_milli": 0, "gemm_ns": 0}
+    return replace(pace, **measured, batch=0)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mend.coordination.ladder import taken_of
 from mend.engine.movement import Movement
 from mend.engine.outcome import Outcome
 from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
@@ -36,6 +37,8 @@ class CountedSteps:
         self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
         self._trainer.before_capture = self.refuse_newcomers
         self._tokens: int | None = None
+        self._taken: int | None = None
+        """Micro-batches of this step, where the script has asked how many to take."""
         self.borrowed = False
         """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
         self.movement = Movement(plan.module, parameters, rank.recorder.note)
@@ -56,6 +59,14 @@ class CountedSteps:
         if tokens < 0:
             raise UsageError(f"count_tokens({tokens}): tokens cannot be negative")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
+
+    def local_batch(self, count: int) -> int:
+        """How many of so many micro-batches this rank takes in the step that begins."""
+        if count < 1:
+            raise UsageError(f"local_batch({count}): a step has at least one micro-batch")
+        self._trainer.batch = count
+        self._taken = taken_of(count, self._trainer.batch_pct)
+        return self._taken
 
     def count_by_hand(self, tokens: int | None) -> None:
         """The script says that a step is done."""
@@ -102,7 +113,8 @@ class CountedSteps:
 
     def _take_tokens(self) -> int | None:
         tokens, self._tokens = self._tokens, None
-        return tokens
+        taken, self._taken = self._taken, None
+        return tokens if tokens is not None else taken
 
     def _found(self, optimizer: torch.optim.Optimizer) -> None:
         """No optimizer was given, and this one trains the model."""

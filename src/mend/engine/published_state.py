@@ -11,7 +11,18 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mend.consensus.records import Commit, Genesis, Last, Lineage, Mark, Record, Roster, Snapshot
+from mend.consensus.records import (
+    AWAITED,
+    Commit,
+    Genesis,
+    Last,
+    Lineage,
+    Mark,
+    Mitigation,
+    Record,
+    Roster,
+    Snapshot,
+)
 from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
 from mend.engine.training_state import Mirror, Mirrored, Received
@@ -119,6 +130,8 @@ class PublishedState:
         """The newest checkpoint, and what was decided of every fragment before it."""
         self.written: Mark | None = None
         """The newest that all its racks have written."""
+        self.mitigations: Mapping[int, Mitigation] = {}
+        """By slow rack: what is done about it."""
         self.members: frozenset[Member] = frozenset()
         self.asked: tuple[Member, ...] = ()
         """Racks that join and wait for a copy of this rack's training state."""
@@ -176,6 +189,10 @@ class PublishedState:
                 self._begin_anew(record)
             elif isinstance(record, Roster):
                 self._seat(frozenset(seat.member for seat in record.members))
+            elif isinstance(record, Mitigation):
+                others = {r: one for r, one in self.mitigations.items() if r != record.rack}
+                done = record.stage != AWAITED
+                self.mitigations = {**others, record.rack: record} if done else others
             elif isinstance(record, Mark) and record.written:
                 self.written = record
             elif isinstance(record, Mark):
@@ -215,6 +232,7 @@ class PublishedState:
         with self.changed:
             self.begun = True
             self._seat(frozenset(seat.member for seat in snapshot.members))
+            self.mitigations = {one.rack: one for one in snapshot.mitigations}
             for p, panel in enumerate(self.panels):
                 panel.decided = panel.restored = snapshot.versions[p]
                 panel.digests[panel.decided] = snapshot.digests[p]
@@ -231,6 +249,8 @@ class PublishedState:
             self.written = mark
 
     def _seat(self, members: frozenset[Member]) -> None:
+        stay = {member.rack for member in members & self.members}
+        self.mitigations = {r: one for r, one in self.mitigations.items() if r in stay}
         self.members, self.seats = members, tuple(sorted(member.rack for member in members))
 
     def _begin_anew(self, record: Lineage) -> None:

@@ -118,6 +118,8 @@ class ReplayTrainer(Trainer):
         assert part is not None, f"rack {seat} is not on the tape"
         self._title, self._acts, self._ends = part.title, part.acts[rank], part.ends
         self._first, self._states = part.first, states
+        self._batches = list(part.batches)
+        """(step, percent) of its micro-batches that are still to come, oldest first."""
         self._gives = sorted(
             (given for given in script.given if given.donor == seat), key=lambda it: it.step
         )
@@ -239,6 +241,8 @@ class ReplayTrainer(Trainer):
         """Whether the tape has anything for this step; no schedule and no open round is looked
         at."""
         super().stepped(tokens)
+        while self._batches and self._batches[0][0] <= self.step:
+            self.batch_pct = self._batches.pop(0)[1]
         if self._gives and self._gives[0].step == self.step:
             self.state_due = self.member
         due = self._next

@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from mend.consensus.records import TEXT_MAX
-from mend.coordination.events import Applied, Captured, Discarded, Event, StillOpen, Timed
+from mend.coordination.events import (
+    Applied,
+    BatchSet,
+    Captured,
+    Discarded,
+    Event,
+    StillOpen,
+    Timed,
+)
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import Calendar, Schedule
 from mend.engine.cuda_staging import CudaStaging
@@ -117,6 +125,9 @@ class TrainerRounds:
         self._mirrored_step = -1
         self.benchmark: MicroBenchmark | None = None
         """Where slow racks are validated."""
+        self.batch, self.batch_pct = 0, 100
+        """Micro-batches of a step, of which the script has asked how many to take since the last
+        sample; and the percent of them that it takes."""
         self._looks = 0
         """At `asked`; the same on all ranks."""
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
@@ -163,8 +174,8 @@ class TrainerRounds:
             self._sample_tokens += tokens
         self._stepped_ns = now_ns
         if self._sample_ns >= SAMPLE_NS_MIN:
-            self._post(Timed(self.step, self._sample_ns, self._sample_tokens))
-            self._sample_ns = self._sample_tokens = 0
+            self._post(Timed(self.step, self._sample_ns, self._sample_tokens, self.batch))
+            self._sample_ns = self._sample_tokens = self.batch = 0
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
@@ -370,8 +381,11 @@ class TrainerRounds:
         asked = self._asked()
         life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
         needs = [] if asked is None else [-int(asked[1])]
-        both = [*flags, *(-v for v in flags), *life, *needs]
-        agreed = yield from self._agree_and_apply(eligible, both)
+        pct, reason = self._mitigation()
+        both = [*flags, *(-v for v in flags), *life, *needs, pct, -pct]
+        *agreed, least_pct, minus_pct = yield from self._agree_and_apply(eligible, both)
+        if least_pct == -minus_pct != self.batch_pct:
+            self._set_batch(pct, reason)
         if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
             self.state_due = asked[0]
         for fragment in ends:
@@ -381,6 +395,20 @@ class TrainerRounds:
                 self.ledger.miss("result not there at the apply point")
         least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
         return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
+
+    # -------------------------------------------------------------- what is done if this is slow
+
+    def _mitigation(self) -> tuple[int, str]:
+        """Percent of the micro-batches that this rack is to take as far as this rank has heard, and
+        the reason."""
+        done = self.published.mitigations.get(self.member.rack)
+        return (done.batch_pct, done.reason) if done is not None else (100, "it is slow no more")
+
+    def _set_batch(self, pct: int, reason: str) -> None:
+        """All ranks of the rack have heard of it: from the next step on."""
+        self.batch_pct = pct
+        self._post(BatchSet(self.step, pct))
+        self._note("local-batch", {"step": self.step, "batch_pct": pct, "reason": reason})
 
     # -------------------------------------------------------------- for racks that join
 

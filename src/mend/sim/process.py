@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mend.consensus.records import Mark, Record, Snapshot
 from mend.coordination.events import Event
+from mend.coordination.ladder import taken_of
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
@@ -360,6 +361,8 @@ class Training:
         """What the thread that writes it is at."""
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
+        self.batch = self._taken = 0
+        """Micro-batches of a step, whose number the script asks for; 0: it does not ask."""
         self.begin_again: Callable[[Training], None] = lambda lost: None
         """What `mend_init` does where the job is lost."""
         self.moments: Moments | None = None
@@ -444,7 +447,12 @@ class Training:
             self._drive(self._cut())
         elif self.trainer.step < self.steps:
             slower = self.process.broken.slower(target(self.process.me.rack))
-            self.process.later(slower * self.step_ns, self._step)
+            self.trainer.batch, self._taken = (
+                self.batch,
+                taken_of(self.batch, self.trainer.batch_pct),
+            )
+            part_ns = self.step_ns * self._taken // self.batch if self.batch else self.step_ns
+            self.process.later(slower * part_ns, self._step)
         else:
             self._closing, self.trained_ns = True, self.process.loop.now_ns
             self._drive(self.trainer.close())
@@ -510,7 +518,7 @@ class Training:
             for parameter, change in zip(self.parameters, changes, strict=True):
                 parameter.add_(change)
         self._watch("after", self)
-        if self.trainer.stepped(self._tokens(step)):
+        if self.trainer.stepped(self._tokens(step) * (self._taken or 1)):
             self._drive(self.trainer.work())
         else:
             self._next()

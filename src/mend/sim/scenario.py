@@ -100,7 +100,9 @@ class Scenario:
     validates: bool = False
     """Slow racks are validated by a micro-benchmark."""
     acts: bool = False
-    """Slow racks are mitigated. No seed draws it."""
+    """Slow racks are mitigated."""
+    batch: int = 0
+    """Micro-batches of a step, of which scripts ask how many to take; 0: they do not ask."""
     sharded: bool = False
     """Racks merge a slice each, where enough are in a round."""
     shutdown_ns: int = SHUTDOWN_NS

@@ -375,6 +375,7 @@ class World(Writer):
             training.carry(Moments(training.parameters, process.me.rank), process.note)
         training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
         training.cut_writes_ns = self.scenario.cut_writes_ns
+        training.batch = self.scenario.batch
         rack = process.me.rack
         training.pauses = {step: ns for who, step, ns in self.scenario.pauses if who == rack}
         if self.scenario.first:

@@ -67,6 +67,8 @@ LOUD = frozenset(
         "fail-slow-over",
         "slow-rack-left",
         "slow-rack-awaited",
+        "slow-rack-batch",
+        "local-batch",
         "events-stopped",
         "events-resumed",
         "events-anew",

@@ -81,6 +81,8 @@ class Part(msgspec.Struct, frozen=True):
     """Counted from 1, in the order in which the lives of this rack joined."""
     first: tuple[int, ...] = ()
     """Of a life that joined the running job: the versions that it began with. Empty: a founder."""
+    batches: tuple[tuple[int, int], ...] = ()
+    """(step, percent): of its micro-batches the rack takes so many behind that step."""
 
     @property
     def title(self) -> str:
@@ -179,6 +181,8 @@ class Recital:
     """What this rank has gone on from; None: from nothing."""
     mirrored: Taken | None = None
     """What it has gone on from of scope rack, of a former life of its rack."""
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    """(step, percent): of its micro-batches it takes so many behind that step."""
     left: bool = False
     """Its script called mend_shutdown."""
 
@@ -240,6 +244,8 @@ def _listen(event: ev.Event, found: Recital) -> None:
             found.sums.append((p, version, digest, tensors))
         case ev.Leaving():
             found.left = True
+        case ev.BatchSet(step, batch_pct):
+            found.batches.append((step, batch_pct))
         case _:
             _listen_to_copies(event, found)
 
@@ -325,6 +331,7 @@ def script_of(tapes: Sequence[Recital]) -> ReplayScript:
                 life.ranks[0].header.versions.get("threads", ""),
                 life.number,
                 () if life.founder else life.first(genesis),
+                tuple(life.ranks[0].batches),
             )
             for life in cast
         ),

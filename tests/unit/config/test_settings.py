@@ -478,11 +478,6 @@ def test_nobody_joins_in_lockstep_so_nothing_is_mirrored() -> None:
         MendConfig(lockstep=True, mirror_rack_state=True)
 
 
-def test_a_slow_rack_is_waited_for_in_lockstep() -> None:
-    with pytest.raises(ConfigError, match=r"^failslow_action='act': cannot be with lockstep=True"):
-        MendConfig(lockstep=True, failslow_action="act")
-
-
 def test_expected_racks_are_those_whose_numbers_the_names_end_in() -> None:
     config = MendConfig(racks=4, expected_learner_ids=("rack-3", "learner_0", "1"))
     assert config.expected_racks == (0, 1, 3)

@@ -19,6 +19,7 @@ from mend.consensus.log import (
 from mend.consensus.records import (
     AWAITED,
     NOT_AWAITED,
+    SMALLER,
     Absent,
     Commit,
     Drop,
@@ -268,6 +269,19 @@ def test_rounds_wait_for_a_slow_rack_or_not_until_it_loses_its_seat() -> None:
         after = log.committed.copy()
         after.take(record)
         assert after.mitigated == frozenset()
+        assert after.mitigations == {}
+
+
+def test_what_is_done_about_a_slow_rack_is_the_newest_record_of_it() -> None:
+    fewer, left = Mitigation(1, SMALLER, "slow", 50), Mitigation(1, NOT_AWAITED, "slow", 50)
+    log = log_of(*commits(1), fewer)
+    log.decide(log.last)
+    assert log.committed.mitigations == {1: fewer}
+    assert log.committed.mitigated == frozenset(), "with fewer micro-batches it is waited for"
+    assert log_state_of(log.snapshot()) == log.committed
+    log.append(left)
+    log.decide(log.last)
+    assert (log.committed.mitigations, log.committed.mitigated) == ({1: left}, {1})
 
 
 def test_a_reader_that_is_too_far_behind_goes_on_from_a_snapshot() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from mend.consensus.log import LogState
-from mend.consensus.records import AWAITED, NOT_AWAITED, Mitigation
+from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation
 from mend.coordination.grace import Mean
-from mend.coordination.ladder import CALM_DETECTS, Ladder
-from mend.coordination.messages import FailSlow, Report
+from mend.coordination.ladder import CALM_DETECTS, Ladder, taken_of
+from mend.coordination.messages import FailSlow, Pace, Report
 from mend.coordination.round import Round
 from mend.types import MS, SECOND
 from tests.unit.coordination.nouns import genesis, report
@@ -19,6 +20,7 @@ PRICE_NS = 8 * STEP_NS
 """H is 8, with one fragment."""
 
 SLOW = FailSlow(1, 0, True, 40, 30)
+BY_COMPUTE = replace(SLOW, cause="compute")
 LIVE = frozenset(range(3))
 
 
@@ -29,16 +31,20 @@ def log(**changes: object) -> LogState:
     return found
 
 
-def reports() -> dict[int, Report | None]:
-    return {rack: replace(report(1), step_ns=STEP_NS * (3 if rack == 1 else 1)) for rack in LIVE}
+def reports(batch: int = 0) -> dict[int, Report | None]:
+    """`batch`: micro-batches that their scripts ask about."""
+    paces = replace(report(1), pace=Pace(batch=batch))
+    return {rack: replace(paces, step_ns=STEP_NS * (3 if rack == 1 else 1)) for rack in LIVE}
 
 
 def waiting(*racks: int, hidden_ns: int = 0) -> list[Round]:
     return [Round(0, Mean(), Mean(), waiting=frozenset(racks), hidden_ns=hidden_ns)]
 
 
-def due(ladder: Ladder, of: LogState, *judged: FailSlow, now_ns: int = 0) -> Mitigation | None:
-    return ladder.next(of, judged, reports(), LIVE, now_ns, DETECT_NS)
+def due(
+    ladder: Ladder, of: LogState, *judged: FailSlow, now_ns: int = 0, batch: int = 0
+) -> Mitigation | None:
+    return ladder.next(of, judged, reports(batch), LIVE, now_ns, DETECT_NS)
 
 
 def test_a_move_is_due_when_what_was_lost_has_reached_its_price() -> None:
@@ -92,7 +98,108 @@ def test_a_coordinator_that_has_heard_nothing_of_it_leaves_it_as_it_is() -> None
 
 
 def test_nothing_moves_where_nobody_asked_for_it() -> None:
-    for changes in ({"acts": False}, {"lockstep": True}):
+    for changes, batch in (({"acts": False}, 8), ({"lockstep": True}, 0)):
         ladder = Ladder()
         ladder.count(waiting(1), [SLOW], 9 * SECOND)
-        assert due(ladder, log(**changes), SLOW) is None
+        assert due(ladder, log(**changes), SLOW, batch=batch) is None
+
+
+# -------------------------------------------------------------- fewer micro-batches
+
+
+def test_the_nearest_number_of_micro_batches_is_taken_and_never_none() -> None:
+    assert [taken_of(4, pct) for pct in (100, 88, 87, 62, 50, 37, 12, 1)] == [
+        4,
+        4,
+        3,
+        2,
+        2,
+        1,
+        1,
+        1,
+    ]
+    assert taken_of(1, 10) == 1
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_rack_whose_script_asks_takes_fewer_micro_batches_before_it_is_left(
+    lockstep: bool,
+) -> None:
+    """In lockstep, too: there all others wait for it."""
+    ladder, of, rounds = Ladder(), log(lockstep=lockstep), waiting(1)
+    ladder.count(rounds, [BY_COMPUTE], STEP_NS - MS)
+    assert due(ladder, of, BY_COMPUTE, batch=8) is None
+    ladder.count(rounds, [BY_COMPUTE], STEP_NS)
+    move = due(ladder, of, BY_COMPUTE, batch=8)
+    assert move is not None
+    assert (move.rack, move.stage, move.batch_pct) == (1, SMALLER, 33)
+    assert "lost 50 ms with it, fewer micro-batches cost 50 ms" in move.reason
+    of.take(move)
+    ladder.count(rounds, [BY_COMPUTE], STEP_NS + 2 * PRICE_NS - MS)
+    assert due(ladder, of, BY_COMPUTE, batch=8) is None, "it has time to take effect"
+    ladder.count(rounds, [BY_COMPUTE], STEP_NS + 2 * PRICE_NS)
+    left = due(ladder, of, BY_COMPUTE, batch=8)
+    if lockstep:
+        assert left is None
+    else:
+        assert left is not None
+        assert (left.stage, left.batch_pct) == (NOT_AWAITED, 33), "it keeps what it has"
+
+
+@pytest.mark.parametrize(("cause", "batch"), [("compute", 0), ("compute", 1), ("link", 8)], ids=str)
+def test_where_fewer_cannot_help_or_be_had_it_is_left(cause: str, batch: int) -> None:
+    ladder, slow = Ladder(), replace(SLOW, cause=cause)
+    ladder.count(waiting(1), [slow], PRICE_NS)
+    move = due(ladder, log(), slow, batch=batch)
+    assert move is not None
+    assert (move.stage, move.batch_pct) == (NOT_AWAITED, 100)
+
+
+def test_for_an_unknown_reason_fewer_are_tried_once_and_cost_as_much_as_to_leave_it() -> None:
+    ladder, of, rounds = Ladder(), log(), waiting(1)
+    ladder.count(rounds, [SLOW], PRICE_NS - MS)
+    assert due(ladder, of, SLOW, batch=8) is None
+    ladder.count(rounds, [SLOW], PRICE_NS)
+    move = due(ladder, of, SLOW, batch=8)
+    assert move is not None
+    assert move.stage == SMALLER
+    of.take(move)
+    worse = replace(SLOW, ratio_tenths=60)
+    ladder.count(rounds, [worse], 9 * SECOND)
+    again = due(ladder, of, worse, batch=8)
+    assert again is not None
+    assert (again.stage, again.batch_pct) == (NOT_AWAITED, 33)
+
+
+def test_micro_batches_come_back_by_as_much_as_it_has_recovered_and_not_at_once() -> None:
+    ladder, of = Ladder(), log()
+    of.take(Mitigation(1, SMALLER, "slow", 25))
+    better, calm_ns = replace(BY_COMPUTE, ratio_tenths=15), CALM_DETECTS * DETECT_NS
+    assert due(ladder, of, replace(better, ratio_tenths=36), batch=8, now_ns=0) is None
+    assert due(ladder, of, better, batch=8, now_ns=1) is None
+    move = due(ladder, of, better, batch=8, now_ns=1 + calm_ns)
+    assert move is not None
+    assert (move.stage, move.batch_pct) == (SMALLER, 66)
+    of.take(move)
+    assert due(ladder, of, batch=8, now_ns=2 + calm_ns) is None
+    over = due(ladder, of, batch=8, now_ns=2 + 2 * calm_ns)
+    assert over == Mitigation(1, AWAITED, "it is slow no more")
+
+
+def test_noise_moves_nothing() -> None:
+    ladder, of = Ladder(), log()
+    of.take(Mitigation(1, SMALLER, "slow", 33))
+    ladder.count(waiting(1), [BY_COMPUTE], STEP_NS)
+    for ratio_tenths in (28, 33):
+        judged = replace(BY_COMPUTE, ratio_tenths=ratio_tenths)
+        assert due(ladder, of, judged, batch=512, now_ns=60 * SECOND) is None
+
+
+def test_the_worst_of_two_verdicts_counts() -> None:
+    """With few micro-batches a rack that was slow from the start looks slow to its own past, by
+    what a step costs besides: it must not get more of them for that."""
+    ladder, of = Ladder(), log()
+    of.take(Mitigation(1, SMALLER, "slow", 33))
+    judged = replace(SLOW, ratio_tenths=11), replace(BY_COMPUTE, own_past=False)
+    for now_ns in (0, 60 * SECOND):
+        assert ladder.next(of, judged, reports(8), LIVE, now_ns, DETECT_NS) is None

@@ -56,6 +56,16 @@ def test_time_is_divided_by_tokens() -> None:
     assert rank.pace.time_ps == MS * 1000
 
 
+def test_a_rack_takes_fewer_micro_batches_only_where_all_its_ranks_ask() -> None:
+    rank = RankPace(0, 1, DetectorOptions())
+    rank.observe(Timed(1, MS, 1, 8))
+    assert (rank.pace.batch, rank.verdict.batch) == (8, 0), "it is no news that is sent at once"
+    assert pace_of_rack([rank.pace, Pace(batch=6)]).batch == 6
+    assert pace_of_rack([rank.pace, Pace()]).batch == 0
+    rank.observe(Timed(2, MS, 1))
+    assert rank.pace.batch == 0
+
+
 def test_without_tokens_there_is_nothing_to_divide() -> None:
     rank, notes = driven([1.0] * 60, tokens=0)
     assert (rank.pace, notes) == (Pace(rank=2), [])

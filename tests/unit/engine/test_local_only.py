@@ -56,6 +56,20 @@ def trained(model: nn.Module, config: mend.MendConfig) -> mend.Runtime:
     return runtime
 
 
+def test_it_takes_all_micro_batches_and_a_step_counts_as_many(config: Callable[..., Any]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mend.session(model, config(), optimizer=optimizer) as runtime:
+        for count in (8, 4):
+            assert runtime.local_batch(count) == count
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        optimizer.step()
+        with pytest.raises(UsageError, match=r"local_batch\(0\)"):
+            runtime.local_batch(0)
+        assert (runtime.status().step, runtime.status().tokens) == (3, 8 + 4 + 1)
+
+
 def test_it_trains_as_without_mend_and_needs_nobody(config: Callable[..., Any]) -> None:
     """No other rack, no witness, no port: the sideband's is taken by a stranger all the while."""
     torch.manual_seed(3)

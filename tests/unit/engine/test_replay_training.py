@@ -76,6 +76,18 @@ def test_it_applies_what_the_tape_says_though_more_is_there(tmp_path: Path) -> N
     assert hand.theta() == 0.5 + 10 * MOVE
 
 
+def test_it_takes_as_many_micro_batches_as_then(tmp_path: Path) -> None:
+    """Decided by how slow the machine was, so it is read from the tape."""
+    script = script_of(CAPTURE, APPLY)
+    part = msgspec.structs.replace(script.parts[0], batches=((2, 50), (3, 100)))
+    hand = Following(tmp_path, msgspec.structs.replace(script, parts=(part,)))
+    found = []
+    for _ in range(4):
+        hand.step()
+        found.append(hand.trainer.batch_pct)
+    assert found == [100, 50, 100, 100]
+
+
 STATE = torch.frombuffer(bytearray(b"moments, step 6"), dtype=torch.uint8)
 
 

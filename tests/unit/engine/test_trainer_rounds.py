@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
-from mend.consensus.records import TEXT_MAX, Last, Snapshot
-from mend.coordination.events import Applied, Captured, Discarded, Progress, StillOpen, Timed
+from mend.consensus.records import AWAITED, SMALLER, TEXT_MAX, Last, Mitigation, Snapshot
+from mend.coordination.events import (
+    Applied,
+    BatchSet,
+    Captured,
+    Discarded,
+    Progress,
+    StillOpen,
+    Timed,
+)
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
 from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
@@ -99,6 +107,39 @@ def test_what_is_untimed_is_no_part_of_a_step() -> None:
                 hand.now_ns += 60 * SECOND
     assert {progress.step_ns for progress in hand.posted(Progress)} == {SECOND}
     assert {timed.ns for timed in hand.posted(Timed)} == {SECOND}
+
+
+# -------------------------------------------------------------- fewer micro-batches
+
+
+def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share() -> None:
+    """Another rank has not heard of it yet at the first apply point, and would take all."""
+    hand, heard = Hand(ranks=2, polls=2, period=40, **PATIENT), False
+    hand.agree = lambda values: values if heard else [*values[:2], 100, -100, *values[4:]]
+    mine, reason = MINE.rack, "rack 0 is slow"
+    hand.published.told(Mitigation(THEIRS.rack, SMALLER, "slow", 10))
+    hand.published.told(Mitigation(mine, SMALLER, reason, 50))
+    hand.step(3)
+    assert hand.trainer.batch_pct == 100
+    heard = True
+    hand.step()
+    assert hand.trainer.batch_pct == 50
+    assert hand.posted(BatchSet) == [BatchSet(4, 50)], "it is on the tape, for a replay"
+    assert hand.noted("local-batch") == [
+        ("local-batch", {"step": 4, "batch_pct": 50, "reason": reason})
+    ]
+    hand.published.told(Mitigation(mine, AWAITED, "it is slow no more"))
+    hand.step(4)
+    assert hand.posted(BatchSet)[1:] == [BatchSet(6, 100)]
+
+
+def test_how_many_the_script_asks_about_is_told_with_the_time_of_the_step() -> None:
+    hand = Hand(**PATIENT)
+    for batch in (8, 8, 0):
+        hand.trainer.batch = batch or hand.trainer.batch
+        hand.now_ns += SECOND
+        hand.step()
+    assert [timed.batch for timed in hand.posted(Timed)] == [8, 0]
 
 
 # -------------------------------------------------------------- an offer that is named
@@ -380,7 +421,7 @@ def test_a_version_that_another_rank_lacks_is_not_applied() -> None:
     hand = Hand(ranks=2)
     hand.step(4)
     hand.decide(0.75, names=True)
-    hand.agree = lambda values: [0, 0, 0]  # newest 0, oldest 0
+    hand.agree = lambda values: [*values[:2], 0, 0, 0]  # newest 0, oldest 0
     hand.step(2)
     assert hand.noted("applied") == []
     assert hand.theta() == 1.5
@@ -394,7 +435,7 @@ def test_ranks_take_the_newest_version_that_all_of_them_have() -> None:
     hand.step(4)
     for to in (0.5, 0.75):
         hand.decide(to)
-    hand.agree = lambda values: [1, -1, 0]  # the other has version 1 only
+    hand.agree = lambda values: [*values[:2], 1, -1, 0]  # the other has version 1 only
     hand.step(2)
     assert [fields["version"] for _, fields in hand.noted("applied")] == [1]
     assert hand.theta() == 0.5 + 1.5
@@ -406,9 +447,9 @@ def test_ranks_without_a_common_version_apply_nothing() -> None:
     hand.step(4)
     hand.decide(0.5, publish=False)
     hand.decide(0.75)
-    hand.agree = lambda values: [1, -1, 0]
+    hand.agree = lambda values: [*values[:2], 1, -1, 0]
     hand.step(2)
-    assert hand.agreements == [[2, -2, 0]]
+    assert hand.agreements == [[100, -100, 2, -2, 0]]
     assert hand.noted("applied") == []
     assert hand.theta() == 1.5
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mend.determinism.collectives import sum_over_shares
 from mend.determinism.gemm import ELEMENTS_MAX, batch_product, row_sums
 from mend.determinism.layout import layout, unpack
-from mend.determinism.trees import tree_sum, tree_sum_dims
+from mend.determinism.trees import ZERO, tree_sum, tree_sum_dims
 from mend.errors import NotDeterministic
 
 WIDE = (torch.bfloat16, torch.float16)
@@ -98,6 +99,17 @@ def variance(
     away = _fp32(x) - mean_dims(_fp32(x), dims, True)
     total = sum_dims(away * away, dims, keepdim)
     return (total / max(0.0, count - (1 if correction is None else correction))).to(x.dtype)
+
+
+def deviation(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """aten::std.correction."""
+    return variance(_fp32(x), dim, correction=correction, keepdim=keepdim).sqrt_().to(x.dtype)
 
 
 def vector_norm(
@@ -204,7 +216,10 @@ def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
     return (product if beta == 0 else add * beta + product).to(a.dtype)
 
 
-# softmax and cross-entropy
+# softmax and losses
+
+MEAN = 1
+"""How aten names this reduction of a loss. 0: none, 2: sum."""
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -244,7 +259,7 @@ def log_softmax_backward(
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """aten::nll_loss_forward. reduction 0: none, 1: mean, 2: sum."""
+    """aten::nll_loss_forward."""
     x_NC, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
     kept = target_N != ignore_index
     index = target_N.where(kept, 0)[:, None]
@@ -254,7 +269,23 @@ def nll_loss(
     if reduction == 0:
         return torch.where(kept, losses, 0.0).reshape(target.shape), x.new_zeros(())
     total, whole = (sum_dims(torch.where(kept, part, 0.0)) for part in (losses, each))
-    return (total / whole if reduction == 1 else total), whole
+    return (total / whole if reduction == MEAN else total), whole
+
+
+def mse_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    """aten::mse_loss."""
+    away = _fp32(x) - _fp32(target)
+    squares = away.square_()
+    if reduction == 0:
+        return squares.to(x.dtype)
+    return (mean_all(squares) if reduction == MEAN else sum_all(squares)).to(x.dtype)
+
+
+def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """aten::mse_loss_backward."""
+    away = (_fp32(x) - _fp32(target)).mul_(2)
+    away = away.div_(max(1, away.numel())) if reduction == MEAN else away
+    return away.mul_(_fp32(grad)).to(x.dtype)
 
 
 # activations: torch's kernels round the last elements of a vector otherwise than its body
@@ -391,21 +422,25 @@ def sum_by_place(x_ND: Tensor, row_N: Tensor, place_N: Tensor, rows: int) -> Ten
     total = x_ND.new_zeros(rows, x_ND.shape[1])
     if not len(row_N):
         return total
-    height = int(place_N.max()).bit_length()
-    key_N = row_N * (1 << height) + place_N
-    order = key_N.argsort(stable=True)
-    key_N, x_ND = key_N[order], x_ND[order]
+    # What meets whom is settled in numpy: on small arrays torch spends far longer on each call.
+    place = place_N.numpy()
+    height = int(place.max()).bit_length()
+    key = (row_N.numpy().astype(np.int64) << height) + place
+    order = key.argsort()  # no two are equal
+    key, nodes = key[order], x_ND[torch.from_numpy(order)]
+    at = np.arange(len(key))
     for _ in range(height):
-        key_N = key_N >> 1
-        if len(key_N) < 2:
+        key = key >> 1
+        second = np.flatnonzero(key[1:] == key[:-1]) + 1
+        if not len(second):
             continue
-        second = torch.cat([key_N.new_zeros(1, dtype=torch.bool), key_N[1:] == key_N[:-1]])
-        first = torch.cat([second[1:], second.new_zeros(1)])
-        sums = x_ND[first] + x_ND[second]
-        x_ND = x_ND.clone()
-        x_ND[first] = sums
-        x_ND, key_N = x_ND[~second], key_N[~second]
-    total[key_N] = x_ND + 0.0
+        first = torch.from_numpy(at[second - 1])
+        sums = nodes.index_select(0, first).add_(nodes[torch.from_numpy(at[second])])
+        nodes.index_copy_(0, first, sums)
+        left = np.ones(len(key), dtype=bool)
+        left[second] = False
+        key, at = key[left], at[left]
+    total[torch.from_numpy(key)] = nodes[torch.from_numpy(at)].add_(ZERO)
     return total
 
 

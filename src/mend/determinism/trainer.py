@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mend.determinism.clipping import clip_grad_norm
 from mend.determinism.collectives import all_reduce
+from mend.determinism.coverage import make_step
 from mend.determinism.digests import (
     digest,
     first_difference,
@@ -105,7 +106,7 @@ class DeterministicTrainer(Closes):
         loss = self._gradients(batch, loss_fn)
         if self.grad_norm_max is not None:
             clip_grad_norm(self.model.parameters(), self.grad_norm_max)
-        self.optimizer.step()
+        make_step(self.optimizer)
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
@@ -158,7 +159,8 @@ class DeterministicTrainer(Closes):
             loss = loss_fn(self.model, batch)
             if loss.numel() != 1:
                 raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")
-            loss = loss / self.microbatches
+            if self.microbatches > 1:
+                loss = loss / self.microbatches
             loss.backward()  # type: ignore[no-untyped-call]
         loss = loss.detach()
         if self.group is not None:

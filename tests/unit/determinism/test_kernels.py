@@ -36,6 +36,11 @@ OPS: dict[str, Op] = {
     "sum": lambda x: x.sum(-1),
     "mean": lambda x: x.mean(-1),
     "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1),
+    "mse_loss": lambda x: F.mse_loss(
+        x, torch.linspace(-1, 1, WIDTH).expand_as(x), reduction="none"
+    ),
+    "mse_loss of rows": lambda x: torch.stack([F.mse_loss(y, y.flip(0)) for y in x]),
     "max": lambda x: x.max(-1).values,
     "min": lambda x: x.min(-1).values,
     "dot": lambda x: torch.stack([row.dot(row) for row in x]),
@@ -104,6 +109,14 @@ PLAIN: dict[str, tuple[Op, Callable[[Tensor], Tensor]]] = {
     "softmax": (OPS["softmax"], lambda x: (p := (x - x.amax(-1, True)).exp()) / by_fsum(p)),
     "mean": (OPS["mean"], lambda x: by_fsum(x)[:, 0] / WIDTH),
     "var": (OPS["var"], lambda x: by_fsum((x - by_fsum(x) / WIDTH) ** 2)[:, 0] / (WIDTH - 1)),
+    "std": (
+        OPS["std"],
+        lambda x: (by_fsum((x - by_fsum(x) / WIDTH) ** 2)[:, 0] / (WIDTH - 1)).sqrt(),
+    ),
+    "mse_loss of rows": (
+        OPS["mse_loss of rows"],
+        lambda x: by_fsum((x - x.flip(1)) ** 2)[:, 0] / WIDTH,
+    ),
     "rms_norm": (
         OPS["rms_norm"],
         lambda x: x / (by_fsum(x * x) / WIDTH + 1e-6).sqrt() * torch.linspace(0.5, 2, WIDTH),

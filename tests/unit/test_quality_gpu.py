@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks import quality_gpu, quality_gpu_codecs, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
-from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of, orthogonal
+from benchmarks.quality_gpu_model import EMBEDDINGS, SIZES, Size, Texts, leaves_of, orthogonal
 from benchmarks.quality_gpu_outer import Outer, Pending, parsed
 from mend.codec import CODECS
 from mend.codec.powersgd import PowerSGD
@@ -137,6 +137,30 @@ def test_a_batched_arm_is_the_reference(arm: str) -> None:
             ours = torch.cat([made.outers[1].anchors[leaf][seed] for leaf in PARTS[part]])
             applied = versions[int(made.outers[1].rounds[part])]
             torch.testing.assert_close(ours, applied.values, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("arm", ["merge:H=4:tau=2", "merge:H=3:lr=.7:mu=.6"])
+def test_the_batched_radial_mean_is_that_of_the_reference(arm: str) -> None:
+    """Weight by weight; embeddings by the mean."""
+    made = done(f"{arm}:merge=rda", arm, seeds=1)
+    racks, slots = [], [slot for leaf in made.leaves for slot in leaf.slots]
+    for rack in range(3):
+        whole = single(made, 0, rack)
+        views = [
+            view
+            for leaf, value in zip(made.leaves, whole.parameters, strict=True)
+            for view in value.detach().split([slot.numel for slot in leaf.slots], dim=1)
+        ]
+        racks.append(Rack(views, whole.train))
+    owner = [leaf.fragment for leaf in made.leaves for _ in leaf.slots]
+    fragments = [[i for i, part in enumerate(owner) if part == p] for p in range(4)]
+    radial = [i for i, slot in enumerate(slots) if slot.name not in EMBEDDINGS]
+    assert len(slots) - len(radial) == 2
+    out = lockstep(racks, replace(settings(arm), fragments=fragments, radial=radial), 13)
+    for rack in range(3):
+        for part, theirs in enumerate(out.thetas[rack]):
+            torch.testing.assert_close(theta(made, 0, 0, rack)[part], theirs, rtol=0, atol=1e-4)
+            assert float((theta(made, 1, 0, rack)[part] - theirs).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4", "e3m0", "topk"])
@@ -292,7 +316,7 @@ def test_a_slow_rack_makes_its_share_of_the_steps_and_counts_by_it(
     assert moved == [1, 3, 6, 9, 12]
     assert all(torch.equal(plain.view(value)[0], plain.view(value)[1]) for value in plain.values)
     offers = [pending for what, _, pending in Spied.log if what == "capture"]
-    weights = [each.weights for each in offers if each.fragment == 3]
+    weights = [each.steps for each in offers if each.fragment == 3]
     assert [4, 2, 1] in weights
     assert [4, 4, 4] in weights
 

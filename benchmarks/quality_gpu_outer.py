@@ -19,7 +19,7 @@ merge=mean       merge=rda: per tensor the mean length in the mean direction, em
 weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans;
                  weight=alike: as any other; weight=nova: alike, and the step as long as by period
 divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks;
-                 divisor=even: R racks of weights w make (sum w)^2 / (R sum w^2) of a round;
+                 divisor=even: R racks of n steps make (sum n)^2 / (R sum n^2) of a round;
                  divisor=damped: that, of the momentum's step only
 rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
 codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
@@ -286,7 +286,7 @@ class Outer:
         D."""
         self._pending.remove(pending)
         fragment, shares = pending.fragment, self.arm.shares(pending.steps)
-        part, damped = self._part(pending, shares)
+        part, damped = self._part(pending)
         lr, mu = (1.0, 0.0) if plain else self.arm.outer(self.rounds[fragment])
         self.rounds[fragment] += part
         for leaf, own, offer in zip(
@@ -306,13 +306,14 @@ class Outer:
             for leaf, owed in zip(self._fragments[fragment], pending.owed, strict=True):
                 self.residuals[leaf][:, pending.racks] = owed
 
-    def _part(self, pending: Pending, shares: Sequence[float]) -> tuple[Fraction, float]:
+    def _part(self, pending: Pending) -> tuple[Fraction, float]:
         """(s, by what else the momentum's step is shortened)."""
         if self.arm.divisor == "live":
             return Fraction(len(pending.racks), self._racks), 1.0
-        even = Fraction(sum(shares) ** 2 / (len(shares) * sum(each**2 for each in shares)))
+        squares = sum(each**2 for each in pending.steps)
+        even = Fraction(sum(pending.steps) ** 2, len(pending.steps) * squares)
         if self.arm.divisor == "even":
-            return even.limit_denominator(1 << 24), 1.0
+            return even, 1.0
         return Fraction(1), float(even) if self.arm.divisor == "damped" else 1.0
 
     def _merged(self, leaf: int, offer_SRN: Tensor, shares: Sequence[float]) -> Tensor:

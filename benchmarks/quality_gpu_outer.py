@@ -91,7 +91,10 @@ class Arm:
 
     def trained(self, rack: int, step: int) -> int:
         """Steps that a rack has made when the fastest one has made `step`; all make the first."""
-        return math.ceil(step * self.speeds[min(rack, len(self.speeds) - 1)])
+        return math.ceil(step * self.speed(rack))
+
+    def speed(self, rack: int) -> Fraction:
+        return self.speeds[min(rack, len(self.speeds) - 1)]
 
     def shares(self, steps: Sequence[int]) -> list[float]:
         """What each offer of so many steps counts in a merge: 1 in all, unless by `nova`."""

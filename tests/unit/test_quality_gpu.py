@@ -526,6 +526,13 @@ def test_a_table_pairs_arms_by_seed_also_of_two_runs() -> None:
     assert "-7.50" not in quality_gpu_table.page([runs[0], other]), "another text"
 
 
+def test_uneven_racks_are_compared_with_even_ones_that_make_as_many_steps() -> None:
+    said = "merge:tau=8:speeds=1/.6"
+    runs = [report(1.0, 1.0, arm="merge:tau=8"), report(2.0, 2.0, arm="merge:tau=8:speeds=.8")]
+    text = quality_gpu_table.page([*runs, report(2.2, 2.2, arm=f"{said}:weight=alike")])
+    assert text.count("| +10.00 [+10.00, +10.00] |") == 1
+
+
 def test_the_kept_page_is_that_of_the_kept_runs() -> None:
     kept = ROOT / "benchmarks/results"
     runs = [json.loads(path.read_text()) for path in sorted((kept / "quality_gpu").glob("*.json"))]

@@ -18,6 +18,7 @@ ramp=0       c > 0: the ramp is min(k / (k + c), .9) / .9 of the way, k rounds m
 merge=mean       merge=rda: per tensor the mean length in the mean direction, embeddings by the mean
 weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans;
                  weight=alike: as any other; weight=nova: alike, and the step as long as by period
+                 (FedNova, arXiv 2007.07481)
 divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks;
                  divisor=even: R racks of n steps make (sum n)^2 / (R sum n^2) of a round;
                  divisor=damped: that, of the momentum's step only

@@ -389,6 +389,29 @@ def test_missing_racks_shrink_the_step_and_the_forgetting() -> None:
     assert outer.rounds == [Fraction(1)]
 
 
+@pytest.mark.parametrize(
+    ("words", "moved", "later"),
+    [
+        ("weight=tokens", 0.68, 0.34),
+        ("weight=alike", 0.5, 0.25),
+        ("weight=nova", 0.68, 0.34),
+        ("divisor=damped", 0.68, 0.34 * 25 / 34),
+        ("weight=nova:divisor=damped", 0.68, 0.34 * 25 / 34),
+        ("divisor=even", 0.68 * 25 / 34, 0.34 * (25 / 34) ** 2),
+    ],
+)
+def test_racks_of_unequal_speed_count_as_the_arm_says(
+    words: str, moved: float, later: float
+) -> None:
+    """Four steps of .2 and one of .2, by hand: the step, and what half of the momentum adds."""
+    theta_SRN = torch.tensor([[[1.0], [1.0]]])
+    outer = Outer(parsed(f"merge:H=4:mu=.5:speeds=1/.25:{words}"), [theta_SRN], [[0]])
+    theta_SRN[0, 0] -= 0.8
+    theta_SRN[0, 1] -= 0.2
+    outer.after(4)
+    assert outer.anchors[0].item() == pytest.approx(1 - moved - later)
+
+
 # ------------------------------------------------------------------ the bench
 
 
@@ -486,7 +509,9 @@ def test_a_size_has_the_parameters_of_its_name(name: str, millions: float) -> No
     assert count == pytest.approx(millions * 1e6, rel=0.01)
 
 
-@pytest.mark.parametrize("said", ["mrge", "merge:h=3", "merge:tau=64", "merge:mu=1", "merge:H=x"])
+@pytest.mark.parametrize(
+    "said", ["mrge", "merge:h=3", "merge:tau=64", "merge:mu=1", "merge:H=x", "merge:merge=max"]
+)
 def test_an_arm_that_makes_no_sense_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parsed(said)
@@ -536,7 +561,7 @@ def test_uneven_racks_are_compared_with_even_ones_that_make_as_many_steps() -> N
 def test_the_kept_page_is_that_of_the_kept_runs() -> None:
     kept = ROOT / "benchmarks/results"
     runs = [json.loads(path.read_text()) for path in sorted((kept / "quality_gpu").glob("*.json"))]
-    assert len(runs) == 32
+    assert len(runs) == 35
     assert quality_gpu_table.page(runs) == (kept / "quality_gpu.md").read_text()
 
 

@@ -139,8 +139,8 @@ class Bench:
         for number, arm in enumerate(self.arms):
             if arm.exchanges:
                 thetas = [self.view(value.detach())[number] for value in self.values]
-                shapes = [[slot.shape for slot in leaf.slots] for leaf in self.leaves]
-                self.outers[number] = Outer(arm, thetas, fragments, shapes)
+                slots = [leaf.slots for leaf in self.leaves]
+                self.outers[number] = Outer(arm, thetas, fragments, slots)
 
     def _spread(self) -> None:
         """The end of the warm start: its model and moments for all arms."""

@@ -26,6 +26,8 @@ from mend.tools import demo_corpus
 from mend.tools.demo_corpus import Corpus
 
 BYTES = 256
+EMBEDDINGS = ("bytes", "places")
+"""Slots that would be an nn.Embedding: mend merges those by the plain mean."""
 CLIP_NORM = 1.0
 BETAS = (0.9, 0.99)
 WEIGHT_DECAY = 0.1

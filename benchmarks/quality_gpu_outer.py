@@ -15,8 +15,13 @@ lr=1         outer learning rate; lr=1-.7: from 1 to .7 as the ramp rises
 mu=0         outer Nesterov momentum; with a ramp the value at its end
 ramp=0       c > 0: the ramp is min(k / (k + c), .9) / .9 of the way, k rounds merged before this
              one; 0: at its end from the first round
-weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans
-divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks
+merge=mean       merge=rda: per tensor the mean length in the mean direction, embeddings by the mean
+weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per period it spans;
+                 weight=alike: as any other; weight=nova: alike, and the step as long as by period
+                 (FedNova, arXiv 2007.07481)
+divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks;
+                 divisor=even: R racks of n steps make (sum n)^2 / (R sum n^2) of a round;
+                 divisor=damped: that, of the momentum's step only
 rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
 codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
 feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
@@ -37,6 +42,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality_gpu_codecs import LowRank, rank_of, sent
+from benchmarks.quality_gpu_model import EMBEDDINGS, Slot
 
 KINDS = ("dp", "alone", "merge", "turns", "straggler")
 EVERY = 4
@@ -54,6 +60,7 @@ class Arm:
     lr: tuple[float, float] = (1.0, 1.0)
     momentum: float = 0.0
     ramp: float = 0.0
+    merge: str = "mean"
     weight: str = "tokens"
     divisor: str = "named"
     rise: float = 0.0
@@ -68,8 +75,9 @@ class Arm:
             "tau": not 0 <= self.overlap < self.period,
             "mu": not 0 <= self.momentum < 1,
             "ramp": self.ramp < 0,
-            "weight": self.weight not in ("tokens", "period"),
-            "divisor": self.divisor not in ("named", "live"),
+            "merge": self.merge not in ("mean", "rda"),
+            "weight": self.weight not in ("tokens", "period", "alike", "nova"),
+            "divisor": self.divisor not in ("named", "live", "even", "damped"),
             "rise": self.rise < 0,
             "feedback": self.feedback not in ("buffer", "none", "weights"),
             "speeds": not all(0 < speed <= 1 for speed in self.speeds),
@@ -84,7 +92,27 @@ class Arm:
 
     def trained(self, rack: int, step: int) -> int:
         """Steps that a rack has made when the fastest one has made `step`; all make the first."""
-        return math.ceil(step * self.speeds[min(rack, len(self.speeds) - 1)])
+        return math.ceil(step * self.speed(rack))
+
+    def speed(self, rack: int) -> Fraction:
+        return self.speeds[min(rack, len(self.speeds) - 1)]
+
+    def shares(self, steps: Sequence[int]) -> list[float]:
+        """What each offer of so many steps counts in a merge: 1 in all, unless by `nova`."""
+        if self.weight in ("alike", "nova"):
+            alike = [Fraction(1, len(steps))] * len(steps)
+            longer = self._moved(self._by_steps(steps), steps) / self._moved(alike, steps)
+            return [float(each * longer if self.weight == "nova" else each) for each in alike]
+        return [float(each) for each in self._by_steps(steps)]
+
+    def _by_steps(self, steps: Sequence[int]) -> list[Fraction]:
+        most = math.inf if self.weight == "tokens" else self.period
+        counted = [Fraction(min(each, most)) for each in steps]
+        return [each / sum(counted) for each in counted]
+
+    @staticmethod
+    def _moved(shares: Sequence[Fraction], steps: Sequence[int]) -> Fraction:
+        return sum((a * b for a, b in zip(shares, steps, strict=True)), Fraction(0))
 
     def outer(self, rounds: Fraction) -> tuple[float, float]:
         """(lr, mu) of a round before which `rounds` were merged."""
@@ -125,6 +153,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "lr": ("lr", _rates),
     "mu": ("momentum", float),
     "ramp": ("ramp", float),
+    "merge": ("merge", str),
     "weight": ("weight", str),
     "divisor": ("divisor", str),
     "rise": ("rise", float),
@@ -143,7 +172,7 @@ class Pending:
     fragment: int
     apply_at: int
     racks: list[int]
-    weights: list[Fraction]
+    steps: list[int]
     own: list[Tensor]
     sent: list[Tensor]
     owed: list[Tensor]
@@ -154,18 +183,18 @@ class Pending:
 
 class Outer:
     """The outer side of one arm. `thetas`: views [S, R, N] of its racks' weights, per leaf.
-    `fragments[p]`: the leaves of fragment p. `shapes`: of the weights in each leaf. Steps count
-    from 1 where the racks begin to part."""
+    `fragments[p]`: the leaves of fragment p. `slots`: the weights in each leaf. Steps count from 1
+    where the racks begin to part."""
 
     def __init__(
         self,
         arm: Arm,
         thetas: Sequence[Tensor],
         fragments: Sequence[Sequence[int]],
-        shapes: Sequence[Sequence[tuple[int, ...]]] = (),
+        slots: Sequence[Sequence[Slot]] = (),
     ) -> None:
         assert arm.exchanges, f"{arm.kind} exchanges nothing"
-        self.arm, self._thetas, self._fragments = arm, thetas, fragments
+        self.arm, self._thetas, self._fragments, self._slots = arm, thetas, fragments, slots
         self._racks = thetas[0].shape[1]
         self.anchors = [theta[:, 0].clone() for theta in thetas]
         self.momenta = [torch.zeros_like(each) for each in self.anchors] if arm.momentum else []
@@ -173,7 +202,7 @@ class Outer:
         self.residuals = [torch.zeros_like(theta) for theta in thetas] if owes else []
         self.low_rank: list[LowRank] = []
         if rank := rank_of(arm.codec):
-            within = [[shape for leaf in each for shape in shapes[leaf]] for each in fragments]
+            within = [[slot.shape for leaf in each for slot in slots[leaf]] for each in fragments]
             self.low_rank = [LowRank(rank, each, thetas[0].shape[0]) for each in within]
         self.rounds = [Fraction(0)] * len(fragments)
         self._pending: list[Pending] = []
@@ -223,15 +252,13 @@ class Outer:
             for leaf in self._fragments[fragment]
         ]
         marks = self._marks[fragment]
-        weights = []
-        for rack in racks:
-            made = self.arm.trained(rack, step)
-            by_period = self.arm.weight == "period"
-            weights.append(Fraction(1) if by_period else Fraction(made - marks[rack]))
-            marks[rack] = made
+        made = [self.arm.trained(rack, step) for rack in racks]
+        steps = [each - marks[rack] for rack, each in zip(racks, made, strict=True)]
+        for rack, each in zip(racks, made, strict=True):
+            marks[rack] = each
         overlap = round(self.arm.overlap * _risen(self.rounds[fragment], self.arm.rise))
         pending = Pending(
-            fragment, step + overlap, racks, weights, *self._offered(fragment, racks, own, closing)
+            fragment, step + overlap, racks, steps, *self._offered(fragment, racks, own, closing)
         )
         self._pending.append(pending)
         return pending
@@ -262,33 +289,50 @@ class Outer:
         momentum's part has s, too: 1 / s such rounds are one round of all. `plain`: A' = A - s
         D."""
         self._pending.remove(pending)
-        fragment, total = pending.fragment, sum(pending.weights)
-        live = self.arm.divisor == "live"
-        part = Fraction(len(pending.racks), self._racks) if live else Fraction(1)
+        fragment, shares = pending.fragment, self.arm.shares(pending.steps)
+        part, damped = self._part(pending)
         lr, mu = (1.0, 0.0) if plain else self.arm.outer(self.rounds[fragment])
         self.rounds[fragment] += part
         for leaf, own, offer in zip(
             self._fragments[fragment], pending.own, pending.sent, strict=True
         ):
-            delta = sum(
-                offer[:, place].double() * float(weight / total)
-                for place, weight in enumerate(pending.weights)
-            )
-            assert isinstance(delta, Tensor)
-            step = delta = (delta * float(part)).float()
+            step = delta = (self._merged(leaf, offer, shares) * float(part)).float()
             if self.momenta and not plain:
                 self.momenta[leaf].mul_(1 - float(part) * (1 - mu)).add_(delta)
-                step = delta + self.momenta[leaf] * (mu * float(part))
+                step = delta + self.momenta[leaf] * (mu * float(part) * damped)
             old, theta = self.anchors[leaf], self._thetas[leaf]
             self.anchors[leaf] = old - step * lr
             theta += (self.anchors[leaf] - old)[:, None]
             theta[:, pending.racks] += own
         if pending.factors:
-            shares = [float(weight / total) for weight in pending.weights]
             self.low_rank[fragment].advance(pending.side, pending.factors, shares)
         if pending.owed:
             for leaf, owed in zip(self._fragments[fragment], pending.owed, strict=True):
                 self.residuals[leaf][:, pending.racks] = owed
+
+    def _part(self, pending: Pending) -> tuple[Fraction, float]:
+        """(s, by what else the momentum's step is shortened)."""
+        if self.arm.divisor == "live":
+            return Fraction(len(pending.racks), self._racks), 1.0
+        squares = sum(each**2 for each in pending.steps)
+        even = Fraction(sum(pending.steps) ** 2, len(pending.steps) * squares)
+        if self.arm.divisor == "even":
+            return even, 1.0
+        return Fraction(1), float(even) if self.arm.divisor == "damped" else 1.0
+
+    def _merged(self, leaf: int, offer_SRN: Tensor, shares: Sequence[float]) -> Tensor:
+        """[S, N] in fp64."""
+        if self.arm.merge == "mean":
+            return _mean(offer_SRN, offer_SRN.new_tensor(shares, dtype=torch.float64))
+        parts = offer_SRN.split([slot.numel for slot in self._slots[leaf]], dim=-1)
+        plain = offer_SRN.new_tensor(shares, dtype=torch.float64)
+        return torch.cat(
+            [
+                _mean(each, plain if slot.name in EMBEDDINGS else radial(each, plain))
+                for each, slot in zip(parts, self._slots[leaf], strict=True)
+            ],
+            -1,
+        )
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs beside the weights."""
@@ -297,7 +341,7 @@ class Outer:
                 each.fragment,
                 each.apply_at,
                 each.racks,
-                each.weights,
+                each.steps,
                 each.own,
                 each.sent,
                 each.owed,
@@ -319,6 +363,32 @@ class Outer:
         self._pending = [Pending(*each) for each in state["pending"]]
         for each, (version, bases) in zip(self.low_rank, state["bases"], strict=True):
             each.version, each.bases = version, bases
+
+
+def _mean(offer_SRN: Tensor, factor: Tensor) -> Tensor:
+    """sum f v in rack order, fp64 [S, N]; `factor`: [R] or [S, R]."""
+    total = torch.zeros_like(offer_SRN[:, 0], dtype=torch.float64)
+    for rack in range(offer_SRN.shape[1]):
+        total += offer_SRN[:, rack].double() * factor[..., rack, None]
+    return total
+
+
+def radial(offer_SRN: Tensor, share_R: Tensor) -> Tensor:
+    """[S, R], float32 numbers: f of sum f v = (sum w |v|) phi(sum w phi(v)), phi(x) = x / |x|. The
+    plain mean for one offer, and where the directions cancel out; nothing of one shorter than
+    1e-12."""
+    if offer_SRN.shape[1] == 1:
+        return share_R
+    wide = offer_SRN.double()
+    gram_SRR = wide @ wide.mT
+    length_SR = gram_SRR.diagonal(dim1=1, dim2=2).sqrt()
+    pointing = length_SR > 1e-12
+    turned = torch.where(pointing, share_R / length_SR, 0.0)
+    direction_S1 = (
+        torch.einsum("sr,srt,st->s", turned, gram_SRR, turned).clamp(min=0).sqrt()[:, None]
+    )
+    found = (length_SR * share_R).sum(1, keepdim=True) * turned / direction_S1
+    return torch.where(direction_S1 < 1e-6, share_R, found).float().double()
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:

@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,17 @@ def _without_codec(losses: Losses, said: str) -> str | None:
     return next((other for other in losses if parsed(other) == plain), None)
 
 
-def _at_equal_speeds(losses: Losses, said: str) -> str | None:
-    """The same arm with racks that make the same share of the steps each."""
+def _at_equal_speeds(losses: Losses, said: str, racks: int) -> str | None:
+    """The same arm with racks that make the same share of the steps each, and as many in all. How
+    offers are weighed makes no difference there."""
     arm = parsed(said)
+    mean = sum(map(arm.speed, range(racks)), Fraction(0)) / racks
+    if arm.speed(0) == mean:
+        return None
     for other in losses:
-        speeds = parsed(other).speeds
-        if len(set(speeds)) == 1 < len(set(arm.speeds)) and parsed(other) == replace(
-            arm, speeds=speeds
-        ):
+        there = parsed(other)
+        in_step = replace(arm, speeds=there.speeds, weight="tokens", divisor="named")
+        if len(set(there.speeds)) == 1 and there == in_step and abs(there.speed(0) - mean) < 0.001:
             return other
     return None
 
@@ -124,7 +128,7 @@ def table(reports: Sequence[Report]) -> list[str]:
     columns: dict[str, Callable[[str], str]] = {}
     if any(len(parsed(said).speeds) > 1 for said in losses):
         columns["above equal speeds, %"] = lambda said: shown(
-            above(losses, said, _at_equal_speeds(losses, said))
+            above(losses, said, _at_equal_speeds(losses, said, plan["racks"]))
         )
     if any(parsed(said).codec != "none" for said in losses):
         columns["bits"] = lambda said: f"{bits_of(parsed(said).codec, SIZES[plan['size']]):.2f}"

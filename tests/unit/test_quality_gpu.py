@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks import quality_gpu, quality_gpu_codecs, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
-from benchmarks.quality_gpu_model import SIZES, Size, Texts, leaves_of, orthogonal
+from benchmarks.quality_gpu_model import EMBEDDINGS, SIZES, Size, Texts, leaves_of, orthogonal
 from benchmarks.quality_gpu_outer import Outer, Pending, parsed
 from mend.codec import CODECS
 from mend.codec.powersgd import PowerSGD
@@ -137,6 +137,30 @@ def test_a_batched_arm_is_the_reference(arm: str) -> None:
             ours = torch.cat([made.outers[1].anchors[leaf][seed] for leaf in PARTS[part]])
             applied = versions[int(made.outers[1].rounds[part])]
             torch.testing.assert_close(ours, applied.values, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("arm", ["merge:H=4:tau=2", "merge:H=3:lr=.7:mu=.6"])
+def test_the_batched_radial_mean_is_that_of_the_reference(arm: str) -> None:
+    """Weight by weight; embeddings by the mean."""
+    made = done(f"{arm}:merge=rda", arm, seeds=1)
+    racks, slots = [], [slot for leaf in made.leaves for slot in leaf.slots]
+    for rack in range(3):
+        whole = single(made, 0, rack)
+        views = [
+            view
+            for leaf, value in zip(made.leaves, whole.parameters, strict=True)
+            for view in value.detach().split([slot.numel for slot in leaf.slots], dim=1)
+        ]
+        racks.append(Rack(views, whole.train))
+    owner = [leaf.fragment for leaf in made.leaves for _ in leaf.slots]
+    fragments = [[i for i, part in enumerate(owner) if part == p] for p in range(4)]
+    radial = [i for i, slot in enumerate(slots) if slot.name not in EMBEDDINGS]
+    assert len(slots) - len(radial) == 2
+    out = lockstep(racks, replace(settings(arm), fragments=fragments, radial=radial), 13)
+    for rack in range(3):
+        for part, theirs in enumerate(out.thetas[rack]):
+            torch.testing.assert_close(theta(made, 0, 0, rack)[part], theirs, rtol=0, atol=1e-4)
+            assert float((theta(made, 1, 0, rack)[part] - theirs).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4", "e3m0", "topk"])
@@ -292,7 +316,7 @@ def test_a_slow_rack_makes_its_share_of_the_steps_and_counts_by_it(
     assert moved == [1, 3, 6, 9, 12]
     assert all(torch.equal(plain.view(value)[0], plain.view(value)[1]) for value in plain.values)
     offers = [pending for what, _, pending in Spied.log if what == "capture"]
-    weights = [each.weights for each in offers if each.fragment == 3]
+    weights = [each.steps for each in offers if each.fragment == 3]
     assert [4, 2, 1] in weights
     assert [4, 4, 4] in weights
 
@@ -363,6 +387,29 @@ def test_missing_racks_shrink_the_step_and_the_forgetting() -> None:
     assert outer.anchors[0].item() == pytest.approx(0.6875 - 0.109375)
     assert theta_SRN.flatten().tolist() == pytest.approx([0.578125, 0.578125])
     assert outer.rounds == [Fraction(1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "moved", "later"),
+    [
+        ("weight=tokens", 0.68, 0.34),
+        ("weight=alike", 0.5, 0.25),
+        ("weight=nova", 0.68, 0.34),
+        ("divisor=damped", 0.68, 0.34 * 25 / 34),
+        ("weight=nova:divisor=damped", 0.68, 0.34 * 25 / 34),
+        ("divisor=even", 0.68 * 25 / 34, 0.34 * (25 / 34) ** 2),
+    ],
+)
+def test_racks_of_unequal_speed_count_as_the_arm_says(
+    words: str, moved: float, later: float
+) -> None:
+    """Four steps of .2 and one of .2, by hand: the step, and what half of the momentum adds."""
+    theta_SRN = torch.tensor([[[1.0], [1.0]]])
+    outer = Outer(parsed(f"merge:H=4:mu=.5:speeds=1/.25:{words}"), [theta_SRN], [[0]])
+    theta_SRN[0, 0] -= 0.8
+    theta_SRN[0, 1] -= 0.2
+    outer.after(4)
+    assert outer.anchors[0].item() == pytest.approx(1 - moved - later)
 
 
 # ------------------------------------------------------------------ the bench
@@ -462,7 +509,9 @@ def test_a_size_has_the_parameters_of_its_name(name: str, millions: float) -> No
     assert count == pytest.approx(millions * 1e6, rel=0.01)
 
 
-@pytest.mark.parametrize("said", ["mrge", "merge:h=3", "merge:tau=64", "merge:mu=1", "merge:H=x"])
+@pytest.mark.parametrize(
+    "said", ["mrge", "merge:h=3", "merge:tau=64", "merge:mu=1", "merge:H=x", "merge:merge=max"]
+)
 def test_an_arm_that_makes_no_sense_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parsed(said)
@@ -502,10 +551,17 @@ def test_a_table_pairs_arms_by_seed_also_of_two_runs() -> None:
     assert "-7.50" not in quality_gpu_table.page([runs[0], other]), "another text"
 
 
+def test_uneven_racks_are_compared_with_even_ones_that_make_as_many_steps() -> None:
+    said = "merge:tau=8:speeds=1/.6"
+    runs = [report(1.0, 1.0, arm="merge:tau=8"), report(2.0, 2.0, arm="merge:tau=8:speeds=.8")]
+    text = quality_gpu_table.page([*runs, report(2.2, 2.2, arm=f"{said}:weight=alike")])
+    assert text.count("| +10.00 [+10.00, +10.00] |") == 1
+
+
 def test_the_kept_page_is_that_of_the_kept_runs() -> None:
     kept = ROOT / "benchmarks/results"
     runs = [json.loads(path.read_text()) for path in sorted((kept / "quality_gpu").glob("*.json"))]
-    assert len(runs) == 32
+    assert len(runs) == 35
     assert quality_gpu_table.page(runs) == (kept / "quality_gpu.md").read_text()
 
 

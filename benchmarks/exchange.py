@@ -6,8 +6,9 @@ sharded, against a gloo all-reduce of the same bytes. Prints one JSON object.
 Every rack is a process in a network namespace of its own (docs/links.md; needs root on Linux). In
 turns, `passes` times: gloo's all_reduce (sum, fp32) of `numel` elements, then steps of mend that
 capture the whole model, exchange it, merge, digest, decide by quorum and apply (lockstep, one
-fragment, no overlap), as a mesh and sharded. The time of a turn is that of the slowest rack.
-Without iperf3, `--unmeasured`: gloo's time shows the rate of the link.
+fragment, no overlap), as a mesh and sharded. The time of a turn is from when the last rack begins
+until the last has ended, of all three: no rack can have a sum before the last has brought its
+numbers. Without iperf3, `--unmeasured`: gloo's time shows the rate of the link.
 
 `measured` is the median over repeats of sharded / the median of gloo. `payloads` is what a rack
 receives in a round, in payloads: `of_lane` is counted by mend at its sockets, `of_interface` by the
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,7 @@ def main() -> None:
                 _join(one, more)
             turns.setdefault(turn, found)
     times = {
-        turn: [max(each) for each in zip(*(one["seconds"] for one in found), strict=True)]
+        turn: [_took(spans) for spans in zip(*(one["spans"] for one in found), strict=True)]
         for turn, found in turns.items()
     }
     raw = statistics.median(times["gloo"])
@@ -118,8 +120,13 @@ def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
 def _join(one: dict[str, Any], more: dict[str, Any]) -> None:
     """What a rack has said in a later pass, to what it has said before."""
     assert one.get("digest") == more.get("digest"), "equal rounds have equal results"
-    for key in ("seconds", "lane", "interface"):
+    for key in ("spans", "lane", "interface"):
         one[key] += more[key]
+
+
+def _took(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds of one turn; by rack (begun, ended), of the one clock of this machine."""
+    return max(ended for _, ended in spans) - max(begun for begun, _ in spans)
 
 
 def _payloads(options: argparse.Namespace, found: list[dict[str, Any]]) -> dict[str, float]:
@@ -143,15 +150,15 @@ def _gloo(options: argparse.Namespace) -> dict[str, Any]:
     group = dist.ProcessGroupGloo(store, rack, options.racks, made)
     buffer_N = torch.ones(options.numel)
     group.allreduce([torch.ones(1024)]).wait()
-    before, seconds = _received(), []
+    before, spans = _received(), []
     for _ in range(options.repeats):
         group.barrier().wait()
-        begun_s = time.perf_counter()
+        begun_s = time.monotonic()
         group.allreduce([buffer_N]).wait()
-        seconds.append(time.perf_counter() - begun_s)
+        spans.append((begun_s, time.monotonic()))
     received = _received() - before
     group.barrier().wait()
-    return {"seconds": seconds, "lane": received, "interface": received}
+    return {"spans": spans, "lane": received, "interface": received}
 
 
 def _mend(options: argparse.Namespace) -> dict[str, Any]:
@@ -172,21 +179,21 @@ def _mend(options: argparse.Namespace) -> dict[str, Any]:
     )
     runtime = mend.mend_init(model, config, optimizer)
     assert runtime is not None, "every process is a rank"
-    seconds, before = list[float](), (0, 0)
+    spans, before = list[tuple[float, float]](), (0, 0)
     (parameter,) = model.parameters()
     for step in range(options.repeats + 1):
         parameter.grad = noise(options.numel, 1000 * rack + step)
         runtime.count_tokens(1 + rack)
-        begun_s = time.perf_counter()
+        begun_s = time.monotonic()
         optimizer.step()
-        seconds.append(time.perf_counter() - begun_s)
+        spans.append((begun_s, time.monotonic()))
         if step == 0:  # all are there, and connections are open
             before = (runtime.status().bytes_received, _received())
     after = (runtime.status().bytes_received, _received())
     digest = runtime.status().anchor_digest
     mend.mend_shutdown(model)
     found = zip(("lane", "interface"), before, after, strict=True)
-    return {"seconds": seconds[1:], "digest": digest} | {k: b - a for k, a, b in found}
+    return {"spans": spans[1:], "digest": digest} | {k: b - a for k, a, b in found}
 
 
 def _received() -> int:

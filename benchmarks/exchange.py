@@ -3,10 +3,12 @@ sharded, against a gloo all-reduce of the same bytes. Prints one JSON object.
 
     python -m benchmarks.exchange --racks 4 --numel 5000000 --repeats 5
 
-Every rack is a process in a network namespace of its own (docs/links.md; needs root on Linux). One
-after the other: gloo's all_reduce (sum, fp32) of `numel` elements, then steps of mend that capture
-the whole model, exchange it, merge, digest, decide by quorum and apply (lockstep, one fragment, no
-overlap), as a mesh and sharded. The time of a turn is that of the slowest rack.
+Every rack is a process in a network namespace of its own (docs/links.md; needs root on Linux). In
+turns, `passes` times: gloo's all_reduce (sum, fp32) of `numel` elements, then steps of mend that
+capture the whole model, exchange it, merge, digest, decide by quorum and apply (lockstep, one
+fragment, no overlap), as a mesh and sharded. The time of a turn is from when the last rack begins
+until the last has ended, of all three: no rack can have a sum before the last has brought its
+numbers. Without iperf3, `--unmeasured`: gloo's time shows the rate of the link.
 
 `measured` is the median over repeats of sharded / the median of gloo. `payloads` is what a rack
 receives in a round, in payloads: `of_lane` is counted by mend at its sockets, `of_interface` by the
@@ -22,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,9 +48,15 @@ def main() -> None:
     if options.rack >= 0:
         print(json.dumps(_rack(options)))
         return
-    turns = {turn: _ran(options, turn) for turn in TURNS}
+    turns: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(options.passes):
+        for turn in TURNS:
+            found = _ran(options, turn)
+            for one, more in zip(turns.get(turn, []), found, strict=False):
+                _join(one, more)
+            turns.setdefault(turn, found)
     times = {
-        turn: [max(each) for each in zip(*(one["seconds"] for one in found), strict=True)]
+        turn: [_took(spans) for spans in zip(*(one["spans"] for one in found), strict=True)]
         for turn, found in turns.items()
     }
     raw = statistics.median(times["gloo"])
@@ -76,6 +85,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--racks", type=int, default=4, help="(default 4)")
     parser.add_argument("--numel", type=int, default=5_000_000, help="fp32 (default 5M, 20 MB)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of each (default 5)")
+    parser.add_argument("--passes", type=int, default=1, help="of all in turns (default 1)")
+    parser.add_argument("--unmeasured", action="store_true", help="do not measure the link first")
     parser.add_argument("--link", default="100mbit,2ms", help="of a rack (default 100mbit,2ms)")
     parser.add_argument("--rack", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--turn", default="", help=argparse.SUPPRESS)
@@ -86,7 +97,8 @@ def _options() -> argparse.Namespace:
 def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
     """One word of every rack."""
     asked = [f"--{name}={getattr(options, name)}" for name in ("racks", "numel", "repeats")]
-    with links(Link.parse(options.link), racks=options.racks, witness=False) as net:
+    link, measure = Link.parse(options.link), not options.unmeasured
+    with links(link, racks=options.racks, witness=False, measure=measure) as net:
         hosts = ",".join(site.host for site in net.racks)
         started = [
             subprocess.Popen(
@@ -105,9 +117,21 @@ def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
     return [json.loads(words) for words in said]
 
 
+def _join(one: dict[str, Any], more: dict[str, Any]) -> None:
+    """What a rack has said in a later pass, to what it has said before."""
+    assert one.get("digest") == more.get("digest"), "equal rounds have equal results"
+    for key in ("spans", "lane", "interface"):
+        one[key] += more[key]
+
+
+def _took(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds of one turn; by rack (begun, ended), of the one clock of this machine."""
+    return max(ended for _, ended in spans) - max(begun for begun, _ in spans)
+
+
 def _payloads(options: argparse.Namespace, found: list[dict[str, Any]]) -> dict[str, float]:
     """The most that a rack received in a round, on average."""
-    payload = 4 * options.numel * options.repeats
+    payload = 4 * options.numel * options.repeats * options.passes
     kinds = ("lane", "interface")
     return {f"of_{k}": round(max(one[k] for one in found) / payload, 4) for k in kinds}
 
@@ -126,15 +150,15 @@ def _gloo(options: argparse.Namespace) -> dict[str, Any]:
     group = dist.ProcessGroupGloo(store, rack, options.racks, made)
     buffer_N = torch.ones(options.numel)
     group.allreduce([torch.ones(1024)]).wait()
-    before, seconds = _received(), []
+    before, spans = _received(), []
     for _ in range(options.repeats):
         group.barrier().wait()
-        begun_s = time.perf_counter()
+        begun_s = time.monotonic()
         group.allreduce([buffer_N]).wait()
-        seconds.append(time.perf_counter() - begun_s)
+        spans.append((begun_s, time.monotonic()))
     received = _received() - before
     group.barrier().wait()
-    return {"seconds": seconds, "lane": received, "interface": received}
+    return {"spans": spans, "lane": received, "interface": received}
 
 
 def _mend(options: argparse.Namespace) -> dict[str, Any]:
@@ -155,21 +179,21 @@ def _mend(options: argparse.Namespace) -> dict[str, Any]:
     )
     runtime = mend.mend_init(model, config, optimizer)
     assert runtime is not None, "every process is a rank"
-    seconds, before = list[float](), (0, 0)
+    spans, before = list[tuple[float, float]](), (0, 0)
     (parameter,) = model.parameters()
     for step in range(options.repeats + 1):
         parameter.grad = noise(options.numel, 1000 * rack + step)
         runtime.count_tokens(1 + rack)
-        begun_s = time.perf_counter()
+        begun_s = time.monotonic()
         optimizer.step()
-        seconds.append(time.perf_counter() - begun_s)
+        spans.append((begun_s, time.monotonic()))
         if step == 0:  # all are there, and connections are open
             before = (runtime.status().bytes_received, _received())
     after = (runtime.status().bytes_received, _received())
     digest = runtime.status().anchor_digest
     mend.mend_shutdown(model)
     found = zip(("lane", "interface"), before, after, strict=True)
-    return {"seconds": seconds[1:], "digest": digest} | {k: b - a for k, a, b in found}
+    return {"spans": spans[1:], "digest": digest} | {k: b - a for k, a, b in found}
 
 
 def _received() -> int:

@@ -10,6 +10,7 @@ import pytest
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, until
+from tests.process.replayed import anchor_bits, model_bits, replayed
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 """Everything that has to do with deaths is as by default: nobody is put out for ten minutes."""
@@ -57,3 +58,32 @@ def test_whoever_dies_the_others_merge_on(jobs: Jobs, racks: int, witness: bool)
             lambda job=job, first=first, known=known: commits(job, first) > known + 4,  # type: ignore[misc]
             f"the others merge without {dies}\n{job.logs()}",
         )
+
+
+def test_the_owner_of_slices_dies_and_others_merge_them(jobs: Jobs) -> None:
+    """kill -9 in the middle of a sharded round: one of its slices is merged and served, the other
+    is not. Of the attempt with its slices nothing is used; the next has others as owners, and ends
+    with the bits of the reference. So do the rounds behind it."""
+    config = {"fragments": 1, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 20}
+    config |= {"exchange_plan": "sharded", "payload_dtype": "bfloat16"}
+    job = jobs(racks=4)
+    for rack in range(4):
+        at = {"2": [["die_owning"]]} if rack == 3 else {}
+        job.start(rack, steps=60, config=config, pace_ms=50, at=at)
+    assert job.ended(3) == -signal.SIGKILL
+    for rack in range(3):
+        job.ended(rack)
+    results = [job.result(rack) for rack in range(3)]
+    first, *later = results[0].commits
+    assert first["reason"] == "all-in, 4 of 4 racks, sharded, then without rack 3"
+    assert len(later) > 2
+    for commit in later:
+        assert "sharded" in commit["reason"], commit
+        assert "mesh" not in commit["reason"], commit
+    for result in results:
+        assert result.commits == results[0].commits
+        assert not result.kinds("differs", "fault", "merge-failed")
+    assert {m["rack"] for commit in results[0].commits for m in commit["members"]} == {0, 1, 2}
+    outcome = replayed(results, "plain", config)
+    for result in results:
+        assert anchor_bits(outcome) == model_bits(result, "plain", config)

@@ -308,6 +308,19 @@ class Acts:
         numerics = self.runtime._rank.numerics
         numerics.__class__, numerics._spoils = Spoiler, lambda: value
 
+    def die_owning(self) -> None:
+        """kill -9 of itself in the middle of the next sharded round: one of its merged slices is
+        served, and the next one would be merged now."""
+        slicing = self.runtime._rank.rank.slicing
+        merge = slicing._merge
+
+        def dies(effect: Any) -> None:
+            if slicing.attempts[effect.fragment, effect.version, effect.attempt].own:
+                os.kill(os.getpid(), signal.SIGKILL)
+            merge(effect)
+
+        slicing._merge = dies
+
     def repair(self) -> None:
         """Weights and momentum are again what they were before."""
         assert self._healthy is not None

@@ -94,7 +94,7 @@ class SliceFetched:
 
 @dataclass(frozen=True, slots=True)
 class SliceMerged:
-    """The own slice of an attempt is merged and served, or there is an error."""
+    """One more of the own slices of an attempt is merged and served, or there is an error."""
 
     fragment: int
     version: int
@@ -390,13 +390,14 @@ class FetchSlice:
 
 @dataclass(frozen=True, slots=True)
 class MergeSlice:
-    """Merge slice `position` of the payloads of `members` (ascending), and serve it. One member's
-    payload is this rank's own."""
+    """Merge slice `position` of `count` of the payloads of `members` (ascending), and serve it. One
+    member's payload is this rank's own."""
 
     fragment: int
     version: int
     attempt: int
     position: int
+    count: int
     members: tuple[tuple[Member, int], ...]
     weights: tuple[float, ...]
 

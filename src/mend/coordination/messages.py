@@ -167,13 +167,20 @@ class Held(Word, frozen=True):
     digests: Digests
 
 
+SLICES_EACH = 2
+"""Slices that each member of a sharded attempt merges, one behind the other: while it pulls the
+payloads of the next, the others pull what it has merged. One would leave the link idle between
+the two; more cost words."""
+
+
 class Sliced(Word, frozen=True):
-    """How a rack stands in a sharded attempt: its own slice is merged and served on all ranks, or
-    one of them has `failed` to make something of the slices."""
+    """How a rack stands in a sharded attempt: so many of its own slices are merged and served on
+    all ranks, the first ones; or one rank has `failed` to make something of the slices."""
 
     fragment: U16
     version: Count
     attempt: Count
+    merged: Annotated[int, Meta(ge=0, le=SLICES_EACH)] = 0
     failed: bool = False
 
 
@@ -186,9 +193,12 @@ class Gather(Word, frozen=True):
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
     absent: Absentees = ()
     sharded: bool = False
-    """The n-th member's rack merges the n-th slice, and all pull the merged slices."""
-    merged: Racks = ()
-    """Of the members of a sharded one: those whose merged slices can be pulled."""
+    """Each member's rack merges SLICES_EACH slices, and all pull the merged ones."""
+    merged: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=SLICES_EACH)], ...], Meta(max_length=64)
+    ] = ()
+    """Of a sharded one, by member: how many of its slices are merged and can be pulled. Empty: none
+    of anybody's."""
 
 
 class Declined(Word, frozen=True):

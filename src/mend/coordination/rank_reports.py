@@ -176,7 +176,11 @@ def _lasting(report: RankReport) -> RankReport:
 def _facts(report: RankReport) -> set[Hashable]:
     """What a rank says, such that an aggregate can change only when the first or the last of all
     ranks says a fact or takes it back."""
-    found: set[Hashable] = {*report.got, *report.bad, *report.slices, report.cut}
+    found: set[Hashable] = {*report.got, *report.bad, report.cut}
+    for each in report.slices:
+        of = (each.fragment, each.version, each.attempt)
+        found |= {("merged", of, count) for count in range(each.merged + 1)}
+        found |= {("failed", of)} if each.failed else set()
     for part in report.parts:
         key = (part.fragment, part.seq)
         found |= {
@@ -260,9 +264,15 @@ def _held(ranks: list[RankReport]) -> tuple[Held, ...]:
 
 def _slices(ranks: list[RankReport]) -> tuple[Sliced, ...]:
     """What all ranks have merged, and what one has failed at."""
-    said = {sliced for rank in ranks for sliced in rank.slices}
-    found = [s for s in said if s.failed or all(s in rank.slices for rank in ranks)]
-    return tuple(sorted(found, key=lambda s: (s.fragment, s.version, s.attempt, s.failed)))
+    said = dict[tuple[int, int, int], list[Sliced]]()
+    for sliced in (sliced for rank in ranks for sliced in rank.slices):
+        said.setdefault((sliced.fragment, sliced.version, sliced.attempt), []).append(sliced)
+    found = []
+    for key, each in sorted(said.items()):
+        merged = min(s.merged for s in each) if len(each) == len(ranks) else 0
+        failed = any(s.failed for s in each)
+        found += [Sliced(*key, merged, failed)] if merged or failed else []
+    return tuple(found)
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:

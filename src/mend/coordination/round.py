@@ -12,7 +12,7 @@ from mend.consensus.epochs import ATTEMPT_LAST, attempt_of
 from mend.consensus.quorum import hold, worthwhile
 from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer, Policy, share_of
 from mend.coordination.grace import Mean, adaptive_grace_ns
-from mend.coordination.messages import Gather
+from mend.coordination.messages import Gather, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
 from mend.types import SECOND, Member
 
@@ -66,8 +66,8 @@ class RoundInputs:
     """Open offers, (member, seq), that were found not fit to be merged, and why."""
     norm_max: float = math.inf
     """Greatest magnitude per step that is no absurdity."""
-    slices: Mapping[int, tuple[int, bool]] = field(default_factory=dict)
-    """rack -> (attempt, whether it has failed) of its slice of version + 1."""
+    slices: Mapping[int, Sliced] = field(default_factory=dict)
+    """By rack, how it stands in a sharded attempt at version + 1."""
     trains: Mapping[int, Absent] = field(default_factory=dict)
     """Racks that were named lately and have trained since, and what they weigh while they are not
     in a merge."""
@@ -108,7 +108,7 @@ class Round:
     unsharded: str = ""
     """Why further attempts at this version are a mesh; empty: they need not be."""
     merged: tuple[int, ...] = ()
-    """Of the members of a sharded attempt: those that serve their merged slice."""
+    """By member of a sharded attempt, how many merged slices it serves; empty: nobody any."""
     faults: list[str] = field(default_factory=list)
     why: str = ""
 
@@ -351,13 +351,14 @@ class Round:
         return self.sharded
 
     def _ends_sharded(self, inputs: RoundInputs, now_ns: int) -> bool:
-        """Look who has merged its slice. A new attempt where one of them has failed, as a mesh; or
-        without a member that is silent, whose slice goes to another, and whose payload nobody else
+        """Look who has merged its slices. A new attempt where one has failed, as a mesh; or
+        without a member that is silent, whose slices go to others, and whose payload nobody else
         need have, in a mesh as well. In lockstep all are waited for."""
-        told = {r: failed for r, (of, failed) in inputs.slices.items() if of == self.attempt}
+        told = {r: said for r, said in inputs.slices.items() if said.attempt == self.attempt}
         racks = [offer.member.rack for offer in self.members]
-        self.merged = tuple(rack for rack in racks if told.get(rack) is False)
-        failed = {rack for rack, is_so in told.items() if is_so}
+        merged = [told[rack].merged if rack in told else 0 for rack in racks]
+        self.merged = tuple(merged) if any(merged) else ()
+        failed = {rack for rack, said in told.items() if said.failed}
         still = self._still(inputs)
         if not failed and not inputs.policy.lockstep:
             still = tuple(offer for offer in still if offer.member.rack in inputs.live)

@@ -90,7 +90,7 @@ def inputs_of(
         if version - offer.base <= around.policy.max_age and _is_held(offer, around, holders)
     ]
     declined, results, bad = set(), {}, []
-    slices = dict[int, tuple[int, bool]]()
+    slices = dict[int, Sliced]()
     for rack in racks:
         report = views[rack].report
         if report is None:
@@ -104,7 +104,7 @@ def inputs_of(
             if (result.fragment, result.version) == (fragment, version + 1):
                 results[rack] = (result.attempt, result.digests)
         if report.slices and (sliced := _slice_of(report, fragment, version + 1)):
-            slices[rack] = (sliced.attempt, sliced.failed)
+            slices[rack] = sliced
     return RoundInputs(  # not `replace`: this is what a simulation does most
         version=version,
         voters=around.voters,
@@ -136,10 +136,9 @@ def _is_held(offer: Offer, around: RoundInputs, holders: Mapping[OfferId, Set[in
 
 
 def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
-    """What it says of a sharded attempt at a version: of the newest it has heard of, failures
-    first."""
+    """What it says of a sharded attempt at a version: of the newest it has heard of."""
     found = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
-    return max(found, key=lambda s: (s.attempt, s.failed), default=None)
+    return max(found, key=lambda s: s.attempt, default=None)
 
 
 def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> dict[int, Absent]:

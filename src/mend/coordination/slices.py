@@ -1,9 +1,11 @@
 """A sharded attempt on one rank: which slices it pulls, merges and serves.
 
-The n-th member of the gather owns slice n of every member's payload. Its rack pulls that slice of
-the others' payloads, merges it and serves it; as soon as the coordinator says that an owner has
-done so on all ranks, every rack pulls the merged slice. A rank that has all of them takes the outer
-step and digests the whole, as in a mesh. So a rack receives 2 (R - 1) / R payloads, not R - 1.
+Each member of the gather owns SLICES_EACH slices of every member's payload, side by side, the
+first member the first. Slice by slice its rack pulls them of the others' payloads, merges and
+serves them; as soon as the coordinator says that an owner has done so on all ranks, every rack
+pulls the merged slice, also while it pulls the payloads of its next. A rank that has all of them
+takes the outer step and digests the whole, as in a mesh. So a rack receives 2 (R - 1) / R
+payloads, not R - 1.
 
 A pull that fails is tried again until the attempt is over. What cannot be made of the slices is
 reported as failed, and the coordinator goes on with a mesh.
@@ -24,7 +26,7 @@ from mend.coordination.events import (
     SliceMerged,
 )
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
-from mend.coordination.messages import Gather, Sliced
+from mend.coordination.messages import SLICES_EACH, Gather, Sliced
 from mend.types import SECOND, Member, Peer
 
 KEPT_NS = 30 * SECOND
@@ -35,8 +37,8 @@ Attempt = tuple[int, int]
 
 
 class Stage(Enum):
-    """PULLING: slices of the members' payloads. MERGING: a worker is at the own one. MERGED: it is
-    served, or this rack has none. FAILED: nothing will come of this attempt here."""
+    """PULLING: slices of the members' payloads. MERGING: a worker is at one of the own. MERGED: all
+    of them are served, or this rack has none. FAILED: nothing will come of this attempt here."""
 
     PULLING = auto()
     MERGING = auto()
@@ -46,15 +48,19 @@ class Stage(Enum):
 
 @dataclass
 class Pull:
-    """One slice of another rack."""
+    """Slices of another rack, one behind the other: so many are here, or else one is under way."""
 
-    here: bool = False
+    here: int = 0
     flying: bool = False
     retry_ns: int = 0
     wait_ns: int = RETRY_NS_MIN
 
+    @property
+    def whole(self) -> bool:
+        return self.here == SLICES_EACH
+
     def due(self, now_ns: int) -> bool:
-        return not self.here and not self.flying and now_ns >= self.retry_ns
+        return not self.whole and not self.flying and now_ns >= self.retry_ns
 
 
 @dataclass
@@ -65,9 +71,12 @@ class Slices:
     """The attempt, if it is a sharded one."""
     stage: Stage = Stage.MERGED
     mine: int = -1
-    """Position of the own slice; -1: this rack is no member."""
+    """Which member this rack is; -1: none."""
+    done: int = 0
+    """Of the own slices, those that are merged."""
     pulls: dict[tuple[int, int], Pull] = field(default_factory=dict)
-    """(rack, seq) of a member's payload, or (rack, 0) of the merged slice of an owner."""
+    """(rack, seq): the own slices of a member's payload, or (rack, 0) the merged ones of an
+    owner."""
     kept: dict[Attempt, int] = field(default_factory=dict)
     """Attempts of which something is here -> when the version was decided; 0: it is not."""
 
@@ -78,7 +87,7 @@ class Slices:
             self.gather = None
             return freed
         members = [offer.member for offer in gather.members]
-        self.gather, self.pulls = gather, {}
+        self.gather, self.pulls, self.done = gather, {}, 0
         self.kept[gather.version, gather.attempt] = 0
         self.mine = members.index(me) if me in members else -1
         self.stage = Stage.MERGED if self.mine < 0 else Stage.PULLING
@@ -89,7 +98,7 @@ class Slices:
         return freed
 
     def news(self, gather: Gather) -> None:
-        """The same attempt again: more owners may have merged."""
+        """The same attempt again: more may be merged."""
         if self._is_of(gather.version, gather.attempt):
             self.gather = gather
 
@@ -102,37 +111,50 @@ class Slices:
             return []
         version, attempt, p = gather.version, gather.attempt, gather.fragment
         decided = log.versions[p] >= version  # then all owners have merged
+        count = SLICES_EACH * len(gather.members)
         effects: list[FetchSlice | MergeSlice] = []
         if self.stage is Stage.PULLING and self._has_parts():
             self.stage = Stage.MERGING
             names = tuple((offer.member, offer.seq) for offer in gather.members)
-            effects.append(MergeSlice(p, version, attempt, self.mine, names, weights))
+            which = SLICES_EACH * self.mine + self.done
+            effects.append(MergeSlice(p, version, attempt, which, count, names, weights))
         for position, offer in enumerate(gather.members):
             rack = offer.member.rack
-            wanted = [(offer.seq, self.mine)] if (rack, offer.seq) in self.pulls else []
-            wanted += [(0, position)] if decided or rack in gather.merged else []
-            due = [w for w in wanted if self.pulls[rack, w[0]].due(now_ns)]
-            if rack == me.rack or not due:
-                continue
-            if log.member(rack) != offer.member:  # its bytes went with it
+            served = SLICES_EACH if decided else self._served(position)
+            due = self._due(rack, offer.seq, served, now_ns) if rack != me.rack else []
+            if due and log.member(rack) != offer.member:  # its bytes went with it
                 self.stage = Stage.FAILED
                 return []
-            holders, count = (log.seats[rack].lanes[me.rank],), len(gather.members)
-            for seq, which in due:
-                pull = self.pulls[rack, seq]
+            for seq in due:
+                pull, holders = self.pulls[rack, seq], (log.seats[rack].lanes[me.rank],)
                 pull.flying, pull.retry_ns = True, 0
+                which = SLICES_EACH * (self.mine if seq else position) + pull.here
                 effects.append(
                     FetchSlice(p, version, attempt, which, count, offer.member, seq, holders)
                 )
         return effects
+
+    def _served(self, position: int) -> int:
+        """Merged slices that the member at `position` is known to serve."""
+        assert self.gather is not None, "asked of an attempt"
+        merged = self.gather.merged
+        return merged[position] if position < len(merged) else 0
+
+    def _due(self, rack: int, seq: int, served: int, now_ns: int) -> list[int]:
+        """Of which of a member's bytes to pull the next slice now: `seq`, its payload; 0, merged.
+        The second slice waits for the first: what all wait for comes first."""
+        wanted = [seq] if (rack, seq) in self.pulls else []
+        wanted += [0] if self.pulls[rack, 0].here < served else []
+        return [each for each in wanted if self.pulls[rack, each].due(now_ns)]
 
     def fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
         """`decided`: whether the version is. Then who lacks a slice may copy the whole."""
         if not self._is_of(event.version, event.attempt):
             return []
         pull = self.pulls[event.rack, event.seq]
-        pull.flying, pull.here = False, not event.error
+        pull.flying = False
         if not event.error:
+            pull.here, pull.wait_ns = pull.here + 1, RETRY_NS_MIN
             return []
         pull.retry_ns = now_ns + pull.wait_ns
         pull.wait_ns = min(2 * pull.wait_ns, RETRY_NS_MAX)
@@ -142,13 +164,17 @@ class Slices:
         return [Note("fetch-failed", about | {"error": event.error})]
 
     def merged(self, event: SliceMerged, me: Peer) -> list[Note]:
-        """The own slice is served."""
+        """One more of the own slices is served."""
         if not self._is_of(event.version, event.attempt) or self.stage is not Stage.MERGING:
             return []
-        self.stage = Stage.FAILED if event.error else Stage.MERGED
-        self.pulls[me.rack, 0].here = not event.error
-        about = {"fragment": event.fragment, "version": event.version, "error": event.error}
-        return [Note("merge-failed", about)] if event.error else []
+        if event.error:
+            self.stage = Stage.FAILED
+            about = {"fragment": event.fragment, "version": event.version, "error": event.error}
+            return [Note("merge-failed", about)]
+        self.done += 1
+        self.pulls[me.rack, 0].here = self.done
+        self.stage = Stage.MERGED if self.done == SLICES_EACH else Stage.PULLING
+        return []
 
     def failed(self, version: int, attempt: int) -> None:
         """The result could not be made of the merged slices."""
@@ -160,7 +186,7 @@ class Slices:
         return (
             self._is_of(version, attempt)
             and self.stage is Stage.MERGED
-            and all(pull.here for (_, seq), pull in self.pulls.items() if not seq)
+            and all(pull.whole for (_, seq), pull in self.pulls.items() if not seq)
         )
 
     def going(self, version: int) -> bool:
@@ -174,9 +200,9 @@ class Slices:
         if gather is None or gather.version <= newest:
             return None
         failed = self.stage is Stage.FAILED
-        if not failed and (self.stage is not Stage.MERGED or self.mine < 0):
+        if not failed and not self.done:
             return None
-        return Sliced(gather.fragment, gather.version, gather.attempt, failed)
+        return Sliced(gather.fragment, gather.version, gather.attempt, self.done, failed)
 
     def tidy(
         self, fragment: int, newest: int, settled: int, behind: int, now_ns: int
@@ -201,7 +227,7 @@ class Slices:
     def dues_ns(self) -> list[int]:
         if self.gather is None or self.stage is Stage.FAILED:
             return []
-        return [p.retry_ns for p in self.pulls.values() if p.retry_ns and not p.here | p.flying]
+        return [p.retry_ns for p in self.pulls.values() if p.retry_ns and not (p.whole or p.flying)]
 
     def _free(self, attempts: list[Attempt], fragment: int) -> list[FreeSlices]:
         for of in attempts:
@@ -215,4 +241,5 @@ class Slices:
         return gather is not None and (gather.version, gather.attempt) == (version, attempt)
 
     def _has_parts(self) -> bool:
-        return all(pull.here for (_, seq), pull in self.pulls.items() if seq)
+        """Whether the next of the own slices is here of all other members."""
+        return all(pull.here > self.done for (_, seq), pull in self.pulls.items() if seq)

@@ -41,11 +41,11 @@ from mend.engine.sums import Tensors, Weights, partial_of, total_of
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.fragment.apply import Alignment
-from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Measuring, Merge, nothing
+from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Made, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer, Rates, Replace
 from mend.types import Owned, Span
 
-_FLOAT32, _SUM = CODECS["float32"](), MERGES["mean"]()
+_FLOAT32, _MADE = CODECS["float32"](), Made()
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 # Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
@@ -509,7 +509,7 @@ class Numerics:
     ) -> Anchor:
         """`merge` of which the sum over the members is there: the outer step and the digest."""
         made = copy(self)
-        made.codec, made.rule, made._codecs = _FLOAT32, _SUM, {}
+        made.codec, made.rule, made._codecs = _FLOAT32, _MADE, {}
         codecs = made.codecs(anchor.numel)
         assert not anchor.codec_numel, "a codec with a state needs all payloads"
         plain, merged_B = replace(anchor, codecs=codecs), merged_N.view(torch.uint8)

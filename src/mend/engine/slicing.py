@@ -29,13 +29,13 @@ Key = tuple[int, int, int]
 
 @dataclass
 class Attempt:
-    """`cuts`: where slice i begins, and the last one ends. `parts`: by rack, the own slice of its
-    payload, until it is merged."""
+    """`cuts`: where slice i begins, and the last one ends. `parts`: (rack, position) of own slices
+    of its payload, until they are merged. `own`: positions of those that are."""
 
     merged_N: Tensor
     cuts: list[int]
-    parts: dict[int, Tensor] = field(default_factory=dict)
-    own: int = -1
+    parts: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    own: list[int] = field(default_factory=list)
 
     def merged(self, position: int) -> Tensor:
         return self.merged_N[self.cuts[position] : self.cuts[position + 1]]
@@ -74,7 +74,7 @@ class Slicing:
 
         def done(error: Exception | None) -> None:
             if error is None and effect.seq:
-                attempt.parts[effect.member.rack] = part_B
+                attempt.parts[effect.member.rack, effect.position] = part_B
             rack, size = effect.member.rack, part_B.numel()
             rank.tell(ev.SliceFetched(*key, rack, effect.seq, said(error), size))
 
@@ -86,14 +86,15 @@ class Slicing:
     def _merge(self, effect: ev.MergeSlice) -> None:
         rank, numerics = self._rank, self._numerics(effect.fragment)
         key = (effect.fragment, effect.version, effect.attempt)
-        attempt = self._attempt(key, len(effect.members))
-        attempt.own = effect.position
-        begin, end = _bytes(numerics, attempt, effect.position)
-        own_B = rank.payloads[(rank.member, effect.fragment, effect.members[effect.position][1])]
-        parts = {**attempt.parts, rank.me.rack: own_B[begin:end]}
-        inputs = [parts[member.rack] for member, _ in effect.members]
-        out_n = attempt.merged(effect.position)
-        attempt.parts = {}
+        attempt, position = self._attempt(key, effect.count), effect.position
+        begin, end = _bytes(numerics, attempt, position)
+        inputs = [
+            rank.payloads[(member, effect.fragment, seq)][begin:end]
+            if member == rank.member
+            else attempt.parts.pop((member.rack, position))
+            for member, seq in effect.members
+        ]
+        out_n = attempt.merged(position)
 
         def done(result: Exception | None) -> None:
             if isinstance(result, MendError):
@@ -103,7 +104,8 @@ class Slicing:
             else:
                 if self.attempts.get(key) is attempt and out_n.numel():
                     view = out_n.view(_BYTES).numpy().data
-                    rank.host.serve(slice_key(rank.me.rank, *key, effect.position), view)
+                    rank.host.serve(slice_key(rank.me.rank, *key, position), view)
+                    attempt.own.append(position)
                 rank.tell(ev.SliceMerged(*key))
 
         rank.host.work(lambda: numerics.merge_slice(inputs, effect.weights, out_n), done)
@@ -111,8 +113,8 @@ class Slicing:
     def _free(self, effect: ev.FreeSlices) -> None:
         key = (effect.fragment, effect.version, effect.attempt)
         attempt = self.attempts.pop(key, None)
-        if attempt is not None and attempt.own >= 0:
-            self._rank.host.drop(slice_key(self._rank.me.rank, *key, attempt.own))
+        for position in attempt.own if attempt is not None else ():
+            self._rank.host.drop(slice_key(self._rank.me.rank, *key, position))
 
     def merged(self, fragment: int, version: int, attempt: int) -> Tensor:
         """All slices of an attempt, which are here."""

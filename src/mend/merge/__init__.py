@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mend.merge.average import Average
+from mend.merge.average import Average, Made
 from mend.merge.base import Measuring, Merge
 from mend.merge.gram import PIECE_NUMEL_MAX, Gram, nothing
 from mend.merge.radial import Radial
@@ -14,6 +14,7 @@ __all__ = [
     "PIECE_NUMEL_MAX",
     "Average",
     "Gram",
+    "Made",
     "Measuring",
     "Merge",
     "Radial",

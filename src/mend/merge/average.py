@@ -53,6 +53,16 @@ class Average:
         return scratch
 
 
+class Made:
+    """The one delta as it is: it was merged elsewhere."""
+
+    name = "made"
+
+    def block(self, delta_N: Sequence[Tensor], weight: Sequence[float], out_N: Tensor) -> None:
+        assert len(delta_N) == 1, f"{len(delta_N)} deltas are not merged yet"
+        out_N.copy_(delta_N[0])
+
+
 def _half_of_sum(first_N: Tensor, second_N: Tensor, out_N: Tensor) -> bool:
     """The same bits for two racks of equal weight, in a third of the time: fl32((a + b) / 2).
 

@@ -49,16 +49,18 @@ Say = Callable[[str], None]
 
 @contextmanager
 def links(
-    link: Link, *, racks: int, witness: bool = True, seed: int = 0, say: Say | None = None
-) -> Iterator[Net]:
+    link: Link, *, racks: int, witness: bool = True, seed: int = 0, say: Say | None = None,
+    measure: bool = True,
+) -> Iterator[Net]:  # fmt: skip
     """Namespaces for `racks` racks (and the witness), joined by `link`, measured before they are
-    handed out, and gone behind the `with`, whatever happens inside.
+    handed out, and gone behind the `with`, whatever happens inside. `measure=False`: by the caller,
+    who needs no iperf3.
 
     Main thread only: the device dies with the thread that started it. Processes that run inside
     must have ended before. Raises LinkError: not root, a program or the kernel's part is missing,
     the link is not what was asked for, or its device has died by the end.
     """
-    _require()
+    _require(measure=measure)
     remove_leftovers()
     base = f"mend-{os.getpid()}-{next(_made)}"
     made = [Site(f"{base}-rack{rack}", f"{NETWORK}{rack + 1}") for rack in range(racks)]
@@ -73,7 +75,8 @@ def links(
         undo.callback(_end, device)
         for number, site in enumerate(net.sites):
             _join(site, f"site{number}", base + "-hub", link)
-        measured = str(verified(net)) if len(net.sites) > 1 else "not measured: joins nobody"
+        alone = "not measured: joins nobody" if len(net.sites) < 2 else ""
+        measured = alone or (str(verified(net)) if measure else "not measured")
         if say is not None:
             say(f"link={link} {measured}")
         yield replace(net, measured=measured)
@@ -82,7 +85,7 @@ def links(
             raise LinkError(f"the link's device died while it was in use: {' / '.join(said[-3:])}")
 
 
-def _require() -> None:
+def _require(*, measure: bool) -> None:
     """Say what is missing before anything is made."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         raise LinkError(
@@ -94,7 +97,8 @@ def _require() -> None:
         raise LinkError(
             f"{TUN} is missing: modprobe tun, or start the container with --device {TUN}."
         )
-    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("iperf3", "iperf3")):
+    programs = {"ip": "iproute2", "tc": "iproute2"} | ({"iperf3": "iperf3"} if measure else {})
+    for program, package in programs.items():
         if shutil.which(program) is None:
             raise LinkError(f"the program {program} is missing: apt install {package}.")
 

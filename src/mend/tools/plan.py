@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mend.codec import CODECS, RANK_MAX, cost_of, is_codec
+from mend.config.exchange_plan import unsharded
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
 from mend.errors import ConfigError
@@ -228,6 +229,15 @@ def _plan_of(asked: Asked, base: MendConfig, mesh: MendConfig) -> str:
     sharded = replace(mesh, exchange_plan="sharded")
     times = [_exchange(asked, config, asked.params).total_ms for config in (mesh, sharded)]
     return "sharded" if times[1] < times[0] else "mesh"
+
+
+def by_the_other_plan(asked: Asked, config: MendConfig) -> Exchange | None:
+    """The same round as a mesh where this one is sharded, and the other way round. None: it cannot
+    be sharded."""
+    if not config.sharded and unsharded(config.codec, config.merge, config.racks):
+        return None
+    other = replace(config, exchange_plan="mesh" if config.sharded else "sharded")
+    return _exchange(asked, other, asked.params)
 
 
 def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:

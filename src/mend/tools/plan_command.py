@@ -263,7 +263,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
         f"{exchange.bytes / 1e6:.4g} MB, {duration(exchange.trips_ms)} for round trips, "
         f"{duration(exchange.work_ms)} to encode and merge, {duration(exchange.delay_ms)} delay; "
-        f"{plan_of(chosen)}{longest}tau hides {duration(chosen.window_ms)}",
+        f"{plan_of(asked, chosen)}{longest}tau hides {duration(chosen.window_ms)}",
         f"training     {chosen.utilisation:.1%} of the time; every {duration(chosen.gap_ms)} a "
         f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
@@ -275,14 +275,19 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
     ]
 
 
-def plan_of(chosen: Choice) -> str:
-    """Of many racks: what they pull, and that a mesh would be more."""
-    racks = chosen.config.racks
+def plan_of(asked: Asked, chosen: Choice) -> str:
+    """Of many racks: what they pull, and what the other plan would take."""
+    from mend.tools import plan
+
+    racks, other = chosen.config.racks, plan.by_the_other_plan(asked, chosen.config)
     if racks <= 2:
         return ""
     if chosen.config.sharded:
-        return f"sharded, 2 x {racks - 1} slices of {racks}; "
-    return f"a mesh, {racks - 1} payloads; "
+        name, beside = f"sharded, 2 x {racks - 1} / {racks} of a payload", "as a mesh"
+    else:
+        name, beside = f"a mesh, {racks - 1} payloads", "sharded"
+    would = f" ({beside} it would take {duration(other.total_ms)})" if other else ""
+    return f"{name}{would}; "
 
 
 def duration(ms: float) -> str:

@@ -40,7 +40,9 @@ def drawn(chance: random.Random, known: RankReport, rank: int) -> RankReport:
         "bad": tuple(Bad(each, chance.choice("ab")) for each in offers[:1]),
         "cut": chance.choice([None, Cut(1, "a", False), Cut(1, "a", True), Cut(1, "b", False)]),
         "step_ns": few(5),
-        "slices": tuple(Sliced(p, 1, 1 + few(2), few(3) == 0) for p in range(few(FRAGMENTS + 1))),
+        "slices": tuple(
+            Sliced(p, 1, 1 + few(2), few(3), few(3) == 0) for p in range(few(FRAGMENTS + 1))
+        ),
     }
     chosen = chance.sample(sorted(changes), few(4))
     said = {name: changes[name] for name in chosen}
@@ -92,10 +94,10 @@ def test_a_report_that_says_nothing_new_is_no_news() -> None:
     assert not reports.all_heard_since(7)
 
 
-def test_a_slice_is_merged_on_all_ranks_and_fails_on_one() -> None:
-    merged, failed = Sliced(0, 1, 1), Sliced(1, 1, 1, failed=True)
+def test_slices_are_merged_on_all_ranks_and_fail_on_one() -> None:
+    merged, failed = Sliced(0, 1, 1, 1), Sliced(1, 1, 1, failed=True)
     said = [(merged,), (merged, failed), ()]
     ranks = [rank_report(1, FRAGMENTS, slices=each) for each in said]
     assert aggregate(member(1), ranks, RANKS, FRAGMENTS).slices == (failed,)
-    ranks[2] = rank_report(2, FRAGMENTS, slices=(merged,))
+    ranks[2] = rank_report(2, FRAGMENTS, slices=(Sliced(0, 1, 1, 2),))
     assert aggregate(member(1), ranks, RANKS, FRAGMENTS).slices == (merged, failed)

@@ -11,6 +11,7 @@ import pytest
 from mend.consensus.epochs import ATTEMPT_LAST
 from mend.consensus.records import Absent, Commit, Drop, Ended, Offer
 from mend.coordination.grace import Mean
+from mend.coordination.messages import SLICES_EACH, Sliced
 from mend.coordination.round import (
     ATTEMPT_STALL_NS,
     ATTEMPT_STALL_NS_MAX,
@@ -624,8 +625,10 @@ def slicing(racks: int = 4, **changes: Any) -> tuple[Round, RoundInputs]:
     return round_, scene
 
 
-def sliced(*racks: int, attempt: int = 1, failed: bool = False) -> dict[int, tuple[int, bool]]:
-    return dict.fromkeys(racks, (attempt, failed))
+def sliced(
+    *racks: int, attempt: int = 1, merged: int = SLICES_EACH, failed: bool = False
+) -> dict[int, Sliced]:
+    return dict.fromkeys(racks, Sliced(0, 1, attempt, merged, failed))
 
 
 def told(round_: Round) -> tuple[int, bool, tuple[int, ...], list[int]]:
@@ -635,12 +638,13 @@ def told(round_: Round) -> tuple[int, bool, tuple[int, ...], list[int]]:
     return gather.attempt, gather.sharded, gather.merged, racks
 
 
-def test_a_sharded_round_says_who_has_merged_its_slice() -> None:
+def test_a_sharded_round_says_who_has_merged_how_many_of_its_slices() -> None:
     round_, scene = slicing()
     assert round_.closed_by == "all-in, 4 of 4 racks, sharded"
     assert told(round_) == (1, True, (), [0, 1, 2, 3])
-    round_.advance(replace(scene, slices=sliced(3, 1) | sliced(2, attempt=9)), MS)
-    assert told(round_) == (1, True, (1, 3), [0, 1, 2, 3])
+    some = sliced(3) | sliced(1, merged=1) | sliced(2, attempt=9)
+    round_.advance(replace(scene, slices=some), MS)
+    assert told(round_) == (1, True, (0, 1, 0, 2), [0, 1, 2, 3])
     commit = round_.advance(replace(scene, held=held(0, 1, 2)), 2 * MS)
     assert isinstance(commit, Commit)
     round_.decided(3 * MS)
@@ -669,7 +673,7 @@ def test_a_failure_or_a_stall_is_followed_by_a_mesh_of_all() -> None:
     assert round_.closed_by.endswith(", then mesh: failed at rack 2")
     round_, scene = slicing()
     round_.advance(replace(scene, slices=sliced(0, 1, 3)), ATTEMPT_STALL_NS - 1)
-    assert told(round_) == (1, True, (0, 1, 3), [0, 1, 2, 3])
+    assert told(round_) == (1, True, (2, 2, 0, 2), [0, 1, 2, 3])
     round_.advance(scene, ATTEMPT_STALL_NS)
     assert told(round_) == (2, False, (), [0, 1, 2, 3])
     assert round_.closed_by.endswith(", then mesh: stalled")

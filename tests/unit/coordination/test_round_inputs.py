@@ -93,11 +93,11 @@ def test_where_rounds_are_sharded_a_live_racks_offer_has_arrived_though_nobody_p
 
 def test_how_racks_stand_in_a_sharded_attempt_is_read_of_the_next_version() -> None:
     log = log_of(genesis(2))
-    said = (Sliced(0, 1, 7), Sliced(0, 1, 8, failed=True), Sliced(0, 2, 9))
+    said = (Sliced(0, 1, 7, 2), Sliced(0, 1, 8, 1), Sliced(0, 2, 9, 2))
     views = {rack: MemberView(member(rack), 0, report=report(rack, 2)) for rack in range(2)}
     views[1].report = report(1, 2, slices=said)
     around = surroundings(log.appended, views, {}, frozenset(views))
-    assert inputs_of(0, around, log.appended, views, {}, {}).slices == {1: (8, True)}
+    assert inputs_of(0, around, log.appended, views, {}, {}).slices == {1: said[1]}
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:

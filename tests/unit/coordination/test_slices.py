@@ -1,4 +1,4 @@
-"""A sharded attempt on one rank: pull, merge, serve, pull; and what ends it."""
+"""A sharded attempt on one rank: pull, merge, serve, pull, slice by slice; and what ends it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mend.coordination.events import (
     SliceFetched,
     SliceMerged,
 )
-from mend.coordination.messages import Gather, Sliced
+from mend.coordination.messages import SLICES_EACH, Gather, Sliced
 from mend.coordination.slices import KEPT_NS, Slices
 from mend.types import SECOND, Peer
 from tests.unit.coordination.nouns import genesis, member, offer
@@ -18,6 +18,9 @@ from tests.unit.coordination.nouns import genesis, member, offer
 ME, MINE = Peer(1, 0), member(1)
 WEIGHTS = (0.25, 0.25, 0.5)
 NAMES = ((member(0), 1), (member(1), 1), (member(2), 1))
+COUNT = 6
+"""Slices in all: each of three members has two."""
+ALL = (SLICES_EACH,) * 3
 HOLDERS = tuple(genesis(4).roster[rack].lanes for rack in range(4))
 
 
@@ -50,44 +53,67 @@ def landed(slices: Slices, *pulls: tuple[int, int], error: str = "", now_ns: int
         assert len(slices.fetched(event, False, now_ns)) == (error != "")
 
 
-def test_a_member_pulls_its_slice_of_the_others_merges_it_and_then_pulls_theirs() -> None:
+def fetch(position: int, rack: int, seq: int) -> FetchSlice:
+    return FetchSlice(0, 1, 1, position, COUNT, member(rack), seq, HOLDERS[rack])
+
+
+def merge(position: int) -> MergeSlice:
+    return MergeSlice(0, 1, 1, position, COUNT, NAMES, WEIGHTS)
+
+
+def test_a_member_pulls_its_slices_of_the_others_merges_them_and_then_pulls_theirs() -> None:
     slices = begun()
-    assert moved(slices) == [
-        FetchSlice(0, 1, 1, 1, 3, member(0), 1, HOLDERS[0]),
-        FetchSlice(0, 1, 1, 1, 3, member(2), 1, HOLDERS[2]),
-    ]
+    assert moved(slices) == [fetch(2, 0, 1), fetch(2, 2, 1)]
     assert moved(slices) == [], "they are under way"
     landed(slices, (0, 1))
-    assert moved(slices) == []
+    assert moved(slices) == [fetch(3, 0, 1)], "one behind the other"
     landed(slices, (2, 1))
-    assert moved(slices) == [MergeSlice(0, 1, 1, 1, NAMES, WEIGHTS)]
+    assert moved(slices) == [merge(2), fetch(3, 2, 1)], "merged while the next is pulled"
+    landed(slices, (0, 1), (2, 1))
+    assert moved(slices) == [], "one merge at a time"
     assert slices.report(0) is None
     assert slices.merged(SliceMerged(0, 1, 1), ME) == []
-    assert slices.report(0) == Sliced(0, 1, 1)
+    assert slices.report(0) == Sliced(0, 1, 1, 1)
+    assert moved(slices) == [merge(3)]
+    assert slices.merged(SliceMerged(0, 1, 1), ME) == []
+    assert slices.report(0) == Sliced(0, 1, 1, 2)
     assert slices.report(1) is None, "nobody has to know who holds the version"
     assert moved(slices) == [], "the others have not said that they have merged"
-    slices.news(gather(merged=(1, 2)))
-    assert moved(slices) == [FetchSlice(0, 1, 1, 2, 3, member(2), 0, HOLDERS[2])]
+    slices.news(gather(merged=(0, 2, 2)))
+    assert moved(slices) == [fetch(4, 2, 0)]
     landed(slices, (2, 0))
+    assert moved(slices) == [fetch(5, 2, 0)]
+    landed(slices, (2, 0))
+    assert moved(slices) == []
     assert not slices.whole(1, 1)
-    slices.news(gather(merged=(0, 1, 2)))
-    assert moved(slices) == [FetchSlice(0, 1, 1, 0, 3, member(0), 0, HOLDERS[0])]
+    slices.news(gather(merged=ALL))
+    assert moved(slices) == [fetch(0, 0, 0)]
+    landed(slices, (0, 0))
+    assert not slices.whole(1, 1)
+    assert moved(slices) == [fetch(1, 0, 0)]
     landed(slices, (0, 0))
     assert slices.whole(1, 1)
     assert not slices.whole(1, 2)
     assert not slices.whole(2, 1)
 
 
+def test_a_first_slice_is_pulled_while_the_payloads_of_the_own_second_are() -> None:
+    slices = begun()
+    moved(slices)
+    slices.news(gather(merged=(1, 0, 0)))
+    assert moved(slices) == [fetch(0, 0, 0)], "beside its payload"
+    landed(slices, (0, 0))
+    assert moved(slices) == [], "its second is not merged"
+
+
 def test_who_is_no_member_pulls_merged_slices_and_says_nothing() -> None:
     me = Peer(3, 0)
     slices = begun(me)
     assert moved(slices, me) == []
-    slices.news(gather(merged=(0, 1, 2)))
-    assert [(f.member.rack, f.seq) for f in moved(slices, me) if isinstance(f, FetchSlice)] == [
-        (0, 0),
-        (1, 0),
-        (2, 0),
-    ]
+    slices.news(gather(merged=ALL))
+    assert moved(slices, me) == [fetch(0, 0, 0), fetch(2, 1, 0), fetch(4, 2, 0)]
+    landed(slices, (0, 0), (1, 0), (2, 0))
+    assert moved(slices, me) == [fetch(1, 0, 0), fetch(3, 1, 0), fetch(5, 2, 0)]
     landed(slices, (0, 0), (1, 0), (2, 0))
     assert slices.whole(1, 1)
     assert slices.report(0) is None
@@ -104,6 +130,11 @@ def test_a_pull_that_fails_is_tried_again_later_each_time() -> None:
     assert slices.dues_ns() == [], "a deadline that has passed must not wake us again"
     landed(slices, (0, 1), error="stalled", now_ns=due_ns)
     assert slices.dues_ns()[0] - due_ns == 2 * due_ns
+    moved(slices, now_ns=3 * due_ns)
+    landed(slices, (0, 1), now_ns=3 * due_ns)
+    moved(slices, now_ns=3 * due_ns)
+    landed(slices, (0, 1), error="stalled", now_ns=3 * due_ns)
+    assert slices.dues_ns()[0] - 3 * due_ns == due_ns, "a slice came through meanwhile"
 
 
 def test_behind_the_decision_a_pull_that_fails_ends_it_as_the_whole_can_be_copied() -> None:
@@ -143,7 +174,7 @@ def test_what_comes_of_another_attempt_counts_for_nothing() -> None:
     effects = moved(slices)
     assert [type(effect) for effect in effects] == [FetchSlice, FetchSlice]
     assert {effect.attempt for effect in effects} == {2}
-    slices.news(gather(merged=(0, 1, 2)))
+    slices.news(gather(merged=ALL))
     assert moved(slices) == [], "news of the first"
     slices.merged(SliceMerged(0, 1, 1), ME)
     assert slices.report(0) is None

@@ -93,6 +93,14 @@ def test_many_racks_merge_a_slice_each_where_that_is_quicker() -> None:
     assert half.exchange.bytes == 131_250_000, "the result is fp32"
     tiny = one(asked(params=10_000, racks=8))
     assert "exchange_plan" not in settings(tiny)
+    mesh = plan.by_the_other_plan(asked(racks=8), row.config)
+    assert mesh is not None
+    assert mesh.bytes == 700_000_000
+    assert mesh.total_ms > row.exchange.total_ms
+    slices = plan.by_the_other_plan(asked(params=10_000, racks=8), tiny.config)
+    assert slices is not None
+    assert slices.total_ms > tiny.exchange.total_ms
+    assert plan.by_the_other_plan(asked(racks=2), one(asked()).config) is None
     assert tiny.exchange.trips_ms == pytest.approx(6 * 20)
     for racks in (2, 3):
         assert "exchange_plan" not in settings(one(asked(racks=racks)))

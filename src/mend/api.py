@@ -24,11 +24,12 @@ from mend.engine.checkpoint_writer import PendingCheckpoint
 from mend.engine.construction import live_rank
 from mend.engine.counted_steps import CountedSteps
 from mend.engine.fragment_state import Marks
-from mend.engine.live_rank import BUFFERS_PAGE, LiveRank
+from mend.engine.live_rank import LiveRank
 from mend.engine.local_only import LocalOnlyRank
+from mend.engine.model_checks import check_optimizers, warn_of_statistics
 from mend.engine.outcome import Ended, Outcome
 from mend.engine.saved_state import SavedState, source_of
-from mend.engine.step_hooks import HoldsParameters, held_by, optimizers_of
+from mend.engine.step_hooks import HoldsParameters, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
 from mend.errors import (
     CheckpointError,
@@ -40,7 +41,6 @@ from mend.errors import (
     UsageError,
 )
 from mend.fragment.model_plan import ModelPlan
-from mend.fragment.statistics import in_few_words, running_statistics
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
 from mend.status.status import Status, TokenLedger, slow_rack
@@ -128,12 +128,14 @@ def _begun(
             undo.callback(switches.close)
         rank = _rank_of(plan, config, members, resume)
         undo.callback(rank.abort)
-        _warn_of_statistics(plan, config)
+        exchanges = config.exchange and config.racks > 1
+        if exchanges:
+            warn_of_statistics(plan)
         if config != asked:
             about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
             rank.recorder.note("placed", about)
         async_tp = AsyncTp()
-        _refuse_strangers(plan, optimizers, config)
+        check_optimizers(plan, optimizers, exchanges=exchanges)
         if config.async_tp_enabled:
             async_tp = AsyncTp.enable(plan.model, mesh, rank.recorder.note)
             undo.callback(async_tp.close)
@@ -619,50 +621,10 @@ def _training_state(
     )
 
 
-def _refuse_strangers(
-    plan: ModelPlan, optimizers: Sequence[HoldsParameters], config: MendConfig
-) -> None:
-    """An optimizer that holds none of the model's parameters was made before fully_shard, or for
-    another model: it trains nothing that mend exchanges."""
-    held = {id(p) for each in optimizers for p in held_by(each)}
-    trained = plan.trained
-    missing = [name for name, parameter in trained.items() if id(parameter) not in held]
-    if optimizers and len(missing) == len(trained):
-        raise UsageError(
-            "the optimizer holds none of the model's parameters; make it after fully_shard (and "
-            "after what else replaces parameters), then call mend_init"
-        )
-    if optimizers and missing:
-        warnings.warn(
-            f"the optimizer does not hold {missing[0]} and {len(missing) - 1} more trainable "
-            "parameters of the model; mend exchanges them all the same",
-            stacklevel=4,
-        )
-    trains = {id(p) for each in optimizers for p in held_by(each) if p.requires_grad}
-    others = trains - plan.ids
-    if others and config.racks > 1 and config.exchange:
-        warnings.warn(
-            f"the optimizer trains {len(others)} parameters that are not the model's; mend does "
-            "not exchange them, so they will differ between racks. Make them a part of the model",
-            stacklevel=4,
-        )
-
-
 def _warn_of_codec(config: MendConfig) -> None:
     costs = cost_of(config.codec, config.alignment)
     if costs and config.exchange and config.racks > 1:
         warnings.warn(costs, stacklevel=3)
-
-
-def _warn_of_statistics(plan: ModelPlan, config: MendConfig) -> None:
-    """BatchNorm and its like: other ones that training changes are noted at the end."""
-    kept = running_statistics(plan.module)
-    if kept and config.exchange and config.racks > 1:
-        warnings.warn(
-            f"running statistics are not exchanged, each rack keeps its own: {in_few_words(kept)}; "
-            f"modules in all: {len(kept)}; see {BUFFERS_PAGE}",
-            stacklevel=4,
-        )
 
 
 def _switches(level: Level | None, seed: int, rack: int) -> Determinism | None:

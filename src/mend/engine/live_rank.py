@@ -30,6 +30,7 @@ from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.fragment_state import tracks_of
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
+from mend.engine.model_checks import BUFFERS_PAGE
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
@@ -58,8 +59,6 @@ from mend.trace.writer import TapeWriter, begin, header_of
 from mend.types import SECOND, WITNESS, Member, Peer
 
 T = TypeVar("T")
-
-BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
 
 
 class LiveRank:

@@ -1,0 +1,54 @@
+"""What a script should hear of its model and its optimizers before it trains. `mend_init` calls
+these one call deep, so that warnings point at the script."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from mend.engine.step_hooks import HoldsParameters, held_by
+from mend.errors import UsageError
+from mend.fragment.model_plan import ModelPlan
+from mend.fragment.statistics import in_few_words, running_statistics
+
+BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
+
+
+def check_optimizers(
+    plan: ModelPlan, optimizers: Sequence[HoldsParameters], *, exchanges: bool
+) -> None:
+    """Warns of parameters that only the model or only an optimizer has. Raises UsageError for an
+    optimizer that holds none of the model's: it was made before fully_shard, or for another model,
+    and trains nothing that mend exchanges."""
+    if not optimizers:
+        return
+    held = {id(p): p for each in optimizers for p in held_by(each)}
+    missing = [name for name, parameter in plan.trained.items() if id(parameter) not in held]
+    if len(missing) == len(plan.trained):
+        raise UsageError(
+            "the optimizer holds none of the model's parameters; make it after fully_shard (and "
+            "after what else replaces parameters), then call mend_init"
+        )
+    if missing:
+        warnings.warn(
+            f"the optimizer does not hold {missing[0]} and {len(missing) - 1} more trainable "
+            "parameters of the model; mend exchanges them all the same",
+            stacklevel=4,
+        )
+    others = [p for p in held.values() if p.requires_grad and id(p) not in plan.ids]
+    if others and exchanges:
+        warnings.warn(
+            f"the optimizer trains {len(others)} parameters that are not the model's; mend does "
+            "not exchange them, so they will differ between racks. Make them a part of the model",
+            stacklevel=4,
+        )
+
+
+def warn_of_statistics(plan: ModelPlan) -> None:
+    """BatchNorm and its like: other ones that training changes are noted at the end."""
+    if kept := running_statistics(plan.module):
+        warnings.warn(
+            f"running statistics are not exchanged, each rack keeps its own: {in_few_words(kept)}; "
+            f"modules in all: {len(kept)}; see {BUFFERS_PAGE}",
+            stacklevel=4,
+        )

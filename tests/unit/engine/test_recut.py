@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mend.engine.checkpoint import WholeModel, _recut, as_many_ranks
-from mend.engine.checkpoint_files import Manifest, State
+from mend.engine.checkpoint import Facts, WholeModel, _recut, as_many_ranks, read_part
+from mend.engine.checkpoint_files import (
+    Manifest,
+    State,
+    begin_part,
+    complete_part,
+    end_part,
+    files_in,
+    rank_file,
+    registered_file,
+    summed,
+    write_rank,
+    write_whole,
+)
 from mend.engine.progress import FragmentProgress, OfferProgress, Progress
 from mend.engine.rack import RackGroup
 from mend.engine.recut import Recut
@@ -123,3 +137,46 @@ def test_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
     said = as_many_ranks(manifest(), 1)
     assert "start 2 per rack, or begin a new job" in said
     assert "the 86 tokens that were not merged" in said
+
+
+def written(folder: Path, facts: Facts) -> list[dict[str, Tensor]]:
+    """A checkpoint of rack 0 with two ranks; returns their tensors."""
+    part, tensors = folder / ".part-0", of_ranks(2)
+    begin_part(part)
+    for rank, mine in enumerate(tensors):
+        write_rank(part / rank_file(rank), state(50, rank), mine)
+        write_whole(part / registered_file(rank), b"registered %d" % rank)
+    fragments = state(50).progress.fragments
+    told = manifest()
+    end_part(part, msgspec.structs.replace(
+        told, racks=(0,), facts=facts, files=tuple(summed(part, files_in(part))),
+        versions=tuple(f.version for f in fragments), rounds=tuple(f.rounds for f in fragments),
+        digests=(("d0", "d1"),) * len(fragments),
+    ))  # fmt: skip
+    complete_part(folder, 0)
+    return tensors
+
+
+def test_a_folder_of_two_ranks_is_read_by_one_and_refused_to_shards(tmp_path: Path) -> None:
+    then = (("codec", "float32"), ("ranks per rack", "2"))
+    tensors = written(tmp_path, then)
+    now, one = (then[0], ("ranks per rack", "1")), RackGroup(None, 1.0)
+    part = read_part(tmp_path, 0, one, now, WholeModel(PLAN, 2, lambda _: then))
+    assert part is not None
+    assert part.recut == recut(2, 1, 0)
+    assert part.state.progress.tokens == 100
+    assert part.weights_then == (("w0", "w0"), ("w1", "w1"))
+    assert part.registered_B is not None
+    assert bytes(part.registered_B.numpy()) == b"registered 0"
+    total = sum(each["0.anchor"].numel() for each in tensors)
+    assert part.tensors["0.anchor"].numel() == total
+    with pytest.raises(CheckpointError) as raised:
+        read_part(tmp_path, 0, one, now)
+    said = str(raised.value)
+    assert "of another plan: ranks per rack was 2, is 1 here. It was written by 2 ranks" in said
+    path = tmp_path / "rack-0" / rank_file(1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"rank-1\.safetensors is damaged"):
+        read_part(tmp_path, 0, one, now, WholeModel(PLAN, 2, lambda _: then))

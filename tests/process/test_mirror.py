@@ -3,6 +3,7 @@ kept it of the newest round."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ class Story:
         self.lives[name] = self.job.start(rack, name=name, **self.options)
 
     def keeps_behind(self, step: int) -> None:
-        """Until rack 0 keeps a later mirror of rack 1."""
-        kept = partial(self.job.events, 0, kind="mirror-kept")
-        until(lambda: any(event["step"] > step for event in kept()), f"a mirror behind {step}")
+        """Until every rank of rack 0 keeps a later mirror of rack 1."""
+        for rank in range(self.job.ranks):
+            kept = partial(self.job.events, 0, rank, kind="mirror-kept")
+            later = partial(_behind, kept, step)
+            until(later, f"a mirror behind {step} on rank {rank}\n{self.job.logs()}")
 
     def end(self) -> None:
         """All that are left."""
@@ -46,6 +49,10 @@ class Story:
     def kill(self, *names: str) -> None:
         for name in names:
             self.lives.pop(name).kill()
+
+
+def _behind(kept: Callable[[], list[dict[str, Any]]], step: int) -> bool:
+    return any(event["step"] > step for event in kept())
 
 
 def place_after(batches: int) -> str:

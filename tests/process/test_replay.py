@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,8 @@ class Returned:
         job.start(1, stop=stops["rack1"], pace_ms=8, **self.options)
         job.event(1, "applied", fragment=1, version=2)
         if self.options["config"].get("mirror_rack_state"):
-            job.event(0, "mirror-kept", peer=1)
+            kept = partial(job.events, 0, kind="mirror-kept")
+            until(lambda: all(map(kept, range(ranks))), "every rank of rack 0 keeps a mirror")
         job.processes[1].kill()
         returned = job.start(
             1, name="again", stop=stops["again"], learning_rate=0.5, **self.options

@@ -48,6 +48,9 @@ class RackStateMirrors:
         """step -> keys of head and state."""
         self._kept: dict[int, list[Mirrored]] = {}
         """By rack, oldest first."""
+        self._due: dict[int, tuple[Member, int, int] | None] = {}
+        """By rack of which a state is being fetched: what came due meanwhile, the newest alone. Who
+        reads a long log at once does not ask for every state that there ever was."""
 
     # -------------------------------------------------------------- of this rank
 
@@ -83,8 +86,8 @@ class RackStateMirrors:
         so far."""
         for share in commit.members:
             owner = share.member
-            if owner.rack == self._rank.me.rack:
-                continue
+            if owner.rack == self._rank.me.rack or share.closing:
+                continue  # nobody returns to the last capture of a run
             if holder_of(owner.rack, self._there()) == self._rank.me.rack:
                 self._follow(owner, share.capture_step, number)
             elif owner.rack in self._kept:
@@ -99,19 +102,27 @@ class RackStateMirrors:
         lane, newest = self._lane(owner), self._newest(owner.rack)
         if lane is None or (newest and newest.owner == owner and step <= newest.step):
             return
+        if owner.rack in self._due:
+            due = self._due[owner.rack]
+            if due is None or due[0] != owner or due[1] < step:
+                self._due[owner.rack] = owner, step, number
+            return
+        self._due[owner.rack] = None
 
         def done(found: Mirrored | str) -> None:
-            about: dict[str, object] = {"peer": owner.rack, "step": step}
-            if isinstance(found, str):
-                self._rank.host.note("mirror-failed", about | {"error": found})
-                return
-            kept = self._kept.get(owner.rack, [])
-            if kept and kept[-1].mirror.round >= number:
-                return  # a newer one came first
-            self._keep(owner.rack, [*kept, found][-KEPT:])
-            self._rank.host.note("mirror-kept", about | {"bytes": found.mirror.size})
+            self._landed(owner, step, found)
+            if (due := self._due.pop(owner.rack)) is not None:
+                self._follow(*due)
 
         self._fetch_both(lane, Mirror(number, owner, step, 0, "", self._rank.me.rack), done)
+
+    def _landed(self, owner: Member, step: int, found: Mirrored | str) -> None:
+        about: dict[str, object] = {"peer": owner.rack, "step": step}
+        if isinstance(found, str):
+            self._rank.host.note("mirror-failed", about | {"error": found})
+            return
+        self._keep(owner.rack, [*self._kept.get(owner.rack, []), found][-KEPT:])
+        self._rank.host.note("mirror-kept", about | {"bytes": found.mirror.size})
 
     def _newest(self, rack: int) -> Mirror | None:
         kept = self._kept.get(rack)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from mend.consensus.records import Commit
@@ -143,15 +144,25 @@ def test_one_that_does_not_come_leaves_the_one_before() -> None:
     assert torch.equal(story.listed(), before)
 
 
-def test_a_newer_one_that_comes_first_stays() -> None:
+def test_of_many_rounds_at_once_the_first_and_the_newest_are_fetched() -> None:
+    """A rack that joins reads a long log."""
     story = Mirrors()
-    story.merge((0, 1))
-    story.answer(head_of(bytes_(1)))
-    story.merge((0, 2))
-    late = story.host.pulls.pop(story.host.pulls.index(story.begun()[0]))
-    story.keep(bytes_(2))
-    late.arrives(bytes_(1))
-    assert [note["step"] for note in story.host.noted("mirror-kept")] == [16]
+    for number in range(1, 6):
+        story.merge((0, number))
+    story.mirrors.committed(commit(1, [offer(0, 3, fragment=1)], fragment=1), 6)
+    assert len(story.begun()) == 1, "and not one of a fragment that was merged late"
+    story.answer(GONE)
+    story.keep(bytes_(5))
+    assert story.begun() == []
+    assert [note["step"] for note in story.host.noted("mirror-kept")] == [40]
+
+
+def test_the_last_capture_of_a_run_is_not_fetched() -> None:
+    story = Mirrors()
+    record = commit(1, [offer(0, 1)])
+    last = replace(record, members=tuple(replace(s, closing=True) for s in record.members))
+    story.mirrors.committed(last, 1)
+    assert story.begun() == []
 
 
 # -------------------------------------------------------------- own states

@@ -17,7 +17,7 @@ _DECIDING = frozenset({"consensus", "coordination", "detector"})
 _MACHINE = frozenset({"trace", "status", "hardware", "transport"})
 _BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE
 _BELOW_API = _BELOW_ENGINE | {"engine", "config", "determinism"}
-_BELOW_TOOLS = _BELOW_API | {"api", "mesh", "sim", "reference", DOOR}
+_BELOW_TOOLS = _BELOW_API | {"api", "mesh", "sim", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engine": _BELOW_ENGINE,
     "config": _BELOW_ENGINE | {"engine"},
     "reference": frozenset(),
-    "sim": _BELOW_API | {"reference"},
+    "sim": _BELOW_API,
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
     "tools": _BELOW_TOOLS,

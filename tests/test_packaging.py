@@ -57,6 +57,22 @@ def test_every_package_that_mend_imports_is_a_dependency() -> None:
     assert {renamed.get(name, name) for name in installed} == declared
 
 
+def test_nothing_that_is_installed_imports_what_the_wheel_leaves_out() -> None:
+    """The oracle of the tests and the lane in memory stay in the checkout."""
+    left_out = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    paths = [ROOT / each.lstrip("/") for each in left_out]
+    assert all(path.exists() for path in paths)
+    modules = [".".join(path.relative_to(ROOT / "src").with_suffix("").parts) for path in paths]
+    for source in (ROOT / "src").rglob("*.py"):
+        if any(path in (source, *source.parents) for path in paths):
+            continue
+        text = source.read_text(encoding="utf-8")
+        for module in modules:
+            room, _, name = module.rpartition(".")
+            pattern = rf"^\s*(import {module}|from {module}\b|from {room} import .*\b{name}\b)"
+            assert not re.search(pattern, text, re.M), f"{source} imports {module}"
+
+
 def test_the_markers_and_the_script_are_those_the_makefile_relies_on() -> None:
     options = PROJECT["tool"]["pytest"]["ini_options"]
     assert {each.split(":")[0] for each in options["markers"]} == {"gpu", "process", "slow"}

@@ -40,6 +40,7 @@ from mend.determinism import (
     RowParallel,
     SequenceParallel,
     SplitTokens,
+    collectives,
     ddp_hook,
     digest,
     enable,
@@ -70,6 +71,7 @@ class Case:
     threads: int = 1
     fused: bool = False  # gate and up are one layer; wide enough to be cut over 8 ranks
     cut_words: bool = True  # sp: the vocabulary, too, and the loss over it
+    small: bool = True  # False: sums over ranks go as large ones do, however small they are
 
 
 CASES = {
@@ -81,19 +83,22 @@ CASES = {
     "microbatches 4": Case("one", microbatches=4),
     "ddp 2": Case("ddp", 2),
     "ddp 4": Case("ddp", 4),
+    "ddp 4, as if large": Case("ddp", 4, small=False),
     "ddp 8": Case("ddp", 8),
     "ddp 2, microbatches 2": Case("ddp", 2, 2),
     "fsdp 2": Case("fsdp", 2),
     "fsdp 4": Case("fsdp", 4),
     "fsdp 2, microbatches 2": Case("fsdp", 2, 2, checkpointed=True),
     "tp 2": Case("tp", 2),
-    "tp 4, microbatches 2": Case("tp", 4, 2),
-    "tp 8": Case("tp", 8, checkpointed=True),
+    "tp 4": Case("tp", 4),
+    "tp 4, microbatches 2": Case("tp", 4, 2, small=False),
+    "tp 8": Case("tp", 8),
+    "tp 8, checkpointed": Case("tp", 8, checkpointed=True),
     "fused": Case("one", fused=True),
     "fused tp 2": Case("tp", 2, fused=True),
     "sp 2": Case("sp", 2, fused=True),
     "sp 2, whole head": Case("sp", 2, fused=True, cut_words=False),
-    "sp 4, microbatches 2": Case("sp", 4, 2, fused=True, checkpointed=True),
+    "sp 4, microbatches 2": Case("sp", 4, 2, fused=True, checkpointed=True, small=False),
     "sp 8": Case("sp", 8, fused=True),
     "torch's tp 2": Case("tp", 2, fixed=False),
     "padded": Case("padded"),
@@ -236,6 +241,8 @@ def child(case: Case, steps: int, meeting: str, rank: int, out: Path) -> None:
         dist.init_process_group(
             "gloo", init_method=f"file://{meeting}", rank=rank, world_size=case.ranks
         )
+    if not case.small:
+        collectives.SMALL_BYTES = 0
     try:
         found = train(case, steps)
     except Exception as fault:

@@ -28,6 +28,7 @@ LIGHT = "from multiprocessing.resource_tracker"
 
 PASSED_ON = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGABRT,
 )  # fmt: skip
 
 

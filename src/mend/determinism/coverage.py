@@ -43,7 +43,7 @@ _MAKES = """
 draws inside of a model (bernoulli, rand_like) is not: its bits depend on the batch."""
 
 _ELEMENTS = """
-    add add_ sub sub_ rsub mul mul_ div div_ true_divide neg neg_ abs abs_ sign sqrt sqrt_ rsqrt
+    add add_ sub sub_ rsub mul mul_ div div_ true_divide neg neg_ abs abs_ sign sgn sqrt sqrt_ rsqrt
     rsqrt_ reciprocal reciprocal_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ maximum minimum
     clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ relu relu_ threshold_backward
     floor ceil round trunc isnan isinf isfinite eq ne lt le gt ge logical_not logical_and logical_or

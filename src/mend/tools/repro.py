@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from mend.determinism.comparison import (
     recording_of,
 )
 from mend.errors import UsageError
-from mend.tools.processes import TOKEN, Child, Interrupts, kill_orphans
+from mend.tools.processes import TOKEN, Child, Interrupts, kill_orphans, orphans
 
 EQUAL, DIFFERENT, INTERRUPTED = 0, 1, 130
 
@@ -40,6 +40,9 @@ LEAVE_S = 5.0
 
 END_S = 60.0
 """So long a script has to end behind its last step, where that is known."""
+
+STACKS_S = 5.0
+"""So long a script that is ended has to print where it hangs."""
 
 LAST_LINES = 20
 DETAILS_MAX = 3
@@ -215,6 +218,8 @@ def _run(
         try:
             end = _End(folder, setting.processes or 1, last or made)
             _wait(child, interrupts, _Progress(setting.name, folder, say), end)
+            if end.hangs:
+                _ask_where(child, token)
         finally:
             kill_orphans(token)
             child.signal(signal.SIGKILL)
@@ -223,6 +228,9 @@ def _run(
         raise Stopped
     if end.hangs:
         say(f"run {setting.name}: ended by force, {END_S:g} s behind step {last or made}, its last")
+        say(f"run {setting.name}: its last lines, and the calls that it hung in:")
+        for line in lines:
+            say(f"    {line}")
         return
     if code := child.process.returncode:
         tail = "\n  ".join(lines)
@@ -243,6 +251,18 @@ def _wait(child: Child, interrupts: Interrupts, progress: _Progress, end: _End) 
             kill_s, seen = time.monotonic() + LEAVE_S, count
         if seen > 1 or (seen and time.monotonic() > kill_s):
             return
+
+
+def _ask_where(child: Child, token: str) -> None:
+    """End a run by SIGABRT, at which repro_child prints the calls of all threads of a rank."""
+    for pid in orphans(token):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+    limit_s = time.monotonic() + STACKS_S
+    while orphans(token) and time.monotonic() < limit_s:
+        child.read()
+        time.sleep(POLL_S)
+    child.read()
 
 
 class _End:

@@ -7,6 +7,7 @@ is recorded, 0:0: none.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import runpy
@@ -20,6 +21,7 @@ from mend.determinism.recorder import Recorder
 def main() -> None:
     folder, last, detail, *command = sys.argv[1:]
     first, _, final = detail.partition(":")
+    faulthandler.enable()  # a script that hangs is ended by SIGABRT, and says where
     path = Path(folder) / f"rank-{os.environ.get('RANK', '0')}.jsonl"
     with path.open("w", encoding="utf-8") as file:
 

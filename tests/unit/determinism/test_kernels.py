@@ -41,6 +41,7 @@ OPS: dict[str, Op] = {
         x, torch.linspace(-1, 1, WIDTH).expand_as(x), reduction="none"
     ),
     "mse_loss of rows": lambda x: torch.stack([F.mse_loss(y, y.flip(0)) for y in x]),
+    "l1_loss": lambda x: F.l1_loss(x, torch.linspace(-1, 1, WIDTH).expand_as(x), reduction="none"),
     "max": lambda x: x.max(-1).values,
     "min": lambda x: x.min(-1).values,
     "dot": lambda x: torch.stack([row.dot(row) for row in x]),

@@ -98,6 +98,7 @@ JOBS = {
     "out of phase, racks of two ranks": out_of_phase(ranks=2),
     "out of phase, 20 ms apart": out_of_phase(delay_ns=10 * MS, overlap_steps=12),
     "speeds 1 : 1 : .7 : .5": job((1.0, 1.0, 0.7, 0.5)),
+    "speeds 1 : 1 : .7 : .5, tau rising": job((1.0, 1.0, 0.7, 0.5), overlap_ramp=10),
 }
 
 

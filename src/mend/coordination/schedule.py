@@ -170,6 +170,18 @@ class Calendar:
         """Fragments whose own overlap ends at this step, ascending."""
         return tuple(p for p, mark in enumerate(self.marks) if mark and self.end(p) == step)
 
+    def last(self, fragment: int) -> int:
+        """The step from which on training waits for the result. An overlap that is still short ends
+        later where the exchange takes longer, but for lockstep, whose steps must not depend on
+        that: waiting for a rising overlap cost more than what it rises for."""
+        if self.schedule.polls == 0:
+            return self.end(fragment)
+        return self.marks[fragment] + self.schedule.overlap_steps
+
+    def lasts(self, step: int) -> tuple[int, ...]:
+        """Fragments whose results are waited for at this step, ascending."""
+        return tuple(p for p, mark in enumerate(self.marks) if mark and self.last(p) == step)
+
     def is_poll(self, step: int) -> bool:
         return self.schedule.polls > 0 and step % self.schedule.polls == 0
 
@@ -186,7 +198,8 @@ class Calendar:
     def past(self, step: int) -> None:
         """All of this step is done: look for the next one."""
         nexts = [self.due(p) for p in range(len(self.marks))]
-        nexts += [self.end(p) for p, mark in enumerate(self.marks) if mark and self.end(p) > step]
+        for p, mark in enumerate(self.marks):
+            nexts += [at for at in (self.end(p), self.last(p)) if mark and at > step]
         if polls := self.schedule.polls:
             nexts.append(step - step % polls + polls)
         self.next_step = min(nexts)

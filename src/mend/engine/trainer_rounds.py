@@ -203,7 +203,7 @@ class TrainerRounds:
         """Everything that is due after the current step."""
         step, calendar = self.step, self.calendar
         captures, begun_ns = calendar.captures(step), self._now_ns()
-        if captures or calendar.ends(step):
+        if captures or calendar.ends(step) or calendar.lasts(step):
             self._measure()
         yield from self._points(captures, calendar.is_poll(step))
         calendar.past(step)
@@ -222,11 +222,11 @@ class TrainerRounds:
         if tau == 0:
             for fragment in captures:
                 self._reach(fragment)
-        ends = self.calendar.ends(self.step)
-        if ends or polls or (captures and tau > 0 and not self.options.lockstep):
+        ends, lasts = self.calendar.ends(self.step), self.calendar.lasts(self.step)
+        if ends or lasts or polls or (captures and tau > 0 and not self.options.lockstep):
             # Before a capture, too: the offer of a slow rack would be too old when it comes, had it
             # not caught up with what the fast ones merged since its last overlap ended.
-            opened = yield from self._apply_point(ends, polls)
+            opened = yield from self._apply_point(lasts, polls)
         if tau > 0:
             for fragment in captures:
                 self._reach(fragment)
@@ -371,11 +371,11 @@ class TrainerRounds:
 
     # -------------------------------------------------------------- apply
 
-    def _apply_point(self, ends: tuple[int, ...], polls: bool) -> Generator[Any, Any, list[int]]:
-        """The ranks agree by one MIN on what is decided, and all apply the same or nothing. Of a
-        poll point: returns per fragment the version of which all of them know an open round, or
-        -1."""
-        yield from self._await_results(ends)
+    def _apply_point(self, lasts: tuple[int, ...], polls: bool) -> Generator[Any, Any, list[int]]:
+        """The ranks agree by one MIN on what is decided, and all apply the same or nothing; `lasts`
+        are waited for. Of a poll point: returns per fragment the version of which all of them know
+        an open round, or -1."""
+        yield from self._await_results(lasts)
         eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
         flags = self._opened() if polls else []
         asked = self._asked()
@@ -388,7 +388,7 @@ class TrainerRounds:
             self._set_batch(pct, reason)
         if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
             self.state_due = asked[0]
-        for fragment in ends:
+        for fragment in lasts:
             track = self.tracks[fragment]
             offer = track.offer if track.moments is None else None
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:

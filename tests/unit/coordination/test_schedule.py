@@ -81,6 +81,18 @@ def test_a_mark_moves_what_follows_it() -> None:
     assert calendar.joins([0, 1]) == [0, 1], "the one that was never captured first"
 
 
+def test_a_result_is_waited_for_behind_all_of_tau_but_in_lockstep() -> None:
+    for polls, waited in ((0, 9), (4, 14)):
+        calendar = Calendar(Schedule(1, 20, 6, 10, polls=polls))
+        calendar.mark(0, 8, 0)
+        calendar.past(8)
+        assert calendar.next_step == 9
+        assert calendar.ends(9) == (0,)
+        assert [step for step in range(9, 30) if calendar.lasts(step)] == [waited]
+        calendar.past(13)
+        assert calendar.next_step == (14 if polls else 28)
+
+
 def test_the_next_step_is_that_of_a_capture_an_apply_or_a_poll() -> None:
     calendar = Calendar(Schedule(1, 8, 2, polls=5))
     assert calendar.next_step == 5

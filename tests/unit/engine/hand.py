@@ -42,8 +42,8 @@ class Hand:
 
     def __init__(
         self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, period: int = 4,
-        overlap: int = 2, polls: int = 0, payload: str = "float32", in_weights: bool = False,
-        side: Side | None = None, **options: Any,
+        overlap: int = 2, ramp: int = 0, polls: int = 0, payload: str = "float32",
+        in_weights: bool = False, side: Side | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.ranks, self.now_ns = ranks, 5 * SECOND
         rules = CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
@@ -68,7 +68,7 @@ class Hand:
         tracks = tracks_of(plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank))
         self.trainer = Trainer(
             MINE,
-            Schedule(fragments, period, overlap, polls=polls),
+            Schedule(fragments, period, overlap, ramp, polls=polls),
             StepOptions(ranks=ranks, **{**fields, **options}),
             tracks,
             self.published,

@@ -532,6 +532,27 @@ def test_an_outage_has_one_stall_budget() -> None:
     assert hand.waits == [STALL_NS], "an apply ended the outage"
 
 
+def test_an_overlap_that_is_still_short_is_waited_for_in_lockstep_only() -> None:
+    """Captured at 8 on version 0, so tau is 1 of 6. The result is applied as soon as it is there,
+    and waited for behind all six."""
+    hand = Hand(period=8, overlap=6, ramp=10, polls=2)
+    hand.step(9)
+    assert hand.waits == []
+    hand.decide(0.75, names=True)
+    hand.step(1)
+    assert steps_of(hand, "applied") == [("applied", 10, 0)]
+    assert hand.trainer.stall_ns_total == 0
+    hand.step(12)
+    assert (hand.trainer.step, hand.waits) == (22, [STALL_NS])
+    assert hand.trainer.ledger.missed == {"result not there at the apply point": 1}
+
+    steady = Hand(period=8, overlap=6, ramp=10, lockstep=True)
+    steady.during = lambda: steady.decide(0.75, names=True)
+    steady.step(9)
+    assert steady.waits == [GIVE_UP_NS]
+    assert steps_of(steady, "applied") == [("applied", 9, 0)]
+
+
 def test_what_is_left_of_the_budget_may_be_used_later() -> None:
     hand = Hand(fragments=2, period=4, overlap=1)
 

@@ -10,6 +10,8 @@ NAME codec  the codec alone
 NAME decode the way back, of the whole vector (of powersgd the factors are read once, as in a merge)
 memcpy      torch's copy_ of the same elements
 
+`numba` says whether codecs were compiled (`pip install 'mend-torch[fast]'`) or run by torch.
+
 A speed is the bytes of the delta (4 per element) per second; memcpy's is what it copies, once.
 
 `measured` is the median over repeats of GB/s of the codec that is farthest below its goal (of a
@@ -29,6 +31,7 @@ import torch
 from benchmarks._common import arguments, limit, noise, report, spread
 from mend.codec import Codec, codec_named
 from mend.engine.numerics import Numerics
+from mend.kernels import block_kernels
 from mend.merge import MERGES
 from mend.outer import Nesterov
 from mend.types import Owned, Span
@@ -64,13 +67,14 @@ def main() -> None:
         better="higher",
         beside=limit("memcpy, 1 thread", "GB/s", memcpy, 2),
         more={
+            "numba": block_kernels("int8") is not None,
             "variants": {
                 name: {
                     "GBps": spread(speed, 2),
                     "of_memcpy": spread([a / b for a, b in zip(speed, memcpy, strict=True)]),
                 }
                 for name, speed in speeds.items()
-            }
+            },
         },
     )
 

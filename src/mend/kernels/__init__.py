@@ -85,4 +85,13 @@ def compiled(signature: str, function: _Function, **options: Any) -> _Function:
     return made
 
 
-__all__ = ["BlockKernels", "ProductKernels", "block_kernels", "compiled", "product_kernels"]
+def part(function: _Function) -> _Function:
+    """Of kernels; compiled with the first of them, for the types that it is called with: rows of
+    arrays, and single numbers."""
+    import numba
+
+    made: _Function = numba.njit(error_model="numpy")(function)
+    return made
+
+
+__all__ = ["BlockKernels", "ProductKernels", "block_kernels", "compiled", "part", "product_kernels"]

@@ -9,15 +9,11 @@ Legend: b blocks, k elements of a block, c bytes of a block, s elements of a blo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 
-from mend.kernels import BlockKernels, compiled
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+from mend.kernels import BlockKernels, compiled, part
 
 _F32, _I32, _U32, _U8, _I8 = np.float32, np.int32, np.uint32, np.uint8, np.int8
 _TINY = _F32(2.0**-100)
@@ -31,14 +27,7 @@ _VALUES = 4 + 3 * _HALF
 """Where the two bits of each value begin in a chunk of topk."""
 
 
-def _part(function: _Function) -> _Function:
-    """Of kernels; compiled with the first of them. A division by 0 gives what the processor does.
-    Arguments are rows of arrays, and single numbers of their types."""
-    made: _Function = numba.njit(error_model="numpy")(function)
-    return made
-
-
-@_part
+@part
 def _peak(x_k: Any) -> Any:
     """The greatest magnitude; 0 where it is below TINY."""
     top, bits_k = _I32(0), x_k.view(_I32)
@@ -48,20 +37,20 @@ def _peak(x_k: Any) -> Any:
     return _F32(0) if peak < _TINY else peak
 
 
-@_part
+@part
 def _over(numerator: Any, peak: Any) -> Any:
     """numerator / peak as torch computes it; 0 where the peak is 0."""
     return _F32(0) if peak == _F32(0) else _F32(_F32(1) / peak) * numerator
 
 
-@_part
+@part
 def _put(scale: Any, row_c: Any) -> None:
     bits = _F32(scale).view(_U32)
     for i in range(4):
         row_c[i] = _U8((bits >> _U32(8 * i)) & _U32(255))
 
 
-@_part
+@part
 def _get(row_c: Any) -> Any:
     bits = _U32(0)
     for i in range(4):
@@ -107,10 +96,10 @@ def _int4_decode(rows_bc: Any, out_bk: Any) -> None:
             out_k[i + 64] = _F32(pair >> _I32(4)) * scale
 
 
-@_part
-def _e3m0_code(part: Any) -> Any:
+@part
+def _e3m0_code(value: Any) -> Any:
     """codec.e3m0 says why: sign, exponent and 7 bits of mantissa decide."""
-    bits = _F32(part).view(_I32) >> _I32(16)
+    bits = _F32(value).view(_I32) >> _I32(16)
     size = bits & _I32(0x7FFF)
     lowest = max(min(size >> _I32(7), _I32(120)) - _I32(119), _I32(0))
     level = ((size + _I32(64)) >> _I32(7)) - _I32(120)
@@ -128,7 +117,7 @@ def _e3m0_encode(x_bk: Any, rows_bc: Any) -> None:
             row_c[4 + i] = _U8((high << _I32(4)) | low)
 
 
-@_part
+@part
 def _e3m0_value(code: Any) -> Any:
     level = code & _I32(7)
     size = _I32(0) if level == _I32(0) else (level + _I32(120)) << _I32(23)
@@ -144,7 +133,7 @@ def _e3m0_decode(rows_bc: Any, out_bk: Any) -> None:
             out_k[i + 128] = _e3m0_value(pair >> _I32(4)) * scale
 
 
-@_part
+@part
 def _count(bits_k: Any, bins: Any, shift: Any, prefix: Any) -> None:
     """How often each value of the bits from `shift` on is there: of all magnitudes 11 bits, then of
     those that begin with `prefix` 10 more."""
@@ -159,7 +148,7 @@ def _count(bits_k: Any, bins: Any, shift: Any, prefix: Any) -> None:
                 bins[rest] += 1
 
 
-@_part
+@part
 def _greatest(bits_k: Any, bins: Any, index_s: Any) -> None:
     """The indices of the KEEP greatest magnitudes, ascending; of equals the first. The least of
     them is found bit by bit, as far as it takes to part them from the others."""
@@ -181,7 +170,7 @@ def _greatest(bits_k: Any, bins: Any, index_s: Any) -> None:
             kept += 1
 
 
-@_part
+@part
 def _mean(size_s: Any, chosen_s: Any, room_s: Any) -> Any:
     """Of the chosen, as a tree of halves; 0 of none. The bits of a bfloat16, to nearest even."""
     count = 0
@@ -198,7 +187,7 @@ def _mean(size_s: Any, chosen_s: Any, room_s: Any) -> Any:
     return (bits + _U32(0x7FFF) + ((bits >> _U32(16)) & _U32(1))) >> _U32(16)
 
 
-@_part
+@part
 def _kept(x_k: Any, index_s: Any, size_s: Any, counts_s: Any) -> None:
     """Their magnitudes, and which count: in place of each 0 the last that is none is sent again."""
     last = 0
@@ -235,8 +224,8 @@ def _topk_encode(x_bk: Any, rows_bc: Any) -> None:
             row_c[4 + 2 * _HALF + s] = _U8((first >> _I32(8)) | ((second >> _I32(8)) << _I32(4)))
         for s in range(_QUARTER):
             code = _U8(0)
-            for part in range(4):
-                code |= codes[s + part * _QUARTER] << _U8(2 * part)
+            for each in range(4):
+                code |= codes[s + each * _QUARTER] << _U8(2 * each)
             row_c[_VALUES + s] = code
 
 

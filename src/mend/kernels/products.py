@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from mend.kernels import ProductKernels, compiled
+from mend.kernels import ProductKernels, compiled, part
 
 _AT_ONCE = 4
 """Vectors, or rows, per pass over a row: what they share stays in registers."""
 
 
-@numba.njit(error_model="numpy")
+@part
 def _round(row_n: Any, scale: Any, out_n: Any) -> None:
     for j in range(len(row_n)):
         out_n[j] = np.rint(row_n[j] * scale)

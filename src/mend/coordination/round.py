@@ -202,7 +202,9 @@ class Round:
 
     def _hidden_ns(self, inputs: RoundInputs) -> int:
         policy = inputs.policy
-        tau = overlap_at(inputs.version, policy.overlap_steps, policy.overlap_ramp)
+        tau = policy.overlap_steps  # from where on training waits: see `Calendar.last`
+        if policy.lockstep:
+            tau = overlap_at(inputs.version, tau, policy.overlap_ramp)
         return self.opened_ns + tau * inputs.step_ns - (self.sync_time.value_ns or 0)
 
     def _opens(self, inputs: RoundInputs) -> bool:
@@ -225,7 +227,7 @@ class Round:
             step_ns=inputs.step_ns,
             quorum_ns=self.quorum_time.value_ns,
             sync_ns=self.sync_time.value_ns,
-            overlap_steps=overlap_at(inputs.version, policy.overlap_steps, policy.overlap_ramp),
+            overlap_steps=policy.overlap_steps,  # also while tau rises: see `Calendar.last`
             gap_steps=gap_steps(policy.of_weights, policy.period_steps),
             limit_ns=policy.stall_max_ns,
         )

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "together": "tests/unit/test_bench_failures.py",
     "compare": "tests/unit/test_compare.py",
     "failslow": "tests/unit/detector/test_scores.py",
+    "mitigation": "tests/unit/test_bench_mitigation.py",
     "peers": "tests/process/test_benchmarks.py",
     "qwen": "tests/process/test_h200.py",
     "torchft_cell": "tests/process/test_h200.py",

@@ -46,9 +46,10 @@ def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) 
     assert len({result.digest for result in results}) == 1
 
 
-def test_a_slow_rack_takes_fewer_micro_batches_and_all_again_when_it_is_well(jobs: Jobs) -> None:
-    """In lockstep, where the others wait for every step of it; all its ranks take as many."""
-    healthy, slow, well = 40, 40, 90
+def test_a_slow_rack_takes_fewer_micro_batches_and_more_again_when_it_is_well(jobs: Jobs) -> None:
+    """In lockstep, where the others wait for every step of it; all its ranks take as many. It gets
+    them back in one move or more, by what a step costs besides its micro-batches."""
+    healthy, slow, well = 40, 40, 150
     job = jobs(ranks=2)
     config = {**CONFIG, "lockstep": True, "failslow_action": "act", "give_up_s": 60}
     per: dict[int, dict[str, Any]] = {rack: {"micro_batches": 8} for rack in range(2)}
@@ -57,18 +58,18 @@ def test_a_slow_rack_takes_fewer_micro_batches_and_all_again_when_it_is_well(job
     results = job.run(steps=healthy + slow + well, config=config, pace_ms=50.0, per=per)
     decided = results[0].kinds("slow-rack-batch", "slow-rack-awaited", "slow-rack-left")
     assert {move["slow_rack"] for move in decided} == {1}
-    *fewer, again = decided
-    assert {move["stage"] for move in fewer} == {2}
-    assert (again["stage"], again["batch_pct"]) == (0, 100)
-    assert "rack 1 is slow" in fewer[0]["reason"]
+    fewest = min(move["batch_pct"] for move in decided)
+    assert fewest < 25 < decided[-1]["batch_pct"]
+    assert decided[0]["stage"] == 2
+    assert "rack 1 is slow" in decided[0]["reason"]
     taken = [job.told(1, rank)["taken"] for rank in range(2)]
     assert taken[0] == taken[1], "both ranks take them from the same step on"
     assert taken[0][: healthy + 1] == [8] * (healthy + 1)
     assert taken[0][healthy + slow - 1] <= 2
-    assert taken[0][-1] == 8
+    assert taken[0][-1] >= 4
     (first, *_) = job.result(1).kinds("local-batch")
     assert taken[0][first["step"]] < taken[0][first["step"] - 1], "from the next step on"
-    assert first["reason"] == fewer[0]["reason"]
+    assert first["reason"] == decided[0]["reason"]
     assert job.told(0, 0)["taken"] == [8] * (healthy + slow + well)
     assert len({result.digest for result in results}) == 1
     for result in results:

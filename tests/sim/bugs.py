@@ -512,7 +512,7 @@ ELSEWHERE = {
     "any more: the next candidate asks the witness, too, whose promise attests its former life.",
     "11b": "`pytest tests/sim/test_sharded.py`. Digests find it, and the next attempt is a mesh; a "
     "seed has to have an owner die between its own merge and those of the others.",
-    "41": "`pytest tests/sim/test_ladder.py`. No seed mitigates; it costs what a merge is worth.",
+    "41": "`pytest tests/sim/test_ladder.py`. It costs what a merge is worth, no invariant.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
     "34b": "`pytest tests/sim/test_deaths.py`. The vote is taken some seconds later all the "

@@ -22,6 +22,7 @@ from mend.sim.faults import SPOILT
 from mend.sim.returns import lost, returns
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
 from mend.sim.scripted_faults import saga
+from mend.sim.slow_story import slowed
 from mend.types import MS, SECOND
 
 ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
@@ -114,12 +115,13 @@ def _script(scenario: Scenario) -> dict[str, object]:
     if rng.random() < MOMENTS_SHARE and not scenario.non_finite:  # which would stay in the moments
         period = scenario.period_steps
         changes["moments"] = rng.choice(((period,), (period, 2 * period), (0, period)))
-    changes["validates"] = rng.random() < VALIDATES_SHARE
+    # What is done about a slow rack goes by the cause.
+    changes["validates"] = rng.random() < VALIDATES_SHARE or scenario.acts
     return changes
 
 
 def _drawn(seed: int, fixed: Mapping[str, Any] | None) -> Scenario:
-    story = None if fixed else returns(seed) or saga(seed) or lost(seed)
+    story = None if fixed else returns(seed) or saga(seed) or lost(seed) or slowed(seed)
     if story is not None:
         return story
     rng = random.Random(seed)

@@ -142,6 +142,13 @@ def test_what_is_cut_of_one_rack_may_cut_another() -> None:
     assert acts(script, 1) == [("captured", 1)]
 
 
+def test_how_many_micro_batches_a_rack_took_from_which_step_on_is_read() -> None:
+    mine = [*MINE[:3], ev.BatchSet(10, 50), *MINE[3:5], ev.BatchSet(18, 100), *MINE[5:]]
+    script = script_of([tape(0, mine, LOG), tape(1, THEIRS, LOG)])
+    assert [part.batches for part in script.parts] == [((10, 50), (18, 100)), ()]
+    assert acts(script, 0) == acts(script_of([tape(0, MINE, LOG), tape(1, THEIRS, LOG)]), 0)
+
+
 BACK = roster(1, [0, 1], lives={1: 1})
 """Rack 1 is started again."""
 

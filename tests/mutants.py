@@ -428,7 +428,7 @@ MUTANTS = (
         "    self._reach(fragment)\n"
         "elif not joined and self._countable(False)[1] > track.steps_mark:\n"
         "    self.before_capture()\n"
-        "    if self._marked_step < self.step:\n"
+        "    if self.clock.measured_step < self.step:\n"
         "        self._measure()\n"
         "    self._reach(fragment)\n"
         "    joined = (fragment,)",
@@ -436,7 +436,7 @@ MUTANTS = (
         "    continue\n"
         "elif not joined and self._countable(False)[1] > track.steps_mark:\n"
         "    self.before_capture()\n"
-        "    if self._marked_step < self.step:\n"
+        "    if self.clock.measured_step < self.step:\n"
         "        self._measure()\n"
         "    self._reach(fragment)\n"
         "    joined = (fragment,)",

@@ -314,7 +314,7 @@ class Runtime:
 
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
-        with self._trainer.untimed():
+        with self._trainer.clock.untimed():
             self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
 
     def checkpoint(
@@ -372,7 +372,7 @@ class Runtime:
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
         try:
-            with self._trainer.untimed():
+            with self._trainer.clock.untimed():
                 return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
         finally:
             self._steps.movement.wrote()
@@ -390,7 +390,7 @@ class Runtime:
         self._steps.settle()
         assert isinstance(self._rank, LiveRank)
         try:
-            with self._trainer.untimed():
+            with self._trainer.clock.untimed():
                 return self._rank.saved_state(int(self.config.give_up_s * SECOND))
         finally:
             self._steps.movement.wrote()
@@ -447,7 +447,7 @@ class Runtime:
         """
         local = self._trainer.local_weights()
         self._steps.borrowed = True
-        with self._steps.movement.aside(), self._trainer.untimed():
+        with self._steps.movement.aside(), self._trainer.clock.untimed():
             try:
                 self._rank.live(self._trainer.publish_anchor())
                 yield

@@ -258,9 +258,10 @@ class ReplayTrainer(Trainer):
             # captured what it had trained.
             raise self._differs("it has gone on", due)
         self._measure()
+        begun_ns = self._now_ns()
         yield from self._follow()
         self._stand()
-        self._marked_ns = self._now_ns()
+        self.clock.worked(self.step, begun_ns)
         yield from self._stop_if_over()
 
     def _prefetch(self, beside: CudaStaging) -> None:

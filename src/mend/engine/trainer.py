@@ -413,7 +413,7 @@ class Trainer(TrainerRounds):
             last = first + (step - first) // period * period
             self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
         self.calendar.past(step)
-        self._marked_step = step
+        self.clock.measured_step = step
         self._post(Stepped(step, 0))
 
     @property
@@ -433,7 +433,7 @@ class Trainer(TrainerRounds):
             )  # fmt: skip
             self.calendar.mark(fragment, mine.captured_step, mine.captured_version)
         self.calendar.past(self.step)
-        self._marked_step = self.step
+        self.clock.measured_step = self.step
 
     def _check_begun(self, anchors: Sequence[Anchor]) -> Doing:
         """The founder refuses racks with another checkpoint. Would it not, what this rack has over

@@ -12,8 +12,7 @@ capture, then apply).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -52,6 +51,7 @@ from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
+from mend.engine.step_clock import StepClock
 from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.errors import Diverged, GaveUp, StateRefused
 from mend.fragment.apply import realign
@@ -59,10 +59,6 @@ from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
-
-SAMPLE_NS_MIN = 50 * MS
-"""A sample of the step time covers steps that took at least so long: the work for a sample, and its
-place on the tape, are bounded however short the steps are."""
 
 Given = Tensor | LikeFirst | str
 """A copy of the training state, or that another rank has the same one, or why there is none."""
@@ -105,7 +101,7 @@ class TrainerRounds:
         self.tracks, self.published = tracks, published
         self.weights = [track for track in tracks if track.moments is None]
         """The fragments that tokens are counted for: the first ones."""
-        self.calendar = Calendar(schedule)
+        self.calendar, self.clock = Calendar(schedule), StepClock(now_ns)
         self.before_capture: Callable[[], None] = lambda: None
         """Called in a step that captures something, before it does; may raise."""
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
@@ -137,13 +133,10 @@ class TrainerRounds:
         self._before = (0, 0)
         """Tokens and steps before the last step."""
         self.ledger = Ledger()
-        self.stall_ns_total = 0
-        self.stall_ns_last = 0
+        self.stall_ns_total = self.stall_ns_last = 0
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
         self._budget_ns = options.stall_max_ns
-        self._marked_ns, self._marked_step, self.step_ns = now_ns(), 0, 0
-        self._stepped_ns, self._sample_ns, self._sample_tokens = 0, 0, 0
         self.beside = (
             CudaStaging(side, numerics.buffers, options.alignment, options.blend_alpha)
             if side is not None
@@ -158,35 +151,15 @@ class TrainerRounds:
         self.step += 1
         self.tokens += tokens
         self.standing = (self.step, self.tokens, self._marks)
-        begun_ns = self._stepped_ns
-        self._time(tokens)
+        begun_ns = self.clock.begun_ns
+        if (sample := self.clock.stepped(tokens)) is not None:
+            self._post(Timed(self.step, *sample, self.batch))
+            self.batch = 0
         if self.benchmark is not None:
-            self.benchmark.stepped(self.step, begun_ns, self.untimed)
+            self.benchmark.stepped(self.step, begun_ns, self.clock.untimed)
         if self.beside is not None and self.published.fresh:
             self._prefetch(self.beside)
         return self.step >= self.calendar.next_step
-
-    def _time(self, tokens: int) -> None:
-        """Samples of the step time, from the end of a step or of mend's work behind it."""
-        now_ns = self._now_ns()
-        if self._stepped_ns:
-            self._sample_ns += now_ns - self._stepped_ns
-            self._sample_tokens += tokens
-        self._stepped_ns = now_ns
-        if self._sample_ns >= SAMPLE_NS_MIN:
-            self._post(Timed(self.step, self._sample_ns, self._sample_tokens, self.batch))
-            self._sample_ns = self._sample_tokens = self.batch = 0
-
-    @contextmanager
-    def untimed(self) -> Iterator[None]:
-        """What is done meanwhile is no part of a step: a checkpoint of a minute makes no rack slow,
-        and must not widen the grace windows after it."""
-        begun_ns = self._now_ns()
-        try:
-            yield
-        finally:
-            self._marked_ns += self._now_ns() - begun_ns
-            self._stepped_ns = self._now_ns() if self._stepped_ns else 0
 
     def _prefetch(self, beside: CudaStaging) -> None:
         """Start bringing what was decided meanwhile to the device."""
@@ -207,12 +180,9 @@ class TrainerRounds:
             self._measure()
         yield from self._points(captures, calendar.is_poll(step))
         calendar.past(step)
-        if self._marked_step == step:
+        if self.clock.measured_step == step:  # else it was a poll without news
             self._stand()
-            self._marked_ns = self._now_ns()
-        else:  # a poll without news is no reason to tell the step; what it took is not training
-            self._marked_ns += self._now_ns() - begun_ns
-        self._stepped_ns = self._now_ns()
+        self.clock.worked(step, begun_ns)
 
     def _points(self, captures: tuple[int, ...], polls: bool) -> Doing:
         """The apply, capture and poll points that fall on this step, in their order."""
@@ -253,7 +223,7 @@ class TrainerRounds:
                 self._reach(fragment)
             elif not joined and self._countable(False)[1] > track.steps_mark:
                 self.before_capture()
-                if self._marked_step < self.step:
+                if self.clock.measured_step < self.step:
                     self._measure()
                 self._reach(fragment)
                 joined = (fragment,)
@@ -276,14 +246,9 @@ class TrainerRounds:
         self.standing = (self.step, self.tokens, self._marks)
 
     def _measure(self) -> None:
-        """Time per step without our own waits, for the adaptive grace window."""
-        now_ns, steps = self._now_ns(), self.step - self._marked_step
-        if steps > 0:
-            sample_ns = (now_ns - self._marked_ns) // steps
-            before_ns = self.step_ns or sample_ns  # the first sample is taken as it is
-            self.step_ns = before_ns + (sample_ns - before_ns) // 10
-        self._marked_step = self.step
-        self._post(Stepped(self.step, self.step_ns))
+        """Tell the step, and time per step without our own waits."""
+        self.clock.measure(self.step)
+        self._post(Stepped(self.step, self.clock.step_ns))
 
     # -------------------------------------------------------------- capture
 
@@ -433,7 +398,7 @@ class TrainerRounds:
         with self.published.changed:
             self.published.given.add(to)
         begun_ns = self._now_ns()
-        with self.untimed():
+        with self.clock.untimed():
             given = self._copied(self.training_state, self.replicas)
         self.give(to, self.step, given)
         size = given.numel() if isinstance(given, Tensor) else 0

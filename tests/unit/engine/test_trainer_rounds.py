@@ -103,7 +103,7 @@ def test_what_is_untimed_is_no_part_of_a_step() -> None:
         hand.now_ns += SECOND
         hand.step()
         if step == 2:
-            with hand.trainer.untimed():
+            with hand.trainer.clock.untimed():
                 hand.now_ns += 60 * SECOND
     assert {progress.step_ns for progress in hand.posted(Progress)} == {SECOND}
     assert {timed.ns for timed in hand.posted(Timed)} == {SECOND}

@@ -1,0 +1,71 @@
+"""How long a step of training takes, without what mend does and waits for between two steps.
+Training thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mend.types import MS
+
+SAMPLE_NS_MIN = 50 * MS
+"""A sample of the step time covers steps that took at least so long: the work for a sample, and its
+place on the tape, are bounded however short the steps are."""
+
+
+class StepClock:
+    """Of one rank. Reads the clock that it is given; all times in ns."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self.step_ns = 0
+        """Of a step, smoothed; 0: not known yet."""
+        self.measured_step = 0
+        """The one at which it was measured last."""
+        self.begun_ns = 0
+        """When the current step began; 0: nobody knows yet."""
+        self._since_ns = now_ns()
+        self._sample_ns = self._sample_tokens = 0
+
+    def stepped(self, tokens: int) -> tuple[int, int] | None:
+        """A step is over. Returns time and tokens of a sample once that is long enough."""
+        now_ns = self._now_ns()
+        if self.begun_ns:
+            self._sample_ns += now_ns - self.begun_ns
+            self._sample_tokens += tokens
+        self.begun_ns = now_ns
+        if self._sample_ns < SAMPLE_NS_MIN:
+            return None
+        sample = self._sample_ns, self._sample_tokens
+        self._sample_ns = self._sample_tokens = 0
+        return sample
+
+    def measure(self, step: int) -> None:
+        """Take the steps since the last measurement into `step_ns`, for the adaptive grace
+        window."""
+        steps = step - self.measured_step
+        if steps > 0:
+            sample_ns = (self._now_ns() - self._since_ns) // steps
+            before_ns = self.step_ns or sample_ns  # the first sample is taken as it is
+            self.step_ns = before_ns + (sample_ns - before_ns) // 10
+        self.measured_step = step
+
+    def worked(self, step: int, begun_ns: int) -> None:
+        """mend's work behind a step, since `begun_ns`, is over. A poll without news measures
+        nothing; what it took is not training either."""
+        now_ns = self._now_ns()
+        self._since_ns = (
+            now_ns if self.measured_step == step else self._since_ns + now_ns - begun_ns
+        )
+        self.begun_ns = now_ns
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """What is done meanwhile is no part of a step: a checkpoint of a minute makes no rack slow,
+        and must not widen the grace windows after it."""
+        begun_ns = self._now_ns()
+        try:
+            yield
+        finally:
+            self._since_ns += self._now_ns() - begun_ns
+            self.begun_ns = self._now_ns() if self.begun_ns else 0

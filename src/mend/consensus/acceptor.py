@@ -74,7 +74,7 @@ class Acceptor:
 
     def start_over(self) -> None:
         """Forget the log. For who never had a seat in it: of such a log nobody counted anything."""
-        self.log, self.accepted = Log(), 0
+        self.log, self.accepted = Log(self.log.kept), 0
 
     def acceptor_state(self, after: int | None = None) -> AcceptorState:
         """What this voter says; with the records behind `after` for a candidate."""

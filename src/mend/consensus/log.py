@@ -305,7 +305,7 @@ class Log:
 
     def __init__(self, kept: int = RECORDS_KEPT) -> None:
         """`kept`: decided records that stay."""
-        self._kept = kept
+        self.kept = kept
         self.last = 0
         self.decided = 0
         self._lineages: list[tuple[int, str]] = [(0, "")]
@@ -461,7 +461,7 @@ class Log:
         for record in fresh:
             self.committed.take(record)
         self.decided += len(fresh)
-        while self._first <= self.decided - max(self._kept, len(fresh)):
+        while self._first <= self.decided - max(self.kept, len(fresh)):
             del self._records[self._first]
             del self._chains[self._first - 1], self._sizes[self._first - 1]
             self._first += 1

@@ -46,7 +46,7 @@ class Proposer:
 
     def found(self, epoch: int) -> None:
         """An epoch over an empty log, whose first record will be Genesis."""
-        self.log, self.epoch, self.leading, self.opening = Log(), epoch, True, 1
+        self.log, self.epoch, self.leading, self.opening = Log(self.log.kept), epoch, True, 1
         self.acceptor_states, self.held = {}, {}
 
     def stand(self, epoch: int, log: Log) -> None:
@@ -58,7 +58,7 @@ class Proposer:
         """Its log goes with the epoch: a candidate's copy may be of a job that is given up since,
         and the next candidacy begins from the voter's."""
         self.log, self.epoch, self.leading, self.opening, self.acceptor_states = (
-            Log(),
+            Log(self.log.kept),
             0,
             False,
             0,

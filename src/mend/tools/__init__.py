@@ -127,7 +127,10 @@ def demo_command(
     ] = "ddp",
     codec: Annotated[
         str,
-        typer.Option(help="Compression of deltas: none, bf16, int8, int4, e3m0 or topk."),
+        typer.Option(
+            help="Compression of deltas: none, bf16, int8, int4, e3m0, topk, sparse, or powersgd-1 "
+            "to powersgd-64."
+        ),
     ] = "none",
     out: Annotated[Path, typer.Option(help="Where results, events and summary.json go.")] = Path(
         "runs/demo"

@@ -38,6 +38,9 @@ FRAGMENTS = (4, 8, 16, 32)
 PAYLOADS = ("float32", "bfloat16")
 """Codecs that are compared where nobody says which."""
 
+CODEC_FIRST = "int4"
+"""Cost no loss that was measured (docs/compression.md), at an eighth of the bytes."""
+
 BUSY_MAX = 0.7
 """Of the time may payloads keep the link busy: the rest is for catching up after an outage."""
 
@@ -289,6 +292,21 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
         )
 
 
+def _int4_first(asked: Asked) -> Iterator[str]:
+    """The codec to try before anything else is given up, unless as few bytes were compared."""
+    if min(map(item_bytes, asked.codecs)) <= item_bytes(CODEC_FIRST):
+        return
+    found = recommended(choices(replace(asked, codecs=(CODEC_FIRST,)), base_config(asked.racks)))
+    if found.fits:
+        config = found.config
+        yield (
+            f"--codecs {CODEC_FIRST} fits, with H={config.sync_period_steps} and tau={config.tau}: "
+            "take it first (docs/compression.md)."
+        )
+    else:
+        yield f"--codecs {CODEC_FIRST}, the one to try first, does not fit either."
+
+
 def _what_would_fit(asked: Asked, chosen: Choice) -> Iterator[str]:
     """With the recommended H at its longest and the smallest payload, since that needs least."""
     config, least = chosen.config, min(asked.codecs, key=item_bytes)
@@ -300,6 +318,7 @@ def _what_would_fit(asked: Asked, chosen: Choice) -> Iterator[str]:
         f"training waits {chosen.wait_ms:.0f} ms per round, and payloads keep the link busy for "
         f"{chosen.link_busy:.0%} of the time."
     )
+    yield from _int4_first(asked)
     rate = carried_ms * asked.link.rate_bits / (BUSY_MAX * PERIODS[-1] * asked.step_ms)
     if period > PERIODS[-1]:
         yield (

@@ -52,7 +52,7 @@ _Codecs = Annotated[
     typer.Option(
         metavar="NAMES",
         help="To compare, the first that fits is recommended: float32, bfloat16, int8, int4, "
-        "e3m0, topk.",
+        "e3m0, topk, sparse, powersgd-1 to powersgd-64.",
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="For programs.")]

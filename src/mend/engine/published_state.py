@@ -143,8 +143,10 @@ class PublishedState:
         """Whether it is on its way."""
         self.mirrors: tuple[Mirror, ...] | None = None
         """What other racks keep of this one; None: not known (yet)."""
+        self.wanted: Mirror | None = None
+        """The one of them that this rank gets back."""
         self.mirrored: Mirrored | str | None = None
-        """The one that was asked for, or why it is not there."""
+        """The wanted one with its bytes, or why it is not there."""
         self.mirror_bytes = 0
         """Kept here of another rack; written by the loop alone."""
         self.fresh = False
@@ -211,11 +213,13 @@ class PublishedState:
             self.mirrors = mirrors
             self.changed.notify_all()
 
-    def take_back(self, found: Mirrored | str) -> None:
-        """The mirror that was asked for is here, or will not come, for this reason."""
+    def take_back(self, mirror: Mirror, found: Mirrored | str) -> None:
+        """This mirror is here, or will not come, for this reason. One that is not wanted any more
+        is dropped: the ranks of this rack have agreed on another."""
         with self.changed:
-            self.mirrored = found
-            self.changed.notify_all()
+            if mirror == self.wanted:
+                self.mirrored = found
+                self.changed.notify_all()
 
     def ask(self, racks: tuple[Member, ...]) -> None:
         """These racks join, and wait for a copy of this rank's training state."""
@@ -310,6 +314,11 @@ class PublishedState:
             self.changed.notify_all()
 
     # -------------------------------------------------------------- training thread
+
+    def want(self, mirror: Mirror) -> None:
+        """Before it is fetched: from now on no other one is taken back."""
+        with self.changed:
+            self.wanted, self.mirrored = mirror, None
 
     def applied(self, fragment: int, version: int) -> None:
         """Commits up to here are read, older digests are not asked for any more."""

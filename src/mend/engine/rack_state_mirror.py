@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -213,10 +214,11 @@ class RackStateMirrors:
     def fetch(self, mirror: Mirror) -> None:
         """Get one of those back; `published.mirrored` is what became of it."""
         seat = self._rank.roles.rank_machine.folded.seats.get(mirror.holder)
+        done = partial(self._rank.published.take_back, mirror)
         if seat is None:
-            self._rank.published.take_back(f"rack {mirror.holder} has left")
+            done(f"rack {mirror.holder} has left")
             return
-        self._fetch(seat.lanes[self._rank.me.rank], mirror, self._rank.published.take_back)
+        self._fetch(seat.lanes[self._rank.me.rank], mirror, done)
 
 
 def holder_of(rack: int, there: Iterable[int]) -> int | None:

@@ -54,8 +54,8 @@ from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND
 
 MIRROR_NS = 20 * SECOND
-"""How long a rack that joins waits for the others to say what mirrors they keep of it, and for the
-bytes of one."""
+"""How long a rack that joins waits for the others to say what mirrors they keep of it. The bytes of
+one are waited for as long as they come: the transfer fails when it stalls (`transfer_stall_s`)."""
 
 POLL_NS = 50 * MS
 """How often a draining rank looks again; news on the board wakes it at once."""
@@ -342,11 +342,12 @@ class Trainer(TrainerRounds):
             reason = f"the mirror of step {mirror.step} could not be fetched: {why}"
 
     def _fetch_mirror(self, mirror: Mirror) -> Generator[Any, Any, Mirrored | str | None]:
-        published = self.published
-        published.mirrored = None
+        published, here = self.published, False
         assert self.mirrors is not None, "it was asked for"
+        published.want(mirror)
         self.mirrors.fetch(mirror)
-        yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
+        while not here and published.failure is None:  # a transfer that stalls ends by itself
+            here = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
         return published.mirrored
 
     def _load_state(self, found: Received) -> Doing:

@@ -215,6 +215,7 @@ def test_one_is_fetched_from_its_holder_and_accepted_by_its_digest() -> None:
     story, state = Mirrors(), bytes_(3)
     digest = checksum_of(state.numpy().data)
     mirror = Mirror(4, member(1, 0), 24, 5, digest, 2)
+    story.published.want(mirror)
     story.mirrors.fetch(mirror)
     pull = story.answer(state)
     assert (pull.holders, pull.checksum) == ((Address("rack2", 11),), digest)
@@ -224,7 +225,9 @@ def test_one_is_fetched_from_its_holder_and_accepted_by_its_digest() -> None:
     story.mirrors.fetch(mirror)
     story.answer(GONE)
     assert story.published.mirrored == "PayloadGone: it is served no more"
-    story.mirrors.fetch(Mirror(4, member(1), 24, 5, digest, 9))
+    left = Mirror(4, member(1), 24, 5, digest, 9)
+    story.published.want(left)
+    story.mirrors.fetch(left)
     assert story.published.mirrored == "rack 9 has left"
 
 

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from mend.consensus.log import Log
 from mend.consensus.records import Commit, Genesis, Mark, Record, Seat, Share
-from mend.coordination.events import Captured, Cutting, Idle, Leaving, StillOpen, Wanting
+from mend.coordination.events import (
+    Captured,
+    Cutting,
+    Idle,
+    Leaving,
+    RackStateLoaded,
+    StillOpen,
+    Wanting,
+)
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
 from mend.engine.trainer import LEAVE_NS, POLL_NS, SAY_NS
@@ -269,7 +277,7 @@ class Way:
 
     def fetch(self, mirror: Mirror) -> None:
         found = "it is gone" if mirror.round in self.lost else Mirrored(mirror, self.data_B)
-        self.hand.published.take_back(found)
+        self.hand.published.take_back(mirror, found)
 
 
 def together(*doings: Doing) -> None:
@@ -326,6 +334,46 @@ def test_ranks_of_a_rack_that_returns_load_mirrors_of_one_step_the_newest_that_a
         assert all(each.startswith(reason) for each in fresh), fresh
     else:
         assert fresh == {f"the mirror of step {step} on rack 1 has no such name"}
+
+
+class SlowWay(Way):
+    """The bytes of a mirror come while the rank waits, behind `waits` limits; those of another one,
+    which nobody wants, before them."""
+
+    def __init__(self, hand: Hand, waits: int) -> None:
+        super().__init__(hand, [7], [])
+        self.waits = waits
+
+    def fetch(self, mirror: Mirror) -> None:
+        late = replaced(mirror, round=8, step=64)
+        self.hand.published.take_back(late, Mirrored(late, self.data_B))
+
+        def wait() -> None:
+            self.waits -= 1
+            if self.waits < 0:
+                super(SlowWay, self).fetch(mirror)
+
+        self.hand.during = wait
+
+
+@pytest.mark.parametrize("waits", [0, 3])
+def test_the_mirror_that_the_ranks_agreed_on_is_waited_for_and_no_other_one_is_taken(
+    waits: int,
+) -> None:
+    """A late one of another step left the ranks of a rack at different places in the data."""
+    hand, _ = joiner(ranks=2)
+    hand.trainer.mirrors = SlowWay(hand, waits)
+    hand.run(hand.trainer._load_mirror(state_of(hand)))
+    assert [note["step"] for _, note in hand.noted("mirror-loaded")] == [56]
+    assert [event.step for event in hand.posted(RackStateLoaded)] == [56]
+
+
+def test_the_failure_of_a_rank_ends_its_wait_for_a_mirror() -> None:
+    hand, _ = joiner()
+    hand.trainer.mirrors = SlowWay(hand, 9)
+    hand.published.fail(JobLost("the bytes are gone"))
+    hand.run(hand.trainer._load_mirror(state_of(hand)))
+    assert hand.noted("mirror-loaded") == []
 
 
 # -------------------------------------------------------------- drain

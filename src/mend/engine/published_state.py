@@ -141,8 +141,12 @@ class PublishedState:
         """What a donor has copied for this rack, or why there is nothing."""
         self.pulling = False
         """Whether it is on its way."""
-        self.mirrors: tuple[Mirror, ...] | None = None
-        """What other racks keep of this one; None: not known (yet)."""
+        self.mirrors: tuple[Mirror, ...] = ()
+        """What other racks keep of this one, of those that have answered so far."""
+        self.unheard: tuple[int, ...] = ()
+        """Racks that were asked for that and have not answered, or cannot."""
+        self.sought = False
+        """Whether no answer is awaited any more."""
         self.wanted: Mirror | None = None
         """The one of them that this rank gets back."""
         self.mirrored: Mirrored | str | None = None
@@ -207,10 +211,12 @@ class PublishedState:
             self.copied, self.pulling = found, False
             self.changed.notify_all()
 
-    def find(self, mirrors: tuple[Mirror, ...]) -> None:
-        """All racks that were asked for mirrors of this one have answered, or cannot."""
+    def find(
+        self, mirrors: tuple[Mirror, ...], unheard: tuple[int, ...] = (), *, complete: bool = True
+    ) -> None:
+        """What the racks that were asked for mirrors of this one have answered so far."""
         with self.changed:
-            self.mirrors = mirrors
+            self.mirrors, self.unheard, self.sought = mirrors, unheard, complete
             self.changed.notify_all()
 
     def take_back(self, mirror: Mirror, found: Mirrored | str) -> None:

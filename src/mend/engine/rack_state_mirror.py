@@ -21,6 +21,7 @@ from mend.consensus.records import Commit
 from mend.engine.digest import bytes_of, digest_of_state
 from mend.engine.merging import said
 from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
+from mend.errors import PayloadGone
 from mend.types import Address, Member, mirrors_key, rack_state_key
 
 if TYPE_CHECKING:
@@ -184,31 +185,36 @@ class RackStateMirrors:
     # -------------------------------------------------------------- of a rack that returns
 
     def seek(self) -> None:
-        """Ask every rack that lives for what it keeps of this one; `published.mirrors` are all that
-        were found."""
-        me, published, found = self._rank.me, self._rank.published, list[Mirror]()
+        """Ask every rack that lives for what it keeps of this one; `published.mirrors` are those
+        found so far, as one rack that is frozen must not hide what another one has."""
+        me, found = self._rank.me, list[Mirror]()
         seats = self._rank.roles.rank_machine.folded.seats
-        asked = sorted(self._there() & seats.keys() - {me.rack})
-        if not asked:
-            published.find(())
+        asked = self._there() & seats.keys() - {me.rack}
+        awaited, unheard = set(asked), set(asked)
+
+        def tell() -> None:
+            found.sort(key=lambda each: (each.round, -each.holder))
+            missing = tuple(sorted(unheard))
+            self._rank.published.find(tuple(found), missing, complete=not awaited)
 
         def ask(holder: int) -> None:
             listed = bytearray(KEPT * _ENTRY.size)
 
             def done(error: Exception | None) -> None:
-                asked.remove(holder)
+                awaited.remove(holder)
+                if error is None or isinstance(error, PayloadGone):  # it keeps none
+                    unheard.remove(holder)
                 if error is None:
                     found.extend(_listed(listed, me.rack, holder))
-                if not asked:
-                    found.sort(key=lambda each: (each.round, -each.holder))
-                    published.find(tuple(found))
+                tell()
 
             lane = seats[holder].lanes[me.rank]
             self._rank.host.fetch(
                 (lane,), mirrors_key(me.rack, me.rank), "", memoryview(listed), done
             )
 
-        for holder in tuple(asked):
+        tell()
+        for holder in sorted(asked):
             ask(holder)
 
     def fetch(self, mirror: Mirror) -> None:

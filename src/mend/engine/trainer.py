@@ -42,7 +42,7 @@ from mend.engine.numerics import PORTION_NUMEL, Anchor
 from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
-from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
 from mend.errors import (
     CheckpointError,
     GaveUp,
@@ -317,10 +317,12 @@ class Trainer(TrainerRounds):
         get, or nothing, which is said."""
         if self.mirrors is None:
             return
-        published, reason = self.published, "no rack that lives keeps a mirror of it"
+        published = self.published
         self.mirrors.seek()
-        yield Wait(lambda: published.mirrors is not None, MIRROR_NS)
-        left = {each.round: each for each in published.mirrors or ()}
+        yield Wait(lambda: published.sought, MIRROR_NS)
+        with published.changed:
+            left = {each.round: each for each in published.mirrors}
+            reason = no_mirror(published.unheard)
         while True:
             newest = (yield from self._all_ranks([max(left, default=0)]))[0]
             if not newest:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mend.consensus.records import Commit
 from mend.engine.rack_state_mirror import KEPT, SPARE, RackStateMirrors, holder_of
 from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
-from mend.errors import PayloadGone
+from mend.errors import PayloadGone, TransferStalled
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Address, mirrors_key, rack_state_key
 from tests.unit.coordination.nouns import commit, member, offer, roster
@@ -185,8 +185,9 @@ def entries(story: Mirrors) -> list[Mirror]:
     back.mirrors.seek()
     assert [pull.key for pull in back.begun()] == [mirrors_key(1, 1)] * 2
     back.answer(GONE)
+    assert not back.published.sought
     back.answer(story.listed())
-    assert back.published.mirrors is not None
+    assert back.published.sought
     return list(back.published.mirrors)
 
 
@@ -208,7 +209,24 @@ def test_nobody_who_lives_is_nothing() -> None:
     story = Mirrors()
     story.published.heard((1,), (), ())
     story.mirrors.seek()
+    assert story.published.sought
     assert story.published.mirrors == ()
+
+
+def test_a_rack_that_does_not_answer_hides_no_mirror_of_another_and_is_named() -> None:
+    story = Mirrors()
+    story.merge((0, 7))
+    story.keep(bytes_(1))
+    back = Mirrors()
+    back.mirrors.seek()
+    assert (back.published.mirrors, back.published.unheard) == ((), (0, 2))
+    frozen = back.begun()[0]
+    back.host.pulls.remove(frozen)
+    back.answer(story.listed())
+    assert [each.step for each in back.published.mirrors] == [56]
+    assert (back.published.unheard, back.published.sought) == ((0,), False)
+    frozen.done(TransferStalled("no verified byte"))
+    assert (back.published.unheard, back.published.sought) == ((0,), True)
 
 
 def test_one_is_fetched_from_its_holder_and_accepted_by_its_digest() -> None:

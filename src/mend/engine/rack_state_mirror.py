@@ -34,6 +34,10 @@ still have one before it."""
 SPARE = 2
 """Own states that are served beyond those of open offers: another rack may still be fetching."""
 
+MISSED_MAX = 2
+"""Mirrors of one rack in a row that could not be fetched, at which a person is told: the first one
+that a rack which joins asks for may be gone already."""
+
 _HEAD = struct.Struct("!Q16s")
 """Bytes of a state, and its digest."""
 
@@ -50,6 +54,8 @@ class RackStateMirrors:
         """step -> keys of head and state."""
         self._kept: dict[int, list[Mirrored]] = {}
         """By rack, oldest first."""
+        self._missed: dict[int, int] = {}
+        """By rack: failures since the last success."""
         self._due: dict[int, tuple[Member, int, int] | None] = {}
         """By rack of which a state is being fetched: what came due meanwhile, the newest alone. Who
         reads a long log at once does not ask for every state that there ever was."""
@@ -92,7 +98,9 @@ class RackStateMirrors:
                 continue  # nobody returns to the last capture of a run
             if holder_of(owner.rack, self._there()) == self._rank.me.rack:
                 self._follow(owner, share.capture_step, number)
-            elif owner.rack in self._kept:
+                continue
+            self._missed.pop(owner.rack, None)
+            if owner.rack in self._kept:
                 self._keep(owner.rack, [])
 
     def _there(self) -> set[int]:
@@ -121,8 +129,14 @@ class RackStateMirrors:
     def _landed(self, owner: Member, step: int, found: Mirrored | str) -> None:
         about: dict[str, object] = {"peer": owner.rack, "step": step}
         if isinstance(found, str):
-            self._rank.host.note("mirror-failed", about | {"error": found})
+            missed = self._missed[owner.rack] = self._missed.get(owner.rack, 0) + 1
+            self._rank.host.note("mirror-missed", about | {"error": found})
+            if missed == MISSED_MAX:
+                newest = self._newest(owner.rack)
+                kept = newest.step if newest else "none"
+                self._rank.host.note("mirror-failed", about | {"error": found, "kept": kept})
             return
+        self._missed.pop(owner.rack, None)
         self._keep(owner.rack, [*self._kept.get(owner.rack, []), found][-KEPT:])
         self._rank.host.note("mirror-kept", about | {"bytes": found.mirror.size})
 

@@ -129,8 +129,8 @@ def test_a_size_out_of_bounds_is_refused_and_costs_no_memory(size: int) -> None:
     story.merge((0, 1))
     story.answer(head_of(bytes_(1), size))
     assert story.begun() == []
-    (failed,) = story.host.noted("mirror-failed")
-    assert failed["error"] == f"it has {size} bytes; at most {RACK_STATE_BYTES_MAX} are taken"
+    (missed,) = story.host.noted("mirror-missed")
+    assert missed["error"] == f"it has {size} bytes; at most {RACK_STATE_BYTES_MAX} are taken"
 
 
 def test_one_that_does_not_come_leaves_the_one_before() -> None:
@@ -140,8 +140,21 @@ def test_one_that_does_not_come_leaves_the_one_before() -> None:
     before = story.listed()
     story.merge((0, 2))
     story.answer(GONE)
-    assert story.host.noted("mirror-failed")[0]["step"] == 16
+    assert story.host.noted("mirror-missed")[0]["step"] == 16
     assert torch.equal(story.listed(), before)
+
+
+def test_a_person_is_told_once_when_mirrors_fail_in_a_row() -> None:
+    story = Mirrors()
+    for number, fails in enumerate([0, 1, 1, 1, 0, 1, 0, 1, 1], 1):
+        story.merge((0, number))
+        if fails:
+            story.answer(GONE)
+        else:
+            story.keep(bytes_(number))
+    told = [(note["step"], note["kept"]) for note in story.host.noted("mirror-failed")]
+    assert told == [(24, 8), (72, 56)]
+    assert len(story.host.noted("mirror-missed")) == 6
 
 
 def test_of_many_rounds_at_once_the_first_and_the_newest_are_fetched() -> None:

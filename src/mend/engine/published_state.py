@@ -141,10 +141,16 @@ class PublishedState:
         """What a donor has copied for this rack, or why there is nothing."""
         self.pulling = False
         """Whether it is on its way."""
-        self.mirrors: tuple[Mirror, ...] | None = None
-        """What other racks keep of this one; None: not known (yet)."""
+        self.mirrors: tuple[Mirror, ...] = ()
+        """What other racks keep of this one, of those that have answered so far."""
+        self.unheard: tuple[int, ...] = ()
+        """Racks that were asked for that and have not answered, or cannot."""
+        self.sought = False
+        """Whether no answer is awaited any more."""
+        self.wanted: Mirror | None = None
+        """The one of them that this rank gets back."""
         self.mirrored: Mirrored | str | None = None
-        """The one that was asked for, or why it is not there."""
+        """The wanted one with its bytes, or why it is not there."""
         self.mirror_bytes = 0
         """Kept here of another rack; written by the loop alone."""
         self.fresh = False
@@ -205,17 +211,21 @@ class PublishedState:
             self.copied, self.pulling = found, False
             self.changed.notify_all()
 
-    def find(self, mirrors: tuple[Mirror, ...]) -> None:
-        """All racks that were asked for mirrors of this one have answered, or cannot."""
+    def find(
+        self, mirrors: tuple[Mirror, ...], unheard: tuple[int, ...] = (), *, complete: bool = True
+    ) -> None:
+        """What the racks that were asked for mirrors of this one have answered so far."""
         with self.changed:
-            self.mirrors = mirrors
+            self.mirrors, self.unheard, self.sought = mirrors, unheard, complete
             self.changed.notify_all()
 
-    def take_back(self, found: Mirrored | str) -> None:
-        """The mirror that was asked for is here, or will not come, for this reason."""
+    def take_back(self, mirror: Mirror, found: Mirrored | str) -> None:
+        """This mirror is here, or will not come, for this reason. One that is not wanted any more
+        is dropped: the ranks of this rack have agreed on another."""
         with self.changed:
-            self.mirrored = found
-            self.changed.notify_all()
+            if mirror == self.wanted:
+                self.mirrored = found
+                self.changed.notify_all()
 
     def ask(self, racks: tuple[Member, ...]) -> None:
         """These racks join, and wait for a copy of this rank's training state."""
@@ -310,6 +320,11 @@ class PublishedState:
             self.changed.notify_all()
 
     # -------------------------------------------------------------- training thread
+
+    def want(self, mirror: Mirror) -> None:
+        """Before it is fetched: from now on no other one is taken back."""
+        with self.changed:
+            self.wanted, self.mirrored = mirror, None
 
     def applied(self, fragment: int, version: int) -> None:
         """Commits up to here are read, older digests are not asked for any more."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,7 @@ from mend.consensus.records import Commit
 from mend.engine.digest import bytes_of, digest_of_state
 from mend.engine.merging import said
 from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
+from mend.errors import PayloadGone
 from mend.types import Address, Member, mirrors_key, rack_state_key
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ still have one before it."""
 
 SPARE = 2
 """Own states that are served beyond those of open offers: another rack may still be fetching."""
+
+MISSED_MAX = 2
+"""Mirrors of one rack in a row that could not be fetched, at which a person is told: the first one
+that a rack which joins asks for may be gone already."""
 
 _HEAD = struct.Struct("!Q16s")
 """Bytes of a state, and its digest."""
@@ -48,6 +54,8 @@ class RackStateMirrors:
         """step -> keys of head and state."""
         self._kept: dict[int, list[Mirrored]] = {}
         """By rack, oldest first."""
+        self._missed: dict[int, int] = {}
+        """By rack: failures since the last success."""
         self._due: dict[int, tuple[Member, int, int] | None] = {}
         """By rack of which a state is being fetched: what came due meanwhile, the newest alone. Who
         reads a long log at once does not ask for every state that there ever was."""
@@ -90,7 +98,9 @@ class RackStateMirrors:
                 continue  # nobody returns to the last capture of a run
             if holder_of(owner.rack, self._there()) == self._rank.me.rack:
                 self._follow(owner, share.capture_step, number)
-            elif owner.rack in self._kept:
+                continue
+            self._missed.pop(owner.rack, None)
+            if owner.rack in self._kept:
                 self._keep(owner.rack, [])
 
     def _there(self) -> set[int]:
@@ -119,8 +129,14 @@ class RackStateMirrors:
     def _landed(self, owner: Member, step: int, found: Mirrored | str) -> None:
         about: dict[str, object] = {"peer": owner.rack, "step": step}
         if isinstance(found, str):
-            self._rank.host.note("mirror-failed", about | {"error": found})
+            missed = self._missed[owner.rack] = self._missed.get(owner.rack, 0) + 1
+            self._rank.host.note("mirror-missed", about | {"error": found})
+            if missed == MISSED_MAX:
+                newest = self._newest(owner.rack)
+                kept = newest.step if newest else "none"
+                self._rank.host.note("mirror-failed", about | {"error": found, "kept": kept})
             return
+        self._missed.pop(owner.rack, None)
         self._keep(owner.rack, [*self._kept.get(owner.rack, []), found][-KEPT:])
         self._rank.host.note("mirror-kept", about | {"bytes": found.mirror.size})
 
@@ -183,40 +199,46 @@ class RackStateMirrors:
     # -------------------------------------------------------------- of a rack that returns
 
     def seek(self) -> None:
-        """Ask every rack that lives for what it keeps of this one; `published.mirrors` are all that
-        were found."""
-        me, published, found = self._rank.me, self._rank.published, list[Mirror]()
+        """Ask every rack that lives for what it keeps of this one; `published.mirrors` are those
+        found so far, as one rack that is frozen must not hide what another one has."""
+        me, found = self._rank.me, list[Mirror]()
         seats = self._rank.roles.rank_machine.folded.seats
-        asked = sorted(self._there() & seats.keys() - {me.rack})
-        if not asked:
-            published.find(())
+        asked = self._there() & seats.keys() - {me.rack}
+        awaited, unheard = set(asked), set(asked)
+
+        def tell() -> None:
+            found.sort(key=lambda each: (each.round, -each.holder))
+            missing = tuple(sorted(unheard))
+            self._rank.published.find(tuple(found), missing, complete=not awaited)
 
         def ask(holder: int) -> None:
             listed = bytearray(KEPT * _ENTRY.size)
 
             def done(error: Exception | None) -> None:
-                asked.remove(holder)
+                awaited.remove(holder)
+                if error is None or isinstance(error, PayloadGone):  # it keeps none
+                    unheard.remove(holder)
                 if error is None:
                     found.extend(_listed(listed, me.rack, holder))
-                if not asked:
-                    found.sort(key=lambda each: (each.round, -each.holder))
-                    published.find(tuple(found))
+                tell()
 
             lane = seats[holder].lanes[me.rank]
             self._rank.host.fetch(
                 (lane,), mirrors_key(me.rack, me.rank), "", memoryview(listed), done
             )
 
-        for holder in tuple(asked):
+        tell()
+        for holder in sorted(asked):
             ask(holder)
 
     def fetch(self, mirror: Mirror) -> None:
         """Get one of those back; `published.mirrored` is what became of it."""
         seat = self._rank.roles.rank_machine.folded.seats.get(mirror.holder)
+        done = partial(self._rank.published.take_back, mirror)
         if seat is None:
-            self._rank.published.take_back(f"rack {mirror.holder} has left")
+            done(f"rack {mirror.holder} has left")
             return
-        self._fetch(seat.lanes[self._rank.me.rank], mirror, self._rank.published.take_back)
+        self._fetch(seat.lanes[self._rank.me.rank], mirror, done)
 
 
 def holder_of(rack: int, there: Iterable[int]) -> int | None:

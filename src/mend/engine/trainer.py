@@ -42,7 +42,7 @@ from mend.engine.numerics import PORTION_NUMEL, Anchor
 from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
-from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
 from mend.errors import (
     CheckpointError,
     GaveUp,
@@ -54,8 +54,8 @@ from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND
 
 MIRROR_NS = 20 * SECOND
-"""How long a rack that joins waits for the others to say what mirrors they keep of it, and for the
-bytes of one."""
+"""How long a rack that joins waits for the others to say what mirrors they keep of it. The bytes of
+one are waited for as long as they come: the transfer fails when it stalls (`transfer_stall_s`)."""
 
 POLL_NS = 50 * MS
 """How often a draining rank looks again; news on the board wakes it at once."""
@@ -317,10 +317,12 @@ class Trainer(TrainerRounds):
         get, or nothing, which is said."""
         if self.mirrors is None:
             return
-        published, reason = self.published, "no rack that lives keeps a mirror of it"
+        published = self.published
         self.mirrors.seek()
-        yield Wait(lambda: published.mirrors is not None, MIRROR_NS)
-        left = {each.round: each for each in published.mirrors or ()}
+        yield Wait(lambda: published.sought, MIRROR_NS)
+        with published.changed:
+            left = {each.round: each for each in published.mirrors}
+            reason = no_mirror(published.unheard)
         while True:
             newest = (yield from self._all_ranks([max(left, default=0)]))[0]
             if not newest:
@@ -342,11 +344,12 @@ class Trainer(TrainerRounds):
             reason = f"the mirror of step {mirror.step} could not be fetched: {why}"
 
     def _fetch_mirror(self, mirror: Mirror) -> Generator[Any, Any, Mirrored | str | None]:
-        published = self.published
-        published.mirrored = None
+        published, here = self.published, False
         assert self.mirrors is not None, "it was asked for"
+        published.want(mirror)
         self.mirrors.fetch(mirror)
-        yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
+        while not here and published.failure is None:  # a transfer that stalls ends by itself
+            here = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
         return published.mirrored
 
     def _load_state(self, found: Received) -> Doing:

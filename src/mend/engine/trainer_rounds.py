@@ -294,7 +294,7 @@ class TrainerRounds:
         )
         track.offer = offer
         if track.moments is None and not closing:
-            self._mirror()
+            self._mirror()  # before the offer: who reads of its commit asks for the state at once
         self._own(offer)
         base = track.anchor.version
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing))

@@ -390,6 +390,14 @@ class TrainingState:
 # ------------------------------------------------------------------ optimizers
 
 
+def no_mirror(unheard: Sequence[int]) -> str:
+    """Why there is none, as far as the racks that were asked have answered."""
+    if not unheard:
+        return "no rack that lives keeps a mirror of it"
+    racks = ", ".join(map(str, unheard))
+    return f"no rack that answered keeps a mirror of it; no answer from racks {racks}"
+
+
 def _titles(optimizers: Sequence[object]) -> list[str]:
     if len(optimizers) < 2:
         return ["optimizer"] * len(optimizers)

@@ -3,6 +3,7 @@
 A kernel gives the bits of the torch code beside which it is used, and runs without the
 interpreter's lock. It is compiled when it is first asked for: seconds, or less where numba finds in
 its cache (`NUMBA_CACHE_DIR`, else beside the source, else that of the user) what it made before.
+Whatever is wrong with the cache or with numba itself costs speed, never the run.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Made = TypeVar("_Made")
 
 
 class BlockKernels(NamedTuple):
@@ -44,32 +47,41 @@ def _there() -> bool:
     """Whether numba can be used. Warns where it is installed and cannot."""
     if find_spec("numba") is None:
         return False
+    return _unless_broken(lambda: import_module("numba")) is not None
+
+
+def _unless_broken(made: Callable[[], _Made]) -> _Made | None:
+    """None where numba fails, in whatever way, which is warned of."""
     try:
-        import numba
-    except ImportError as error:  # with a numpy that it does not know yet, say
-        warnings.warn(f"codecs run without numba, slower: {error}", stacklevel=2)
-        return False
-    return numba is not None
+        return made()
+    except Exception as error:  # with a numpy that it does not know, or a library that is damaged
+        said = f"{type(error).__name__}: {error}"
+        warnings.warn(f"codecs run without numba, slower: {said}", stacklevel=3)
+        return None
 
 
 @cache
 def block_kernels(codec: str) -> BlockKernels | None:
     """Those of the codec of this name, int8, int4, e3m0 or topk; None without numba."""
-    if not _there():
-        return None
-    from mend.kernels import blocks
 
-    return blocks.kernels(codec)
+    def made() -> BlockKernels:
+        from mend.kernels import blocks
+
+        return blocks.kernels(codec)
+
+    return _unless_broken(made) if _there() else None
 
 
 @cache
 def product_kernels() -> ProductKernels | None:
     """None without numba."""
-    if not _there():
-        return None
-    from mend.kernels import products
 
-    return products.kernels()
+    def made() -> ProductKernels:
+        from mend.kernels import products
+
+        return products.kernels()
+
+    return _unless_broken(made) if _there() else None
 
 
 def compiled(signature: str, function: _Function, **options: Any) -> _Function:
@@ -80,7 +92,7 @@ def compiled(signature: str, function: _Function, **options: Any) -> _Function:
     made: _Function
     try:
         made = numba.njit(signature, cache=True, **options)(function)
-    except RuntimeError:  # no place for a cache can be written to
+    except Exception:  # of the cache: no place that can be written to, a full disk, a damaged file
         made = numba.njit(signature, **options)(function)
     return made
 

@@ -41,6 +41,7 @@ LOUD = frozenset(
         "state-copied",
         "state-copy-failed",
         "state-fresh",
+        "mirror-failed",
         "mirror-loaded",
         "mirror-refused",
         "state-unclaimed",

@@ -12,7 +12,7 @@ from torch import Tensor
 from mend.consensus.records import Commit
 from mend.engine.rack_state_mirror import KEPT, SPARE, RackStateMirrors, holder_of
 from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
-from mend.errors import PayloadGone
+from mend.errors import PayloadGone, TransferStalled
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Address, mirrors_key, rack_state_key
 from tests.unit.coordination.nouns import commit, member, offer, roster
@@ -129,8 +129,8 @@ def test_a_size_out_of_bounds_is_refused_and_costs_no_memory(size: int) -> None:
     story.merge((0, 1))
     story.answer(head_of(bytes_(1), size))
     assert story.begun() == []
-    (failed,) = story.host.noted("mirror-failed")
-    assert failed["error"] == f"it has {size} bytes; at most {RACK_STATE_BYTES_MAX} are taken"
+    (missed,) = story.host.noted("mirror-missed")
+    assert missed["error"] == f"it has {size} bytes; at most {RACK_STATE_BYTES_MAX} are taken"
 
 
 def test_one_that_does_not_come_leaves_the_one_before() -> None:
@@ -140,8 +140,21 @@ def test_one_that_does_not_come_leaves_the_one_before() -> None:
     before = story.listed()
     story.merge((0, 2))
     story.answer(GONE)
-    assert story.host.noted("mirror-failed")[0]["step"] == 16
+    assert story.host.noted("mirror-missed")[0]["step"] == 16
     assert torch.equal(story.listed(), before)
+
+
+def test_a_person_is_told_once_when_mirrors_fail_in_a_row() -> None:
+    story = Mirrors()
+    for number, fails in enumerate([0, 1, 1, 1, 0, 1, 0, 1, 1], 1):
+        story.merge((0, number))
+        if fails:
+            story.answer(GONE)
+        else:
+            story.keep(bytes_(number))
+    told = [(note["step"], note["kept"]) for note in story.host.noted("mirror-failed")]
+    assert told == [(24, 8), (72, 56)]
+    assert len(story.host.noted("mirror-missed")) == 6
 
 
 def test_of_many_rounds_at_once_the_first_and_the_newest_are_fetched() -> None:
@@ -185,8 +198,9 @@ def entries(story: Mirrors) -> list[Mirror]:
     back.mirrors.seek()
     assert [pull.key for pull in back.begun()] == [mirrors_key(1, 1)] * 2
     back.answer(GONE)
+    assert not back.published.sought
     back.answer(story.listed())
-    assert back.published.mirrors is not None
+    assert back.published.sought
     return list(back.published.mirrors)
 
 
@@ -208,13 +222,31 @@ def test_nobody_who_lives_is_nothing() -> None:
     story = Mirrors()
     story.published.heard((1,), (), ())
     story.mirrors.seek()
+    assert story.published.sought
     assert story.published.mirrors == ()
+
+
+def test_a_rack_that_does_not_answer_hides_no_mirror_of_another_and_is_named() -> None:
+    story = Mirrors()
+    story.merge((0, 7))
+    story.keep(bytes_(1))
+    back = Mirrors()
+    back.mirrors.seek()
+    assert (back.published.mirrors, back.published.unheard) == ((), (0, 2))
+    frozen = back.begun()[0]
+    back.host.pulls.remove(frozen)
+    back.answer(story.listed())
+    assert [each.step for each in back.published.mirrors] == [56]
+    assert (back.published.unheard, back.published.sought) == ((0,), False)
+    frozen.done(TransferStalled("no verified byte"))
+    assert (back.published.unheard, back.published.sought) == ((0,), True)
 
 
 def test_one_is_fetched_from_its_holder_and_accepted_by_its_digest() -> None:
     story, state = Mirrors(), bytes_(3)
     digest = checksum_of(state.numpy().data)
     mirror = Mirror(4, member(1, 0), 24, 5, digest, 2)
+    story.published.want(mirror)
     story.mirrors.fetch(mirror)
     pull = story.answer(state)
     assert (pull.holders, pull.checksum) == ((Address("rack2", 11),), digest)
@@ -224,7 +256,9 @@ def test_one_is_fetched_from_its_holder_and_accepted_by_its_digest() -> None:
     story.mirrors.fetch(mirror)
     story.answer(GONE)
     assert story.published.mirrored == "PayloadGone: it is served no more"
-    story.mirrors.fetch(Mirror(4, member(1), 24, 5, digest, 9))
+    left = Mirror(4, member(1), 24, 5, digest, 9)
+    story.published.want(left)
+    story.mirrors.fetch(left)
     assert story.published.mirrored == "rack 9 has left"
 
 

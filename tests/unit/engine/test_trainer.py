@@ -15,10 +15,18 @@ from torch import Tensor, nn
 
 from mend.consensus.log import Log
 from mend.consensus.records import Commit, Genesis, Mark, Record, Seat, Share
-from mend.coordination.events import Captured, Cutting, Idle, Leaving, StillOpen, Wanting
+from mend.coordination.events import (
+    Captured,
+    Cutting,
+    Idle,
+    Leaving,
+    RackStateLoaded,
+    StillOpen,
+    Wanting,
+)
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
-from mend.engine.trainer import LEAVE_NS, POLL_NS, SAY_NS
+from mend.engine.trainer import LEAVE_NS, MIRROR_NS, POLL_NS, SAY_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import (
     CheckpointError,
@@ -254,6 +262,7 @@ class Way:
 
     def __init__(self, hand: Hand, kept: Sequence[int], lost: Sequence[int]) -> None:
         self.hand, self.kept, self.lost = hand, kept, lost
+        self.unheard: tuple[int, ...] = ()
         registered = TrainingState([], {}, lambda *_: None, mirrored=True)
         registered.register("place", nn.Linear(1, 1), "rack")
         data_B = registered.rack_state(8)
@@ -265,11 +274,11 @@ class Way:
 
     def seek(self) -> None:
         found = [Mirror(number, THEIRS, 8 * number, 5, "ab", 1) for number in self.kept]
-        self.hand.published.find(tuple(found))
+        self.hand.published.find(tuple(found), self.unheard, complete=not self.unheard)
 
     def fetch(self, mirror: Mirror) -> None:
         found = "it is gone" if mirror.round in self.lost else Mirrored(mirror, self.data_B)
-        self.hand.published.take_back(found)
+        self.hand.published.take_back(mirror, found)
 
 
 def together(*doings: Doing) -> None:
@@ -326,6 +335,67 @@ def test_ranks_of_a_rack_that_returns_load_mirrors_of_one_step_the_newest_that_a
         assert all(each.startswith(reason) for each in fresh), fresh
     else:
         assert fresh == {f"the mirror of step {step} on rack 1 has no such name"}
+
+
+class SlowWay(Way):
+    """The bytes of a mirror come while the rank waits, behind `waits` limits; those of another one,
+    which nobody wants, before them."""
+
+    def __init__(self, hand: Hand, waits: int) -> None:
+        super().__init__(hand, [7], [])
+        self.waits = waits
+
+    def fetch(self, mirror: Mirror) -> None:
+        late = replaced(mirror, round=8, step=64)
+        self.hand.published.take_back(late, Mirrored(late, self.data_B))
+
+        def wait() -> None:
+            self.waits -= 1
+            if self.waits < 0:
+                super(SlowWay, self).fetch(mirror)
+
+        self.hand.during = wait
+
+
+@pytest.mark.parametrize("waits", [0, 3])
+def test_the_mirror_that_the_ranks_agreed_on_is_waited_for_and_no_other_one_is_taken(
+    waits: int,
+) -> None:
+    """A late one of another step left the ranks of a rack at different places in the data."""
+    hand, _ = joiner(ranks=2)
+    hand.trainer.mirrors = SlowWay(hand, waits)
+    hand.run(hand.trainer._load_mirror(state_of(hand)))
+    assert [note["step"] for _, note in hand.noted("mirror-loaded")] == [56]
+    assert [event.step for event in hand.posted(RackStateLoaded)] == [56]
+
+
+@pytest.mark.parametrize(("kept", "step"), [([7], [56]), ([], [])])
+def test_a_rack_that_does_not_say_what_it_keeps_is_not_waited_for_beyond_the_limit(
+    kept: list[int], step: list[int]
+) -> None:
+    """What another one keeps is taken; if there is nothing, the reason names who was silent."""
+    hand, _ = joiner()
+    way = Way(hand, kept, [])
+    hand.trainer.mirrors = way
+    way.unheard = (2, 3)
+    state = state_of(hand)
+    hand.run(hand.trainer._load_mirror(state))
+    assert hand.waits[0] == MIRROR_NS
+    assert [note["step"] for _, note in hand.noted("mirror-loaded")] == step
+    if not step:
+        state.begins_fresh("no donor")
+        state.register("place", nn.Linear(1, 1), "rack")
+        assert [note["reason"] for _, note in hand.noted("state-fresh")][-1] == (
+            "no rack that answered keeps a mirror of it; no answer from racks 2, 3"
+        )
+
+
+def test_the_failure_of_a_rank_ends_its_wait_for_a_mirror() -> None:
+    hand, _ = joiner()
+    hand.trainer.mirrors = SlowWay(hand, 9)
+    hand.published.fail(JobLost("the bytes are gone"))
+    hand.run(hand.trainer._load_mirror(state_of(hand)))
+    assert hand.noted("mirror-loaded") == []
 
 
 # -------------------------------------------------------------- drain

@@ -5,8 +5,10 @@ Legend: b blocks, k elements of a block, c bytes of a block.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +86,7 @@ def test_codecs_use_them_and_hold_no_lock(name: str) -> None:
 
 _WITHOUT = """
 import sys
+from pathlib import Path
 sys.modules["numba"] = None
 from mend.codec import Int8
 from mend.kernels import block_kernels
@@ -93,9 +96,59 @@ print(Int8().encode(torch.ones(128))[4:].unique().tolist())
 """
 
 
-def test_without_numba_torch_does_it() -> None:
+def run(script: str, **environment: str) -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True
     )
-    assert done.stdout == "[127]\n"
-    assert done.stderr == ""
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_without_numba_torch_does_it() -> None:
+    assert run(_WITHOUT) == ("[127]\n", "")
+
+
+_WITH = """
+from mend.kernels import block_kernels
+print(block_kernels("int8") is not None)
+"""
+
+
+def test_a_damaged_cache_is_not_used(tmp_path: Path) -> None:
+    """It ended every start of the job."""
+    pytest.importorskip("numba")
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert run(_WITH, **cache) == ("True\n", "")
+    indexes = list(tmp_path.rglob("*.nbi"))
+    assert len(indexes) == 2
+    os.truncate(indexes[0], 20)
+    os.truncate(indexes[1], 0)
+    assert run(_WITH, **cache) == ("True\n", "")
+
+
+_FAILS = """
+import numba, torch
+def njit(*_, **__):
+    raise OSError(28, "no space left")
+numba.njit = njit
+from mend.codec import Int8
+print(Int8().encode(torch.ones(128))[4:].unique().tolist())
+from mend.kernels import product_kernels
+assert product_kernels() is None
+"""
+
+
+@pytest.mark.parametrize("where", ["import", "compiler"])
+def test_where_numba_fails_torch_does_it_and_says_so(tmp_path: Path, where: str) -> None:
+    script, error = _FAILS, "OSError: [Errno 28] no space left"
+    if where == "import":
+        (tmp_path / "numba").mkdir()
+        fails = "raise SystemError('initialization failed')"
+        (tmp_path / "numba" / "__init__.py").write_text(fails)
+        script, error = _WITHOUT.replace('sys.modules["numba"] = None', ""), "SystemError: init"
+    else:
+        pytest.importorskip("numba")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    told, warned = run(script, PYTHONPATH=path)
+    assert told == "[127]\n"
+    assert f"codecs run without numba, slower: {error}" in warned

@@ -314,7 +314,7 @@ class Runtime:
 
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
-        with self._trainer.clock.untimed():
+        with self._steps.movement.aside(), self._trainer.clock.untimed():
             self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
 
     def checkpoint(
@@ -371,11 +371,8 @@ class Runtime:
         assert isinstance(self._rank, LiveRank)
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
-        try:
-            with self._trainer.clock.untimed():
-                return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
-        finally:
-            self._steps.movement.wrote()
+        with self._steps.movement.writing(), self._trainer.clock.untimed():
+            return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
 
     def state_dict(self) -> dict[str, Any]:
         """mend's state on this rank, with all racks at one place of the log, for
@@ -389,11 +386,8 @@ class Runtime:
         self._may_checkpoint("state_dict")
         self._steps.settle()
         assert isinstance(self._rank, LiveRank)
-        try:
-            with self._trainer.clock.untimed():
-                return self._rank.saved_state(int(self.config.give_up_s * SECOND))
-        finally:
-            self._steps.movement.wrote()
+        with self._steps.movement.writing(), self._trainer.clock.untimed():
+            return self._rank.saved_state(int(self.config.give_up_s * SECOND))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Always raises UsageError: what the other racks have merged by now cannot be undone here.

@@ -85,13 +85,14 @@ class CountedSteps:
 
     def finish(self) -> Outcome | None:
         """Count the step that still waits to be, and say why the weights may not be overwritten, if
-        there is a reason. Raises what a step raises."""
+        there is a reason; from here on only mend writes to them. Raises what a step raises."""
         self._hooks.flush()
         try:
             self.refuse_newcomers()
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
         reason = self.movement.uncounted(self._trainer.weights)
+        self.movement.close()
         return Outcome("uncounted", reason) if reason else None
 
     def settle(self) -> None:
@@ -144,8 +145,8 @@ class CountedSteps:
             )
         self.movement.stepped()
         if trainer.stepped(1 if tokens is None else tokens):
-            self._rank.live(trainer.work())
-            self.movement.wrote()
+            with self.movement.writing():
+                self._rank.live(trainer.work())
         if self._async_tp.asked:
             self._async_tp.stepped()
         self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)

@@ -253,6 +253,7 @@ class Runtime:
         """Weight of the current step; call it before optimizer.step().
 
         Several calls add up; without a call a step counts 1, or what `local_batch` returned.
+        Raises UsageError for what is no whole number, and below 0.
         """
         self._steps.count_tokens(tokens)
 
@@ -260,7 +261,7 @@ class Runtime:
         """How many of `count` micro-batches to take in the step that begins: all of them, or, on a
         rack that is slow where `failslow_action="act"`, fewer, at least one. Call it before each
         step with the same `count` on all ranks of the rack; they get the same answer. Divide the
-        gradients by it. Raises UsageError below 1.
+        gradients by it. Raises UsageError for what is no whole number, and below 1.
         """
         return self._steps.local_batch(count)
 

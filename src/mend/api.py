@@ -85,9 +85,9 @@ def mend_init(
     generators are seeded from `seed` and the rack's number. One that is enabled already stays.
 
     Raises ConfigError, UsageError (called twice; an optimizer of another model; `resume` of another
-    type), PlanMismatch (the racks' models or settings differ), Refused, StartTimeout, AddressInUse,
-    NotDeterministic, or CheckpointError (none is complete, damaged, of another model or plan; racks
-    differ in theirs).
+    type, or with exchange=False), PlanMismatch (the racks' models or settings differ), Refused,
+    StartTimeout, AddressInUse, NotDeterministic, or CheckpointError (none is complete, damaged, of
+    another model or plan; racks differ in theirs).
     """
     source = source_of(resume)
     config = config if config is not None else MendConfig()
@@ -598,6 +598,12 @@ def _rank_of(
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
+        if resume is not None:
+            raise UsageError(
+                f"mend_init(resume={str(resume)!r}) with exchange=False: a rack that trains for "
+                "itself reads no checkpoint of a job. Leave resume out, and load what the script "
+                "has saved with it"
+            )
         return LocalOnlyRank(settings)
     settings = replace(settings, resume=resume)
     return live_rank(plan, settings, rules_of(config), local_place())

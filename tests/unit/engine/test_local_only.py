@@ -19,7 +19,7 @@ import mend
 from mend.determinism import enable
 from mend.determinism.enabling import enabled
 from mend.engine.local_only import LocalOnlyRank
-from mend.errors import UsageError
+from mend.errors import ConfigError, UsageError
 
 STEPS = 9
 
@@ -168,6 +168,18 @@ def test_determinism_is_on_until_the_rack_leaves(config: Callable[..., Any]) -> 
                 mend.mend_init(nn.Linear(2, 2), config(), determinism="run")
         assert enabled() is None
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 2**32, 1.5, True, None])
+def test_a_seed_that_cannot_be_is_refused(config: Callable[..., Any], seed: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^seed={seed!r}: must be a whole number"):
+        mend.mend_init(nn.Linear(2, 2), config(), determinism="run", seed=seed)
+    assert enabled() is None
+
+
+def test_a_checkpoint_is_not_left_unread(config: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"resume=.*exchange=False"):
+        mend.mend_init(nn.Linear(2, 2), config(), resume=tmp_path)
 
 
 def test_determinism_that_is_on_already_stays(config: Callable[..., Any]) -> None:

@@ -85,9 +85,9 @@ def mend_init(
     generators are seeded from `seed` and the rack's number. One that is enabled already stays.
 
     Raises ConfigError, UsageError (called twice; an optimizer of another model; `resume` of another
-    type), PlanMismatch (the racks' models or settings differ), Refused, StartTimeout, AddressInUse,
-    NotDeterministic, or CheckpointError (none is complete, damaged, of another model or plan; racks
-    differ in theirs).
+    type, or with exchange=False), PlanMismatch (the racks' models or settings differ), Refused,
+    StartTimeout, AddressInUse, NotDeterministic, or CheckpointError (none is complete, damaged, of
+    another model or plan; racks differ in theirs).
     """
     source = source_of(resume)
     config = config if config is not None else MendConfig()
@@ -253,6 +253,7 @@ class Runtime:
         """Weight of the current step; call it before optimizer.step().
 
         Several calls add up; without a call a step counts 1, or what `local_batch` returned.
+        Raises UsageError for what is no whole number, and below 0.
         """
         self._steps.count_tokens(tokens)
 
@@ -260,7 +261,7 @@ class Runtime:
         """How many of `count` micro-batches to take in the step that begins: all of them, or, on a
         rack that is slow where `failslow_action="act"`, fewer, at least one. Call it before each
         step with the same `count` on all ranks of the rack; they get the same answer. Divide the
-        gradients by it. Raises UsageError below 1.
+        gradients by it. Raises UsageError for what is no whole number, and below 1.
         """
         return self._steps.local_batch(count)
 
@@ -314,7 +315,7 @@ class Runtime:
 
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
-        with self._trainer.clock.untimed():
+        with self._steps.movement.aside(), self._trainer.clock.untimed():
             self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
 
     def checkpoint(
@@ -371,11 +372,8 @@ class Runtime:
         assert isinstance(self._rank, LiveRank)
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
-        try:
-            with self._trainer.clock.untimed():
-                return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
-        finally:
-            self._steps.movement.wrote()
+        with self._steps.movement.writing(), self._trainer.clock.untimed():
+            return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
 
     def state_dict(self) -> dict[str, Any]:
         """mend's state on this rank, with all racks at one place of the log, for
@@ -389,11 +387,8 @@ class Runtime:
         self._may_checkpoint("state_dict")
         self._steps.settle()
         assert isinstance(self._rank, LiveRank)
-        try:
-            with self._trainer.clock.untimed():
-                return self._rank.saved_state(int(self.config.give_up_s * SECOND))
-        finally:
-            self._steps.movement.wrote()
+        with self._steps.movement.writing(), self._trainer.clock.untimed():
+            return self._rank.saved_state(int(self.config.give_up_s * SECOND))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Always raises UsageError: what the other racks have merged by now cannot be undone here.
@@ -603,6 +598,12 @@ def _rank_of(
 ) -> LiveRank | LocalOnlyRank:
     settings = settings_of(config, members)
     if not config.exchange:
+        if resume is not None:
+            raise UsageError(
+                f"mend_init(resume={str(resume)!r}) with exchange=False: a rack that trains for "
+                "itself reads no checkpoint of a job. Leave resume out, and load what the script "
+                "has saved with it"
+            )
         return LocalOnlyRank(settings)
     settings = replace(settings, resume=resume)
     return live_rank(plan, settings, rules_of(config), local_place())

@@ -115,6 +115,17 @@ def test_an_optimizer_that_takes_over_is_counted(alone: Configure) -> None:
     assert alike(model, trained_without_mend())
 
 
+def test_what_a_drain_applies_is_no_uncounted_training(alone: Configure) -> None:
+    model, optimizer = fresh()
+    config = alone(fragments=1, sync_period_steps=STEPS, overlap_steps=4, alignment="overwrite")
+    runtime = mend.mend_init(model, config, optimizer)
+    run(model, optimizer)
+    runtime.drain(20)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.step, status.outcome) == (STEPS, "merged"), status.outcome_detail
+
+
 class Wrapped(torch.optim.Optimizer):
     """As Accelerate's: an Optimizer by name, without the state of one; another one steps."""
 

@@ -48,9 +48,9 @@ class Named:
 
 def from_arguments(kinds: Mapping[str, Kind], given: Mapping[str, object]) -> dict[str, Named]:
     """Raises ConfigError for a name that no setting has."""
-    for name in given:
+    for name, value in given.items():
         if name not in kinds:
-            raise _unknown(name, "an argument", list(kinds))
+            raise _unknown(name, value, f"the argument {name} is", list(kinds))
     return {name: Named(value, f"the argument {name}") for name, value in given.items()}
 
 
@@ -63,7 +63,7 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in fields:
-            raise _unknown(variable, text, [*fields, *sorted(RESERVED)])
+            raise _unknown(variable, text, "is", [*fields, *sorted(RESERVED)])
         if text.strip():
             name = fields[variable]
             try:
@@ -86,9 +86,9 @@ def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:
         raise ConfigError(FILE, path, rule, f"Correct the file, or unset {FILE}.") from error
     inner = table.get("mend")
     table = inner if isinstance(inner, dict) else table
-    for name in table:
+    for name, value in table.items():
         if name not in kinds:
-            raise _unknown(name, f"a key in {path}", list(kinds))
+            raise _unknown(name, value, f"the key {name} in {path} is", list(kinds))
     return {name: Named(value, f"{name} in {path}") for name, value in table.items()}
 
 
@@ -109,9 +109,12 @@ def misfit(name: str, kind: Kind, named: Named) -> ConfigError:
     return ConfigError(name, named.value, f"needs {kind.rule}", f"Change {named.origin}.")
 
 
-def _unknown(name: str, what: str, names: list[str]) -> ConfigError:
+def _unknown(name: str, value: object, what_is: str, names: list[str]) -> ConfigError:
+    """`what_is`: how the rule begins. What may be a secret, of another library, is hidden."""
     if name.lower().removeprefix(PREFIX.lower()).startswith(_OTHER_PROTECTION):
+        rule = f"{what_is} no setting of mend, which has keys of its own"
         remedy = f"Make a key with `mend keys new FILE` and set key_file ({KEY_FILE}) to it."
-        return ConfigError(name, what, "is no setting of mend, which has keys of its own", remedy)
+        return ConfigError(name, "***", rule, remedy)
     closest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
-    return ConfigError(name, what, "is no setting of mend", f"The closest name is {closest}.")
+    rule = f"{what_is} no setting of mend"
+    return ConfigError(name, value, rule, f"The closest name is {closest}.")

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from mend.consensus.log import LogState
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation, Policy
@@ -28,9 +30,6 @@ from mend.coordination.slow import sentence_of
 from mend.detector import COMPUTE, INPUT, LINK
 from mend.types import MS
 
-NOTES = {AWAITED: "slow-rack-awaited", SMALLER: "slow-rack-batch", NOT_AWAITED: "slow-rack-left"}
-"""Kinds of the notes, by the stage of the move."""
-
 CALM_DETECTS = 1
 """Detection times that a rack must be as fast as it was before it is waited for again: whoever has
 just taken over has heard by then who is slow."""
@@ -38,8 +37,19 @@ just taken over has heard by then who is slow."""
 PER_TOKEN = frozenset({COMPUTE, INPUT})
 """Causes by which each token takes longer: half of the micro-batches take half of the time."""
 
+KNOWN = PER_TOKEN | {LINK}
+"""Causes that a micro-benchmark has found; else it is unknown, or not validated (yet)."""
+
 BATCH_CHANGE_MIN_PCT = 10
 """Percent points by which a change of the micro-batches must differ from what is in force."""
+
+
+def kind_of(before: int, stage: int) -> str:
+    """Of the note on a move from one stage to another, or within one: whether rounds stop waiting,
+    wait again, or wait as they did and the micro-batches change."""
+    if (before == NOT_AWAITED) == (stage == NOT_AWAITED):
+        return "slow-rack-batch"
+    return "slow-rack-left" if stage == NOT_AWAITED else "slow-rack-awaited"
 
 
 def taken_of(count: int, batch_pct: int) -> int:
@@ -80,13 +90,15 @@ class Ladder:
         """Append the move that is due, if there is one and it may be appended."""
         if not proposer.may_append():
             return []
-        due = self.next(proposer.log.appended, judged, reports, live, now_ns, detect_ns)
+        log = proposer.log.appended
+        due = self.next(log, judged, reports, live, now_ns, detect_ns)
         if due is None:
             return []
+        before = log.mitigations[due.rack].stage if due.rack in log.mitigations else AWAITED
         proposer.append(due)
         about: dict[str, object] = {"slow_rack": due.rack, "stage": due.stage}
         about |= {"batch_pct": due.batch_pct, "reason": due.reason}
-        return [Note(NOTES[due.stage], about)]
+        return [Note(kind_of(before, due.stage), about)]
 
     def next(
         self,
@@ -148,12 +160,16 @@ class Ladder:
 def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
     """By rack the verdict with the greatest ratio; of equal ones that of its own past, the first.
     Of a rack with fewer micro-batches the time per token includes more of what each step costs, so
-    its own past may say less than its peers do."""
+    its own past may say less than its peers do. A cause that it does not know is that of the
+    rack's other verdict."""
     found: dict[int, FailSlow] = {}
     for verdict in judged:
-        before = found.get(verdict.rack)
-        if before is None or verdict.ratio_tenths > before.ratio_tenths:
-            found[verdict.rack] = verdict
+        worst, other = verdict, found.get(verdict.rack)
+        if other is not None and other.ratio_tenths >= verdict.ratio_tenths:
+            worst, other = other, verdict
+        if other is not None and worst.cause not in KNOWN and other.cause in KNOWN:
+            worst = replace(worst, cause=other.cause, link_to=other.link_to)
+        found[verdict.rack] = worst
     return found
 
 

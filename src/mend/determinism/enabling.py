@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -140,8 +141,7 @@ def enable(
             f"determinism is enabled already (level {_enabled.level}, seed {_enabled.seed}); "
             "close() that one first"
         )
-    if not 0 <= seed <= SEED_MAX:
-        raise ConfigError("seed", seed, f"must be 0 to {SEED_MAX}", "Take another seed.")
+    seed = _checked(seed)
     if level not in get_args(Level):
         raise ConfigError("level", level, f"one of {', '.join(get_args(Level))}", "Name a level.")
     state = Determinism(seed, level)
@@ -163,6 +163,7 @@ def enable_for_rack(level: Level | None, seed: int, rack: int) -> Determinism | 
     on data of their own, so each has its own numbers."""
     if level is None:
         return None
+    seed = _checked(seed)
     if _enabled is None:
         return enable(seed_of(seed, rack), level)
     if _enabled.level != level:
@@ -171,6 +172,17 @@ def enable_for_rack(level: Level | None, seed: int, rack: int) -> Determinism | 
             "already; ask for that one, or leave one of the two out"
         )
     return None
+
+
+def _checked(seed: object) -> int:
+    number = -1
+    if not isinstance(seed, bool):
+        with suppress(TypeError):
+            number = operator.index(seed)  # type: ignore[arg-type]  # or else a TypeError
+    if not 0 <= number <= SEED_MAX:
+        rule = f"must be a whole number, 0 to {SEED_MAX}"
+        raise ConfigError("seed", seed, rule, "Take another seed.")
+    return number
 
 
 def enabled() -> Determinism | None:

@@ -319,9 +319,8 @@ def _read(
     if recut is not None and whole is not None:
         facts = whole.facts(recut.then)
     if why := differing_fact(manifest.facts, facts):
-        raise CheckpointError(
-            f"{folder} is of another plan: {why}{as_many_ranks(manifest, group.ranks)}"
-        )
+        more = "" if recut is not None else as_many_ranks(manifest, group.ranks)
+        raise CheckpointError(f"{folder} is of another plan: {why}{more}")
     mine = rack_folder(folder, rack)
     check_files(mine, manifest, group.rank, group.ranks)
     if recut is None:
@@ -349,11 +348,11 @@ def as_many_ranks(manifest: Manifest, ranks: int) -> str:
     if manifest.ranks == ranks:
         return ""
     return (
-        f". It was written by {manifest.ranks} ranks per rack, and a folder of runtime.checkpoint "
-        "of a model that each rank held whole (DDP, or one rank), without powersgd, is all that "
-        f"{ranks} can go on from: start {manifest.ranks} per rack, or begin a new job from the "
-        "weights that the script has saved, without resume=, and without the outer momentum and "
-        f"the {manifest.open_tokens} tokens that were not merged"
+        f". It was written by {manifest.ranks} ranks per rack, this job has {ranks}. The number of "
+        "ranks can change only for models held whole on each rank, without powersgd, from a folder "
+        f"of runtime.checkpoint. Start {manifest.ranks} per rack, or begin a new job from the "
+        "weights that the script has saved: leave resume= out. The outer momentum and the "
+        f"{manifest.open_tokens} tokens that were not merged are lost then"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -56,14 +58,12 @@ class CountedSteps:
 
     def count_tokens(self, tokens: int) -> None:
         """Weight of the current step. Several calls add up."""
-        if tokens < 0:
-            raise UsageError(f"count_tokens({tokens}): tokens cannot be negative")
+        tokens = _whole("count_tokens", tokens, 0, "such as batch.numel()")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def local_batch(self, count: int) -> int:
         """How many of so many micro-batches this rank takes in the step that begins."""
-        if count < 1:
-            raise UsageError(f"local_batch({count}): a step has at least one micro-batch")
+        count = _whole("local_batch", count, 1, "the micro-batches of a step")
         self._trainer.batch = count
         self._taken = taken_of(count, self._trainer.batch_pct)
         return self._taken
@@ -85,13 +85,14 @@ class CountedSteps:
 
     def finish(self) -> Outcome | None:
         """Count the step that still waits to be, and say why the weights may not be overwritten, if
-        there is a reason. Raises what a step raises."""
+        there is a reason; from here on only mend writes to them. Raises what a step raises."""
         self._hooks.flush()
         try:
             self.refuse_newcomers()
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
         reason = self.movement.uncounted(self._trainer.weights)
+        self.movement.close()
         return Outcome("uncounted", reason) if reason else None
 
     def settle(self) -> None:
@@ -144,8 +145,8 @@ class CountedSteps:
             )
         self.movement.stepped()
         if trainer.stepped(1 if tokens is None else tokens):
-            self._rank.live(trainer.work())
-            self.movement.wrote()
+            with self.movement.writing():
+                self._rank.live(trainer.work())
         if self._async_tp.asked:
             self._async_tp.stepped()
         self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
@@ -161,3 +162,14 @@ class CountedSteps:
                 "exchanged and would differ between racks. Add and unfreeze parameters before "
                 "mend_init, or set exchange_frozen=True there"
             )
+
+
+def _whole(call: str, value: object, least: int, what: str) -> int:
+    """`value` as an int. Raises UsageError for what is no whole number, or less than `least`."""
+    number = None
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)  # type: ignore[arg-type]  # or else a TypeError
+    if number is None or number < least:
+        raise UsageError(f"{call}({value!r}): give it a whole number, at least {least}: {what}")
+    return number

@@ -49,6 +49,8 @@ class Movement:
         """Whether the weights began with more than the anchor, from a checkpoint."""
         self._seen: tuple[int, int] = (0, self._marked)
         self._signs = 0
+        self._unwatched = False
+        """What is written now is mend's own, or undone: `look` takes no notice of it."""
         self._before_load: list[str] | None = None
         self._load_began = 0
         """Writes to the canaries until then."""
@@ -57,6 +59,7 @@ class Movement:
 
     def close(self) -> None:
         """Watch no longer. Idempotent."""
+        self._unwatched = True
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -73,22 +76,39 @@ class Movement:
         self._per_step, self._marked = now - self._marked, now
         self._steps += 1
 
-    def wrote(self) -> None:
-        """mend itself wrote to the parameters behind the step."""
-        self._marked = self._versions()
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """mend itself writes to the parameters inside, right behind a counted step."""
+        try:
+            with self._not_watched():
+                yield
+        finally:
+            self._marked = self._versions()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What is written inside is undone at its end."""
+        """What is written inside is mend's own or undone at its end, and no part of a step."""
         before = self._versions()
+        try:
+            with self._not_watched():
+                yield
+        finally:
+            self._marked += self._versions() - before
+
+    @contextlib.contextmanager
+    def _not_watched(self) -> Iterator[None]:
+        outside, self._unwatched = self._unwatched, True
         try:
             yield
         finally:
-            self._marked += self._versions() - before
+            self._seen = (self._steps, self._versions())
+            self._unwatched = outside
 
     def look(self) -> None:
         """Any thread, now and then: warn once when weights change and no step is counted."""
         now = (self._steps, self._versions())
+        if self._unwatched:
+            return
         if now[0] != self._seen[0]:
             self._signs = 0
         elif now[1] != self._seen[1]:

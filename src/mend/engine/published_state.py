@@ -180,7 +180,9 @@ class PublishedState:
                 self.commits += 1
                 self.members_last = tuple(share.member.rack for share in record.members)
                 self.reason_last = record.reason
-                self.turnout.add(self.members_last, set(self.live) & set(self.seats))
+                # Who lives now says nothing of rounds that closed before this rack was there.
+                live = set(self.live) & set(self.seats) if self.trains else set[int]()
+                self.turnout.add(self.members_last, live)
                 if outer is not None:
                     self.outer_last = outer
                     self.tokens_merged += sum(share.tokens for share in record.members)

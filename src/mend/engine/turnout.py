@@ -18,7 +18,7 @@ REMEDY = (
 )
 
 Round = tuple[int, int]
-"""(racks merged, racks that lived, 0 if that is not known)."""
+"""(racks merged, racks that lived). 0 lived: not known, as of rounds before this rack trained."""
 
 
 @dataclass

@@ -113,6 +113,7 @@ class Witness:
                     "mark",
                     "fail-slow",
                     "fail-slow-over",
+                    "slow-rack-batch",
                     "slow-rack-left",
                     "slow-rack-awaited",
                     "fault",

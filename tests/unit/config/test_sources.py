@@ -166,7 +166,7 @@ def test_a_wrong_value_of_the_file_names_the_file(file: Path, line: str) -> None
 
 def test_a_misspelt_key_is_refused_with_the_closest_name(file: Path) -> None:
     file.write_text("[mend]\nfragment = 3\n")
-    with pytest.raises(ConfigError, match=r"^fragment='a key in .*closest name is fragments\."):
+    with pytest.raises(ConfigError, match=r"^fragment=3: the key fragment in .*is fragments\."):
         MendConfig()
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mend.consensus.log import LogState
 from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation
 from mend.coordination.grace import Mean
-from mend.coordination.ladder import CALM_DETECTS, Ladder, taken_of
+from mend.coordination.ladder import CALM_DETECTS, Ladder, kind_of, taken_of, worst_of
 from mend.coordination.messages import FailSlow, Pace, Report
 from mend.coordination.round import Round
 from mend.types import MS, SECOND
@@ -203,3 +203,34 @@ def test_the_worst_of_two_verdicts_counts() -> None:
     judged = replace(SLOW, ratio_tenths=11), replace(BY_COMPUTE, own_past=False)
     for now_ns in (0, 60 * SECOND):
         assert ladder.next(of, judged, reports(8), LIVE, now_ns, DETECT_NS) is None
+
+
+@pytest.mark.parametrize("unknown", ["", "unknown"])
+@pytest.mark.parametrize("own_is_worse", [False, True])
+def test_a_cause_that_one_verdict_knows_counts_for_the_worst(
+    unknown: str, own_is_worse: bool
+) -> None:
+    """The peers' verdict knows no links: with a greater ratio it must not hide that a link of the
+    rack is slow, where fewer micro-batches do not help."""
+    own = replace(SLOW, cause="link", link_to=2)
+    peers = replace(SLOW, own_past=False, ratio_tenths=28 if own_is_worse else 32, cause=unknown)
+    worst = worst_of([own, peers])[1]
+    assert worst.ratio_tenths == max(30, peers.ratio_tenths)
+    assert (worst.cause, worst.link_to) == ("link", 2)
+    assert worst_of([replace(peers, cause="compute", ratio_tenths=32), own])[1].cause == "compute"
+    ladder = Ladder()
+    ladder.count(waiting(1), [own, peers], PRICE_NS)
+    move = ladder.next(log(), (own, peers), reports(8), LIVE, 0, DETECT_NS)
+    assert move is not None
+    assert (move.stage, move.batch_pct) == (NOT_AWAITED, 100)
+    assert "by its link to rack 2" in move.reason
+
+
+def test_a_move_is_noted_by_what_changes() -> None:
+    """Rounds never stopped waiting for a rack that only took fewer micro-batches."""
+    assert kind_of(AWAITED, SMALLER) == "slow-rack-batch"
+    assert kind_of(SMALLER, SMALLER) == "slow-rack-batch"
+    assert kind_of(SMALLER, AWAITED) == "slow-rack-batch"
+    assert kind_of(NOT_AWAITED, NOT_AWAITED) == "slow-rack-batch"
+    assert kind_of(AWAITED, NOT_AWAITED) == kind_of(SMALLER, NOT_AWAITED) == "slow-rack-left"
+    assert kind_of(NOT_AWAITED, AWAITED) == "slow-rack-awaited"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ import mend
 from mend.determinism import enable
 from mend.determinism.enabling import enabled
 from mend.engine.local_only import LocalOnlyRank
-from mend.errors import UsageError
+from mend.errors import ConfigError, UsageError
 
 STEPS = 9
 
@@ -68,6 +70,27 @@ def test_it_takes_all_micro_batches_and_a_step_counts_as_many(config: Callable[.
         with pytest.raises(UsageError, match=r"local_batch\(0\)"):
             runtime.local_batch(0)
         assert (runtime.status().step, runtime.status().tokens) == (3, 8 + 4 + 1)
+
+
+def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., Any]) -> None:
+    """2.5 micro-batches were 3.0, a tensor was weighed, and text ended in a TypeError."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mend.session(model, config(), optimizer=optimizer) as runtime:
+        for bad in (2.5, 2.0, "8", None, True, -1, torch.tensor(2.5), torch.ones(2).long()):
+            said = re.escape(f"({bad!r}): ")
+            with pytest.raises(UsageError, match=f"^local_batch{said}.*whole number, at least 1"):
+                runtime.local_batch(bad)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match=f"^count_tokens{said}.*whole number, at least 0"):
+                runtime.count_tokens(bad)  # type: ignore[arg-type]
+        for fine in (np.int64(8), torch.tensor(8)):
+            taken = runtime.local_batch(fine)  # type: ignore[arg-type]
+            assert (taken, type(taken)) == (8, int)
+            runtime.count_tokens(fine)  # type: ignore[arg-type]
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        tokens = runtime.status().tokens
+        assert (tokens, type(tokens)) == (16, int)
 
 
 def test_it_trains_as_without_mend_and_needs_nobody(config: Callable[..., Any]) -> None:
@@ -145,6 +168,18 @@ def test_determinism_is_on_until_the_rack_leaves(config: Callable[..., Any]) -> 
                 mend.mend_init(nn.Linear(2, 2), config(), determinism="run")
         assert enabled() is None
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 2**32, 1.5, True, None])
+def test_a_seed_that_cannot_be_is_refused(config: Callable[..., Any], seed: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^seed={seed!r}: must be a whole number"):
+        mend.mend_init(nn.Linear(2, 2), config(), determinism="run", seed=seed)
+    assert enabled() is None
+
+
+def test_a_checkpoint_is_not_left_unread(config: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"resume=.*exchange=False"):
+        mend.mend_init(nn.Linear(2, 2), config(), resume=tmp_path)
 
 
 def test_determinism_that_is_on_already_stays(config: Callable[..., Any]) -> None:

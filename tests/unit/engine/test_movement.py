@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from mend import MendConfig, session
 from mend.engine.movement import CANARIES_MAX, SIGNS_MAX, Movement
 
 
@@ -77,13 +79,34 @@ def test_as_many_writes_as_a_step_makes_are_training_fewer_are_not() -> None:
 def test_what_mend_writes_itself_is_no_sign() -> None:
     watched = Watched()
     watched.step()
-    watched.write()
-    watched.movement.wrote()
-    assert watched.uncounted() == ""
-    with watched.movement.aside():
+    for own in (watched.movement.writing, watched.movement.aside):
+        with own():
+            for _ in range(2 * SIGNS_MAX):
+                watched.write()
+                watched.movement.look()
+        watched.movement.look()
+        assert watched.uncounted() == ""
+    assert watched.told == []
+    for _ in range(SIGNS_MAX):
         watched.write()
-        watched.write()
-    assert watched.uncounted() == ""
+        watched.movement.look()
+    assert len(watched.told) == 1, "what others write behind it is one"
+
+
+def test_what_is_written_while_a_rack_leaves_is_no_sign(tmp_path: Path) -> None:
+    """Results are applied then, and no step is counted: a rack that waited for a slower one was
+    told to call runtime.step()."""
+    watched, model = Watched(), nn.Linear(2, 2)
+    config = MendConfig(rack=0, racks=1, exchange=False, diagnostics_dir=tmp_path)
+    with session(model, config, torch.optim.SGD(model.parameters(), lr=0.1)) as runtime:
+        steps = runtime._steps
+        steps.movement = watched.movement
+        watched.step()
+        assert steps.finish() is None
+        for _ in range(2 * SIGNS_MAX):
+            watched.write()
+            watched.movement.look()
+    assert watched.told == []
 
 
 def test_few_parameters_are_looked_at_at_each_step_and_they_are_spread() -> None:

@@ -12,6 +12,7 @@ import torch
 from mend.consensus.records import Drop, Mark
 from mend.engine.numerics import Anchor
 from mend.engine.published_state import PublishedState
+from mend.engine.turnout import ROUNDS_RECENT
 from mend.errors import GaveUp, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 
@@ -74,6 +75,7 @@ def test_records_are_shown_as_they_are_decided() -> None:
 def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
     published = PublishedState(1)
     published.told(genesis(racks=3))
+    published.begin_to_train()
     published.heard((0, 1, 2), (), (0,))
     published.told(commit(1, [offer(0)]))
     published.heard((0, 2), (), (0,))
@@ -81,6 +83,21 @@ def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
     published.told(roster(1, [0]))
     published.told(commit(3, [offer(0)]))
     assert published.turned_out() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
+
+
+def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() -> None:
+    """A rack that returned read the rounds of the time that it was dead, compared them with those
+    that live now, itself among them, and warned of short rounds."""
+    published = PublishedState(1)
+    published.told(genesis(racks=2))
+    published.heard((0, 1), (), (0,))
+    for version in range(1, 1 + ROUNDS_RECENT):
+        published.told(commit(version, [offer(0, version)]))
+        assert published.turnout.warning() == ""
+    assert published.turned_out() == ({1: ROUNDS_RECENT}, ((1, 0),) * ROUNDS_RECENT)
+    published.begin_to_train()
+    published.told(commit(1 + ROUNDS_RECENT, [offer(0)]))
+    assert published.turned_out()[1][-1] == (1, 2)
 
 
 def test_what_was_applied_is_not_kept() -> None:

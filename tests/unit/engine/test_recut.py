@@ -135,7 +135,7 @@ def test_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
     assert _recut(manifest("powersgd-4"), one, whole) is None
     assert as_many_ranks(manifest(), 2) == ""
     said = as_many_ranks(manifest(), 1)
-    assert "start 2 per rack, or begin a new job" in said
+    assert "Start 2 per rack, or begin a new job" in said
     assert "the 86 tokens that were not merged" in said
 
 
@@ -174,6 +174,11 @@ def test_a_folder_of_two_ranks_is_read_by_one_and_refused_to_shards(tmp_path: Pa
         read_part(tmp_path, 0, one, now)
     said = str(raised.value)
     assert "of another plan: ranks per rack was 2, is 1 here. It was written by 2 ranks" in said
+    assert "The number of ranks can change only for models held whole on each rank" in said
+    assert "Start 2 per rack, or begin a new job" in said
+    other = (("codec", "int8"), then[1])
+    with pytest.raises(CheckpointError, match=r"plan: codec was float32, is int8 here$"):
+        read_part(tmp_path, 0, one, other, WholeModel(PLAN, 2, lambda _: other))
     path = tmp_path / "rack-0" / rank_file(1)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.ending import FAREWELL_NS, TOLD_NS
+from mend.coordination.events import Note
+from mend.coordination.ladder import kind_of
 from mend.coordination.machines import CoordinatorParts, Parts
 from mend.coordination.messages import Refusal
 from mend.engine.witness import Witness, build_witness
@@ -96,3 +98,15 @@ def test_a_witness_that_was_started_again_leaves_when_it_hears_that_its_job_is_o
         outside.time_ns += stays_ns
         witness.tick()
         assert outside.ends > 0
+
+
+def test_a_witness_prints_every_move_of_a_slow_rack() -> None:
+    printed = list[str]()
+    options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
+    parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
+    host: Any = Outside()
+    witness = build_witness(parts, host, printed.append)
+    kinds = sorted({kind_of(before, stage) for before in (1, 2, 3) for stage in (1, 2, 3)})
+    for kind in kinds:
+        witness._perform(Note(kind, {"slow_rack": 1}), witness.coordinator)
+    assert printed == [f"{kind} slow_rack=1" for kind in kinds]

@@ -17,7 +17,8 @@ def grown(count: int, *, decided: int, kept: int = 4096) -> Log:
     log = log_of(genesis(), kept=kept)
     for number in range(2, count + 1):
         log.append(Drop(0, (), f"{number:04}" + "x" * BIG))
-    log.decide(decided)
+    for index in range(1, decided + 1):
+        log.decide(index)
     return log
 
 

@@ -27,14 +27,15 @@ def verdicts(job: Job, rack: int) -> list[dict[str, Any]]:
 
 
 def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) -> None:
-    """Where mend acts, and a round would wait for it for half a minute."""
-    healthy, slow, well = 40, 12, 130
+    """Where mend acts, and a round would wait for it for half a minute. Of a rack that is so slow
+    that the overlap does not hide a step of it."""
+    healthy, slow, well, times = 40, 8, 130, 24
     job = jobs(racks=3)
     config = {**CONFIG, "grace_window_ms": 30_000, "failslow_action": "act"}
     per: dict[int, dict[str, Any]] = {rack: {"pace_ms": 50.0} for rack in range(3)}
-    acts = {str(healthy): [["slow", 8.0]], str(healthy + slow): [["slow", 1.0]]}
+    acts = {str(healthy): [["slow", times]], str(healthy + slow): [["slow", 1.0]]}
     per[2] |= {"at": acts, "steps": healthy + slow + well}
-    results = job.run(steps=healthy + 8 * slow + well, config=config, per=per)
+    results = job.run(steps=healthy + times * slow + well, config=config, per=per)
     (left,) = results[0].kinds("slow-rack-left")
     (awaited,) = results[0].kinds("slow-rack-awaited")
     assert (left["slow_rack"], left["stage"], awaited["slow_rack"]) == (2, 3, 2)

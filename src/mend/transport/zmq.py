@@ -61,12 +61,13 @@ REPLIES_MAX = 2
 """Answers that wait for one stranger's connection; who does not read gets no more."""
 
 FRAMES_PER_TURN, BYTES_PER_TURN = 64, 8 << 20
-"""Read ahead before the loop may run something else."""
+"""Read ahead before the loop may run something else. A turn lasts FLOOD_REST_S, however often the
+inbox is empty meanwhile: a flood may come in small pieces."""
 
 FLOOD_REST_S = 0.01
-"""Of the inbox after a turn that has not emptied it: whoever floods it has the loop read at most
-6,400 frames a second, and the rest waits on his side. Connections are read in turns, so that a
-friend's frame waits for no more than one rest for each 64 connections that flood."""
+"""Of the inbox after a turn that was too short for what came: whoever floods it has the loop read
+at most 6,400 frames a second, and the rest waits on his side. Connections are read in turns, so
+that a friend's frame waits for no more than one rest for each 64 connections that flood."""
 
 _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLOUT)
 """As plain numbers: arithmetic on pyzmq's enums runs through Python code, for every frame."""
@@ -148,6 +149,7 @@ class ZmqSideband:
         self._armed = False
         self._watched = False
         self._resting: asyncio.TimerHandle | None = None
+        self._turn_ends_s, self._frames_left, self._bytes_max = 0.0, 0, 0
         self._closed = False
         self._replied = False
         self._diverted: tuple[bytes, Callable[[bytes, bytes], None]] | None = None
@@ -392,19 +394,22 @@ class ZmqSideband:
         self._listen()
 
     def _read(self, take: Callable[[Received], None]) -> bool:
-        """Take what has arrived, up to a turn's limits. Returns whether that was all.
+        """Take what has arrived, up to the turn's limits. Returns whether that was all.
 
         libzmq's descriptor signals edges, so waiting on it is right only when it was. The inbox is
         asked after a frame whether there is more: EAGAIN as an exception costs as much as a frame.
         """
         inbox, keyed = self._inbox, self._zap is not None
         prefix, divert = self._diverted or (b"", None)
-        bytes_max = self.bytes_received + BYTES_PER_TURN
-        for _ in range(FRAMES_PER_TURN):
+        if (now_s := self._loop.time()) >= self._turn_ends_s:
+            self._turn_ends_s, self._frames_left = now_s + FLOOD_REST_S, FRAMES_PER_TURN
+            self._bytes_max = self.bytes_received + BYTES_PER_TURN
+        while self._frames_left > 0 and self.bytes_received < self._bytes_max:
             try:
                 route = inbox.recv(_DONTWAIT)  # of the sender's connection
             except zmq.Again:
                 return True
+            self._frames_left -= 1
             part = inbox.recv(_DONTWAIT, copy=False)
             if part.more:
                 self.dropped += 1
@@ -420,8 +425,6 @@ class ZmqSideband:
                     take(Received(frame, route, sender, part))
             if not _events(inbox) & _POLLIN:
                 return True
-            if self.bytes_received >= bytes_max:
-                break
         return False
 
     def _watch(self) -> None:

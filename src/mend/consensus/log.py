@@ -199,8 +199,7 @@ class LogState:
             if not record.written:
                 self.mark_versions = tuple(self.versions)
         elif isinstance(record, Mitigation):
-            others = {r: one for r, one in self.mitigations.items() if r != record.rack}
-            self._mitigate(others if record.stage == AWAITED else {**others, record.rack: record})
+            self._mitigate(mitigations_after(self.mitigations, record))
         else:
             self.epoch = record.epoch
 
@@ -294,6 +293,14 @@ def _last(folded: LogState, member: Member, fragment: int) -> Last:
 def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
     """All that it ends, by whom."""
     return (*record.members, *record.dropped) if isinstance(record, Commit) else record.dropped
+
+
+def mitigations_after(
+    before: Mapping[int, Mitigation], record: Mitigation
+) -> Mapping[int, Mitigation]:
+    """By slow rack, what is done about it behind `record`."""
+    others = {rack: one for rack, one in before.items() if rack != record.rack}
+    return others if record.stage == AWAITED else {**others, record.rack: record}
 
 
 class Log:

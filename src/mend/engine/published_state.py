@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mend.consensus.log import mitigations_after
 from mend.consensus.records import (
-    AWAITED,
     Commit,
     Genesis,
     Last,
@@ -198,9 +198,7 @@ class PublishedState:
             elif isinstance(record, Roster):
                 self._seat(frozenset(seat.member for seat in record.members))
             elif isinstance(record, Mitigation):
-                others = {r: one for r, one in self.mitigations.items() if r != record.rack}
-                done = record.stage != AWAITED
-                self.mitigations = {**others, record.rack: record} if done else others
+                self.mitigations = mitigations_after(self.mitigations, record)
             elif isinstance(record, Mark) and record.written:
                 self.written = record
             elif isinstance(record, Mark):

@@ -17,7 +17,7 @@ from mend.fragment.device import device_of
 from mend.fragment.moments import Moment, MomentsView, Optimizer, build_moment_plan, moments_of
 from mend.fragment.plan import (
     Item,
-    build_plan,
+    cut_weights,
     exchanged_parameters,
     inventory,
     plan_facts,
@@ -57,7 +57,7 @@ class ModelPlan:
         """
         self.model, self.module = model, unwrap(model)
         self.moment_periods = dict(moment_periods or {})
-        self._fragments, self._frozen, self._optimizers = fragments, frozen, optimizers
+        self._fragments, self._optimizers = fragments, optimizers
         in_place = InPlace(model)
         in_place.check()  # a gathered model shows other parameters than those it trains
         self.parameters = dict(exchanged_parameters(model, frozen=frozen))
@@ -84,7 +84,7 @@ class ModelPlan:
     @cached_property
     def weights(self) -> tuple[Cut, ...]:
         """Raises ConfigError without a trainable parameter."""
-        layouts = build_plan(self.model, self._fragments, frozen=self._frozen)
+        layouts = cut_weights(self.module, [*self.parameters.items()], self._fragments)
         return tuple(Cut(layout) for layout in layouts)
 
     @cached_property

@@ -88,12 +88,18 @@ def build_plan(model: nn.Module, fragments: int, *, frozen: bool = False) -> tup
     tensors than fragments asked for, there are as many fragments as tensors. Raises ConfigError
     without a trainable parameter.
     """
+    return cut_weights(unwrap(model), exchanged_parameters(model, frozen=frozen), fragments)
+
+
+def cut_weights(
+    module: nn.Module, slots: Sequence[tuple[str, nn.Parameter]], fragments: int
+) -> tuple[Layout, ...]:
+    """As `build_plan`, of the exchanged parameters of `module`."""
     if fragments < 1:
         raise ConfigError("fragments", fragments, "must be at least 1", "4 is a good start.")
-    slots = exchanged_parameters(model, frozen=frozen)
     if not slots:
         raise ConfigError(
-            "model", type(unwrap(model)).__name__, "has no trainable parameter", "Unfreeze some."
+            "model", type(module).__name__, "has no trainable parameter", "Unfreeze some."
         )
     return cut_layouts(slots, fragments)
 

@@ -54,8 +54,10 @@ class Cut(Order):
         if self.sums_in:
             return Order.input_gradient(self, grad, weight)
         pairs = zip(grad.chunk(self.fused, -1), weight.chunk(self.fused), strict=True)
-        parts = [self._completed(Order.input_gradient(self, *pair)) for pair in pairs]
-        return parts[0] if self.fused == 1 else tree_sum(torch.stack(parts), 0)
+        parts = [Order.input_gradient(self, *pair) for pair in pairs]
+        if self.fused == 1:
+            return self._completed(parts[0])
+        return tree_sum(self._completed(torch.stack(parts, -2)), -2)
 
     def _completed(self, product: Tensor) -> Tensor:
         """The sum over ranks, of all tokens or of this rank's."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend.determinism import enable, laws, reach
-from mend.determinism.coverage import make_step
 from mend.determinism.digests import same_bits
 from mend.determinism.laws import broken_laws, keeps
+from mend.determinism.stepping import make_step
 from mend.errors import NotDeterministic
 from tests.unit.determinism.llama import WORDS, Llama, loss_of
 

@@ -57,12 +57,12 @@ def share_of(tensor: Tensor) -> Share | None:
     if not isinstance(tensor, DTensor) or tensor.device_mesh.ndim != 1:
         return None
     place, shape, group = tensor.placements[0], tensor.shape, tensor.device_mesh.get_group()
-    if isinstance(place, Shard):
-        return Share(local_of(tensor), shape, place.dim, 1, group)
-    if isinstance(place, _StridedShard) and place.dim == 0:
+    if isinstance(place, _StridedShard):  # first: in older torches it is a Shard as well
         fused = int(place.split_factor)
-        if shape[0] % (fused * dist.get_world_size(group)) == 0:
+        if place.dim == 0 and shape[0] % (fused * dist.get_world_size(group)) == 0:
             return Share(local_of(tensor), shape, 0, fused, group)
+    elif isinstance(place, Shard):
+        return Share(local_of(tensor), shape, place.dim, 1, group)
     return None
 
 

@@ -1,4 +1,5 @@
-"""An optimizer's step on what a rank holds of DTensors leaves what torch's own step leaves."""
+"""A known optimizer is not watched, and steps on what a rank holds of DTensors, to the bits of
+torch's own step."""
 
 from __future__ import annotations
 
@@ -12,10 +13,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend.determinism import enable, optimizer_digest
 from mend.determinism.digests import same_bits
 from mend.determinism.stepping import make_step
+from mend.errors import NotDeterministic
+
+X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.1, amsgrad=True),
@@ -78,3 +83,66 @@ def test_a_step_that_fails_leaves_the_optimizer_as_it_was(mesh: DeviceMesh) -> N
             make_step(optimizer)
     assert optimizer.param_groups[0]["params"][0] is mine[0]
     assert set(optimizer.state) == {mine[0]}
+
+
+class Sums(torch.optim.SGD):
+    """Known to nobody: its step has a sum of torch's own order."""
+
+    def step(self, closure: Any = None) -> Any:
+        X.cumsum(-1)
+        return super().step(closure)
+
+
+def sums_before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    X.cumsum(-1)
+
+
+def hooked(weight: nn.Parameter) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.register_step_pre_hook(sums_before)
+    return optimizer
+
+
+UNKNOWN = {
+    "cumsum": lambda weight: Sums([weight], lr=0.1),
+    "cumsum.default": hooked,
+    "_fused_adamw_": lambda weight: torch.optim.AdamW([weight], fused=True),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_the_trainer_watches_a_step_that_it_does_not_know(name: str) -> None:
+    weight = nn.Parameter(X.clone())
+    weight.grad = torch.ones_like(X)
+    with enable(1, "shape"):
+        make_step(torch.optim.AdamW([weight]))
+        with pytest.raises(NotDeterministic, match=name):
+            make_step(UNKNOWN[name](weight))
+
+
+def test_a_step_that_is_known_is_not_watched() -> None:
+    """And another mode sees all of it, as without the trainer."""
+    weight = nn.Parameter(X.clone())
+    weight.grad = torch.ones_like(X)
+    optimizer = torch.optim.AdamW([weight])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with enable(1, "shape") as state:
+        watch: Any = state._coverage
+        watch._known.clear()
+        make_step(optimizer)
+        schedule.step()
+        assert watch._known == {}
+        with Counts() as counts:
+            make_step(optimizer)
+        assert counts.seen > 5
+        assert torch.ops.aten.addcdiv_.default in watch._known
+
+
+class Counts(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))

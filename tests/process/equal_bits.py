@@ -2,19 +2,19 @@
 
     python -m tests.process.equal_bits STEPS:CASE...
 
-One process loads torch and forks the ranks of each case, which meet in a file. Out: one line of
-JSON per case, with the digests of weights, optimizer and losses.
+One process loads torch and forks ranks, which meet in a file; cases of as many ranks share them.
+Out: one line of JSON per case, with the digests of weights, optimizer and losses.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from tests.unit.determinism.llama import WORDS, Llama, loss_of
 
 SEED, ROWS, TOKENS = 18, 8, 16
 CLIP = 1.0
+SMALL_BYTES = collectives.SMALL_BYTES
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ CASES = {
     "fused tp 2": Case("tp", 2, fused=True),
     "sp 2": Case("sp", 2, fused=True),
     "sp 2, whole head": Case("sp", 2, fused=True, cut_words=False),
+    "sp 4": Case("sp", 4, fused=True),
     "sp 4, microbatches 2": Case("sp", 4, 2, fused=True, checkpointed=True, small=False),
     "sp 8": Case("sp", 8, fused=True),
     "torch's tp 2": Case("tp", 2, fixed=False),
@@ -113,6 +115,7 @@ CASES = {
 def train(case: Case, steps: int) -> dict[str, str]:
     """The digests of one rank."""
     torch.set_num_threads(case.threads)
+    collectives.SMALL_BYTES = SMALL_BYTES if case.small else 0
     group = dist.group.WORLD if case.kind in ("ddp", "fsdp") else None
     rank = dist.get_rank() if case.ranks > 1 else 0
     with enable(SEED, case.level):  # type: ignore[arg-type]
@@ -236,49 +239,78 @@ def summed(logits: Tensor, targets: Tensor) -> Tensor:
     return loss / (ROWS * TOKENS)
 
 
-def child(case: Case, steps: int, meeting: str, rank: int, out: Path) -> None:
-    if case.ranks > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=case.ranks
-        )
-    if not case.small:
-        collectives.SMALL_BYTES = 0
-    try:
-        found = train(case, steps)
-    except Exception as fault:
-        found = {"fault": f"{type(fault).__name__}: {fault}", "trace": traceback.format_exc()}
-    out.write_text(json.dumps(found))
+Asked = list[tuple[int, str]]
+"""Steps, case."""
 
 
-def run(work: Callable[[int, Path], None], ranks: int, folder: Path) -> dict[str, str]:
-    """Fork `ranks` processes; all must say the same."""
-    outs, children = [folder / f"{rank}.json" for rank in range(ranks)], []
-    for rank, out in enumerate(outs):
+def child(asked: Asked, folder: Path, rank: int) -> None:
+    ranks = CASES[asked[0][1]].ranks
+    if ranks > 1:
+        meeting = f"file://{folder}/meeting"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+    found = []
+    for steps, name in asked:
+        try:
+            found.append(train(CASES[name], steps))
+        except Exception as fault:
+            said = {"fault": f"{type(fault).__name__}: {fault}", "trace": traceback.format_exc()}
+            found.append(said)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def begin(asked: Asked, folder: Path) -> list[int]:
+    """Fork the ranks."""
+    children = []
+    for rank in range(CASES[asked[0][1]].ranks):
         pid = os.fork()
         if pid == 0:
             try:
-                work(rank, out)
+                child(asked, folder, rank)
             finally:
                 os._exit(0)
         children.append(pid)
+    return children
+
+
+def finish(asked: Asked, folder: Path, children: list[int]) -> None:
+    """Wait for the ranks, which must say the same, and tell it."""
     for pid in children:
         os.waitpid(pid, 0)
-    said = [json.loads(out.read_text()) for out in outs]
+    said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(children))]
     assert all(each == said[0] for each in said), said
-    found: dict[str, str] = said[0]
-    return found
+    for (steps, name), found in zip(asked, said[0], strict=True):
+        print(json.dumps({"name": name, "steps": steps, "found": found}), flush=True)
+
+
+def together(asked: Asked) -> list[Asked]:
+    """Cases of as many ranks; those whose sums are not mend's have processes of their own."""
+    groups: dict[object, Asked] = {}
+    for steps, name in asked:
+        case = CASES[name]
+        plain = case.fixed and case.level == "shape"
+        groups.setdefault(case.ranks if plain else name, []).append((steps, name))
+    return list(groups.values())
 
 
 def main() -> None:
     train(CASES["one"], 1)  # what the first step imports, and checks of the machine, once for all
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
-    for asked in sys.argv[1:]:
-        steps, _, name = asked.partition(":")
-        case = CASES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            work = partial(child, case, int(steps), f"{folder}/meeting")
-            found = run(work, case.ranks, Path(folder))
-        print(json.dumps({"name": name, "case": asdict(case), "found": found}), flush=True)
+    gc.freeze()  # a collection would make each child write to, and so copy, all of the heap
+    asked = [
+        (int(steps), name) for steps, _, name in (each.partition(":") for each in sys.argv[1:])
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        beside = []
+        for number, group in enumerate(together(asked)):
+            folder = Path(name, str(number))
+            folder.mkdir()
+            begun = group, folder, begin(group, folder)
+            if len(begun[2]) == 1:  # leaves a core free
+                beside.append(begun)
+            else:
+                finish(*begun)
+        for begun in beside:
+            finish(*begun)
 
 
 if __name__ == "__main__":

@@ -23,99 +23,73 @@ CUTS = {
         *["fsdp 2", "fsdp 4", "fsdp 2, microbatches 2"],
         *["tp 2", "tp 4", "tp 4, microbatches 2", "tp 8", "tp 8, checkpointed"],
     ],
-    "fused": ["fused tp 2", "sp 2", "sp 2, whole head", "sp 4, microbatches 2", "sp 8"],
+    "fused": ["fused tp 2", "sp 2", "sp 2, whole head", "sp 4", "sp 4, microbatches 2", "sp 8"],
+    "padded": ["packed"],
 }
 """One process -> what must come to the same bits: DDP, FSDP2, tensor and sequence parallelism."""
 
-RAGGED = ["padded", "packed"]
+STEPS, FEW_STEPS = 50, 2
+
+FEW = frozenset(
+    [
+        *["one again", "threads", "checkpointed", "ddp 2, microbatches 2", "ddp 4, as if large"],
+        *["fsdp 2, microbatches 2", "tp 4, microbatches 2", "tp 8, checkpointed"],
+        *["fused tp 2", "sp 2, whole head", "sp 4, microbatches 2"],
+    ]
+)
+"""Cases that make FEW_STEPS in `make test`: what they cut is cut for STEPS by others, too."""
+
 APART = ["run: one", "run: microbatches 4", "run: ddp 4"]
 REFUSED = {"unfixed ddp 4": "c10d.allreduce_", "torch's tp 2": "linear of a DTensor"}
 
-LONG_STEPS = 50
-LONG = frozenset(
-    ["microbatches 4", "ddp 2, microbatches 2", "ddp 4", "ddp 8", "fsdp 2", "tp 2", "sp 2"]
-)
 LIMIT_S = 560
 """For a machine that ten others share: eight ranks wait for each other often."""
 
-
-@dataclass(frozen=True)
-class Extent:
-    """Cases that train for LONG_STEPS, steps of the others, and cases that are left out."""
-
-    long: frozenset[str]
-    short: int
-    ragged: int
-    without: frozenset[str] = frozenset()
-
-    def cuts(self, one: str) -> dict[str, int]:
-        """Case -> steps."""
-        cases = [case for case in CUTS[one] if case not in self.without]
-        return {case: LONG_STEPS if case in self.long else self.short for case in cases}
-
-    def steps(self) -> dict[str, int]:
-        found = dict.fromkeys(CUTS, LONG_STEPS)
-        for one in CUTS:
-            found |= self.cuts(one)
-        found |= dict.fromkeys(RAGGED, self.ragged) | dict.fromkeys(APART, self.short)
-        return found | dict.fromkeys(REFUSED, 1)
-
-
-QUICK = Extent(
-    long=LONG,
-    short=2,
-    ragged=5,
-    without=frozenset(
-        [
-            *["one again", "microbatches 2", "ddp 2", "fsdp 4", "tp 4"],
-            *["tp 8", "sp 8", "fused tp 2", "sp 2, whole head"],
-        ]
-    ),
-)
-WHOLE = Extent(
-    long=LONG
-    | {"microbatches 2", "ddp 2", "fsdp 4", "tp 4", "tp 8", "sp 4, microbatches 2", "sp 8"},
-    short=3,
-    ragged=LONG_STEPS,
-)
+Asked = tuple[int, str]
+"""Steps, case."""
 
 
 @dataclass(frozen=True)
 class Found:
-    extent: Extent
-    by_case: dict[str, dict[str, str]]
-    """Case -> what it came to, or why it was refused."""
+    few: frozenset[str]
+    """Cases of FEW_STEPS."""
+
+    by_case: dict[Asked, dict[str, str]]
+    """What each came to, or why it was refused."""
+
+    def steps(self, case: str) -> int:
+        return FEW_STEPS if case in self.few else STEPS
 
     def differing(self, one: str) -> set[str]:
         """Cuts that did not come to what `one` did in as many steps."""
-        cuts = self.extent.cuts(one)
-        assert set(cuts.values()) == {LONG_STEPS, self.extent.short}
-        short = f"{one}, short"
-        assert "weights" in self.by_case[one], self.by_case[one]
-        assert self.by_case[one] != self.by_case[short]
+        for steps in (STEPS, FEW_STEPS):
+            assert "weights" in self.by_case[steps, one], self.by_case[steps, one]
+        assert self.by_case[STEPS, one] != self.by_case[FEW_STEPS, one]
         return {
             case
-            for case, steps in cuts.items()
-            if self.by_case[case] != self.by_case[one if steps == LONG_STEPS else short]
+            for case in CUTS[one]
+            for steps in [self.steps(case)]
+            if self.by_case[steps, case] != self.by_case[steps, one]
         }
 
 
-@pytest.fixture(scope="module", params=[QUICK, pytest.param(WHOLE, marks=pytest.mark.slow)],
+@pytest.fixture(scope="module", params=[FEW, pytest.param(frozenset(), marks=pytest.mark.slow)],
                 ids=["quick", "whole"])  # fmt: skip
 def found(request: pytest.FixtureRequest, nursery: Nursery) -> Found:
-    extent: Extent = request.param
-    steps = extent.steps()
-    short = [f"{extent.short}:{one}" for one in CUTS]
-    cases = [*short, *(f"{count}:{name}" for name, count in steps.items())]
+    found = Found(request.param, {})
+    cases = [(steps, one) for one in CUTS for steps in (STEPS, FEW_STEPS)]
+    cases += [(found.steps(case), case) for cuts in CUTS.values() for case in cuts]
+    cases += [(FEW_STEPS, case) for case in APART] + [(1, case) for case in REFUSED]
     done = subprocess.run(
-        [nursery.python, "-m", "tests.process.equal_bits", *cases], cwd=ROOT, env=environment(),
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        [nursery.python, "-m", "tests.process.equal_bits",
+         *(f"{steps}:{case}" for steps, case in cases)],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["name"] for each in said] == [*CUTS, *steps]
-    names = [*(f"{one}, short" for one in CUTS), *steps]
-    return Found(extent, dict(zip(names, (each["found"] for each in said), strict=True)))
+    for each in map(json.loads, done.stdout.splitlines()):
+        found.by_case[each["steps"], each["name"]] = each["found"]
+    assert found.by_case.keys() == set(cases)
+    return found
 
 
 def test_ranks_microbatches_checkpointing_and_threads(found: Found) -> None:
@@ -126,18 +100,17 @@ def test_ranks_microbatches_checkpointing_and_threads(found: Found) -> None:
 def test_tokens_vocabulary_and_fused_layers_cut(found: Found) -> None:
     """Sequence parallelism; gate and up as one layer; the loss over shares of the words."""
     assert found.differing("fused") == set()
-    assert found.by_case["fused"] != found.by_case["one"]
+    assert found.by_case[STEPS, "fused"] != found.by_case[STEPS, "one"]
 
 
 def test_packed_sequences_are_padded_ones(found: Found) -> None:
-    assert "weights" in found.by_case["padded"], found.by_case["padded"]
-    assert found.by_case["packed"] == found.by_case["padded"]
+    assert found.differing("padded") == set()
 
 
 def test_without_level_shape_the_bits_part(found: Found) -> None:
-    assert len({found.by_case[name]["weights"] for name in APART}) == 3
+    assert len({found.by_case[FEW_STEPS, name]["weights"] for name in APART}) == 3
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_sum_in_no_fixed_order_is_refused(found: Found, name: str) -> None:
-    assert REFUSED[name] in found.by_case[name]["fault"]
+    assert REFUSED[name] in found.by_case[1, name]["fault"]

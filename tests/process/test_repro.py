@@ -53,14 +53,21 @@ def test_an_atomic_add_is_found_over_two_ranks(tmp_path: Path) -> None:
     assert "    operator   planted.atomic_sum.default\n" in said
 
 
+SETTINGS = {
+    "ranks: 1 and 2": ("--a-nproc", "0", "--b-nproc", "2"),
+    "microbatches": ("--a-args", "--microbatches 1", "--b-args", "--microbatches 4"),
+}
+
+
 @pytest.mark.usefixtures("warm")
-def test_an_operator_that_depends_on_the_batch_is_found_between_one_rank_and_two() -> None:
+@pytest.mark.parametrize("differs", SETTINGS)
+def test_an_operator_that_depends_on_the_batch_is_found_between_settings(differs: str) -> None:
     command = [*SCRIPT, "--fault", "batch", "--fault-step", "1", "--steps", "1"]
-    verdict = found("--a-nproc", "0", "--b-nproc", "2", *command)
+    verdict = found(*SETTINGS[differs], *command)
     finding = verdict["finding"]
     assert (finding["step"], finding["module"]) == (1, "tokens")
     assert finding["operator"] == "planted.batch_sum.default"
-    assert "ranks: 1 and 2" in verdict["facts"]
+    assert verdict["facts"] == ([differs] if "ranks" in differs else [])
 
 
 @pytest.mark.usefixtures("warm")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mend.determinism.coverage import unseen
 from mend.determinism.layout import layout
 from mend.determinism.linear import refuse_subclass
 
@@ -27,7 +28,9 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     refuse_subclass("dropout", x)
     if p == 1:
         return x * 0
-    kept = kept_elements(x, p, int(torch.randint(0, 1 << 62, ())))
+    layer = int(torch.randint(0, 1 << 62, ()))
+    with unseen():
+        kept = kept_elements(x, p, layer)
     return x * kept.to(x.dtype) / (1 - p)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend.errors import NotDeterministic
 
@@ -69,19 +68,16 @@ EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 
 NAMES_MAX = 256
 
-ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers that add element by element, unless they are fused."""
-
 
 def _keys(*names: str) -> Any:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
     return keys | _keys(*names[1:]) if len(names) > 1 else keys
 
 
-_MODES = _keys("Python", "PythonTLSSnapshot")
+MODES = _keys("Python", "PythonTLSSnapshot")
 """The second puts every operator's arguments into boxes where a mode is on, seen by it or not."""
 
-_ABOVE = _MODES | _keys("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+_ABOVE = MODES | _keys("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
 
 
 class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -154,36 +150,6 @@ def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return kernel
-
-
-def make_step(optimizer: torch.optim.Optimizer) -> None:
-    """optimizer.step(). Its operators, some ten for every parameter and more than half of a small
-    model's, are not watched where they are known: those of ELEMENTWISE, with nothing added."""
-    if not _is_known(optimizer):
-        optimizer.step()
-        return
-    with torch._C._ExcludeDispatchKeyGuard(_MODES):
-        optimizer.step()
-
-
-def _is_known(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this thread's one mode is the watch, and `optimizer` and its tensors are plain."""
-    if [type(mode) for mode in _get_current_dispatch_mode_stack()] != [Coverage]:
-        return False
-    own = (*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks)
-    if own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
-        return False
-    step = vars(optimizer).get("step")  # a scheduler puts one there that counts calls
-    patched = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
-    if type(optimizer) not in ELEMENTWISE or patched:
-        return False
-    groups = optimizer.param_groups
-    plain = all(
-        type(each) is torch.nn.Parameter and type(each.grad) in (Tensor, type(None))
-        for group in groups
-        for each in group["params"]
-    )
-    return plain and not any(group.get("fused") for group in groups)
 
 
 def _keeps(func: Any, reached: frozenset[str]) -> bool | None:

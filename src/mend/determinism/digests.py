@@ -17,6 +17,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from mend.determinism.sharding import share_of, whole_of, whole_tensor
 from mend.errors import UsageError
 
 DEPTH_MAX = 32
@@ -44,16 +45,11 @@ def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
 def digest(value: Any) -> str:
     """Of nested dicts, lists, tensors, arrays and numbers, such as a scheduler's state_dict()."""
     whole = hashlib.sha256(b"mend-dg1")
-    for piece in _pieces(value, "", 0):
+    shares = [share for each in _tensors(value, 0) if (share := share_of(each)) is not None]
+    for piece in _pieces(value, "", whole_of(shares)):
         whole.update(struct.pack("!Q", len(piece)))
         whole.update(piece)
     return whole.hexdigest()
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """The unsharded tensor. A collective where `tensor` is a DTensor."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
 
 
 def tensor_hash(tensor: Tensor) -> bytes:
@@ -88,25 +84,42 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _pieces(value: Any, path: str, depth: int) -> Iterator[bytes]:
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    """In the order in which _pieces() comes to them."""
     if depth > DEPTH_MAX:
-        raise UsageError(f"{path or 'the value'} is nested deeper than {DEPTH_MAX}; digest a part")
+        raise UsageError(f"a value is nested deeper than {DEPTH_MAX}; digest a part")
+    if isinstance(value, Tensor):
+        yield value
+    for _, item in _items(value):
+        yield from _tensors(item, depth + 1)
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    """What a container holds, in one order, with what its path is continued by."""
+    if isinstance(value, Mapping):
+        keys = sorted(value, key=lambda key: (type(key).__name__, key))
+        return [(f".{key}", value[key]) for key in keys]
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    return []
+
+
+def _pieces(value: Any, path: str, wholes: Iterator[Tensor]) -> Iterator[bytes]:
+    """`wholes`: what is next of the tensors that are cut."""
     if isinstance(value, Tensor):
         yield f"{path}:{value.dtype}:{tuple(value.shape)}".encode()
-        yield tensor_hash(value)
+        yield tensor_hash(value if share_of(value) is None else next(wholes))
     elif isinstance(value, np.ndarray):
         yield f"{path}:{value.dtype}:{value.shape}".encode()
         yield xxhash.xxh3_128_digest(value.tobytes())
     elif isinstance(value, Mapping):
         yield f"{path}:{len(value)}".encode()
-        for key in sorted(value, key=lambda key: (type(key).__name__, key)):
-            yield from _pieces(value[key], f"{path}.{key}", depth + 1)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         yield f"{path}[{len(value)}]".encode()
-        for index, item in enumerate(value):
-            yield from _pieces(item, f"{path}[{index}]", depth + 1)
     else:
         yield _scalar(value, path)
+    for further, item in _items(value):
+        yield from _pieces(item, path + further, wholes)
 
 
 def _scalar(value: Any, path: str) -> bytes:

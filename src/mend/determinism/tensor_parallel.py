@@ -54,8 +54,10 @@ class Cut(Order):
         if self.sums_in:
             return Order.input_gradient(self, grad, weight)
         pairs = zip(grad.chunk(self.fused, -1), weight.chunk(self.fused), strict=True)
-        parts = [self._completed(Order.input_gradient(self, *pair)) for pair in pairs]
-        return parts[0] if self.fused == 1 else tree_sum(torch.stack(parts), 0)
+        parts = [Order.input_gradient(self, *pair) for pair in pairs]
+        if self.fused == 1:
+            return self._completed(parts[0])
+        return tree_sum(self._completed(torch.stack(parts, -2)), -2)
 
     def _completed(self, product: Tensor) -> Tensor:
         """The sum over ranks, of all tokens or of this rank's."""
@@ -94,8 +96,8 @@ class _Parallel(ParallelStyle):
             raise NotDeterministic(
                 f"{summed} features{fused} are {leaves} leaves of {leaf_of(summed)}, which "
                 f"{device_mesh.size()} ranks cannot share as subtrees",
-                "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8 (of fused layers: "
-                "of 256 for every rank and layer)",
+                "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8 (of 2 or 4 "
+                "fused layers: of 256 for every rank and layer)",
             )
         orders = leaf_of(inputs), leaf_of(outputs)
         cut = Cut(*orders, group_of(device_mesh), self.sums_in, self.fused, self.tokens_cut)
@@ -116,8 +118,8 @@ class ColumnParallel(_Parallel):
     """The outputs are cut: every rank has the whole input and its share of the output features.
     As torch's ColwiseParallel; query, key, value, gate and up, the head of a cut vocabulary.
 
-    `fused`: so many layers of equal sizes are one, as gate and up of SwiGLU (2), or query, key and
-    value. Of each the rank has its share, in their order: `gate, up = layer(x).chunk(2, -1)`.
+    `fused`: so many layers of equal sizes, a power of two, are one, as gate and up of SwiGLU. Of
+    each the rank has its share, in their order: `gate, up = layer(x).chunk(2, -1)`.
     """
 
     sums_in = False

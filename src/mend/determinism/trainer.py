@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from mend.determinism.clipping import clip_grad_norm
 from mend.determinism.collectives import all_reduce
-from mend.determinism.coverage import make_step
 from mend.determinism.digests import (
     digest,
     first_difference,
@@ -33,6 +32,7 @@ from mend.determinism.enabling import (
     set_random_state,
 )
 from mend.determinism.layout import layout, rows
+from mend.determinism.stepping import make_step
 from mend.determinism.trees import Stack
 from mend.errors import ConfigError, UsageError
 

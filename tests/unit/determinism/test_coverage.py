@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend.determinism import enable, laws, reach
-from mend.determinism.coverage import make_step
 from mend.determinism.digests import same_bits
 from mend.determinism.laws import broken_laws, keeps
 from mend.errors import NotDeterministic
@@ -84,69 +80,6 @@ def test_a_kernel_whose_bits_depend_on_the_place_is_seen(monkeypatch: pytest.Mon
     assert laws.keeps(lambda x, y, z: x + y)
     with enable(1):
         pass
-
-
-class Sums(torch.optim.SGD):
-    """Known to nobody: its step has a sum of torch's own order."""
-
-    def step(self, closure: Any = None) -> Any:
-        X.cumsum(-1)
-        return super().step(closure)
-
-
-def sums_before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    X.cumsum(-1)
-
-
-def hooked(weight: nn.Parameter) -> torch.optim.Optimizer:
-    optimizer = torch.optim.AdamW([weight])
-    optimizer.register_step_pre_hook(sums_before)
-    return optimizer
-
-
-UNKNOWN = {
-    "cumsum": lambda weight: Sums([weight], lr=0.1),
-    "cumsum.default": hooked,
-    "_fused_adamw_": lambda weight: torch.optim.AdamW([weight], fused=True),
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_the_trainer_watches_a_step_that_it_does_not_know(name: str) -> None:
-    weight = nn.Parameter(X.clone())
-    weight.grad = torch.ones_like(X)
-    with enable(1, "shape"):
-        make_step(torch.optim.AdamW([weight]))
-        with pytest.raises(NotDeterministic, match=name):
-            make_step(UNKNOWN[name](weight))
-
-
-def test_a_step_that_is_known_is_not_watched() -> None:
-    """And another mode sees all of it, as without the trainer."""
-    weight = nn.Parameter(X.clone())
-    weight.grad = torch.ones_like(X)
-    optimizer = torch.optim.AdamW([weight])
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with enable(1, "shape") as state:
-        watch: Any = state._coverage
-        watch._known.clear()
-        make_step(optimizer)
-        schedule.step()
-        assert watch._known == {}
-        with Counts() as counts:
-            make_step(optimizer)
-        assert counts.seen > 5
-        assert torch.ops.aten.addcdiv_.default in watch._known
-
-
-class Counts(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += 1
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_subclass_is_refused() -> None:

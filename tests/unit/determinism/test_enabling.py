@@ -107,6 +107,14 @@ def test_a_setting_that_keeps_no_bits_is_refused(
     assert enabled() is None
 
 
+def test_a_setting_that_comes_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA reads it when it starts."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(NotDeterministic, match="CUBLAS_WORKSPACE_CONFIG is not set, and CUDA"):
+        enable(1)
+    assert enabled() is None
+
+
 def test_a_setting_of_ones_own_that_keeps_bits_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     with enable(1) as state:

@@ -9,7 +9,17 @@ import pytest
 
 from mend.determinism.comparison import Finding
 from mend.errors import UsageError
-from mend.tools.repro import Asked, Setting, command_of, compare_folders, lines_of, read, told
+from mend.tools import repro
+from mend.tools.repro import (
+    Asked,
+    Setting,
+    _Progress,
+    command_of,
+    compare_folders,
+    lines_of,
+    read,
+    told,
+)
 
 HEADER = {"format": 1, "rank": 0, "ranks": 1, "facts": {"threads": 1}}
 
@@ -65,3 +75,18 @@ def test_a_difference_that_does_not_come_again_is_said_so() -> None:
     lines = lines_of(Finding(4, "weights", "a.weight", rank=1), [], 4)
     assert lines[0] == "different: step 4, weights (a.weight), rank 1"
     assert "depends on time: 4 pairs" in lines[1]
+
+
+def test_a_run_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repro, "SAY_S", 0.0)
+    said: list[str] = []
+    progress = _Progress("A", tmp_path, said.append)
+    progress.look()
+    assert not said, "it has not begun"
+    ends = [{"step": step, "end": True} for step in (1, 2)]
+    recording(tmp_path, HEADER, {"step": 1, "at": ["forward", "", ""]}, ends[0])
+    progress.look()
+    with (tmp_path / "rank-0.jsonl").open("a") as file:
+        file.write(f"{json.dumps(ends[1])}\n")
+    progress.look()
+    assert said == ["run A: 1 steps", "run A: 2 steps"]

@@ -1,0 +1,103 @@
+"""The step of an optimizer that adds element by element: not watched, and on this rank's share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from mend.determinism.coverage import MODES, Coverage
+from mend.determinism.sharding import local_of
+
+ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Optimizers that add element by element, unless they are fused."""
+
+
+def make_step(optimizer: torch.optim.Optimizer) -> None:
+    """optimizer.step(). Its operators, some ten for every parameter and more than half of a small
+    model's, are not watched where they are known: those of ELEMENTWISE, with nothing added. Nor
+    are they those of DTensors then, each of which costs ten times what it computes."""
+    if not _is_known(optimizer):
+        optimizer.step()
+        return
+    with torch._C._ExcludeDispatchKeyGuard(MODES), _on_shares(optimizer):
+        optimizer.step()
+
+
+def _is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this thread's one mode is the watch, and `optimizer` and its tensors are plain, or
+    whole DTensors."""
+    if [type(mode) for mode in _get_current_dispatch_mode_stack()] != [Coverage]:
+        return False
+    own = (*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks)
+    if own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return False
+    step = vars(optimizer).get("step")  # a scheduler puts one there that counts calls
+    patched = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
+    if type(optimizer) not in ELEMENTWISE or patched:
+        return False
+    groups = optimizer.param_groups
+    plain = all(_is_plain(each) for group in groups for each in group["params"])
+    return plain and not any(group.get("fused") for group in groups)
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    grad = parameter.grad
+    if type(parameter) is DTensor:
+        if type(grad) is not DTensor:
+            return grad is None
+        return grad.placements == parameter.placements and type(grad._local_tensor) is Tensor
+    return type(parameter) is nn.Parameter and type(grad) in (Tensor, type(None))
+
+
+@contextmanager
+def _on_shares(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside, `optimizer` has what this rank holds of DTensors in their place."""
+    cut = [each for group in optimizer.param_groups for each in group["params"]]
+    if DTensor not in map(type, cut):
+        yield
+        return
+    local = {each: _local_parameter(each) for each in cut}
+    state, parameters = optimizer.state, [group["params"] for group in optimizer.param_groups]
+    inside = {
+        local[each]: {name: local_of(value) for name, value in state[each].items()}
+        for each in cut
+        if each in state
+    }
+    optimizer.state = defaultdict(dict, inside)
+    for group in optimizer.param_groups:
+        group["params"] = [local[each] for each in group["params"]]
+    try:
+        yield
+    finally:
+        for group, params in zip(optimizer.param_groups, parameters, strict=True):
+            group["params"] = params
+        for each, stepped in local.items():
+            for name, value in optimizer.state.get(stepped, {}).items():
+                state[each][name] = _like(each, name, value, state[each].get(name))
+        optimizer.state = state
+
+
+def _local_parameter(parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    local = nn.Parameter(local_of(parameter), parameter.requires_grad)
+    local.grad = None if parameter.grad is None else local_of(parameter.grad)
+    return local
+
+
+def _like(parameter: Tensor, name: str, value: Any, before: Any) -> Any:
+    """What a step left, as it is kept: a DTensor like its parameter. Counts of steps are none."""
+    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or name == "step":
+        return value
+    if isinstance(before, DTensor) and before._local_tensor.data_ptr() == value.data_ptr():
+        return before
+    mesh, places = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(value, mesh, places, shape=parameter.shape, stride=parameter.stride())

@@ -200,6 +200,10 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
         return None
     if verdict is None:
         return Mitigation(now.rack, AWAITED, "it is slow no more")
+    if verdict.cause == LINK and now.batch_pct < 100:
+        stage = AWAITED if now.stage == SMALLER else now.stage
+        told = f"{sentence_of(verdict)}, where fewer micro-batches do not help"
+        return Mitigation(now.rack, stage, told)
     pct = batch_pct_of(verdict)
     if not _fewer(offered, pct, now.batch_pct):
         return None

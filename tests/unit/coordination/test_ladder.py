@@ -186,6 +186,26 @@ def test_micro_batches_come_back_by_as_much_as_it_has_recovered_and_not_at_once(
     assert over == Mitigation(1, AWAITED, "it is slow no more")
 
 
+@pytest.mark.parametrize(("before", "after"), [(SMALLER, AWAITED), (NOT_AWAITED, NOT_AWAITED)])
+def test_micro_batches_come_back_when_the_cause_turns_out_to_be_a_link(
+    before: int, after: int
+) -> None:
+    """Over a slow link fewer of them help nobody, however slow the rack is. What else is done
+    about it stays."""
+    ladder, of, calm_ns = Ladder(), log(), CALM_DETECTS * DETECT_NS
+    of.take(Mitigation(1, before, "slow", 33))
+    by_link = replace(SLOW, cause="link", link_to=2, ratio_tenths=60)
+    assert due(ladder, of, by_link, batch=8, now_ns=1) is None
+    assert due(ladder, of, BY_COMPUTE, batch=8, now_ns=2) is None
+    assert due(ladder, of, by_link, batch=8, now_ns=3) is None
+    move = due(ladder, of, by_link, batch=8, now_ns=3 + calm_ns)
+    assert move is not None
+    assert (move.rack, move.stage, move.batch_pct) == (1, after, 100)
+    assert "by its link to rack 2" in move.reason
+    of.take(move)
+    assert due(ladder, of, by_link, batch=8, now_ns=4 + 9 * calm_ns) is None
+
+
 def test_noise_moves_nothing() -> None:
     ladder, of = Ladder(), log()
     of.take(Mitigation(1, SMALLER, "slow", 33))

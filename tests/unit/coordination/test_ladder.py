@@ -246,6 +246,27 @@ def test_a_cause_that_one_verdict_knows_counts_for_the_worst(
     assert "by its link to rack 2" in move.reason
 
 
+OF_LINK = FailSlow(1, 0, True, 40, 90, 999, "link", 2, of_link=True)
+
+
+def test_rounds_stop_waiting_for_a_rack_whose_bytes_come_late_though_its_steps_do_not() -> None:
+    ladder = Ladder()
+    ladder.count(waiting(1), [OF_LINK], PRICE_NS)
+    move = due(ladder, log(), OF_LINK, batch=8)
+    assert move is not None
+    assert (move.stage, move.batch_pct) == (NOT_AWAITED, 100)
+    assert "the link 1 -> 2 is slow: pulls by rank 0 of rack 2 take 9.0x" in move.reason
+
+
+@pytest.mark.parametrize("link_first", [False, True])
+def test_a_rack_that_computes_slowly_takes_fewer_micro_batches_beside_a_slow_link(
+    link_first: bool,
+) -> None:
+    judged = (OF_LINK, BY_COMPUTE) if link_first else (BY_COMPUTE, OF_LINK)
+    assert worst_of(judged) == {1: BY_COMPUTE}, "however slow the link is"
+    assert worst_of((OF_LINK, SLOW)) == {1: SLOW}, "nor does the link say why its steps are slow"
+
+
 def test_a_move_is_noted_by_what_changes() -> None:
     """Rounds never stopped waiting for a rack that only took fewer micro-batches."""
     assert kind_of(AWAITED, SMALLER) == "slow-rack-batch"

@@ -181,7 +181,7 @@ def test_a_slow_rack_is_told_with_when_how_much_and_how_sure() -> None:
 
 def test_a_slow_link_is_told_with_its_direction_how_much_and_until_when() -> None:
     slow = Scenario(
-        racks=2, steps=(360,) * 2, step_ns=(50 * MS,) * 2, period_steps=8, overlap_steps=4,
+        racks=2, steps=(230,) * 2, step_ns=(50 * MS,) * 2, period_steps=8, overlap_steps=4,
         delay_ns=30 * MS, jitter_ns=0,
         faults=(Fault("slow_link", 8 * SECOND, 16 * SECOND, a=0, b=1, amount=90 * MS),),
     )  # fmt: skip

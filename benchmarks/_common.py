@@ -181,17 +181,17 @@ class RackArgs:
         self.witness_addr = witness_addr
 
     def config(self, **settings: Any) -> MendConfig:
-        """Settings of this rack on loopback; no MEND_* of whoever runs the benchmark. Without a
-        ramp: what is measured is a round as it is for most of a run."""
+        """Settings of this rack, on loopback unless `settings` name its peers; no MEND_* of whoever
+        runs the benchmark. Without a ramp: what is measured is a round as it is for most of a
+        run."""
         for key in [key for key in os.environ if key.startswith("MEND_")]:
             del os.environ[key]
         peers = {rack: f"tcp://{LOOPBACK}:{port}" for rack, port in enumerate(self.ports)}
-        steady = {"outer_ramp_rounds": 0, "outer_optimizer_momentum": 0.0}
+        steady = {"outer_ramp_rounds": 0, "outer_optimizer_momentum": 0.0, "sideband_peers": peers}
         return MendConfig(
             rack=self.rack,
             racks=len(self.ports),
             job_id=JOB,
-            sideband_peers=peers,
             witness_addr=self.witness_addr,
             **{**steady, **settings},
         )

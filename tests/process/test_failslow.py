@@ -63,6 +63,8 @@ def test_a_slow_rack_takes_fewer_micro_batches_and_more_again_when_it_is_well(jo
     assert fewest < 25 < decided[-1]["batch_pct"]
     assert decided[0]["stage"] == 2
     assert "rack 1 is slow" in decided[0]["reason"]
+    causes = [e["cause"] for rank in range(2) for e in job.result(1, rank).kinds("fail-slow-cause")]
+    assert "input" in causes, "what sleeps is between a step and the next forward"
     taken = [job.told(1, rank)["taken"] for rank in range(2)]
     assert taken[0] == taken[1], "both ranks take them from the same step on"
     assert taken[0][: healthy + 1] == [8] * (healthy + 1)

@@ -82,6 +82,8 @@ class Options:
     """What a script saves behind it does not fit the disk."""
     pace_ms: float = 0.0
     """How long a step takes at least: the speed of this rack."""
+    products: int = 0
+    """Matrix products that each micro-batch computes besides, about a millisecond each."""
     micro_batches: int = 0
     """Of a step; the script asks how many to take. 0: it does not ask."""
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
@@ -205,6 +207,15 @@ def loss_of(model: nn.Module, rack: int, rank: int, step: int) -> Tensor:
     return mse_loss(model(x.to(like.device, like.dtype)), target)
 
 
+def multiply(products: int) -> None:
+    """Arithmetic that no bit of training depends on."""
+    if products:
+        a = torch.full((256, 256), 0.5)
+        out = torch.empty_like(a)
+        for _ in range(products):
+            torch.mm(a, a, out=out)
+
+
 def spread(model: nn.Module, parallel: str, device: str = "cpu") -> nn.Module:
     """Over the ranks of this rack. fsdp2: shards over all; fsdp2-keep: gathered between forward and
     backward; hsdp: shards over pairs that are replicas of each other; tp: halves of the layers over
@@ -290,6 +301,11 @@ class Acts:
     def slow(self, times: float) -> None:
         """From here on a step takes so many times as long."""
         self.slower = times
+
+    def pin(self, core: int) -> None:
+        """The training thread, and those that it starts from here on, share this core with whoever
+        is on it."""
+        os.sched_setaffinity(0, {core})
 
     def poison(self) -> None:
         """The next step makes NaN of everything."""
@@ -418,6 +434,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 taken = runtime.local_batch(all_) if all_ else 1
                 result.setdefault("taken", []).append(taken)
                 loss = loss_of(wrapped, rack, 0 if options.same_data else rank, step)
+                multiply(options.products * taken)
                 optimizer.zero_grad()
                 loss.backward()
                 runtime.count_tokens(tokens_of(rack, step) * taken)

@@ -7,6 +7,7 @@ from typing import Any
 from mend.coordination.messages import FailSlow
 from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
 from mend.coordination.slow_cause import CAUSE
+from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
 from mend.sim import World
 from mend.sim.process import Process
 from mend.sim.scenario import Fault, Scenario, calm
@@ -114,6 +115,40 @@ def test_a_verdict_is_validated_and_shown_with_its_cause_to_all() -> None:
     assert isinstance(lanes, dict)
     assert sorted(lanes) == ["0", "2"]
     assert shown == {(1, ""), (1, "compute")}
+    for process in world.processes():
+        assert process.tape is not None
+        assert replay(process.tape.parts, process.tape.entries()).difference is None
+
+
+def test_a_link_that_becomes_slow_is_named_though_no_step_takes_longer() -> None:
+    """By the ranks at its ends, to all; a replay comes to the same verdicts."""
+    faults = (Fault("slow_link", BEGINS_NS, ENDS_NS, 0, 1, amount=90 * MS),)
+    scenario = calm(
+        racks=2, steps=240, step_ns=STEP_NS, period_steps=8, overlap_steps=4, delay_ns=30 * MS,
+        fragments=2, faults=faults,
+    )  # fmt: skip
+    world, shown = World(scenario, record=True), dict[int, set[tuple[int, int, bool]]]()
+
+    def look(process: Process) -> None:
+        if process.trainer is not None:
+            slow = process.trainer.rank.published.look().slow
+            found = shown.setdefault(process.me.rack, set())
+            found.update((v.rack, v.link_to, v.of_link) for v in slow)
+
+    for process in world.processes():
+        process.looked = look
+    world.run()
+    for kind in (LINK_ONSET, LINK_RELIEF):
+        noted = [
+            (process.me.rack, fields["from_rack"], fields["to_rack"])
+            for process in world.processes()
+            for each, fields in process.notes
+            if each == kind
+        ]
+        assert sorted(noted) == [(0, 1, 0), (1, 0, 1)], kind
+    assert onsets(world) == [], "every step takes what it took"
+    links = {(0, 1, True), (1, 0, True)}
+    assert shown == dict.fromkeys(range(2), links)
     for process in world.processes():
         assert process.tape is not None
         assert replay(process.tape.parts, process.tape.entries()).difference is None

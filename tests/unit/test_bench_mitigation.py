@@ -4,6 +4,7 @@ the other benchmarks of failures."""
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from benchmarks.mitigation import SLOW, Behind, Rates, arms, rates, row_of
 
@@ -23,10 +24,16 @@ def test_a_row_compares_the_time_behind_the_onset_with_that_before() -> None:
     options = argparse.Namespace(healthy=10, seconds=20.0)
     seen = {rack: steps(60, 0.5, 8) for rack in range(3)}
     seen[SLOW] = [*seen[SLOW][:10], *steps(50, 0.5, 2, since_s=5.0)]
-    row = row_of("lockstep", "oracle", seen, options)
-    assert row.startswith("| lockstep | oracle | 75 % | ")
+    seen[SLOW][14] = replace(seen[SLOW][14], found="input")
+    row = row_of(("input", "lockstep", "oracle"), seen, options)
+    assert row.startswith("| input | lockstep | oracle | 75 % | ")
+    assert row.endswith(" | 5 steps: input |")
 
 
 def test_in_lockstep_no_rack_is_left() -> None:
-    assert ("lockstep", "not waited for") not in arms()
-    assert ("grace 30 s", "not waited for") in arms()
+    found = arms(["input", "link"])
+    assert ("input", "lockstep", "not waited for") not in found
+    assert ("input", "grace 30 s", "not waited for") in found
+    assert {arm for cause, _, arm in found if cause == "link"} == {
+        "nothing", "not waited for", "oracle",
+    }  # fmt: skip

@@ -76,6 +76,8 @@ class Fetched:
     fragment: int
     seq: int
     error: str = ""
+    size: int = 0
+    """Bytes of it; 0: nothing was pulled."""
 
 
 @dataclass(frozen=True, slots=True)

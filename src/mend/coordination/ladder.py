@@ -159,18 +159,29 @@ class Ladder:
 
 def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
     """By rack the verdict with the greatest ratio; of equal ones that of its own past, the first.
+    One on its steps goes before those on what is pulled from it, which its micro-batches are no
+    help for.
     Of a rack with fewer micro-batches the time per token includes more of what each step costs, so
     its own past may say less than its peers do. A cause that it does not know is that of the
     rack's other verdict."""
     found: dict[int, FailSlow] = {}
     for verdict in judged:
         worst, other = verdict, found.get(verdict.rack)
-        if other is not None and other.ratio_tenths >= verdict.ratio_tenths:
+        if other is not None and _weight(other) >= _weight(verdict):
             worst, other = other, verdict
-        if other is not None and worst.cause not in KNOWN and other.cause in KNOWN:
+        if (
+            other is not None
+            and not other.of_link
+            and worst.cause not in KNOWN
+            and other.cause in KNOWN
+        ):
             worst = replace(worst, cause=other.cause, link_to=other.link_to)
         found[verdict.rack] = worst
     return found
+
+
+def _weight(verdict: FailSlow) -> tuple[bool, int]:
+    return not verdict.of_link, verdict.ratio_tenths
 
 
 def batch_pct_of(verdict: FailSlow) -> int:
@@ -200,6 +211,10 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
         return None
     if verdict is None:
         return Mitigation(now.rack, AWAITED, "it is slow no more")
+    if verdict.cause == LINK and now.batch_pct < 100:
+        stage = AWAITED if now.stage == SMALLER else now.stage
+        told = f"{sentence_of(verdict)}, where fewer micro-batches do not help"
+        return Mitigation(now.rack, stage, told)
     pct = batch_pct_of(verdict)
     if not _fewer(offered, pct, now.batch_pct):
         return None

@@ -209,6 +209,20 @@ class Declined(Word, frozen=True):
     reason: Text
 
 
+class SlowLink(Word, frozen=True):
+    """Pulls of a rank from another rack take longer than they did."""
+
+    rack: U16
+    """From which it pulls."""
+    rank: U16
+    """That pulls."""
+    since_step: Count
+    """Of the rank that pulls."""
+    ratio_milli: Count = 0
+    """Time per byte over that of the past, in thousandths."""
+    sure_milli: Count = 0
+
+
 class Pace(Word, frozen=True):
     """How fast a rank trains, and what its own past says of it. Of a rack: that of its slowest."""
 
@@ -232,10 +246,16 @@ class Pace(Word, frozen=True):
     batch: Count = 0
     """Micro-batches of a step of which the script would take fewer, as it has asked how many
     (`Runtime.local_batch`); 0: it does not ask."""
+    links: Annotated[tuple[SlowLink, ...], Meta(max_length=64)] = ()
+    """Those that are slow, one per rack at the other end."""
+
+
+SLOW_MAX = 128
+"""Verdicts that are told; where there are more, links are left out."""
 
 
 class FailSlow(Word, frozen=True):
-    """A verdict in force: a rack is slow."""
+    """A verdict in force: a rack is slow in its steps; or, `of_link`, to be pulled from."""
 
     rack: U16
     rank: U16
@@ -249,6 +269,8 @@ class FailSlow(Word, frozen=True):
     cause: CauseName = ""
     """As in Pace."""
     link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
+    of_link: bool = False
+    """What is slow are pulls by `rank` of rack `link_to`, whose step `since_step` is, from it."""
 
 
 JOINERS_MAX = 64
@@ -346,7 +368,7 @@ class Orders(State, frozen=True, tag=13):
     """Why rounds that are open do not close."""
     snapshot: Snapshot | None = None
     """Of `prev`, for a receiver whose log ends before what the sender still has."""
-    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
+    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=SLOW_MAX)] = ()
     donors: Annotated[tuple[Donor, ...], Meta(max_length=JOINERS_MAX)] = ()
     copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     """What these donors have copied."""
@@ -430,7 +452,7 @@ class RankOrders(State, frozen=True, tag=15):
     finish: bool
     """Every rank of this rack may stop: the rack has left."""
     snapshot: Snapshot | None = None
-    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
+    slow: Annotated[tuple[FailSlow, ...], Meta(max_length=SLOW_MAX)] = ()
     asked: Annotated[tuple[Member, ...], Meta(max_length=JOINERS_MAX)] = ()
     """Racks that join, for which this one is the donor."""
     copy: StateCopy | None = None

@@ -81,7 +81,7 @@ class RankMachine:
         self.own_versions = self.own_versions or (0,) * len(self.own_digests)
 
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
-        effects: list[ev.Effect] = []
+        effects = self._pull_ended(event, now_ns)
         self._on(event, now_ns, effects)
         if self._seated():
             for fragment in range(len(self.replicas)):
@@ -89,6 +89,7 @@ class RankMachine:
             effects += self.copies.pull(self.folded, now_ns)
         effects += self.pace.search.tick(now_ns)
         self._pull(now_ns, effects)
+        self._time_pulls(effects, now_ns)
         self._flush(now_ns, effects)
         return effects
 
@@ -280,6 +281,7 @@ class RankMachine:
 
     def _on_roster(self, effects: list[ev.Effect]) -> None:
         """Offers of a member that is removed will not be named any more."""
+        self.pace.links.keep(seat.member for seat in self.folded.seats.values())
         for member, fragment, seq in self.fetch_queue.wanted():
             removed = self.folded.member(member.rack) != member
             if removed and (member, seq) not in self.replicas[fragment].linger:
@@ -508,6 +510,23 @@ class RankMachine:
         gathers = [replica.gather for replica in self.replicas if replica.gather]
         named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
         effects += self.fetch_queue.start(now_ns, named, partial(self.folded.rail, self.me))
+
+    def _time_pulls(self, effects: list[ev.Effect], now_ns: int) -> None:
+        """Of what is asked for now, and has not ended before it was."""
+        for effect in effects:
+            if isinstance(effect, ev.Fetch):
+                self.pace.links.begin(effect.offer.member, now_ns)
+            elif isinstance(effect, ev.FetchSlice):
+                self.pace.links.begin(effect.member, now_ns)
+
+    def _pull_ended(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
+        if isinstance(event, ev.Fetched):
+            member = event.member
+        elif isinstance(event, ev.SliceFetched) and event.rack in self.folded.seats:
+            member = self.folded.seats[event.rack].member
+        else:
+            return []
+        return self.pace.links.end(member, event.size, event.error, self.step, now_ns)
 
     def _lanes(self) -> dict[int, Address]:
         """Of the same rank of the other racks."""

@@ -15,8 +15,9 @@ from statistics import median
 from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Note, Probed, Timed, Validated
-from mend.coordination.messages import FailSlow, Pace, Report
+from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, Report
 from mend.coordination.slow_cause import CauseSearch
+from mend.coordination.slow_links import LinkPaces, worst_links
 from mend.detector import (
     COMPUTE,
     INPUT,
@@ -45,11 +46,19 @@ def cause_in_words(cause: str, rank: int, link_to: int) -> str:
     """For people: what a rack is slow by; empty before it was validated."""
     if cause not in (COMPUTE, INPUT, LINK):
         return cause and "for an unknown reason"
-    return f"by its link to rack {link_to}" if cause == LINK else f"by the {cause} of rank {rank}"
+    if cause == LINK:
+        return f"by its link to rack {link_to}"
+    whose = " (its device, its clock or a neighbour)" if cause == COMPUTE else ""
+    return f"by the {cause} of rank {rank}{whose}"
 
 
 def sentence_of(verdict: FailSlow) -> str:
     """For people."""
+    if verdict.of_link:
+        rack, link_to = verdict.rack, verdict.link_to
+        said = f"the link {rack} -> {link_to} is slow: pulls by rank {verdict.rank} of rack "
+        said += f"{link_to} take {verdict.ratio_tenths / 10:.1f}x the time per byte of its own past"
+        return f"{said}, since its step {verdict.since_step} ({verdict.sure_milli / 10:.1f} % sure)"
     by = cause_in_words(verdict.cause, verdict.rank, verdict.link_to)
     who = f"rack {verdict.rack} is slow{by and ' '}{by}: "
     who += f"{verdict.ratio_tenths / 10:.1f}x the time per token of "
@@ -68,6 +77,7 @@ class RankPace:
     options: InitVar[DetectorOptions]
     past: OwnPast = field(init=False)
     search: CauseSearch = field(init=False)
+    links: LinkPaces = field(init=False)
     since_step: int = 0
     """At which the slowdown in force began; 0: there is none."""
     batch: int = 0
@@ -77,6 +87,7 @@ class RankPace:
     def __post_init__(self, options: DetectorOptions) -> None:
         self.past = OwnPast(options)
         self.search = CauseSearch(self.rack, self.rank)
+        self.links = LinkPaces(self.rack, self.rank, options)
         self._steps = deque(maxlen=options.lately)
 
     def observe(self, event: Timed) -> list[Effect]:
@@ -121,6 +132,7 @@ class RankPace:
             slow_since=self.since_step,
             cause=cause.kind if cause else "",
             link_to=cause.rack if cause else -1,
+            links=tuple(replace(link, ratio_milli=0, sure_milli=0) for link in self.links.slow),
         )
 
     @property
@@ -135,6 +147,7 @@ class RankPace:
             sure_milli=round(slow.probability * 1000) if slow else 0,
             gemm_ns=self.search.gemm_ns,
             batch=self.batch,
+            links=self.links.slow,
         )
 
 
@@ -152,19 +165,21 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
     )
     measured = {"time_ps": slowest.time_ps, "margin_ppm": slowest.margin_ppm}
     measured["gemm_ns"] = max(pace.gemm_ns for pace in paces)
-    return replace(worst, **measured, batch=min(pace.batch for pace in paces))
+    links = worst_links(link for pace in paces for link in pace.links)
+    return replace(worst, **measured, batch=min(pace.batch for pace in paces), links=links)
 
 
 def verdict_of(pace: Pace) -> Pace:
     """What of the pace of a rack is news; the rest goes along with what is sent anyway."""
     measured = {"time_ps": 0, "margin_ppm": 0, "ratio_milli": 0, "sure_milli": 0, "gemm_ns": 0}
-    return replace(pace, **measured, batch=0)
+    links = tuple(replace(link, ratio_milli=0, sure_milli=0) for link in pace.links)
+    return replace(pace, **measured, batch=0, links=links)
 
 
 @dataclass(slots=True)
 class RackPaces:
-    """For the coordinator. `judged`: all verdicts in force, ascending by rack, its own past first.
-    Soft: whoever takes over compares anew."""
+    """For the coordinator. `judged`: all verdicts in force, ascending by rack, its own past first;
+    behind them those on links. Soft: whoever takes over compares anew."""
 
     judged: tuple[FailSlow, ...] = ()
     due_ns: int = 0
@@ -206,7 +221,7 @@ class RackPaces:
                 ratio, cause = round(self._peers.slow[rack] * 10), self._cause(rack, paces)
                 since = self._since[rack]
                 found.append(FailSlow(rack, pace.rank, False, since, ratio, cause=cause))
-        self.judged = tuple(found)
+        self.judged = tuple([*found, *_slow_links(paces)][:SLOW_MAX])
         return effects
 
     def _cause(self, rack: int, paces: Mapping[int, Pace]) -> str:
@@ -216,3 +231,24 @@ class RackPaces:
             return ""
         gemm = paces[rack].gemm_ns / median(others)
         return cause_of(self._peers.slow[rack], gemm, 0.0, {}).kind
+
+
+def _slow_links(paces: Mapping[int, Pace]) -> list[FailSlow]:
+    """Ascending by the rack that is pulled from, then by the one that pulls."""
+    found = [
+        FailSlow(
+            rack=link.rack,
+            rank=link.rank,
+            own_past=True,
+            since_step=link.since_step,
+            ratio_tenths=round(link.ratio_milli / 100),
+            sure_milli=link.sure_milli,
+            cause=LINK,
+            link_to=rack,
+            of_link=True,
+        )
+        for rack, pace in paces.items()
+        for link in pace.links
+        if link.rack in paces and link.rack != rack
+    ]
+    return sorted(found, key=lambda verdict: (verdict.rack, verdict.link_to))

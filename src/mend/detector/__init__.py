@@ -1,6 +1,6 @@
 """detector: whether a rack is slow. Pure: samples in, verdicts out; it judges and never acts."""
 
-from mend.detector.cause import COMPUTE, INPUT, LINK, UNKNOWN, Cause, cause_of
+from mend.detector.cause import COMPUTE, INPUT, LINK, LINK_MIN, UNKNOWN, Cause, cause_of
 from mend.detector.own_past import DetectorOptions, OwnPast, Pace, Slowdown
 from mend.detector.peers import PeerComparison
 
@@ -8,6 +8,7 @@ __all__ = [
     "COMPUTE",
     "INPUT",
     "LINK",
+    "LINK_MIN",
     "UNKNOWN",
     "Cause",
     "DetectorOptions",

@@ -17,7 +17,7 @@ from statistics import median
 from mend.detector.change_point import PRIOR_SIGMA, ChangePoints
 
 SHIFT_MIN = 0.10
-"""A slowdown: |before - after| / max is above it. Half of it counts as relief."""
+"""A slowdown of steps: |before - after| / max is above it. Half of it counts as relief."""
 
 SIGMA_MIN = 0.01
 """Least standard deviation of log step time: a clock and a scheduler are no better."""
@@ -45,12 +45,14 @@ class DetectorOptions:
     and three of them are the past. `zscore`: a sample so many standard deviations out is an
     outlier and is cut to that distance; a change is proposed when its probability exceeds that of
     lying inside (3.0: 99.7 %). `samples_min`: fewest samples on either side of a change.
-    `validates`: a verdict is followed by a micro-benchmark, which says what it is due to."""
+    `validates`: a verdict is followed by a micro-benchmark, which says what it is due to.
+    `shift_min`: a change is |before - after| / max above it; half of it counts as relief."""
 
     window: int = 64
     zscore: float = 3.0
     samples_min: int = 8
     validates: bool = False
+    shift_min: float = SHIFT_MIN
 
     @property
     def lately(self) -> int:
@@ -141,21 +143,21 @@ class OwnPast:
 
     def _judge(self) -> bool:
         shift = _shift(self._recent, self._level)
-        change = 1.0 - math.exp(-abs(shift))
+        change, limit = 1.0 - math.exp(-abs(shift)), self.options.shift_min
         if self.slowdown is not None:
             before, ratio = self.slowdown, math.exp(median(self._recent) - self._level)
-            if shift <= 0.0 or change <= SHIFT_MIN / 2:
+            if shift <= 0.0 or change <= limit / 2:
                 self.slowdown = None
                 return True
             self.slowdown = Slowdown(before.since, ratio, before.probability)
             return False
         probability = self.proposed
-        if probability <= self.options.probability_min or change <= SHIFT_MIN:
+        if probability <= self.options.probability_min or change <= limit:
             return False
         length = max(self._points.likeliest_length(self.options.lately), 1)
         run = list(self._recent)[-length:]
         newest = _shift(run, self._level)
-        if newest * shift < 0.0 or 1.0 - math.exp(-abs(newest)) <= SHIFT_MIN:
+        if newest * shift < 0.0 or 1.0 - math.exp(-abs(newest)) <= limit:
             return False  # the newest run is back where it was: some slow steps, no slowdown
         if shift < 0.0:  # faster: that is what it is compared with from here on
             self._past.clear()

@@ -412,7 +412,7 @@ class ConcurrentOuterStep:
         def done(error: Exception | None) -> None:
             if error is None:
                 self._keep(name, payload, checksum)
-            self.tell(ev.Fetched(*name, error=said(error)))
+            self.tell(ev.Fetched(*name, error=said(error), size=size))
 
         self.host.fetch(effect.holders, self._offer_key(name), checksum, payload.numpy().data, done)
 

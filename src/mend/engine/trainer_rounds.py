@@ -367,7 +367,9 @@ class TrainerRounds:
         """Percent of the micro-batches that this rack is to take as far as this rank has heard, and
         the reason."""
         done = self.published.mitigations.get(self.member.rack)
-        return (done.batch_pct, done.reason) if done is not None else (100, "it is slow no more")
+        if done is None:
+            return 100, "nothing is done about it any more"
+        return done.batch_pct, done.reason
 
     def _set_batch(self, pct: int, reason: str) -> None:
         """All ranks of the rack have heard of it: from the next step on."""

@@ -66,6 +66,8 @@ LOUD = frozenset(
         "fail-slow",
         "fail-slow-cause",
         "fail-slow-over",
+        "slow-link",
+        "slow-link-over",
         "slow-rack-left",
         "slow-rack-awaited",
         "slow-rack-batch",

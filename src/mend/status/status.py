@@ -37,6 +37,9 @@ class SlowRack:
     """compute, link, input or unknown; empty: not validated (yet)."""
     link_to: int | None = None
     """The rack at the other end, where a link is the cause."""
+    of_link: bool = False
+    """Its steps are as fast as they were: what takes longer, by `ratio` per byte, are the pulls of
+    rack `link_to`, rank `rank` there, from it. `since_step` is one of rack `link_to`."""
 
 
 def slow_rack(verdict: FailSlow) -> SlowRack:
@@ -49,6 +52,7 @@ def slow_rack(verdict: FailSlow) -> SlowRack:
         probability=verdict.sure_milli / 1000,
         cause=verdict.cause,
         link_to=verdict.link_to if verdict.link_to >= 0 else None,
+        of_link=verdict.of_link,
     )
 
 

@@ -13,8 +13,16 @@ import typer
 from mend.consensus.records import Drop
 from mend.coordination.slow import ONSET, OWN_PAST, RELIEF, cause_in_words
 from mend.coordination.slow_cause import CAUSE
+from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
 from mend.errors import ConfigError
-from mend.tools.trace_timeline import OfferFacts, RankFacts, RoundFacts, Story, story_of
+from mend.tools.trace_timeline import (
+    SLOW_NOTES,
+    OfferFacts,
+    RankFacts,
+    RoundFacts,
+    Story,
+    story_of,
+)
 from mend.trace.reader import read_tape, tapes_in
 from mend.types import MS, SECOND, WITNESS
 
@@ -90,7 +98,7 @@ def overview(story: Story) -> list[str]:
             f"(round {rounds.index(slowest) + 1})"
         )
     lines += [f"{INDENT}{_clock(at_ns)} {told}" for at_ns, told in _slow(story)]
-    notes = [note for note in story.notes if note[1] not in (ONSET, CAUSE, RELIEF)]
+    notes = [note for note in story.notes if note[1] not in SLOW_NOTES]
     if len(notes) > NOTES_SHOWN:
         lines.append(f"{INDENT}... {_count(len(notes) - NOTES_SHOWN, 'earlier note')}")
     for at_ns, kind, fields in notes[-NOTES_SHOWN:]:
@@ -110,6 +118,8 @@ def _slow(story: Story) -> list[tuple[int, str]]:
     for at_ns, kind, about in story.notes:
         if kind == CAUSE:
             found.append((at_ns, _cause(about)))
+        if kind in (LINK_ONSET, LINK_RELIEF):
+            found.append((at_ns, _link(kind, about)))
         if kind not in (ONSET, RELIEF):
             continue
         rank = f" rank {about['slow_rank']}" if "slow_rank" in about else ""
@@ -125,6 +135,16 @@ def _slow(story: Story) -> list[tuple[int, str]]:
             told += f", {100 * float(str(about['probability'])):.2f} % sure" if past else ""
         found.append((at_ns, told))
     return found[-NOTES_SHOWN:]
+
+
+def _link(kind: str, about: dict[str, object]) -> str:
+    link = f"the link {about['from_rack']} -> {about['to_rack']}"
+    who = f"rank {about['rank']} of rack {about['to_rack']}"
+    if kind == LINK_RELIEF:
+        return f"{link} is as fast as it was, as {who} pulls at its step {about['step']}"
+    told = f"{link} is slow: pulls by {who} take {about['ratio']}x the time per byte of its own "
+    told += f"past, since its step {about['since_step']}; found at step {about['step']}, "
+    return f"{told}{100 * float(str(about['probability'])):.2f} % sure; {about['mb_s']} MB/s"
 
 
 def _cause(about: dict[str, object]) -> str:

@@ -18,12 +18,16 @@ from mend.coordination.machines import COORDINATOR, RANK_MACHINE
 from mend.coordination.messages import Orders, RankOrders, Report
 from mend.coordination.slow import ONSET, RELIEF
 from mend.coordination.slow_cause import CAUSE
+from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
 from mend.trace.format import Entry, Gap, Header
 
 Made = tuple[int, int]
 """A round: its fragment, and the version that it made."""
 
 Span = tuple[int, int]
+
+SLOW_NOTES = frozenset({ONSET, CAUSE, RELIEF, LINK_ONSET, LINK_RELIEF})
+"""Of what a rank says of itself, kinds that are told of a whole run."""
 
 
 @dataclass
@@ -280,7 +284,7 @@ class _OfLearner:
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
             match effect:
-                case ev.Note(kind, fields) if kind in (ONSET, CAUSE, RELIEF):
+                case ev.Note(kind, fields) if kind in SLOW_NOTES:
                     self._story.notes.append((at_ns, kind, fields))
                 case ev.Fetch(offer):
                     name = (offer.member.rack, offer.fragment, offer.seq)

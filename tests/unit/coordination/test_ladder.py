@@ -186,6 +186,26 @@ def test_micro_batches_come_back_by_as_much_as_it_has_recovered_and_not_at_once(
     assert over == Mitigation(1, AWAITED, "it is slow no more")
 
 
+@pytest.mark.parametrize(("before", "after"), [(SMALLER, AWAITED), (NOT_AWAITED, NOT_AWAITED)])
+def test_micro_batches_come_back_when_the_cause_turns_out_to_be_a_link(
+    before: int, after: int
+) -> None:
+    """Over a slow link fewer of them help nobody, however slow the rack is. What else is done
+    about it stays."""
+    ladder, of, calm_ns = Ladder(), log(), CALM_DETECTS * DETECT_NS
+    of.take(Mitigation(1, before, "slow", 33))
+    by_link = replace(SLOW, cause="link", link_to=2, ratio_tenths=60)
+    assert due(ladder, of, by_link, batch=8, now_ns=1) is None
+    assert due(ladder, of, BY_COMPUTE, batch=8, now_ns=2) is None
+    assert due(ladder, of, by_link, batch=8, now_ns=3) is None
+    move = due(ladder, of, by_link, batch=8, now_ns=3 + calm_ns)
+    assert move is not None
+    assert (move.rack, move.stage, move.batch_pct) == (1, after, 100)
+    assert "by its link to rack 2" in move.reason
+    of.take(move)
+    assert due(ladder, of, by_link, batch=8, now_ns=4 + 9 * calm_ns) is None
+
+
 def test_noise_moves_nothing() -> None:
     ladder, of = Ladder(), log()
     of.take(Mitigation(1, SMALLER, "slow", 33))
@@ -224,6 +244,27 @@ def test_a_cause_that_one_verdict_knows_counts_for_the_worst(
     assert move is not None
     assert (move.stage, move.batch_pct) == (NOT_AWAITED, 100)
     assert "by its link to rack 2" in move.reason
+
+
+OF_LINK = FailSlow(1, 0, True, 40, 90, 999, "link", 2, of_link=True)
+
+
+def test_rounds_stop_waiting_for_a_rack_whose_bytes_come_late_though_its_steps_do_not() -> None:
+    ladder = Ladder()
+    ladder.count(waiting(1), [OF_LINK], PRICE_NS)
+    move = due(ladder, log(), OF_LINK, batch=8)
+    assert move is not None
+    assert (move.stage, move.batch_pct) == (NOT_AWAITED, 100)
+    assert "the link 1 -> 2 is slow: pulls by rank 0 of rack 2 take 9.0x" in move.reason
+
+
+@pytest.mark.parametrize("link_first", [False, True])
+def test_a_rack_that_computes_slowly_takes_fewer_micro_batches_beside_a_slow_link(
+    link_first: bool,
+) -> None:
+    judged = (OF_LINK, BY_COMPUTE) if link_first else (BY_COMPUTE, OF_LINK)
+    assert worst_of(judged) == {1: BY_COMPUTE}, "however slow the link is"
+    assert worst_of((OF_LINK, SLOW)) == {1: SLOW}, "nor does the link say why its steps are slow"
 
 
 def test_a_move_is_noted_by_what_changes() -> None:

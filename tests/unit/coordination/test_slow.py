@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Note, Timed
-from mend.coordination.messages import FailSlow, Pace
+from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, SlowLink
 from mend.coordination.slow import (
     ONSET,
     OWN_PAST,
@@ -116,9 +116,28 @@ def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
     assert racks.judged == ()
 
 
+def test_the_coordinator_tells_slow_links_by_direction_behind_slow_racks() -> None:
+    racks = RackPaces()
+    links = SlowLink(2, 1, 30, 4040, 999), SlowLink(7, 0, 30, 9000, 999)
+    paces = {0: Pace(links=links), 1: Pace(links=links[:1]), 2: Pace(slow_since=5, links=links[:1])}
+    assert racks.compare(paces, dict.fromkeys(paces, 40)) == []
+    rack, *told = racks.judged
+    assert (rack.rack, rack.of_link) == (2, False)
+    link = FailSlow(2, 1, True, 30, 40, 999, "link", 0, of_link=True)
+    assert told == [link, replace(link, link_to=1)], "no link to itself, nor from who is not there"
+    many = {
+        rack: Pace(links=tuple(SlowLink(other, 0, 9, 3000, 999) for other in range(64)))
+        for rack in range(64)
+    }
+    racks.compare(many, dict.fromkeys(many, 40))
+    assert len(racks.judged) == SLOW_MAX
+
+
 def test_a_cause_is_told_in_words_and_one_that_no_detector_says_is_unknown() -> None:
     verdict = FailSlow(3, 1, True, 5, 20, 999, "compute")
-    assert sentence_of(verdict).startswith("rack 3 is slow by the compute of rank 1: 2.0x ")
+    assert sentence_of(verdict).startswith(
+        "rack 3 is slow by the compute of rank 1 (its device, its clock or a neighbour): 2.0x "
+    )
     link = replace(verdict, cause="link", link_to=0)
     assert sentence_of(link).startswith("rack 3 is slow by its link to rack 0: ")
     for odd in ("unknown", "\x1b[2J"):

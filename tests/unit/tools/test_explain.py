@@ -169,10 +169,27 @@ def test_a_slow_rack_is_told_with_when_how_much_and_how_sure() -> None:
     )  # fmt: skip
     said = "\n".join(overview(told(slow)))
     assert (
-        "rack 1 rank 0 is slow by the compute of rank 0; a matrix product takes 4.0 times" in said
+        "rack 1 rank 0 is slow by the compute of rank 0 (its device, its clock or a neighbour); "
+        "a matrix product takes 4.0 times" in said
     )
     own = r"rack 1 rank 0 is slow: \d\.\d+x the time per token of its own past, since its step "
     assert re.search(own + r"\d+; found at step \d+, 99\.\d+ % sure", said)
     assert re.search(r"rack 1 is slow: .* of the median of the other racks; found at", said)
     assert "rack 1 rank 0 is no longer slower than its own past" in said
     assert "fail-slow" not in said, "in sentences, not as raw notes"
+
+
+def test_a_slow_link_is_told_with_its_direction_how_much_and_until_when() -> None:
+    slow = Scenario(
+        racks=2, steps=(230,) * 2, step_ns=(50 * MS,) * 2, period_steps=8, overlap_steps=4,
+        delay_ns=30 * MS, jitter_ns=0,
+        faults=(Fault("slow_link", 8 * SECOND, 16 * SECOND, a=0, b=1, amount=90 * MS),),
+    )  # fmt: skip
+    said = "\n".join(overview(told(slow)))
+    link = r"the link 1 -> 0 is slow: pulls by rank 0 of rack 0 take \d\.\d+x the time per byte of "
+    assert re.search(
+        link + r"its own past, since its step \d+; found at step \d+, [\d.]+ % sure", said
+    )
+    assert "the link 1 -> 0 is as fast as it was, as rank 0 of rack 0 pulls at its step " in said
+    assert "the link 0 -> 1 is slow: pulls by rank 0 of rack 1 take " in said
+    assert "slow-link" not in said, "in sentences, not as raw notes"

@@ -195,6 +195,17 @@ def test_nothing_in_an_event_stops_the_reading(fields: dict[str, Any], kind: obj
     run.ends()
 
 
+def test_slow_links_are_kept_once_with_their_worst() -> None:
+    slow = {"kind": "slow-link", "from_rack": 1, "to_rack": 0, "step": 40, "ratio": 3.5}
+    run = Run().both(slow).says(0, {**slow, "step": 90, "ratio": 4.5})
+    run.says(1, {**slow, "from_rack": "over there"})
+    found = run.ends()
+    assert list(found.slow_links) == [(1, 0)], "what mend does not write counts for nothing"
+    assert (found.slow_links[1, 0].ratio, found.slow_links[1, 0].step) == (4.5, 90)
+    (said,) = [v.answer for v in html.verdicts(found, {}) if v.question == "Slow links"]
+    assert said == "1 -> 0, 4.5x its own past per byte, found at step 90 of rack 0"
+
+
 def test_slow_racks_are_kept_once_with_their_worst() -> None:
     slow = {"kind": "fail-slow", "slow_rack": 1, "against": "own past", "step": 40, "ratio": 1.5}
     run = Run().both(slow).says(1, {**slow, "step": 90, "ratio": 2.5})

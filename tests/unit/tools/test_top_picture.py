@@ -177,6 +177,15 @@ def test_two_jobs_and_two_versions_are_told() -> None:
     assert set(lines(found)) == {0, 1}
 
 
+def test_a_slow_link_is_told_with_its_direction_and_by_how_much() -> None:
+    link = FailSlow(1, 3, True, 400, 41, 999, "link", 0, of_link=True)
+    (told,) = seen(view(0, slow=(link,))).told
+    assert told == (
+        "the link 1 -> 0 is slow: pulls by rank 3 of rack 0 take 4.1x the time per byte of its own "
+        "past, since its step 400 (99.9 % sure)"
+    )
+
+
 def test_slow_racks_are_told_with_what_they_are_compared_with() -> None:
     slow = (FailSlow(1, 3, True, 400, 21, 999), FailSlow(1, 3, False, 410, 20))
     own, peers = seen(view(0, slow=slow)).told

@@ -14,6 +14,7 @@ import msgspec
 
 from mend.coordination.slow import ONSET, OWN_PAST, cause_in_words
 from mend.coordination.slow_cause import CAUSE
+from mend.coordination.slow_links import LINK_ONSET
 from mend.status.event_log import LOUD
 from mend.tools.report.curve import Curve, Point, Strip, Track
 from mend.types import WITNESS
@@ -99,6 +100,14 @@ class Slow(msgspec.Struct, gc=False):
     step: Whole
     cause: str = ""
     """In words, once it is validated."""
+
+
+class LinkSlow(msgspec.Struct, gc=False):
+    from_rack: Whole
+    to_rack: Whole
+    ratio: float
+    step: Whole
+    """Of the rack that pulls."""
 
 
 class SlowCause(msgspec.Struct, gc=False):
@@ -201,6 +210,8 @@ class RunFacts:
     """Of the last round: how many its fragment had merged before, its outer momentum."""
     slow: dict[tuple[int, str], Slow] = field(default_factory=dict)
     """(rack, compared with what) -> the worst verdict at its onset."""
+    slow_links: dict[tuple[int, int], LinkSlow] = field(default_factory=dict)
+    """(from rack, to rack) -> the same."""
     earlier_jobs: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -249,6 +260,7 @@ class Gathering:
             "still-open": self._still_open,
             "lineage": self._lineage,
             ONSET: self._slow,
+            LINK_ONSET: self._slow_link,
             CAUSE: self._slow_cause,
         }
         self._founded = False
@@ -376,6 +388,12 @@ class Gathering:
         known = self.facts.slow.get((found.slow_rack, found.against))
         if known is None or found.ratio > known.ratio:
             self.facts.slow[found.slow_rack, clean(found.against)] = found
+
+    def _slow_link(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, LinkSlow)
+        known = self.facts.slow_links.get((found.from_rack, found.to_rack))
+        if known is None or found.ratio > known.ratio:
+            self.facts.slow_links[found.from_rack, found.to_rack] = found
 
     def _slow_cause(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
         found = msgspec.convert(event, SlowCause)

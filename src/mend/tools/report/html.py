@@ -119,6 +119,13 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
             for (rack, against), one in each
         )
         found.append(Verdict("Slow racks", slow, False))
+    if facts.slow_links:
+        links = "; ".join(
+            f"{a} -> {b}, {one.ratio:.1f}x its own past per byte, found at step {one.step} of "
+            f"rack {b}"
+            for (a, b), one in sorted(facts.slow_links.items())[:SLOW_SHOWN]
+        )
+        found.append(Verdict("Slow links", links, False))
     said = "yes" if not late else f"no: {racks(late)} stopped, or still trains"
     found.append(Verdict("Ended in order", said, not late))
     count = sum(facts.kinds.values())

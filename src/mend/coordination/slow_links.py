@@ -1,0 +1,138 @@
+"""Which links have become slow: times of the pulls that a rank makes anyway.
+
+No probe is made, and no step needs to be slow: a slow link that the overlap hides is found, too.
+
+A sample is the time per byte of pulls that took SAMPLE_NS in all. While pulls from several racks
+are under way, each is charged its share of the time, as they share this rank's link: one that is
+pulled from at other times than before is not slow for that. The judge is the detector's `OwnPast`
+with a limit of LINK_MIN, as a pull varies more than a step does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from mend.coordination.events import Effect, Note
+from mend.coordination.messages import SlowLink
+from mend.detector import LINK_MIN, DetectorOptions, OwnPast
+from mend.types import MS, Member
+
+LINK_ONSET, LINK_RELIEF = "slow-link", "slow-link-over"
+"""Kinds of the notes."""
+
+SAMPLE_NS = 50 * MS
+"""Pulls of one sample take so long at least: it bounds the work, and a scheduler is no better."""
+
+SAMPLE_NS_MAX = 20 * SAMPLE_NS
+"""After this long a sample ends although another pull from the same rack is under way."""
+
+
+@dataclass(slots=True)
+class _Inflow:
+    """Pulls from one rack. `steps`: of this rank, at the newest samples."""
+
+    past: OwnPast
+    steps: deque[int]
+    flying: int = 0
+    busy_ns: int = 0
+    size: int = 0
+    failed: bool = False
+    """A pull of this sample ended in an error: how long the others took says little."""
+    since_step: int = 0
+    """At which the slowdown in force began; 0: there is none."""
+
+    def sample(self) -> float:
+        """ns per byte; 0: there is nothing to judge yet."""
+        whole = self.flying == 0 and self.busy_ns >= SAMPLE_NS
+        if not whole and self.busy_ns < SAMPLE_NS_MAX:
+            return 0.0
+        found = self.busy_ns / self.size if self.size and not self.failed else 0.0
+        self.busy_ns, self.size, self.failed = 0, 0, False
+        return found
+
+
+@dataclass(slots=True)
+class LinkPaces:
+    """For one rank: its pulls by the member that they are from."""
+
+    rack: int
+    rank: int
+    options: DetectorOptions
+    _inflows: dict[Member, _Inflow] = field(default_factory=dict)
+    _at_ns: int = 0
+    """Up to when the time is charged."""
+
+    def begin(self, member: Member, now_ns: int) -> None:
+        """A pull from the rack of `member` is asked for."""
+        self._charge(now_ns)
+        if member not in self._inflows:
+            options = replace(self.options, shift_min=1 - 1 / LINK_MIN)
+            self._inflows[member] = _Inflow(OwnPast(options), deque(maxlen=options.lately))
+        self._inflows[member].flying += 1
+
+    def end(self, member: Member, size: int, error: str, step: int, now_ns: int) -> list[Effect]:
+        """It has ended. `size`: bytes; `step`: where this rank trains."""
+        self._charge(now_ns)
+        inflow = self._inflows.get(member)
+        if inflow is None or not inflow.flying:
+            return []
+        inflow.flying -= 1
+        inflow.size += size
+        inflow.failed = inflow.failed or bool(error)
+        time = inflow.sample()
+        if not time:
+            return []
+        inflow.steps.append(step)
+        before = inflow.past.slowdown
+        if not inflow.past.observe(time):
+            return []
+        about: dict[str, object] = {"from_rack": member.rack, "to_rack": self.rack}
+        about |= {"rank": self.rank, "step": step}
+        now = inflow.past.slowdown
+        if now is None:
+            assert before is not None, "a verdict that ends was in force"
+            about |= {"since_step": inflow.since_step, "ratio": round(before.ratio, 2)}
+            inflow.since_step = 0
+            return [Note(LINK_RELIEF, about)]
+        inflow.since_step = max(inflow.steps[now.since - inflow.past.count], 1)
+        about |= {"since_step": inflow.since_step, "ratio": round(now.ratio, 2)}
+        about |= {"probability": round(now.probability, 4), "mb_s": round(1e3 / time, 2)}
+        return [Note(LINK_ONSET, about)]
+
+    def keep(self, members: Iterable[Member]) -> None:
+        """Forget all others: a rack that is started again may be on another machine."""
+        kept = set(members)
+        self._inflows = {m: inflow for m, inflow in self._inflows.items() if m in kept}
+
+    @property
+    def slow(self) -> tuple[SlowLink, ...]:
+        """Links that are slow, ascending by rack."""
+        return tuple(
+            SlowLink(
+                rack=member.rack,
+                rank=self.rank,
+                since_step=inflow.since_step,
+                ratio_milli=round(now.ratio * 1000),
+                sure_milli=round(now.probability * 1000),
+            )
+            for member, inflow in sorted(self._inflows.items())
+            if (now := inflow.past.slowdown) is not None
+        )
+
+    def _charge(self, now_ns: int) -> None:
+        flying = [inflow for inflow in self._inflows.values() if inflow.flying]
+        for inflow in flying:
+            inflow.busy_ns += (now_ns - self._at_ns) // len(flying)
+        self._at_ns = now_ns
+
+
+def worst_links(links: Iterable[SlowLink]) -> tuple[SlowLink, ...]:
+    """Of the ranks of a rack: from each other rack the one with the greatest ratio, ascending."""
+    found: dict[int, SlowLink] = {}
+    for link in links:
+        known = found.get(link.rack)
+        if known is None or (link.ratio_milli, -link.rank) > (known.ratio_milli, -known.rank):
+            found[link.rack] = link
+    return tuple(found[rack] for rack in sorted(found))

@@ -1,0 +1,138 @@
+"""Real causes: a rack that shares its core with busy neighbours, a link whose rate falls. Each is
+named rightly, something is done about it, and it is taken back on relief. test_failslow.py has
+loaders that sleep.
+
+The machine has other work: what is judged are verdicts, causes and moves, not times. Racks train
+until all of that was seen, and are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend.tools.keys_command import create
+from mend.tools.links import INTERFACE, Link, Net, links
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, Nursery, until
+
+CONFIG: dict[str, Any] = {
+    "fragments": 2, "sync_period_steps": 16, "overlap_steps": 4, "failslow_action": "act",
+    "grace_window_ms": 30_000, "failslow_min_samples": 4, "outer_optimizer_momentum": 0.0,
+}  # fmt: skip
+FOREVER = 1_000_000
+KNOWN_ROUNDS = 16
+"""By then a rack has a past: twice `failslow_min_samples` samples, and time to spare."""
+
+NEIGHBOURS = 5
+BUSY = "import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+
+
+def known(job: Job) -> None:
+    """Wait until every rack knows how fast it and its links are."""
+    for rack in range(job.racks):
+        until(
+            lambda rack=rack: len(job.events(rack, kind="commit")) >= KNOWN_ROUNDS,
+            lambda rack=rack: f"rack {rack} merges {KNOWN_ROUNDS} rounds\n{job.stacks()}",
+        )
+
+
+@contextlib.contextmanager
+def neighbours(core: int) -> Iterator[None]:
+    """Busy processes on one core, in sessions of their own: Linux shares a core among these."""
+    command = [sys.executable, "-ISc", BUSY.format(core=core)]
+    started = [subprocess.Popen(command, start_new_session=True) for _ in range(NEIGHBOURS)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_rack_with_busy_neighbours_is_slow_by_compute_and_takes_fewer_micro_batches(
+    jobs: Jobs,
+) -> None:
+    """Rack 1 shares its core with five of them: it computes on a sixth of it, at most."""
+    core, job = max(os.sched_getaffinity(0)), jobs()
+    config = {**CONFIG, "lockstep": True, "give_up_s": 60, "failslow_min_samples": 8}
+    del config["grace_window_ms"]
+    config["fragments"], config["sync_period_steps"] = 1, 4
+    config["overlap_steps"] = 1
+    for rack in range(2):
+        acts = {"1": [["pin", core]]} if rack else {}
+        job.start(rack, steps=FOREVER, config=config, products=6, micro_batches=4, at=acts)
+    known(job)
+    with neighbours(core):
+        slow = job.event(1, "fail-slow", slow_rack=1, against="own past")
+        cause = job.event(1, "fail-slow-cause", slow_rack=1, cause="compute")
+        fewer = job.event(0, "slow-rack-batch", slow_rack=1, stage=2)
+    assert slow["ratio"] > 1.2
+    assert cause["gemm_ratio"] > 1.1
+    assert "rack 1 is slow" in fewer["reason"], "the cause may be known a little later"
+    assert job.event(1, "local-batch", batch_pct=fewer["batch_pct"])
+    job.event(1, "fail-slow-over", slow_rack=1)
+    job.event(1, "local-batch", batch_pct=100)
+
+
+MISSING = [program for program in ("ip", "tc") if shutil.which(program) is None]
+needs_links = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not Path("/dev/net/tun").exists() or MISSING,
+    reason=f"needs root on Linux with /dev/net/tun, ip and tc (missing: {MISSING})",
+)
+
+
+def shape(net: Net, rack: int, mbit: int) -> None:
+    """What a rack sends has this rate from here on."""
+    tbf = ["tbf", "rate", f"{mbit}mbit", "burst", "50000", "limit", "500000"]
+    command = ["tc", "-n", net.racks[rack].namespace, "qdisc", "change", "dev", INTERFACE, "root"]
+    subprocess.run([*command, *tbf], check=True)
+
+
+@needs_links
+def test_a_link_whose_rate_falls_is_named_though_no_step_is_slow_and_not_waited_for(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """What rack 1 sends comes a fifth as fast."""
+    link = Link.parse("100mbit,2ms")
+    with links(link, racks=3, witness=False, measure=False) as net:
+        create(tmp_path / "key", (bytes(range(32)),))
+        sites = [(site.namespace, site.host) for site in net.racks]
+        job = Job(
+            nursery, tmp_path, [21900] * 4, racks=3, ranks=1, witness=False, name="link",
+            torchrun=False, sites=[*sites, ("", "")], key_file=tmp_path / "key",
+        )  # fmt: skip
+        with contextlib.closing(job):
+            for rack in range(3):
+                job.start(
+                    rack,
+                    steps=FOREVER,
+                    config=CONFIG,
+                    pace_ms=40.0,
+                    model="broad",
+                    learning_rate=1e-6,
+                )
+            known(job)
+            shape(net, 1, 20)
+            for rack in (0, 2):
+                found = job.event(rack, "slow-link", from_rack=1, to_rack=rack)
+                assert found["ratio"] > 2
+            left = job.event(0, "slow-rack-left", slow_rack=1, stage=3)
+            assert "the link 1 -> " in left["reason"]
+            shape(net, 1, 100)
+            for rack in (0, 2):
+                job.event(rack, "slow-link-over", from_rack=1, to_rack=rack)
+            job.event(0, "slow-rack-awaited", slow_rack=1)
+            named = [
+                e["slow_rack"] for rack in range(3) for e in job.events(rack, kind="fail-slow")
+            ]
+            assert 1 not in named, "its steps were as fast as ever"

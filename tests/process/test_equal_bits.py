@@ -31,7 +31,6 @@ RAGGED = ["padded", "packed"]
 APART = ["run: one", "run: microbatches 4", "run: ddp 4"]
 REFUSED = {"unfixed ddp 4": "c10d.allreduce_", "torch's tp 2": "linear of a DTensor"}
 
-LONG_STEPS = 50
 LONG = frozenset(
     ["microbatches 4", "ddp 2, microbatches 2", "ddp 4", "ddp 8", "fsdp 2", "tp 2", "sp 2"]
 )
@@ -41,9 +40,10 @@ LIMIT_S = 560
 
 @dataclass(frozen=True)
 class Extent:
-    """Cases that train for LONG_STEPS, steps of the others, and cases that are left out."""
+    """Cases that train for `most` steps, steps of the others, and cases that are left out."""
 
     long: frozenset[str]
+    most: int
     short: int
     ragged: int
     without: frozenset[str] = frozenset()
@@ -51,10 +51,10 @@ class Extent:
     def cuts(self, one: str) -> dict[str, int]:
         """Case -> steps."""
         cases = [case for case in CUTS[one] if case not in self.without]
-        return {case: LONG_STEPS if case in self.long else self.short for case in cases}
+        return {case: self.most if case in self.long else self.short for case in cases}
 
     def steps(self) -> dict[str, int]:
-        found = dict.fromkeys(CUTS, LONG_STEPS)
+        found = dict.fromkeys(CUTS, self.most)
         for one in CUTS:
             found |= self.cuts(one)
         found |= dict.fromkeys(RAGGED, self.ragged) | dict.fromkeys(APART, self.short)
@@ -63,6 +63,7 @@ class Extent:
 
 QUICK = Extent(
     long=LONG,
+    most=12,
     short=2,
     ragged=5,
     without=frozenset(
@@ -75,8 +76,9 @@ QUICK = Extent(
 WHOLE = Extent(
     long=LONG
     | {"microbatches 2", "ddp 2", "fsdp 4", "tp 4", "tp 8", "sp 4, microbatches 2", "sp 8"},
+    most=50,
     short=3,
-    ragged=LONG_STEPS,
+    ragged=50,
 )
 
 
@@ -89,14 +91,14 @@ class Found:
     def differing(self, one: str) -> set[str]:
         """Cuts that did not come to what `one` did in as many steps."""
         cuts = self.extent.cuts(one)
-        assert set(cuts.values()) == {LONG_STEPS, self.extent.short}
+        assert set(cuts.values()) == {self.extent.most, self.extent.short}
         short = f"{one}, short"
         assert "weights" in self.by_case[one], self.by_case[one]
         assert self.by_case[one] != self.by_case[short]
         return {
             case
             for case, steps in cuts.items()
-            if self.by_case[case] != self.by_case[one if steps == LONG_STEPS else short]
+            if self.by_case[case] != self.by_case[one if steps == self.extent.most else short]
         }
 
 

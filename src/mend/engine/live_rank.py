@@ -296,7 +296,7 @@ class LiveRank:
         tracks = tracks_of(plan, numerics, held)
         if part is not None:
             for fragment, track in enumerate(tracks):
-                part.restore(fragment, track, numerics.for_moments() if track.moments else numerics)
+                part.restore(fragment, track, numerics.of(moments=bool(track.moments)))
         if self._side is not None:
             self._side.prepare(max(track.owned.numel for track in tracks))
             _prepare(numerics, tracks)

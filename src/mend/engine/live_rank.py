@@ -196,7 +196,7 @@ class LiveRank:
         if self.numerics.measuring is None:
             return []
         plain = plan.plain_slots(self.settings.merge_mean_names)
-        check_room(plan.layouts, plain, self.settings.racks)
+        check_room(plan.layouts, plain, self.settings.racks, self.numerics.rule.name)
         return plain
 
     def _model_facts(

@@ -61,7 +61,10 @@ def edited(edits: Sequence[Edit]) -> ast.Module:
 
 def changes(edit: Edit) -> bool:
     """Whether it is another program; an edit that does not fit raises."""
-    return ast.dump(edited([edit])) != ast.dump(ast.parse(text_of(edit.file)))
+    tree = ast.parse(text_of(edit.file))
+    before = ast.dump(_function(tree, edit))
+    _edit(tree, edit)
+    return ast.dump(_function(tree, edit)) != before
 
 
 def _edit(tree: ast.Module, edit: Edit) -> None:
@@ -105,11 +108,11 @@ def _statements(text: str) -> list[ast.stmt]:
 
 def _expressions(function: Function, wanted: Any) -> Iterator[tuple[ast.AST, str, int | None]]:
     """Where an expression stands: its parent, the field, the index in a list."""
-    dumped = ast.dump(wanted.value)
+    kind, dumped = type(wanted.value), ast.dump(wanted.value)
     for holder in ast.walk(function):
         for field, value in ast.iter_fields(holder):
             for index, each in enumerate(value if isinstance(value, list) else [value]):
-                if isinstance(each, ast.expr) and ast.dump(each) == dumped:
+                if isinstance(each, kind) and ast.dump(each) == dumped:
                     yield holder, field, index if isinstance(value, list) else None
 
 

@@ -20,6 +20,7 @@ def test_there_are_enough_of_them_with_different_names() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 10
 
 
+@pytest.mark.slow  # two runs of pytest in a copy of the tree, to try what only `make mutants` uses
 def test_a_planted_bug_is_caught_and_a_harmless_change_is_not() -> None:
     weight = next(mutant for mutant in MUTANTS if mutant.name.startswith("wrong-weight"))
     found, how = caught(weight)

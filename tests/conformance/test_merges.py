@@ -1,17 +1,21 @@
 """What every merge rule must be: the order given, no dependence on blocks or ranks, nothing lost of
-one rack. A new rule gets its tests by its row in MERGES."""
+one rack. One suite, over all that are registered and one that is written here, as a user's package
+would."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
+from mend import MendConfig
 from mend.codec import CODECS
 from mend.engine.numerics import Numerics
 from mend.engine.sums import Tensors, factors_in
-from mend.merge import MERGES, Measuring
+from mend.errors import ConfigError
+from mend.merge import MERGES, Average, Measuring, Merge, register
 from mend.outer import Nesterov
 
 SIZES = (700, 1, 0, 40_000, 129, 3)
@@ -20,7 +24,25 @@ SIZES = (700, 1, 0, 40_000, 129, 3)
 PLAIN = (False, False, False, True, False, False)
 WEIGHTS = tuple(struct.unpack("<f", struct.pack("<f", w))[0] for w in (0.5, 1 / 3, 1 / 6))
 
-pytestmark = pytest.mark.parametrize("name", sorted(MERGES))
+
+class Elected:
+    """A user's own, as docs/numerics.md shows it."""
+
+    name = "elected"
+
+    def block(
+        self, delta_N: Sequence[torch.Tensor], weight: Sequence[float], out_N: torch.Tensor
+    ) -> None:
+        terms_N = [delta.double() * share for delta, share in zip(delta_N, weight, strict=True)]
+        mean_N, kept_N = sum(terms_N), torch.zeros_like(terms_N[0])
+        for term_N in terms_N:
+            kept_N += torch.where(term_N * mean_N < 0, 0.0, term_N)
+        out_N.copy_(kept_N)
+
+
+MADE: dict[str, Callable[[], Merge]] = {**MERGES, "elected": Elected}
+
+every = pytest.mark.parametrize("name", sorted(MADE))
 
 
 def deltas(racks: int, spread: bool = True) -> list[torch.Tensor]:
@@ -31,7 +53,7 @@ def deltas(racks: int, spread: bool = True) -> list[torch.Tensor]:
 
 
 def numerics_of(name: str, threads: int = 1) -> Numerics:
-    return Numerics(CODECS["float32"](), MERGES[name](), Nesterov(1.0, 0.0), threads)
+    return Numerics(CODECS["float32"](), MADE[name](), Nesterov(1.0, 0.0), threads)
 
 
 def parts_of(vector_N: torch.Tensor, ranks: int) -> list[torch.Tensor]:
@@ -78,6 +100,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int32)
 
 
+@every
 @pytest.mark.parametrize("racks", [1, 2, 3])
 def test_bits_do_not_depend_on_the_number_of_ranks(name: str, racks: int) -> None:
     vectors = deltas(racks)
@@ -86,6 +109,7 @@ def test_bits_do_not_depend_on_the_number_of_ranks(name: str, racks: int) -> Non
         assert torch.equal(bits(merged(name, vectors, ranks)), bits(whole)), ranks
 
 
+@every
 def test_bits_do_not_depend_on_threads(name: str) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -96,6 +120,7 @@ def test_bits_do_not_depend_on_threads(name: str) -> None:
     assert torch.equal(bits(one), bits(three))
 
 
+@every
 def test_one_rack_is_left_alone(name: str) -> None:
     (alone,) = deltas(1)
     numerics = numerics_of(name)
@@ -104,6 +129,7 @@ def test_one_rack_is_left_alone(name: str) -> None:
     assert torch.equal(bits(found.values), bits(-alone))
 
 
+@every
 def test_racks_that_agree_are_left_alone(name: str) -> None:
     (alone,) = deltas(1, spread=False)
     halves = merged(name, [alone, alone.clone()], 2)  # weights 1/2 and 1/3
@@ -111,6 +137,7 @@ def test_racks_that_agree_are_left_alone(name: str) -> None:
     assert torch.allclose(-halves.double(), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", [n for n in sorted(MADE) if isinstance(MADE[n](), Measuring)])
 def test_what_is_named_plain_is_merged_by_the_mean(name: str) -> None:
     vectors = deltas(2)
     start, stop = sum(SIZES[:3]), sum(SIZES[:4])
@@ -118,8 +145,27 @@ def test_what_is_named_plain_is_merged_by_the_mean(name: str) -> None:
     assert torch.equal(bits(mine[start:stop]), bits(mean[start:stop]))
 
 
+@every
 def test_the_deltas_are_left_as_they_are(name: str) -> None:
     vectors = deltas(3)
     before = [v.clone() for v in vectors]
     merged(name, vectors, 1)
     assert all(torch.equal(a, b) for a, b in zip(before, vectors, strict=True))
+
+
+def test_a_rule_of_a_users_package_is_registered_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MERGES, "elected", Elected)  # it is taken out again at the end
+    del MERGES["elected"]
+    with pytest.raises(
+        ConfigError, match=r"needs one of mean, rda \(what .* mend\.merge\.register"
+    ):
+        MendConfig(merge="elected")
+    register("elected", Elected)
+    register("elected", Elected)  # a script may be imported twice
+    assert MendConfig(merge="elected").merge == "elected"
+    with pytest.raises(ConfigError, match="whose name is 'elected'"):
+        register("election", Elected)
+    with pytest.raises(ConfigError, match="registered already"):
+        register("mean", lambda: Average())

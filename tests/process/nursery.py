@@ -210,10 +210,12 @@ def _load() -> None:
 
     import torch
     import torch.distributed.checkpoint.state_dict
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous as rendezvous
     import torch.distributed.launcher.api
 
     import mend.api
     import mend.engine.witness
+    import mend.kernels
     import mend.tools
     import mend.tools.coordinate
     import mend.tools.launch
@@ -223,6 +225,10 @@ def _load() -> None:
     torch.optim.SGD([parameter], lr=0.1).step()
     with contextlib.redirect_stdout(io.StringIO()):
         mend.tools.app(["version"], standalone_mode=False)
+    mend.kernels.block_kernels("topk")
+    mend.kernels.product_kernels()
+    assert callable(rendezvous.get_method_name)
+    rendezvous.get_method_name = lambda depth=2: "not asked for"
     gc.collect()
     gc.freeze()
 

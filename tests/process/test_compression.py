@@ -171,10 +171,10 @@ def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> No
 
 
 def test_racks_train_with_what_their_script_has_registered(jobs: Jobs) -> None:
-    """A codec, and an outer optimizer with two state vectors."""
+    """A codec, a merge, and an outer optimizer with two state vectors."""
     job = jobs()
     own = {"outer_step_compression_mode": "ternary", "outer_optimizer": "fedadam", "outer_lr": 0.01}
-    config = {**CONFIG, **own}
+    config = {**CONFIG, **own, "merge": "elected"}
     for rack in range(2):
         job.start(rack, script="tests.process.registered", steps=24, config=config)
     for rack in range(2):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mend.coordination.round import SLICED_MIN
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, until
@@ -76,8 +77,9 @@ def test_the_owner_of_slices_dies_and_others_merge_them(jobs: Jobs) -> None:
     results = [job.result(rack) for rack in range(3)]
     first, *later = results[0].commits
     assert first["reason"] == "all-in, 4 of 4 racks, sharded, then without rack 3"
-    assert len(later) > 2
-    for commit in later:
+    several = [commit for commit in later if len(commit["members"]) >= SLICED_MIN]
+    assert len(several) > 2, "the last may be of one rack, whose script ended behind the others'"
+    for commit in several:
         assert "sharded" in commit["reason"], commit
         assert "mesh" not in commit["reason"], commit
     for result in results:

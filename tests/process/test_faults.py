@@ -7,7 +7,6 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
     assert all(abs(value) < 100 for value in values), "NaN would fail this, too"
     assert 2 not in [member["rack"] for member in zero.commits[-1]["members"]]
     if told.startswith("its"):  # the others have found it, so it is in the log
-        argv = [sys.executable, "-m", "mend.tools", "explain", job.events_folder]
+        argv = [job.nursery.python, "-m", "mend.tools", "explain", job.events_folder]
         env = environment(COLUMNS="400")
         said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
         assert re.search(rf"drop .*rack 2 has diverged: {told}", said), said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +101,10 @@ def looked(job: Job, where: str, **env: str) -> tuple[int, str]:
     return Forked(job.nursery, argv, environment(**env), log).wait(), log.read_text("utf-8")
 
 
-def mend(*arguments: object) -> tuple[int, str]:
+def mend(python: str, *arguments: object) -> tuple[int, str]:
     """Status and all that was said."""
     done = subprocess.run(
-        [sys.executable, "-m", "mend.tools", *map(str, arguments)],
+        [python, "-m", "mend.tools", *map(str, arguments)],
         env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
@@ -114,17 +113,18 @@ def mend(*arguments: object) -> tuple[int, str]:
 def reads(job: Job) -> None:
     """What a person finds afterwards of a rack that was retired."""
     folder, rounds = job.events_folder, len(job.result(1).commits)
-    status, told = mend("replay", folder)
+    python = job.nursery.python
+    status, told = mend(python, "replay", folder)
     assert status == 0, told
     assert told.count(": equal: ") == 2
-    status, told = mend("explain", folder, "--all")
+    status, told = mend(python, "explain", folder, "--all")
     assert status == 0, told
     assert f"{rounds} decided rounds on these tapes" in told
     assert "retired rack=0" in told
     assert "lineage versions=" in told
     alone = told[told.index("closed by: all-in, 1 of 1 racks") :]
     assert "left out: rack 0" not in alone, "explained as silent, though it had no seat any more"
-    status, told = mend("report", folder)
+    status, told = mend(python, "report", folder)
     assert status == 0, told
     page = (folder / "report.html").read_text("utf-8")
     assert "<td>retired</td>" in page

@@ -219,30 +219,16 @@ def test_the_quick_start_without_a_key_is_refused_with_both_remedies(
     assert "or set MEND_INSECURE=1 (insecure=True)" in said
 
 
-@needs_namespaces
 def test_one_process_group_over_two_racks_is_refused(
-    machines: list[list[str]], tmp_path: Path
+    start: Start, two: list[str], free_ports: Callable[[int], list[int]]
 ) -> None:
     """One torchrun over both machines, without a mesh: all ranks would be rack 0."""
-    world = {"MASTER_ADDR": "10.214.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            [*inside, sys.executable, "-m", *SCRIPT, str(tmp_path / f"{rank}.json")], cwd=ROOT,
-            env=environment(
-                **world, RANK=str(rank), GLOO_SOCKET_IFNAME="wire", MEND_INSECURE="1"
-            ),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank, inside in enumerate(machines)
-    ]  # fmt: skip
-    try:
-        for process in processes:
-            said, _ = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 1, said
-            assert "UsageError: rank 0 of this process group is at tcp://peer1:51900" in said, said
-            assert "mend.rack_mesh()" in said
-    finally:
-        end(processes)
+    (port,) = free_ports(1)
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    for each in [start(at, two, **world, RANK=str(rank)) for rank, at in enumerate(two)]:
+        said = each.error()
+        assert f"UsageError: rank 0 of this process group is at {two[0]}" in said, said
+        assert "mend.rack_mesh()" in said
 
 
 def test_the_package_is_the_command() -> None:

@@ -246,7 +246,7 @@ def bits(tensor: Tensor) -> list[int]:
         tensor = tensor.full_tensor()
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     kind = {4: torch.int32, 2: torch.int16}[flat.element_size()]
-    return [int(x) for x in flat.view(kind)]
+    return flat.view(kind).tolist()
 
 
 def weights(model: nn.Module) -> dict[str, list[int]]:

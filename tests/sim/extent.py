@@ -21,11 +21,11 @@ def by_length(seeds: Iterable[int]) -> list[object]:
     return [pytest.param(seed, marks=[pytest.mark.slow] * is_long(seed)) for seed in seeds]
 
 
-def blocks(seeds: range, size: int) -> list[object]:
-    """The same, several to a parameter."""
+def blocks(seeds: range, size: int, quick: int) -> list[object]:
+    """The same, several to a parameter; those from `quick` on are marked slow, too."""
     found: list[object] = []
     for slow in (False, True):
-        chosen = [seed for seed in seeds if is_long(seed) is slow]
+        chosen = [seed for seed in seeds if (is_long(seed) or seed >= quick) is slow]
         for first in range(0, len(chosen), size):
             part = chosen[first : first + size]
             name = f"{part[0]} to {part[-1]}"

@@ -29,7 +29,7 @@ def decided_ns(world: World) -> list[int]:
 
 
 TABLE = [
-    pytest.param(racks, witness, dies, marks=[pytest.mark.slow] * (racks > 4))
+    pytest.param(racks, witness, dies, marks=[pytest.mark.slow] * (racks > 3))
     for racks in (2, 3, 4, 5)
     for witness in (False, True)
     for dies in sorted({0, 1, racks - 1} | ({WITNESS} if witness else set()))

@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from mend.sim import World, draw
 from mend.sim.story import setup
 from mend.types import SECOND
+from tests.sim.extent import is_long
 
 SEEDS = 24
 """Those of them in which a rack of a job that is not in lockstep is started again."""
@@ -21,10 +24,11 @@ def notes(world: World, kind: str) -> list[dict[str, object]]:
     return [fields for each in processes for found, fields in each.notes if found == kind]
 
 
-def test_no_seed_gives_a_rack_a_state_that_is_of_another_step() -> None:
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_seed_gives_a_rack_a_state_that_is_of_another_step(long: bool) -> None:
     """What each optimizer holds is checked after every step (`Checkers.watch`)."""
     seen = Counter[str]()
-    for seed in range(SEEDS):
+    for seed in [seed for seed in range(SEEDS) if is_long(seed) is long]:
         scenario = draw(seed)
         if scenario.lockstep or not any(fault.kind == "restart" for fault in scenario.faults):
             continue
@@ -32,7 +36,7 @@ def test_no_seed_gives_a_rack_a_state_that_is_of_another_step() -> None:
         report = world.run()
         assert report.problems == [], f"{setup(scenario)}\n{report.problems}"
         seen["state-copied"] += len(notes(world, "state-copied"))
-    assert seen["state-copied"] > 1, seen
+    assert seen["state-copied"] > 0, seen
 
 
 def test_a_donor_that_dies_is_replaced() -> None:

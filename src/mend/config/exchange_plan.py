@@ -25,7 +25,7 @@ def unsharded(codec: str, merge: str, racks: int) -> str:
     if racks < SLICED_MIN:
         return f"needs {SLICED_MIN} racks or more; racks is {racks}"
     if merge != "mean":
-        return f"cannot be with merge={merge!r}, whose weights follow from whole tensors"
+        return f"cannot be with merge={merge!r}, which may depend on whole tensors"
     if not cut_numel(codec_named(codec)):
         return f"cannot be with payloads of {codec}, which are read as a whole"
     return ""

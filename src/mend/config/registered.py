@@ -7,6 +7,8 @@ from mend.config.sources import Named, misfit
 from mend.errors import ConfigError
 
 NESTEROV = "nesterov"
+OWN_MERGES = ("mean", "rda")
+"""What needs no registering, so that nothing is loaded to find it."""
 
 
 def is_codec(word: str) -> bool:
@@ -25,15 +27,26 @@ def is_outer(word: str) -> bool:
     return word in OUTERS
 
 
+def is_merge(word: str) -> bool:
+    """Whether a merge rule is registered under it."""
+    if word in OWN_MERGES:
+        return True
+    from mend.merge import MERGES  # loads torch as well
+
+    return word in MERGES
+
+
 def refusal(name: str, kind: Kind, named: Named) -> ConfigError:
-    """A value outside its rule; of an outer optimizer also what this process has registered."""
-    if name != "outer_optimizer" or not isinstance(named.value, str):
+    """A value outside its rule; of what a script may register also what this process has."""
+    if name not in ("outer_optimizer", "merge") or not isinstance(named.value, str):
         return misfit(name, kind, named)
+    from mend.merge import MERGES
     from mend.outer import OUTERS
 
-    rule = f"needs one of {', '.join(OUTERS)} (what is registered in this process)"
+    room, there = ("merge", [*MERGES]) if name == "merge" else ("outer", [*OUTERS])
+    rule = f"needs one of {', '.join(there)} (what is registered in this process)"
     remedy = (
-        f"Import what calls mend.outer.register({named.value!r}, ...) before MendConfig is built, "
-        f"or change {named.origin}."
+        f"Change {named.origin}, or import what calls mend.{room}.register({named.value!r}, ...) "
+        "before MendConfig is built."
     )
     return ConfigError(name, named.value, rule, remedy)

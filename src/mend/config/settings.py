@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from mend.config import kinds as k
 from mend.config.exchange_plan import is_sharded, unsharded
-from mend.config.registered import NESTEROV, is_codec, is_outer, refusal
+from mend.config.registered import NESTEROV, OWN_MERGES, is_codec, is_merge, is_outer, refusal
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml
 from mend.errors import ConfigError
@@ -260,15 +260,17 @@ class MendConfig:
         "where the racks begin: at random weights (momentum and overlap rise over 10 rounds), or "
         "at weights that were trained before (over 5)",
     )
-    merge: Literal["mean", "rda"] = _knob(
+    merge: str = _knob(
         "mean",
-        k.one_of("mean", "rda"),
-        "how the racks' deltas become one; rda: per tensor the mean length in the mean direction",
+        k.text(f"{', '.join(OWN_MERGES)}, or the name of a registered one", is_merge),
+        "how the racks' deltas become one; rda: per tensor the mean length in the mean direction "
+        "(numerics.md)",
     )
     merge_mean_names: tuple[str, ...] = _knob(
         ("*embed*", "*wte*", "*wpe*"),
         k.NAMES,
-        "patterns of the parameters that merge=rda averages plainly, besides all nn.Embedding",
+        "patterns of the parameters that merge=rda, and any rule that measures tensors, averages "
+        "plainly, besides all nn.Embedding",
     )
     payload_dtype: Literal["float32", "bfloat16"] = _knob(
         "float32",

@@ -175,8 +175,8 @@ def tracks_of(
         values_N = torch.zeros(held.owned.numel)
         if not cut.moments:
             view.read(held.owned, values_N)
-        rules = numerics.for_moments() if cut.moments else numerics
-        tracks.append(FragmentState(view, held, rules.genesis(values_N, held.owned)))
+        anchor = numerics.of(moments=bool(cut.moments)).genesis(values_N, held.owned)
+        tracks.append(FragmentState(view, held, anchor))
     return tracks
 
 

@@ -196,7 +196,7 @@ class LiveRank:
         if self.numerics.measuring is None:
             return []
         plain = plan.plain_slots(self.settings.merge_mean_names)
-        check_room(plan.layouts, plain, self.settings.racks)
+        check_room(plan.layouts, plain, self.settings.racks, self.numerics.rule.name)
         return plain
 
     def _model_facts(
@@ -296,7 +296,7 @@ class LiveRank:
         tracks = tracks_of(plan, numerics, held)
         if part is not None:
             for fragment, track in enumerate(tracks):
-                part.restore(fragment, track, numerics.for_moments() if track.moments else numerics)
+                part.restore(fragment, track, numerics.of(moments=bool(track.moments)))
         if self._side is not None:
             self._side.prepare(max(track.owned.numel for track in tracks))
             _prepare(numerics, tracks)

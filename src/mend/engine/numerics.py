@@ -235,6 +235,10 @@ class Numerics:
         if isinstance(codec, BlockCodec):
             codec.kernels()  # compiled now, and not in the first round
 
+    def of(self, *, moments: bool) -> Numerics:
+        """These, or those of `for_moments`."""
+        return self.for_moments() if moments else self
+
     def for_moments(self) -> Numerics:
         """Of fragments of moments: their values are averaged, as fp32. Shares memory and helping
         hands."""

@@ -67,7 +67,9 @@ def tensors_of(owned: Owned, plain: Sequence[bool] = ()) -> Tensors:
     return Tensors(owned.cuts, tuple(plain) or (False,) * len(owned.spans))
 
 
-def check_room(plan: Iterable[Layout], plain: Iterable[Sequence[bool]], racks: int) -> None:
+def check_room(
+    plan: Iterable[Layout], plain: Iterable[Sequence[bool]], racks: int, merge: str
+) -> None:
     """Raises ConfigError if the partials of all fragments would not fit a message."""
     measured = sum(len(flags) - sum(flags) for flags in plain)
     slots = sum(len(layout.slots) for layout in plan)
@@ -75,7 +77,7 @@ def check_room(plan: Iterable[Layout], plain: Iterable[Sequence[bool]], racks: i
     if size > SUMS_BYTES_MAX:
         rule = f"{racks} racks make {size} bytes of sums of {measured} of {slots} tensors"
         remedy = f"At most {SUMS_BYTES_MAX} can be sent: use merge='mean', or fewer racks."
-        raise ConfigError("merge", "rda", rule, remedy)
+        raise ConfigError("merge", merge, rule, remedy)
 
 
 def partial_of(weights: Weights, grams: Sequence[Gram]) -> bytes:

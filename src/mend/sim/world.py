@@ -354,10 +354,7 @@ class World(Writer):
         numerics, first = self._numerics(), scenario.first
         tracks = tracks_of(plan, numerics, lambda cut: replicated(cut.layout, scenario.ranks, rank))
         for track in tracks if first else ():
-            rules, rounds = (
-                numerics.for_moments() if track.moments else numerics,
-                rounds_before(first),
-            )
+            rules, rounds = numerics.of(moments=bool(track.moments)), rounds_before(first)
             track.anchor = rules.adopt(track.anchor.data, track.owned, first, rounds)
         return list(model), tracks
 

@@ -150,10 +150,10 @@ def test_neighbours_with_equal_weights_are_one_run() -> None:
 def test_sums_that_no_message_could_hold_are_refused_at_the_start() -> None:
     slots = tuple(Slot(f"w{i}", (1,), "float32", i, 1) for i in range(300))
     plan = (Layout(0, slots, 300),)
-    check_room(plan, [(False,) * 300], racks=8)
-    check_room(plan, [(True,) * 300], racks=64)
+    check_room(plan, [(False,) * 300], racks=8, merge="rda")
+    check_room(plan, [(True,) * 300], racks=64, merge="rda")
     with pytest.raises(ConfigError, match=f"At most {SUMS_BYTES_MAX}") as refused:
-        check_room(plan, [(False,) * 300], racks=64)
+        check_room(plan, [(False,) * 300], racks=64, merge="rda")
     assert refused.value.field == "merge"
 
 

@@ -232,6 +232,9 @@ class Pace(Word, frozen=True):
     batch: Count = 0
     """Micro-batches of a step of which the script would take fewer, as it has asked how many
     (`Runtime.local_batch`); 0: it does not ask."""
+    start_ms: Count = 0
+    """From the start of the process to its first step: what starting it again costs; 0: it has
+    made none."""
 
 
 class FailSlow(Word, frozen=True):

@@ -127,7 +127,7 @@ def evicting(**changes: Any) -> Scenario:
     know."""
     fields: dict[str, Any] = {
         "evicts": True, "validates": True, "carries": True, "restart_ns": 1500 * MS,
-        "steps": (180,) * 3, "shutdown_ns": 40 * SECOND,
+        "steps": (210,) * 3, "shutdown_ns": 40 * SECOND,
     }  # fmt: skip
     return job(**{**fields, **changes})
 

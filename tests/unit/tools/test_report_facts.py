@@ -195,6 +195,12 @@ def test_nothing_in_an_event_stops_the_reading(fields: dict[str, Any], kind: obj
     run.ends()
 
 
+def test_of_an_evicted_rack_the_last_reason_is_kept() -> None:
+    evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
+    run = Run().says(0, evicted).says(0, {**evicted, "reason": "rack 1 is slow again"})
+    assert run.ends().evicted == {1: "rack 1 is slow again"}
+
+
 def test_slow_racks_are_kept_once_with_their_worst() -> None:
     slow = {"kind": "fail-slow", "slow_rack": 1, "against": "own past", "step": 40, "ratio": 1.5}
     run = Run().both(slow).says(1, {**slow, "step": 90, "ratio": 2.5})

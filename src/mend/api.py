@@ -35,6 +35,7 @@ from mend.errors import (
     CheckpointError,
     ConfigError,
     Diverged,
+    Evicted,
     JobLost,
     MendError,
     NotMerged,
@@ -563,6 +564,8 @@ class Runtime:
             refusal = self._steps.finish() if self.config.exchange else None
             self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
         except MendError as error:
+            if isinstance(error, Evicted):
+                return  # it has ended in order
             word = "diverged" if isinstance(error, Diverged) else "failed"
             trainer.outcome = Outcome(word, f"{type(error).__name__}: {error}")
 

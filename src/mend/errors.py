@@ -57,6 +57,19 @@ class Diverged(MendError):
     """This rack's weights hold NaN, Inf or absurd numbers; the others go on without it."""
 
 
+EVICTED_EXIT = 75
+"""EX_TEMPFAIL of sysexits.h: the process should be started again."""
+
+
+class Evicted(MendError, SystemExit):
+    """This rack was slow, and was put out of the job to be started again; all its work is merged.
+    Uncaught it ends the process with EVICTED_EXIT."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = EVICTED_EXIT
+
+
 class NotMerged(MendError):
     """A session ended with work of this rack that no other rack has; the model holds it."""
 

@@ -462,6 +462,19 @@ BUGS = (
         ("coordination.ladder:Ladder.next", "CALM_DETECTS * detect_ns", "1 << 62"),
     ),
     _bug(
+        "43",
+        "a rack is evicted though nobody but one would vote without it",
+        ("coordination.ladder:_needed",
+         "len(left) < VOTERS_LEFT_MIN or not quorum(left, log.voters)", "not left"),
+    ),
+    _bug(
+        "43b",
+        "a rack that is evicted leaves before its work is merged",
+        ("engine.eviction:EvictableTrainer._leave_evicted", "range(2)", "range(0)"),
+        ("engine.eviction:EvictableTrainer._leave_evicted", "not stands or minus_open",
+         "not stands"),
+    ),
+    _bug(
         "37",
         "which racks are absent is looked at anew while an attempt lasts",
         ("coordination.round:Round.advance", "return self._try_commit(inputs, now_ns)",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation
+from mend.consensus.records import AWAITED, EVICTED, NOT_AWAITED, SMALLER, Mitigation, Roster
 from mend.sim import World
 from mend.sim.generate import draw
 from mend.sim.scenario import Fault, Scenario, calm
@@ -122,6 +122,49 @@ def test_in_lockstep_fewer_micro_batches_bring_the_rate_of_the_rounds_back() -> 
     assert took_ns[12] - healthy_ns < (took_ns[0] - healthy_ns) / 3
 
 
+def evicting(**changes: Any) -> Scenario:
+    """It is slow until it is started again, and some time longer, which its next life cannot
+    know."""
+    fields: dict[str, Any] = {
+        "evicts": True, "validates": True, "carries": True, "restart_ns": 1500 * MS,
+        "steps": (210,) * 3, "shutdown_ns": 40 * SECOND,
+    }  # fmt: skip
+    return job(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("slow", [1, 0], ids=["a rack", "the one that coordinates"])
+def test_a_slow_rack_is_evicted_with_all_its_work_merged_and_comes_back_as_a_twin(
+    slow: int,
+) -> None:
+    faults = (Fault("slow_rack", BEGINS_NS, 8 * SECOND, slow, amount=SLOWER),)
+    world = World(evicting(ranks=1 + slow, witness=False, faults=faults), record=True)
+    assert world.run().problems == []
+    assert moves(world) == [(slow, NOT_AWAITED), (slow, EVICTED)], "one rung after the other"
+    move = [r for r in world.checkers.agreement.records if isinstance(r, Mitigation)][-1]
+    assert f"rack {slow} is slow by the compute of rank" in move.reason
+    rosters = [r for r in world.checkers.agreement.records if isinstance(r, Roster)]
+    left, back = rosters[0], rosters[1]
+    assert left.reason == f"rack {slow} left, evicted as it is slow"
+    assert [seat.member.rack for seat in back.members] == [0, 1, 2]
+    former = [process for process in world.past if process.me.rack == slow]
+    steps = [[f["step"] for k, f in each.notes if k == "evicted"] for each in former]
+    assert len(steps[0]) == 1
+    assert steps == steps[:1] * len(former), "behind the same step on all ranks"
+    twins = [t for peer, t in world.trainings.items() if peer.rack == slow]
+    assert all("state-copied" in dict(t.process.notes) for t in twins)
+    assert all(t.trainer.ledger.merged for t in twins), "what it trains is merged on"
+    for process in [*world.processes(), *world.past]:
+        assert process.tape is not None
+        assert replay(process.tape.parts, process.tape.entries()).difference is None
+
+
+def test_of_two_racks_one_is_evicted_only_beside_a_witness() -> None:
+    for witness in (True, False):
+        world = World(evicting(racks=2, witness=witness, steps=(160, 160)))
+        assert world.run().problems == []
+        assert (EVICTED in {stage for _, stage in moves(world)}) == witness
+
+
 def test_bug_41_a_slow_rack_is_never_waited_for_again() -> None:
     with planted(NAMED["41"]):
         world = World(job())
@@ -134,6 +177,14 @@ def test_the_invariants_hold_whatever_is_done_about_a_slow_rack(seed: int) -> No
     """With faults; the checkers look at each step."""
     scenario = with_slow_rack(seed, random.Random(seed))
     assert World(scenario).run().problems == []
+
+
+@pytest.mark.parametrize("seed", [7, 13])
+def test_the_invariants_hold_where_a_slow_rack_is_evicted_among_faults(seed: int) -> None:
+    scenario = with_slow_rack(seed, random.Random(seed))
+    world = World(scenario)
+    assert world.run().problems == []
+    assert (SLOW, EVICTED) in moves(world)
 
 
 def test_some_seeds_are_such_a_story() -> None:

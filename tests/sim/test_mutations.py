@@ -61,6 +61,8 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("38", 13784, "I2: Peer(rack=1, rank=0): the log names 169 tokens, the rank counts 19"),
     ("39", 5551, "I4: rack 0 rank 0 failed: Refused"),
     ("42", 2156, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("43", 1547, "I9: rack 1 is evicted, [0] of [0, 1] are left"),
+    ("43b", 107, "I9: Peer(rack=1, rank=0) is evicted with 30 open tokens"),
 )
 """(bug, its first seed, how the first problem begins)"""
 

@@ -30,6 +30,7 @@ def fits(scenario: Scenario) -> bool:
     it has no bases of low rank, which the reference makes from version 0 on."""
     dies = any(fault.kind in ("crash", "restart") for fault in scenario.faults)
     bases = scenario.first and scenario.payload.startswith("powersgd")
+    dies = dies or scenario.evicts
     return not (scenario.non_finite or dies or bases or scenario.moments)
 
 

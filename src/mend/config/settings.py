@@ -406,12 +406,13 @@ class MendConfig:
         k.whole(2, 4096),
         "fail-slow: samples before a rank is judged, and behind a change to verify it",
     )
-    failslow_action: Literal["detect", "validate", "act"] = _knob(
+    failslow_action: Literal["detect", "validate", "act", "evict"] = _knob(
         "validate",
-        k.one_of("detect", "validate", "act"),
+        k.one_of("detect", "validate", "act", "evict"),
         "fail-slow: what follows from a verdict. detect: it is told; validate: a micro-benchmark "
         "of less than a second also says what the rack is slow by; act: and the rack takes fewer "
-        "micro-batches where the script asks, or rounds stop waiting for it, when that costs less",
+        "micro-batches where the script asks, or rounds stop waiting for it, when that costs less; "
+        "evict: and it leaves to be started again, which mend launch does (not in lockstep)",
     )
     rack_aware: bool = _knob(
         False,
@@ -598,6 +599,9 @@ def _refuse_failslow(c: MendConfig) -> None:
         rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
         remedy = "Lower it, or raise the window."
         raise ConfigError("failslow_min_samples", c.failslow_min_samples, rule, remedy)
+    if c.lockstep and c.failslow_action == "evict":
+        rule = "a rack that was started again is refused in lockstep"
+        raise ConfigError("failslow_action", c.failslow_action, rule, "Use act, or no lockstep.")
 
 
 def _refuse_compression(c: MendConfig) -> None:

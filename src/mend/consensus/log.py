@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from mend.consensus.records import (
     AWAITED,
+    EVICTED,
     NOT_AWAITED,
     RECORDS_FORMAT,
     Absent,
@@ -107,7 +108,10 @@ class LogState:
     mark_versions: tuple[int, ...] = ()
     """What was decided of every fragment before it."""
     mitigations: Mapping[int, Mitigation] = field(default_factory=dict)
-    """By slow rack: what is done about it; without those about which nothing is."""
+    """By slow rack: what is done about it; without those about which nothing is. Of one that was
+    evicted until another life of it has the seat."""
+    evictions: Mapping[int, int] = field(default_factory=dict)
+    """By rack: how often it was evicted; without those that never were."""
     mitigated: frozenset[int] = field(init=False)
     """Racks for which rounds do not wait, as they are slow."""
 
@@ -199,9 +203,15 @@ class LogState:
             if not record.written:
                 self.mark_versions = tuple(self.versions)
         elif isinstance(record, Mitigation):
-            self._mitigate(mitigations_after(self.mitigations, record))
+            self._move(record)
         else:
             self.epoch = record.epoch
+
+    def _move(self, record: Mitigation) -> None:
+        self._mitigate(mitigations_after(self.mitigations, record))
+        if record.stage == EVICTED:
+            count = self.evictions.get(record.rack, 0) + 1
+            self.evictions = {**self.evictions, record.rack: count}
 
     def _mitigate(self, mitigations: Mapping[int, Mitigation]) -> None:
         self.mitigations = mitigations
@@ -223,7 +233,9 @@ class LogState:
         had_votes = self.demoted | {member.rack for member in self.voters & stay}
         kept = {rack for rack, seat in self.seats.items() if seat.member in stay}
         self.demoted = frozenset(had_votes & kept & non_voters)
-        self._mitigate({rack: one for rack, one in self.mitigations.items() if rack in kept})
+        away = {rack for rack, one in self.mitigations.items() if one.stage == EVICTED}
+        kept_or_away = kept | away - {seat.member.rack for seat in record.members}
+        self._mitigate({r: one for r, one in self.mitigations.items() if r in kept_or_away})
         gone = {seat.member for seat in self.seats.values()} - stay
         self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]
         self.ended = {key: seq for key, seq in self.ended.items() if key[0] in stay}
@@ -281,6 +293,7 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         mark=snapshot.mark,
         mark_versions=snapshot.mark_versions,
         mitigations={one.rack: one for one in snapshot.mitigations},
+        evictions=dict(snapshot.evictions),
     )
 
 
@@ -500,6 +513,7 @@ class Log:
             mark=told.mark,
             mark_versions=told.mark_versions,
             mitigations=tuple(told.mitigations[rack] for rack in sorted(told.mitigations)),
+            evictions=tuple(sorted(told.evictions.items())),
         )
 
     def install(self, snapshot: Snapshot) -> None:

@@ -192,6 +192,8 @@ class Policy(Word, frozen=True):
     """Of the last fragments: those that are of moments, not of weights."""
     acts: bool = False
     """Whether slow racks are mitigated."""
+    evicts: bool = False
+    """Whether they may also be evicted, to be started again."""
     sharded: bool = False
     """Whether racks merge a slice each and pull the others' merged slices (coordination/slices)."""
 
@@ -309,16 +311,20 @@ class Mark(Word, frozen=True, tag=7):
     written: bool = False
 
 
-AWAITED, SMALLER, NOT_AWAITED = 0, 2, 3
+AWAITED, SMALLER, NOT_AWAITED, EVICTED = 0, 2, 3, 4
 """Stages of a mitigation: nothing is done; it takes fewer micro-batches; rounds do not wait for it
-either."""
+either; it leaves, to be started again."""
+
+EVICTIONS_MAX = 2
+"""Of one rack in one job. A slowdown that two restarts have not mended for good, a third will
+not."""
 
 
 class Mitigation(Word, frozen=True, tag=8):
     """What is done about a slow rack from here on, in place of what was done before."""
 
     rack: U16
-    stage: Annotated[int, Meta(ge=0, le=NOT_AWAITED)]
+    stage: Annotated[int, Meta(ge=0, le=EVICTED)]
     reason: Text
     batch_pct: Annotated[int, Meta(ge=1, le=100)] = 100
     """Of the micro-batches of a step: how many it takes, where its script asks."""
@@ -371,6 +377,8 @@ class Snapshot(Word, frozen=True):
     """What was decided of every fragment before it."""
     mitigations: Annotated[tuple[Mitigation, ...], Meta(max_length=64)] = ()
     """In force, ascending by rack."""
+    evictions: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=64)] = ()
+    """(rack, how often it was evicted), ascending; without those that never were."""
 
 
 Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark | Mitigation

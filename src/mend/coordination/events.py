@@ -239,6 +239,13 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """The rank has made its first step, so long after its process was started."""
+
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchSet:
     """From the step behind `step` on the rank takes so many percent of its micro-batches."""
 
@@ -311,6 +318,7 @@ Event = (
     | Discarded
     | Progress
     | Timed
+    | Started
     | BatchSet
     | Validated
     | Probed

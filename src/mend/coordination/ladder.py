@@ -6,9 +6,12 @@ was lost without it has reached its price, and taken back on relief.
         script asks (`Runtime.local_batch`), it takes fewer micro-batches per step: a record
         (`Mitigation`), as is the way back
     S3  rounds do not wait for it: a record as well
+    S4  it is evicted: it has its work merged, leaves, and is started again; a record, too. Not what
+        rounds have lost pays for that, but what the rack itself has, as it is slow
 
-What rounds have cost is soft: whoever takes over counts anew. Nothing here touches safety: a rack
-that is not waited for keeps its seat, its vote and its offers, which later rounds merge.
+What was lost is soft: whoever takes over counts anew. Nothing here touches safety: a rack that is
+not waited for keeps its seat, its vote and its offers, which later rounds merge; one that is
+evicted gives them back as any rack that leaves.
 """
 
 from __future__ import annotations
@@ -20,15 +23,24 @@ from msgspec.structs import replace
 
 from mend.consensus.log import LogState
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation, Policy
+from mend.consensus.quorum import quorum
+from mend.consensus.records import (
+    AWAITED,
+    EVICTED,
+    EVICTIONS_MAX,
+    NOT_AWAITED,
+    SMALLER,
+    Mitigation,
+    Policy,
+)
 from mend.coordination.events import Effect, Note
 from mend.coordination.messages import FailSlow, Report
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import fastest_ns
 from mend.coordination.schedule import gap_steps
 from mend.coordination.slow import sentence_of
-from mend.detector import COMPUTE, INPUT, LINK
-from mend.types import MS
+from mend.detector import COMPUTE, INPUT, LINK, UNKNOWN
+from mend.types import MS, SECOND
 
 CALM_DETECTS = 1
 """Detection times that a rack must be as fast as it was before it is waited for again: whoever has
@@ -40,16 +52,37 @@ PER_TOKEN = frozenset({COMPUTE, INPUT})
 KNOWN = PER_TOKEN | {LINK}
 """Causes that a micro-benchmark has found; else it is unknown, or not validated (yet)."""
 
+MENDED = frozenset({COMPUTE, UNKNOWN})
+"""Causes that a restart may mend. A link or a loader is as slow behind it."""
+
+VOTERS_LEFT_MIN = 2
+"""Who vote and are heard while a rack is started again: of one alone nothing would be left if it
+died meanwhile."""
+
+COUNTED_NS_MAX = SECOND
+"""The longest time between two looks that counts as lost: more was the coordinator's own sleep."""
+
 BATCH_CHANGE_MIN_PCT = 10
 """Percent points by which a change of the micro-batches must differ from what is in force."""
 
 
+LEFT, AWAITED_AGAIN, BATCH, PUT_OUT = (
+    "slow-rack-left",
+    "slow-rack-awaited",
+    "slow-rack-batch",
+    "slow-rack-evicted",
+)
+"""Kinds of the notes on moves."""
+
+
 def kind_of(before: int, stage: int) -> str:
-    """Of the note on a move from one stage to another, or within one: whether rounds stop waiting,
-    wait again, or wait as they did and the micro-batches change."""
-    if (before == NOT_AWAITED) == (stage == NOT_AWAITED):
-        return "slow-rack-batch"
-    return "slow-rack-left" if stage == NOT_AWAITED else "slow-rack-awaited"
+    """Of the note on a move from one stage to another, or within one: whether it is evicted, rounds
+    stop waiting, wait again, or wait as they did and the micro-batches change."""
+    if stage == EVICTED:
+        return PUT_OUT
+    if (before >= NOT_AWAITED) == (stage >= NOT_AWAITED):
+        return BATCH
+    return LEFT if stage >= NOT_AWAITED else AWAITED_AGAIN
 
 
 def taken_of(count: int, batch_pct: int) -> int:
@@ -60,14 +93,18 @@ def taken_of(count: int, batch_pct: int) -> int:
 @dataclass
 class Ladder:
     """For the coordinator. `lost_ns`: by slow rack, how long rounds have waited for slow racks
-    alone, and past what the overlap hides; below 0 while a move is given time to work."""
+    alone, and past what the overlap hides; below 0 while a move is given time to work. `behind_ns`:
+    by rack that is slower than it was: how much longer it would have to train to make up for it."""
 
     lost_ns: dict[int, int] = field(default_factory=dict)
+    behind_ns: dict[int, int] = field(default_factory=dict)
+    _counted_ns: int = 0
     _eased_ns: dict[int, int] = field(default_factory=dict)
     """By rack about which something is done: since when it has needed less."""
 
     def count(self, rounds: Iterable[Round], judged: Sequence[FailSlow], now_ns: int) -> None:
-        """Of rounds that are open since the last call. Who was waited for has not changed since."""
+        """Of the time since the last call. Who was waited for by rounds has not changed since."""
+        self._count_behind(judged, now_ns)
         slow = {verdict.rack for verdict in judged}
         for round_ in rounds:
             waiting = round_.waiting
@@ -77,6 +114,15 @@ class Ladder:
                     self.lost_ns[rack] = self.lost_ns.get(rack, 0) + lost_ns
             round_.looked_ns = now_ns
         self.lost_ns = {rack: ns for rack, ns in self.lost_ns.items() if rack in slow}
+
+    def _count_behind(self, judged: Sequence[FailSlow], now_ns: int) -> None:
+        passed_ns = min(now_ns - self._counted_ns, COUNTED_NS_MAX) if self._counted_ns else 0
+        self._counted_ns, before = now_ns, self.behind_ns
+        self.behind_ns = {}
+        for each in judged:
+            if each.own_past and each.ratio_tenths > 10:
+                lost_ns = passed_ns * (each.ratio_tenths - 10) // each.ratio_tenths
+                self.behind_ns[each.rack] = before.get(each.rack, 0) + lost_ns
 
     def move(
         self,
@@ -118,6 +164,8 @@ class Ladder:
         for rack in sorted(log.seats):
             report, verdict = reports.get(rack), slow.get(rack)
             now = log.mitigations.get(rack, Mitigation(rack, AWAITED, ""))
+            if now.stage == EVICTED and report is not None and report.leaving:
+                continue
             less = None
             if report is not None and rack in live:
                 less = _less(now, verdict, report.pace.batch)
@@ -126,12 +174,43 @@ class Ladder:
             elif now_ns - self._eased_ns.setdefault(rack, now_ns) >= CALM_DETECTS * detect_ns:
                 del self._eased_ns[rack]
                 return less
-            if verdict is None or report is None:
+            if now.stage == EVICTED:
+                why = _needed(log, rack, reports, live)
+                more = Mitigation(rack, AWAITED, f"it is needed: {why}") if why else None
+            elif verdict is None or report is None:
                 continue
-            more = self._more(now, verdict, report.pace.batch, policy, step_ns)
+            else:
+                more = self._more(now, verdict, report.pace.batch, policy, step_ns)
+                more = more or self._eviction(log, now, judged, reports, live)
             if more is not None:
                 return more
         return None
+
+    def _eviction(
+        self,
+        log: LogState,
+        now: Mitigation,
+        judged: Sequence[FailSlow],
+        reports: Mapping[int, Report | None],
+        live: frozenset[int],
+    ) -> Mitigation | None:
+        """Of a rack that was faster in this life: one that was slow from its beginning would be in
+        the next. Once it has lost what starting it again costs, and the others can do without."""
+        rack, report = now.rack, reports[now.rack]
+        if log.policy is None or not log.policy.evicts or rack not in live:
+            return None
+        own = next((each for each in judged if each.rack == rack and each.own_past), None)
+        if own is None or own.cause not in MENDED or report is None or report.leaving:
+            return None
+        price_ns, lost_ns = report.pace.start_ms * MS, self.behind_ns.get(rack, 0)
+        if log.evictions.get(rack, 0) >= EVICTIONS_MAX or lost_ns < price_ns or not price_ns:
+            return None
+        if _needed(log, rack, reports, live):
+            return None
+        del self.behind_ns[rack]
+        told = f"{sentence_of(own)}; that has cost it {lost_ns // MS} ms"
+        told = f"{told}, to start it again costs {price_ns // MS} ms"
+        return Mitigation(rack, EVICTED, told, now.batch_pct)
 
     def _more(
         self, now: Mitigation, verdict: FailSlow, offered: int, policy: Policy, step_ns: int
@@ -189,6 +268,25 @@ def batch_pct_of(verdict: FailSlow) -> int:
     return max(1, min(100, 1000 // max(verdict.ratio_tenths, 1)))
 
 
+def _needed(
+    log: LogState, rack: int, reports: Mapping[int, Report | None], live: frozenset[int]
+) -> str:
+    """Why the others cannot do without a rack for a while; empty: they can."""
+    away = [r for r, one in sorted(log.mitigations.items()) if one.stage == EVICTED and r != rack]
+    others = [r for r in sorted(log.seats) if r != rack]
+    for other in (*away, *others):
+        report = reports.get(other)
+        if other not in live or other in away or report is None:
+            return f"rack {other} is not there"
+        if report.leaving:
+            return f"rack {other} leaves"
+    left = {voter for voter in log.voters if voter.rack != rack and voter.rack in live}
+    if len(left) < VOTERS_LEFT_MIN or not quorum(left, log.voters):
+        return "too few votes would be left"
+    wanted = log.policy.quorum_min_learners if log.policy is not None else 0
+    return f"a merge needs {wanted} racks" if len(others) < wanted else ""
+
+
 def _helps(now: Mitigation, verdict: FailSlow) -> bool:
     """Whether fewer micro-batches may help. A slow link costs a step the same with fewer; of what
     is not known it is tried once."""
@@ -211,6 +309,8 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
         return None
     if verdict is None:
         return Mitigation(now.rack, AWAITED, "it is slow no more")
+    if now.stage == EVICTED:
+        return None
     if verdict.cause == LINK and now.batch_pct < 100:
         stage = AWAITED if now.stage == SMALLER else now.stage
         told = f"{sentence_of(verdict)}, where fewer micro-batches do not help"

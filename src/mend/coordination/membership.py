@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mend.consensus.log import LogState, voters_of, witness_votes
 from mend.consensus.quorum import hold, quorum
-from mend.consensus.records import Roster, Seat
+from mend.consensus.records import EVICTED, Roster, Seat
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Report
 from mend.types import SECOND, WITNESS, Member
@@ -131,7 +131,10 @@ def _comings(context: MembershipContext) -> Iterable[Roster]:
     for rack, report in context.reports.items():
         gone = report.gone and rack not in context.live
         if gone or (report.leaving and report.hurry and report.idle):
-            yield _without(log, rack, f"rack {rack} left")
+            done = log.mitigations.get(rack)
+            why = f"rack {rack} left"
+            evicted = done is not None and done.stage == EVICTED
+            yield _without(log, rack, f"{why}, evicted as it is slow" if evicted else why)
     for rack in sorted((log.seats.keys() & set(context.retired)) - context.live):
         yield _without(log, rack, f"a person has retired rack {rack}")
     for rack in sorted(context.joining):

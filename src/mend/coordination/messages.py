@@ -248,6 +248,9 @@ class Pace(Word, frozen=True):
     (`Runtime.local_batch`); 0: it does not ask."""
     links: Annotated[tuple[SlowLink, ...], Meta(max_length=64)] = ()
     """Those that are slow, one per rack at the other end."""
+    start_ms: Count = 0
+    """From the start of the process to its first step: what starting it again costs; 0: it has
+    made none."""
 
 
 SLOW_MAX = 128

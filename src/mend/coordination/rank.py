@@ -157,7 +157,7 @@ class RankMachine:
                 effects.append(ev.Free(self.member, p, seq))
             case ev.Progress(step, step_ns):
                 self.step, self.step_ns = step, step_ns
-            case ev.Timed():
+            case ev.Timed() | ev.Started():
                 effects += self.pace.observe(event)
             case ev.Validated() | ev.Probed():
                 effects += self.pace.measured(event, self._lanes(), now_ns)

@@ -14,7 +14,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from mend.coordination.events import Effect, Note, Probed, Timed, Validated
+from mend.coordination.events import Effect, Note, Probed, Started, Timed, Validated
 from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, Report
 from mend.coordination.slow_cause import CauseSearch
 from mend.coordination.slow_links import LinkPaces, worst_links
@@ -29,7 +29,7 @@ from mend.detector import (
     cause_of,
 )
 from mend.detector import Pace as Measured
-from mend.types import Address
+from mend.types import MS, Address
 
 ONSET, RELIEF = "fail-slow", "fail-slow-over"
 """Kinds of the notes."""
@@ -82,6 +82,8 @@ class RankPace:
     """At which the slowdown in force began; 0: there is none."""
     batch: int = 0
     """Micro-batches of which the script has asked how many to take."""
+    start_ms: int = 0
+    """What starting it took, up to its first step."""
     _steps: deque[int] = field(init=False)
 
     def __post_init__(self, options: DetectorOptions) -> None:
@@ -90,8 +92,11 @@ class RankPace:
         self.links = LinkPaces(self.rack, self.rank, options)
         self._steps = deque(maxlen=options.lately)
 
-    def observe(self, event: Timed) -> list[Effect]:
-        """A sample; without tokens or time there is nothing to divide."""
+    def observe(self, event: Timed | Started) -> list[Effect]:
+        """A sample; without tokens or time there is nothing to divide. Or what starting took."""
+        if isinstance(event, Started):
+            self.start_ms = event.ns // MS
+            return []
         self.batch = event.batch
         if event.tokens <= 0 or event.ns <= 0:
             return []
@@ -148,6 +153,7 @@ class RankPace:
             gemm_ns=self.search.gemm_ns,
             batch=self.batch,
             links=self.links.slow,
+            start_ms=self.start_ms,
         )
 
 
@@ -165,6 +171,7 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
     )
     measured = {"time_ps": slowest.time_ps, "margin_ppm": slowest.margin_ppm}
     measured["gemm_ns"] = max(pace.gemm_ns for pace in paces)
+    measured["start_ms"] = max(pace.start_ms for pace in paces)
     links = worst_links(link for pace in paces for link in pace.links)
     return replace(worst, **measured, batch=min(pace.batch for pace in paces), links=links)
 
@@ -173,7 +180,7 @@ def verdict_of(pace: Pace) -> Pace:
     """What of the pace of a rack is news; the rest goes along with what is sent anyway."""
     measured = {"time_ps": 0, "margin_ppm": 0, "ratio_milli": 0, "sure_milli": 0, "gemm_ns": 0}
     links = tuple(replace(link, ratio_milli=0, sure_milli=0) for link in pace.links)
-    return replace(pace, **measured, batch=0, links=links)
+    return replace(pace, **measured, batch=0, start_ms=0, links=links)
 
 
 @dataclass(slots=True)

@@ -144,6 +144,17 @@ class Ledger:
         self.missed[reason] = self.missed.get(reason, 0) + 1
 
 
+@dataclass
+class Life:
+    """What a rank knows of its process's life."""
+
+    started_ns: int
+    ends: str = ""
+    """Why its rack is evicted, once all its ranks have heard of it; empty: it is not."""
+    stays: bool = False
+    """It has tried to leave, and its work could not be merged."""
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What only a round changes of where a rank stands."""

@@ -27,6 +27,7 @@ from mend.engine.checkpoint_writer import (
     nothing_to_write,
 )
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.eviction import EvictableTrainer, process_age_ns
 from mend.engine.fragment_state import tracks_of
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
@@ -42,7 +43,7 @@ from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
-from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Trainer, Wait
+from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Wait
 from mend.engine.trainer_rounds import Given
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import Mirror, Replicas, TrainingState
@@ -125,7 +126,7 @@ class LiveRank:
         self.group.team_up(teams, cuda=self._side is not None)
         again = Again(replay, self.me, self.layouts) if (replay := self.settings.replay) else None
         self.published = again.published if again else PublishedState(len(self.layouts))
-        self.trainer = (again.trainer if again else Trainer)(
+        self.trainer = (again.trainer if again else EvictableTrainer)(
             self.member,
             self.schedule,
             replace(self.settings.step, ranks=self.group.ranks),
@@ -372,6 +373,7 @@ class LiveRank:
 
     def begin(self) -> None:
         """Wait for the other racks, then train on version 0 of the lowest. Raises what stops it."""
+        self.trainer.life.started_ns = self.io_loop.now_ns() - process_age_ns()
         self._checkpoints = CheckpointWriter(
             self.group, self.me.rack, self._facts, self.trainer, live=self.live, post=self._post,
             note=self.recorder.note, now_ns=self.io_loop.now_ns,

@@ -22,6 +22,7 @@ WORDS = {
     "running": "the job is not over",
     "merged": "all work is merged, and the racks left together with the same bits",
     "left-early": "all work is merged, and the other racks train on",
+    "evicted": "all work is merged; it was slow, and is to be started again",
     "local": "this rack trained for itself (exchange=False)",
     "abandoned": "the script called abort(): the model keeps its own weights",
     "left-alone": "all work is merged, but nobody confirmed the end: other racks may differ",
@@ -34,7 +35,7 @@ WORDS = {
 }
 """What `status().outcome` may be."""
 
-GOOD = frozenset({"running", "merged", "left-early", "local", "abandoned"})
+GOOD = frozenset({"running", "merged", "left-early", "evicted", "local", "abandoned"})
 """All work is merged, or the script asked for what became of it."""
 
 KEPT = frozenset({"left-alone", "kept-local", "uncounted", "not-exchanged"})
@@ -126,10 +127,8 @@ def tell_end(
     )
     fields: dict[str, object] = {name: getattr(ended, name) for name in ended.__struct_fields__[2:]}
     write_ended(folder, ended)
-    if ended.good:
-        note("ended", fields)
-    else:
-        note("ended-unmerged", fields)
+    note("ended" if ended.good else "ended-unmerged", fields)
+    if not ended.good or ended.outcome == "evicted":
         _last_lines.add(me, f"mend: rack {me.rack} rank {me.rank} ended {ended}")
 
 

@@ -63,6 +63,8 @@ class Settings:
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     acts: bool = False
     """Whether slow racks are mitigated."""
+    evicts: bool = False
+    """Whether they may also be evicted, to be started again."""
     sharded: bool = False
     """Whether racks merge a slice each and pull the others' merged slices."""
     mirrors: bool = False
@@ -152,5 +154,6 @@ def policy_of(
         expected=settings.expected,
         moments=moments,
         acts=settings.acts,
+        evicts=settings.evicts,
         sharded=settings.sharded,
     )

@@ -19,13 +19,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mend.consensus.records import TEXT_MAX
+from mend.consensus.records import AWAITED, EVICTED, TEXT_MAX, Mitigation
 from mend.coordination.events import (
     Applied,
     BatchSet,
     Captured,
     Discarded,
     Event,
+    Started,
     StillOpen,
     Timed,
 )
@@ -38,6 +39,7 @@ from mend.engine.fragment_state import (
     Doing,
     FragmentState,
     Ledger,
+    Life,
     Marks,
     OpenOffer,
     Share,
@@ -124,12 +126,12 @@ class TrainerRounds:
         self.batch, self.batch_pct = 0, 100
         """Micro-batches of a step, of which the script has asked how many to take since the last
         sample; and the percent of them that it takes."""
+        self.life = Life(now_ns())
         self._looks = 0
         """At `asked`; the same on all ranks."""
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
         """What this rank goes on from, with the offers that were open then."""
-        self.step = 0
-        self.tokens = 0
+        self.step = self.tokens = 0
         self._before = (0, 0)
         """Tokens and steps before the last step."""
         self.ledger = Ledger()
@@ -152,6 +154,8 @@ class TrainerRounds:
         self.tokens += tokens
         self.standing = (self.step, self.tokens, self._marks)
         begun_ns = self.clock.begun_ns
+        if not begun_ns:
+            self._post(Started(self._now_ns() - self.life.started_ns))
         if (sample := self.clock.stepped(tokens)) is not None:
             self._post(Timed(self.step, *sample, self.batch))
             self.batch = 0
@@ -346,11 +350,15 @@ class TrainerRounds:
         asked = self._asked()
         life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
         needs = [] if asked is None else [-int(asked[1])]
-        pct, reason = self._mitigation()
-        both = [*flags, *(-v for v in flags), *life, *needs, pct, -pct]
-        *agreed, least_pct, minus_pct = yield from self._agree_and_apply(eligible, both)
+        done = self._mitigation()
+        evicted = not self.life.stays and done.stage == EVICTED
+        mine = [done.batch_pct, -done.batch_pct, int(evicted)]
+        both = [*flags, *(-v for v in flags), *life, *needs, *mine]
+        *agreed, least_pct, minus_pct, leaves = yield from self._agree_and_apply(eligible, both)
         if least_pct == -minus_pct != self.batch_pct:
-            self._set_batch(pct, reason)
+            self._set_batch(done.batch_pct, done.reason)
+        if leaves:
+            self.life.ends = done.reason
         if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
             self.state_due = asked[0]
         for fragment in lasts:
@@ -363,13 +371,11 @@ class TrainerRounds:
 
     # -------------------------------------------------------------- what is done if this is slow
 
-    def _mitigation(self) -> tuple[int, str]:
-        """Percent of the micro-batches that this rack is to take as far as this rank has heard, and
-        the reason."""
-        done = self.published.mitigations.get(self.member.rack)
-        if done is None:
-            return 100, "nothing is done about it any more"
-        return done.batch_pct, done.reason
+    def _mitigation(self) -> Mitigation:
+        """What is done about this rack, as far as this rank has heard."""
+        rack = self.member.rack
+        well = Mitigation(rack, AWAITED, "nothing is done about it any more")
+        return self.published.mitigations.get(rack, well)
 
     def _set_batch(self, pct: int, reason: str) -> None:
         """All ranks of the rack have heard of it: from the next step on."""

@@ -116,6 +116,7 @@ class Witness:
                     "slow-rack-batch",
                     "slow-rack-left",
                     "slow-rack-awaited",
+                    "slow-rack-evicted",
                     "fault",
                 ):
                     self._progress(

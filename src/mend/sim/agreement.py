@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mend.consensus.log import Log, LogState, log_state_of
-from mend.consensus.records import Commit, Ended, Genesis, Lineage, Record, Roster, Share, Snapshot
+from mend.consensus.records import (
+    EVICTED,
+    EVICTIONS_MAX,
+    Commit,
+    Ended,
+    Genesis,
+    Lineage,
+    Mitigation,
+    Record,
+    Roster,
+    Share,
+    Snapshot,
+)
 from mend.types import WITNESS, Member
 
 if TYPE_CHECKING:
@@ -275,6 +287,27 @@ class Agreement:
                 )
         elif isinstance(record, Roster):
             self.died()
+        elif isinstance(record, Mitigation) and record.stage == EVICTED:
+            self._evicts(record)
+
+    def _evicts(self, record: Mitigation) -> None:
+        """I9: the others can decide without it, nobody alone; one at a time, and not for ever."""
+        roster, evicted = self.rosters[-1], list[int]()
+        away: dict[int, Member | None] = {}
+        for index, known in enumerate(self.records[:-1]):
+            if isinstance(known, Mitigation) and known.stage == EVICTED:
+                away[known.rack] = self.rosters[index].racks.get(known.rack)
+                evicted.append(known.rack)
+            elif isinstance(known, Mitigation):
+                away.pop(known.rack, None)
+        left, voters = roster.voters - {record.rack}, roster.voters
+        if len(left) < 2 or not is_quorum(left, voters):
+            self._problem(
+                "I9", f"rack {record.rack} is evicted, {sorted(left)} of {sorted(voters)} are left"
+            )
+        away = {r: m for r, m in away.items() if roster.racks.get(r) in (None, m)}
+        if away or evicted.count(record.rack) >= EVICTIONS_MAX:
+            self._problem("I9", f"rack {record.rack} is evicted after {evicted}, and {away} are")
 
     def _begins_anew(self, process: Process, log: Log, index: int) -> None:
         """Once per lineage: what only the dead knew is forgotten; and they must be dead."""

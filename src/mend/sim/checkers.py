@@ -1,4 +1,4 @@
-"""The invariants I1..I8 of docs/protocol.md, looked at during and after a run.
+"""The invariants I1..I9 of docs/protocol.md, looked at during and after a run.
 
 Here is what can be seen at a rank: its bits, its ledger, its waits, its bounds. `agreement` looks
 at the log, `liveness` at how a job ends.
@@ -119,6 +119,19 @@ class Checkers:
             me = training.process.me
             self.problem("twin", f"{me} has made {step} steps, its optimizer's state is of others")
 
+    def _evicted(self, watched: Watched) -> None:
+        """I9: it leaves nothing behind that nobody has merged."""
+        self._tokens(watched)
+        self._vectors(watched)
+        trainer = watched.training.trainer
+        offers = [p for p, track in enumerate(trainer.tracks) if track.offer is not None]
+        if trainer.open_tokens() or offers:
+            self.problem(
+                "I9",
+                f"{watched.process.me} is evicted with {trainer.open_tokens()} open tokens, offers "
+                f"of fragments {offers}",
+            )
+
     def _cut(self, watched: Watched) -> None:
         """All ranks write the same versions; what they count as merged, these have merged."""
         trainer, key = watched.training.trainer, watched.training.cut_of
@@ -169,6 +182,8 @@ class Checkers:
             self._applied(watched, fields)
         elif kind == "discarded":
             del watched.offers[(fields["fragment"], fields["seq"])]
+        elif kind == "evicted":
+            self._evicted(watched)
         elif kind in ("differs", "fault"):
             self.problem("I1", f"{process.me}: {kind} {fields}")
 

@@ -33,7 +33,7 @@ from mend.engine.trainer import (
 )
 from mend.engine.trainer_rounds import Given
 from mend.engine.training_state import TrainingState
-from mend.errors import CheckpointError, Diverged, JobLost, MendError, WireError
+from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
@@ -529,7 +529,7 @@ class Training:
         self.doing = None
         if isinstance(error, Diverged):  # the script ends; nobody counts on it any more
             self.process.later(THREAD_HOP_NS, self.process.give_up)
-        elif isinstance(error, JobLost):
+        elif isinstance(error, JobLost | Evicted):
             self.begin_again(self)
 
     # -------------------------------------------------------------- hooks of the trainer

@@ -101,6 +101,10 @@ class Scenario:
     """Slow racks are validated by a micro-benchmark."""
     acts: bool = False
     """Slow racks are mitigated."""
+    evicts: bool = False
+    """Slow racks may be evicted as well; they are started again."""
+    restart_ns: int = 500 * MS
+    """What starting a rack again takes."""
     batch: int = 0
     """Micro-batches of a step, of which scripts ask how many to take; 0: they do not ask."""
     sharded: bool = False

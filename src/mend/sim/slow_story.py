@@ -7,6 +7,7 @@ is its own, so that all other seeds stay what they were.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from mend.sim.scenario import FOR_EVER, WITNESS_TARGET, Fault, Scenario
 from mend.types import MS, SECOND
@@ -27,7 +28,8 @@ def slowed(seed: int) -> Scenario | None:
 
 def with_slow_rack(seed: int, rng: random.Random) -> Scenario:
     """Rack 1 takes four to eight times as long per micro-batch for a while. Rounds would wait for
-    it, as they do in lockstep anyway; while it is slow, whoever coordinates may go."""
+    it, as they do in lockstep anyway; while it is slow, whoever coordinates may go. Where it is
+    evicted its next life is as slow, and cannot know it."""
     racks, slower, lockstep = rng.choice((2, 3, 3)), rng.choice((4, 6, 8)), rng.random() < 0.3
     ends_ns = rng.choice((4 * SECOND, 6 * SECOND, FOR_EVER))
     steps, witness = rng.randint(100, 130), rng.random() < 0.5
@@ -37,7 +39,7 @@ def with_slow_rack(seed: int, rng: random.Random) -> Scenario:
         begin_ns = rng.randint(3 * SECOND, 6 * SECOND)
         kind = "freeze" if lockstep else rng.choice(("freeze", "restart"))
         faults.append(Fault(kind, begin_ns, begin_ns + rng.randint(1, 4) * SECOND, head))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         racks=racks,
         ranks=rng.choice((1, 2, 2)),
@@ -62,3 +64,11 @@ def with_slow_rack(seed: int, rng: random.Random) -> Scenario:
         records_kept=rng.choice((3, 4096)),
         shutdown_ns=40 * SECOND,
     )
+    # Drawn last, so that those without it stay what they were.
+    evicts, carries = not lockstep and rng.random() < 0.6, rng.random() < 0.5
+    restart_ns, batch = rng.choice((200, 800, 2000)) * MS, rng.choice((0, 0, 12))
+    if not evicts:
+        return scenario
+    faults[0] = replace(faults[0], end_ns=rng.choice((8 * SECOND, FOR_EVER)))
+    scenario = replace(scenario, evicts=True, carries=carries, restart_ns=restart_ns, batch=batch)
+    return replace(scenario, steps=(2 * steps,) * racks, faults=tuple(faults))

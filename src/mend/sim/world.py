@@ -28,13 +28,14 @@ from mend.coordination.messages import Hello, Resume, Retire
 from mend.coordination.schedule import Schedule, schedule_of
 from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.eviction import EvictableTrainer
 from mend.engine.fragment_state import tracks_of
 from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.progress import FragmentProgress, Progress
-from mend.engine.trainer import FragmentState, StepOptions, Trainer
+from mend.engine.trainer import FragmentState, StepOptions
 from mend.engine.witness import build_witness
-from mend.errors import JobLost
+from mend.errors import Evicted, JobLost
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
@@ -273,7 +274,7 @@ class World(Writer):
         published = WatchedState(len(tracks), process, self.checkers.agreement)
         held: list[Training] = []
         numerics = self._numerics(number)
-        trainer = Trainer(
+        trainer = EvictableTrainer(
             process.member,
             schedule,
             self._step_options(),
@@ -364,6 +365,7 @@ class World(Writer):
 
     def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
         process, training.begin_again = training.process, self._begin_again
+        training.trainer.life.started_ns -= self.scenario.restart_ns
         if self.scenario.validates:
             product_ns = partial(self._product_ns, process)
             benchmark = MicroBenchmark(process.now_ns, training.post, product_ns, None)
@@ -435,6 +437,7 @@ class World(Writer):
             expected=s.expected,
             moments=self._moments(),
             acts=s.acts,
+            evicts=s.evicts,
             sharded=s.sharded,
         )
 
@@ -483,13 +486,19 @@ class World(Writer):
             process.tell = former[0].tell
 
     def _begin_again(self, training: Training) -> None:
-        """As `mend_init` does it where the job is lost: once all ranks of the rack have said so,
-        they end and begin another life."""
+        """As `mend_init` does it where the job is lost, and a launcher where the rack is evicted:
+        once all ranks of the rack have said so, they end and begin another life."""
         rack = training.process.me.rack
         ranks = [each for peer, each in self.trainings.items() if peer.rack == rack]
-        if all(isinstance(each.failure, JobLost) for each in ranks):
-            self.away.add(rack)
-            self.loop.at(self.loop.now_ns + THREAD_HOP_NS, partial(self._end_life, rack, ranks))
+        if not all(isinstance(each.failure, JobLost | Evicted) for each in ranks):
+            return
+        self.away.add(rack)
+        after_ns = THREAD_HOP_NS
+        if isinstance(training.failure, Evicted):
+            for each in ranks:
+                each.process.later(THREAD_HOP_NS, each.process.give_up)
+            after_ns = self.scenario.restart_ns
+        self.loop.at(self.loop.now_ns + after_ns, partial(self._end_life, rack, ranks))
 
     def _end_life(self, rack: int, ranks: Sequence[Training]) -> None:
         for each in ranks:

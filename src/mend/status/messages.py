@@ -166,6 +166,8 @@ class JobStatus(Word, frozen=True, tag=2):
     """Racks of which a person has said, to the asked process, that they will not come back."""
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
     """Verdicts in force, as the coordinator has said."""
+    evicted: Racks = ()
+    """Racks that were put out of the job as they were slow, and have not come back yet."""
 
 
 _encoder = msgspec.msgpack.Encoder()

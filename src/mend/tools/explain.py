@@ -11,6 +11,7 @@ from statistics import median
 import typer
 
 from mend.consensus.records import Drop
+from mend.coordination.ladder import AWAITED_AGAIN, BATCH, LEFT, PUT_OUT
 from mend.coordination.slow import ONSET, OWN_PAST, RELIEF, cause_in_words
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
@@ -28,6 +29,14 @@ from mend.types import MS, SECOND, WITNESS
 
 INDENT = "    "
 NOTES_SHOWN = 30
+
+MOVES = {
+    BATCH: "takes {batch_pct} % of its micro-batches",
+    LEFT: "is not waited for any more",
+    AWAITED_AGAIN: "is waited for again",
+    PUT_OUT: "is evicted, to be started again",
+}
+"""What is done about a slow rack."""
 
 
 def explain(
@@ -98,7 +107,7 @@ def overview(story: Story) -> list[str]:
             f"(round {rounds.index(slowest) + 1})"
         )
     lines += [f"{INDENT}{_clock(at_ns)} {told}" for at_ns, told in _slow(story)]
-    notes = [note for note in story.notes if note[1] not in SLOW_NOTES]
+    notes = [note for note in story.notes if note[1] not in (*SLOW_NOTES, *MOVES)]
     if len(notes) > NOTES_SHOWN:
         lines.append(f"{INDENT}... {_count(len(notes) - NOTES_SHOWN, 'earlier note')}")
     for at_ns, kind, fields in notes[-NOTES_SHOWN:]:
@@ -113,13 +122,17 @@ def overview(story: Story) -> list[str]:
 
 
 def _slow(story: Story) -> list[tuple[int, str]]:
-    """Who was slow: when, against what, by how much, how sure, by what; the newest ones."""
+    """Who was slow: when, against what, by how much, how sure, by what, and what was done about
+    it; the newest ones."""
     found = []
     for at_ns, kind, about in story.notes:
         if kind == CAUSE:
             found.append((at_ns, _cause(about)))
         if kind in (LINK_ONSET, LINK_RELIEF):
             found.append((at_ns, _link(kind, about)))
+        if kind in MOVES:
+            told = f"rack {about['slow_rack']} {MOVES[kind].format(**about)}: {about['reason']}"
+            found.append((at_ns, told))
         if kind not in (ONSET, RELIEF):
             continue
         rank = f" rank {about['slow_rank']}" if "slow_rank" in about else ""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mend.config.keyfile import read_secrets
 from mend.config.sources import INSECURE, KEY_FILE, OUTCOMES
+from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.outcome import KEPT, Ended, read_ended
 from mend.errors import ConfigError
 from mend.tools.begun import Begun
@@ -61,7 +62,8 @@ class Job:
     log_dir: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
-    """How often a rack that fails is started again; it then joins the running job."""
+    """How often a rack that fails is started again; it then joins the running job. One that was
+    evicted is, whatever this says: the job has asked for it."""
     torchrun: bool = True
     """False: racks of one process are started without it, which takes seconds less."""
     link: str = ""
@@ -254,6 +256,8 @@ class Launch:
         self.culprit: int | None = None
         self._reason, self._kill_s = "", 0.0
         self._restarts = [0] * job.racks
+        self._evictions = [0] * job.racks
+        """How many of these were of racks that the job had evicted."""
         self._environments: list[dict[str, str]] = []
         self._addresses: list[str] = []
         self._net: Net | None = None
@@ -411,6 +415,7 @@ class Launch:
             again = rack is not None and self._may_restart(rack)
             if rack is not None and again:
                 self._restarts[rack] += 1
+                self._evictions[rack] += self._evicted(rack)
             self._report(child, left, rack if again else None)
             if rack is not None and again:
                 self.racks[rack] = self._life(rack)
@@ -420,18 +425,25 @@ class Launch:
         kept = told is not None and told.outcome in KEPT  # its weights are the only copy
         return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
 
+    def _evicted(self, rack: int) -> bool:
+        """Whether its newest life was put out of the job, to be started again."""
+        told = [ended for ended in read_ended(self._outcomes) if ended.rack == rack]
+        return any(ended.outcome == "evicted" for ended in told)
+
+    def _has_lives(self, rack: int) -> bool:
+        """Whether it has ended in a way after which it is started again, if others are left."""
+        if self._evicted(rack):
+            return self._evictions[rack] < EVICTIONS_MAX
+        tries = self._restarts[rack] - self._evictions[rack]
+        return self._failed(rack) and tries < self.job.max_restarts
+
     def _may_restart(self, rack: int) -> bool:
         """Whether a rack that has ended is started again, which tells the others that its former
         life is over: nothing of that may be left. Not when there is nobody to join."""
-        tried = self._restarts[rack] == self.job.max_restarts
-        if tried or not self._failed(rack) or self._interrupts.count or self.culprit is not None:
+        if not self._has_lives(rack) or self._interrupts.count or self.culprit is not None:
             return False
         others = [r for r in range(self.job.racks) if r != rack]
-        awaited = [
-            r for r in others
-            if self.racks[r].running()
-            or (self._failed(r) and self._restarts[r] < self.job.max_restarts)
-        ]  # fmt: skip
+        awaited = [r for r in others if self.racks[r].running() or self._has_lives(r)]
         return bool(awaited or not others) and not orphans(self._token, rack)
 
     def _report(self, child: Child, orphans_killed: int, again: int | None) -> None:
@@ -442,8 +454,11 @@ class Launch:
             notes.append(f"signal={signal.Signals(-code).name}")
         if orphans_killed:
             notes.append(f"orphans_killed={orphans_killed}")
-        if again is not None:
-            notes.append(f"restart={self._restarts[again]}/{self.job.max_restarts}")
+        if again is not None and self._evicted(again):
+            notes.append(f"restart=evicted {self._evictions[again]}/{EVICTIONS_MAX}")
+        elif again is not None:
+            tries = self._restarts[again] - self._evictions[again]
+            notes.append(f"restart={tries}/{self.job.max_restarts}")
         others = [rack for rack, other in enumerate(self.racks) if other.running()]
         if code and others:
             notes.append(f"still_running={','.join(map(str, others))}")

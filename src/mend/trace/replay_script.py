@@ -242,8 +242,9 @@ def _listen(event: ev.Event, found: Recital) -> None:
                 found.acts[place] = act
         case ev.Merged(p, version, _, digest, _, tensors) if tensors:
             found.sums.append((p, version, digest, tensors))
-        case ev.Leaving():
-            found.left = True
+        case ev.Leaving(now):
+            # A script that ends says so first; one that was evicted leaves at once, in a step.
+            found.left = found.left or not now
         case ev.BatchSet(step, batch_pct):
             found.batches.append((step, batch_pct))
         case _:

@@ -475,6 +475,8 @@ def test_moments_are_averaged_less_often_than_they_overlap() -> None:
 def test_what_finds_slow_racks_is_checked_together() -> None:
     with pytest.raises(ConfigError, match="must not exceed failslow_window_steps=4"):
         MendConfig(failslow_window_steps=4, failslow_min_samples=5)
+    with pytest.raises(ConfigError, match="started again is refused in lockstep"):
+        MendConfig(failslow_action="evict", lockstep=True)
 
 
 def test_nobody_joins_in_lockstep_so_nothing_is_mirrored() -> None:

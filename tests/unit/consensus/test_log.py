@@ -18,6 +18,7 @@ from mend.consensus.log import (
 )
 from mend.consensus.records import (
     AWAITED,
+    EVICTED,
     NOT_AWAITED,
     SMALLER,
     Absent,
@@ -282,6 +283,23 @@ def test_what_is_done_about_a_slow_rack_is_the_newest_record_of_it() -> None:
     log.append(left)
     log.decide(log.last)
     assert (log.committed.mitigations, log.committed.mitigated) == ({1: left}, {1})
+
+
+def test_an_evicted_rack_stays_noted_until_its_next_life_has_the_seat_and_is_counted() -> None:
+    evicted, without = Mitigation(1, EVICTED, "slow"), roster(1, [0])
+    log = log_of(*commits(1), evicted, without)
+    log.decide(log.last)
+    assert log.committed.mitigations == {1: evicted}
+    assert log_state_of(log.snapshot()) == log.committed
+    log.append(roster(2, [0, 1], lives={1: 2}))
+    log.decide(log.last)
+    assert log.committed.mitigations == {}
+    assert log.committed.evictions == {1: 1}
+    log.append(evicted)
+    log.append(Mitigation(1, AWAITED, "well"))
+    log.decide(log.last)
+    assert (log.committed.mitigations, log.committed.evictions) == ({}, {1: 2})
+    assert log_state_of(log.snapshot()) == log.committed
 
 
 def test_a_reader_that_is_too_far_behind_goes_on_from_a_snapshot() -> None:

@@ -6,12 +6,26 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.log import LogState
-from mend.consensus.records import AWAITED, NOT_AWAITED, SMALLER, Mitigation
+from mend.consensus.records import (
+    AWAITED,
+    EVICTED,
+    EVICTIONS_MAX,
+    NOT_AWAITED,
+    SMALLER,
+    Mitigation,
+)
 from mend.coordination.grace import Mean
-from mend.coordination.ladder import CALM_DETECTS, Ladder, kind_of, taken_of, worst_of
+from mend.coordination.ladder import (
+    CALM_DETECTS,
+    COUNTED_NS_MAX,
+    Ladder,
+    kind_of,
+    taken_of,
+    worst_of,
+)
 from mend.coordination.messages import FailSlow, Pace, Report
 from mend.coordination.round import Round
-from mend.types import MS, SECOND
+from mend.types import MS, SECOND, WITNESS
 from tests.unit.coordination.nouns import genesis, report
 
 DETECT_NS = 2 * SECOND
@@ -275,3 +289,123 @@ def test_a_move_is_noted_by_what_changes() -> None:
     assert kind_of(NOT_AWAITED, NOT_AWAITED) == "slow-rack-batch"
     assert kind_of(AWAITED, NOT_AWAITED) == kind_of(SMALLER, NOT_AWAITED) == "slow-rack-left"
     assert kind_of(NOT_AWAITED, AWAITED) == "slow-rack-awaited"
+    assert kind_of(NOT_AWAITED, EVICTED) == kind_of(AWAITED, EVICTED) == "slow-rack-evicted"
+    assert kind_of(EVICTED, AWAITED) == "slow-rack-awaited"
+
+
+# -------------------------------------------------------------- eviction
+
+START_MS = 2_000
+ALL = LIVE | {WITNESS}
+
+
+def evicting(racks: int = 3, *, witness: bool = False, **changes: object) -> LogState:
+    found = LogState()
+    first = genesis(racks=racks, witness=witness)
+    policy = replace(first.policy, **{"acts": True, "evicts": True, "racks": racks, **changes})
+    found.take(replace(first, policy=policy))
+    return found
+
+
+def started(**changes: object) -> dict[int, Report | None]:
+    """Reports of racks that took two seconds to start. `changes`: of rack 1's."""
+    pace = Pace(start_ms=START_MS)
+    found: dict[int, Report | None] = {
+        rack: replace(report(1), pace=pace, step_ns=STEP_NS) for rack in LIVE
+    }
+    mine = found[1]
+    assert mine is not None
+    found[1] = replace(mine, **changes)
+    return found
+
+
+def lost(ladder: Ladder, ns: int, *judged: FailSlow) -> None:
+    """So much time passes while the verdicts are in force."""
+    at_ns = ladder._counted_ns or 1
+    ladder.count([], judged, at_ns)
+    for passed_ns in range(COUNTED_NS_MAX, ns + 1, COUNTED_NS_MAX):
+        ladder.count([], judged, at_ns + passed_ns)
+    ladder.count([], judged, at_ns + ns)
+
+
+def test_a_rack_is_evicted_once_it_has_lost_what_starting_it_again_costs() -> None:
+    """Three times slower it loses two thirds of its time."""
+    ladder, of = Ladder(), evicting()
+    lost(ladder, 3 * SECOND - 9 * MS, BY_COMPUTE)
+    assert ladder.next(of, [BY_COMPUTE], started(), ALL, 0, DETECT_NS) is None
+    lost(ladder, 12 * MS, BY_COMPUTE)
+    move = ladder.next(of, [BY_COMPUTE], started(), ALL, 0, DETECT_NS)
+    assert move is not None
+    assert (move.rack, move.stage) == (1, EVICTED)
+    assert "rack 1 is slow by the compute of rank 0: 3.0x" in move.reason
+    assert "that has cost it 2001 ms, to start it again costs 2000 ms" in move.reason
+    of.take(move)
+    lost(ladder, 60 * SECOND, BY_COMPUTE)
+    assert ladder.next(of, [BY_COMPUTE], started(), ALL, 0, DETECT_NS) is None, "it is told once"
+
+
+def test_the_sleep_of_the_coordinator_is_nobodys_loss() -> None:
+    ladder = Ladder()
+    ladder.count([], [BY_COMPUTE], 1)
+    ladder.count([], [BY_COMPUTE], 1 + 60 * SECOND)
+    assert ladder.behind_ns == {1: COUNTED_NS_MAX * 2 // 3}
+    ladder.count([], [], 2 + 60 * SECOND)
+    assert ladder.behind_ns == {}, "a verdict that is over takes its bill along"
+
+
+def spared(
+    of: LogState, verdict: FailSlow = BY_COMPUTE, live: frozenset[int] = ALL, **mine: object
+) -> bool:
+    """Whether a rack that has been slow for ten minutes is not evicted."""
+    ladder = Ladder()
+    lost(ladder, 600 * SECOND, verdict)
+    return ladder.next(of, [verdict], started(**mine), live, 0, DETECT_NS) is None
+
+
+def test_only_what_a_restart_may_mend_is_restarted() -> None:
+    assert not spared(evicting())
+    assert not spared(evicting(), replace(SLOW, cause="unknown"))
+    for cause in ("link", "input", ""):
+        assert spared(evicting(), replace(SLOW, cause=cause))
+    slow_from_the_start = replace(BY_COMPUTE, own_past=False)
+    assert spared(evicting(), slow_from_the_start), "so would its next life be"
+    assert spared(evicting(), pace=Pace()), "what it costs is not known"
+    assert spared(evicting(), leaving=True)
+    for changes in ({"evicts": False}, {"acts": False}):
+        assert spared(evicting(**changes))
+
+
+def test_nobody_is_evicted_whom_the_others_need() -> None:
+    assert not spared(evicting(2, witness=True))
+    assert spared(evicting(2)), "two racks without a witness"
+    assert spared(evicting(2, witness=True), live=LIVE), "the witness is silent"
+    assert spared(evicting(), live=ALL - {0})
+    assert spared(evicting(), live=ALL - {1}), "it would not hear of it"
+    assert spared(evicting(quorum_min_learners=3))
+    away = evicting()
+    away.take(Mitigation(2, EVICTED, "slow"))
+    assert spared(away), "one at a time"
+
+
+def test_an_eviction_is_counted_in_the_log_and_not_for_ever() -> None:
+    of = evicting()
+    for _ in range(EVICTIONS_MAX):
+        assert not spared(of)
+        of.take(Mitigation(1, EVICTED, "slow"))
+        of.take(Mitigation(1, AWAITED, "well"))
+    assert spared(of)
+
+
+def test_an_eviction_is_taken_back_where_the_rack_is_needed_or_well_again() -> None:
+    ladder, of = Ladder(), evicting()
+    of.take(Mitigation(1, EVICTED, "slow", 50))
+    judged, calm_ns = [replace(BY_COMPUTE, ratio_tenths=15)], CALM_DETECTS * DETECT_NS
+    for now_ns in (0, calm_ns):
+        assert ladder.next(of, judged, started(), ALL, now_ns, DETECT_NS) is None, "half a mend"
+    move = ladder.next(of, judged, started(), ALL - {2}, 0, DETECT_NS)
+    assert move == Mitigation(1, AWAITED, "it is needed: rack 2 is not there")
+    leaving = started(leaving=True)
+    assert ladder.next(of, [], leaving, ALL - {2}, 0, DETECT_NS) is None, "it is on its way"
+    assert ladder.next(of, [], started(), ALL, 0, DETECT_NS) is None
+    well = ladder.next(of, [], started(), ALL, calm_ns, DETECT_NS)
+    assert well == Mitigation(1, AWAITED, "it is slow no more")

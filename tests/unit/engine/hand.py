@@ -13,11 +13,12 @@ from mend.codec import CLOSING, CODECS
 from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Schedule
+from mend.engine.eviction import EvictableTrainer
 from mend.engine.fragment_state import AgreeMin, Doing, Spread, Wait, tracks_of
 from mend.engine.fragment_state import Share as ShareSlice
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import FragmentState, OpenOffer, StepOptions, Trainer
+from mend.engine.trainer import FragmentState, OpenOffer, StepOptions
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
@@ -66,7 +67,7 @@ class Hand:
         }  # fmt: skip
         plan = ModelPlan(self.model, fragments)
         tracks = tracks_of(plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank))
-        self.trainer = Trainer(
+        self.trainer = EvictableTrainer(
             MINE,
             Schedule(fragments, period, overlap, ramp, polls=polls),
             StepOptions(ranks=ranks, **{**fields, **options}),

@@ -10,12 +10,14 @@ import pytest
 import torch.distributed as dist
 
 from mend.config import MendConfig
-from mend.engine.outcome import Ended
+from mend.consensus.records import EVICTIONS_MAX
+from mend.engine.outcome import Ended, write_ended
 from mend.errors import ConfigError
 from mend.tools import launch as launch_module
 from mend.tools.launch import (
     PLAIN,
     Job,
+    Launch,
     Outcome,
     gpus_by_rack,
     plain_command,
@@ -27,6 +29,18 @@ from mend.tools.processes import TOKEN
 
 JOB = Job(command=("train.py", "--lr", "3"), racks=2, nproc_per_rack=2, job_id="story")
 PORTS = [5001, 5002, 5003]
+
+
+def test_a_rack_is_started_again_as_often_as_the_job_may_evict_it(tmp_path: Path) -> None:
+    """Whatever `max_restarts` is, which counts failures alone; and not for ever."""
+    running = Launch(JOB, lambda who, line: None)
+    running._outcomes = tmp_path
+    write_ended(tmp_path, Ended(1, 1, "evicted"))
+    for count in range(EVICTIONS_MAX):
+        running._restarts[1] = running._evictions[1] = count
+        assert running._has_lives(1)
+    running._restarts[1] = running._evictions[1] = EVICTIONS_MAX
+    assert not running._has_lives(1)
 
 
 def test_every_rack_learns_its_number_and_everybodys_address() -> None:

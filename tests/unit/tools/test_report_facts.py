@@ -206,6 +206,12 @@ def test_slow_links_are_kept_once_with_their_worst() -> None:
     assert said == "1 -> 0, 4.5x its own past per byte, found at step 90 of rack 0"
 
 
+def test_of_an_evicted_rack_the_last_reason_is_kept() -> None:
+    evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
+    run = Run().says(0, evicted).says(0, {**evicted, "reason": "rack 1 is slow again"})
+    assert run.ends().evicted == {1: "rack 1 is slow again"}
+
+
 def test_slow_racks_are_kept_once_with_their_worst() -> None:
     slow = {"kind": "fail-slow", "slow_rack": 1, "against": "own past", "step": 40, "ratio": 1.5}
     run = Run().both(slow).says(1, {**slow, "step": 90, "ratio": 2.5})

@@ -186,6 +186,11 @@ def test_a_slow_link_is_told_with_its_direction_and_by_how_much() -> None:
     )
 
 
+def test_who_was_evicted_and_is_not_back_is_told_with_what_to_do() -> None:
+    (told,) = seen(view(0, evicted=(2,))).told
+    assert told.startswith("rack 2 was evicted as it was slow: start it again")
+
+
 def test_slow_racks_are_told_with_what_they_are_compared_with() -> None:
     slow = (FailSlow(1, 3, True, 400, 21, 999), FailSlow(1, 3, False, 410, 20))
     own, peers = seen(view(0, slow=slow)).told

@@ -93,6 +93,15 @@ def acts(script: ReplayScript, rack: int) -> list[tuple[str, int]]:
     return [(act.kind, act.number) for act in part.acts[0]]
 
 
+def test_a_rack_that_was_evicted_did_not_end_its_script() -> None:
+    """It leaves in the middle of it, at once; one that is late at its end has said so before."""
+    for last, ends in (([ev.Leaving(now=True)], False), ([ev.Leaving(), ev.Leaving(True)], True)):
+        script = script_of([tape(0, MINE, LOG), tape(1, [*THEIRS[:-1], *last], LOG)])
+        part = script.part(1)
+        assert part is not None
+        assert part.ends == ends
+
+
 def test_what_training_did_is_read_in_order_with_its_checksums() -> None:
     script = script_of([tape(0, MINE, LOG), tape(1, THEIRS, LOG)])
     assert (script.rounds, versions(script), script.omitted) == (3, [(0, 1), (0, 2), (0, 3)], ())

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mend.coordination.ladder import PUT_OUT
 from mend.coordination.slow import ONSET, OWN_PAST, cause_in_words
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET
@@ -117,6 +118,11 @@ class SlowCause(msgspec.Struct, gc=False):
     link_to: int = -1
 
 
+class Evicted(msgspec.Struct, gc=False):
+    slow_rack: Whole
+    reason: str
+
+
 class Start(msgspec.Struct, gc=False):
     job: str
     exchange: bool = True
@@ -212,6 +218,8 @@ class RunFacts:
     """(rack, compared with what) -> the worst verdict at its onset."""
     slow_links: dict[tuple[int, int], LinkSlow] = field(default_factory=dict)
     """(from rack, to rack) -> the same."""
+    evicted: dict[int, str] = field(default_factory=dict)
+    """By rack that was put out of the job, to be started again: why, the last time."""
     earlier_jobs: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -262,6 +270,7 @@ class Gathering:
             ONSET: self._slow,
             LINK_ONSET: self._slow_link,
             CAUSE: self._slow_cause,
+            PUT_OUT: self._evicted,
         }
         self._founded = False
 
@@ -400,6 +409,10 @@ class Gathering:
         known = self.facts.slow.get((found.slow_rack, OWN_PAST))
         if known is not None:
             known.cause = clean(cause_in_words(found.cause, found.slow_rank, found.link_to))
+
+    def _evicted(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+        found = msgspec.convert(event, Evicted)
+        self.facts.evicted[found.slow_rack] = clean(found.reason)
 
     # -------------------------------------------------------------- rounds
 

@@ -126,6 +126,10 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
             for (a, b), one in sorted(facts.slow_links.items())[:SLOW_SHOWN]
         )
         found.append(Verdict("Slow links", links, False))
+    if facts.evicted:
+        why = sorted(facts.evicted.items())[:SLOW_SHOWN]
+        put_out = "; ".join(f"rack {rack}, to be started again: {reason}" for rack, reason in why)
+        found.append(Verdict("Evicted racks", put_out, None))
     said = "yes" if not late else f"no: {racks(late)} stopped, or still trains"
     found.append(Verdict("Ended in order", said, not late))
     count = sum(facts.kinds.values())

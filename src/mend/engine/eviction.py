@@ -1,0 +1,71 @@
+"""How a rack leaves that the log evicts: in order, with all its work merged, or not at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from mend.consensus.records import EVICTED
+from mend.engine.fragment_state import Doing
+from mend.engine.outcome import Outcome
+from mend.engine.trainer import Trainer
+from mend.errors import EVICTED_EXIT, Evicted, GaveUp
+
+_loaded_ns = time.monotonic_ns()
+
+
+def process_age_ns() -> int:
+    """How long ago this process was started; where the system does not tell, since mend was
+    loaded."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_ns = int(fields[19]) * 10**9 // os.sysconf("SC_CLK_TCK")
+        return max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns)
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.monotonic_ns() - _loaded_ns
+
+
+class EvictableTrainer(Trainer):
+    """A training loop that ends where the log says that its rack is evicted."""
+
+    def work(self) -> Doing:
+        """As ever. Raises Evicted behind the last step of a rack that is evicted, on all its ranks,
+        once its work is merged and it has left."""
+        yield from super().work()
+        if self.life.ends:
+            with self.clock.untimed():
+                yield from self._leave_evicted()
+
+    def _leave_evicted(self) -> Doing:
+        """One that the others need meanwhile, or whose work they cannot merge in time, trains on:
+        that work would be lost."""
+        reason = self.life.ends
+        about: dict[str, object] = {"step": self.step, "reason": reason}
+        try:
+            for _ in range(2):  # what was open before goes first
+                self._capture_tails()
+                yield from self.drain(self.options.shutdown_ns)
+        except GaveUp as late:
+            self._note("eviction-failed", about | {"detail": str(late)})
+            self.life.ends, self.life.stays = "", True
+            return
+        still, open_ = self._mitigation().stage == EVICTED, self.open_tokens()
+        stands, minus_open = yield from self._all_ranks([int(still), -open_])
+        if not stands or minus_open:
+            why = "not all its work was merged" if minus_open else "it was taken back meanwhile"
+            self._note("eviction-failed", about | {"detail": why})
+            self.life.ends, self.life.stays = "", bool(minus_open)
+            return
+        yield from self._leave(self._now_ns())
+        self.outcome = Outcome("evicted", reason)
+        self._stand()
+        remedy = "start it again: it joins with the state of another rack"
+        self._note("evicted", about | {"remedy": remedy})
+        error = Evicted(
+            f"rack {self.member.rack} was evicted behind step {self.step}: {reason}. All "
+            "its work is merged. Start it again, and it joins with the state of another rack "
+            f"(mend launch does; the process ends with status {EVICTED_EXIT})"
+        )
+        self.published.fail(error)
+        raise error

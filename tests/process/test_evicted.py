@@ -1,0 +1,77 @@
+"""A rack that becomes slow is put out of the job, started again by `mend launch`, and comes back as
+a twin of another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mend.errors import EVICTED_EXIT
+from mend.tools.launch import Job, launch
+from tests.process.racks import Nursery
+from tests.process.test_tape import mend
+
+# It is slow for 60 steps at a time: where a busy machine makes a probe of a link look slow, which
+# no restart mends, there is another verdict.
+SLOW_ONCE = """
+import os, pathlib, sys, time, torch, mend
+torch.set_num_threads(1)
+rack, second = os.environ["MEND_RACK"], os.environ["RESTARTED_BY_MEND"] != "0"
+again = pathlib.Path(sys.argv[1])
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+config = mend.MendConfig(
+    sync_period_steps=16, fragments=2, overlap_steps=4, failslow_action="evict"
+)
+with mend.session(model, config, optimizer=optimizer) as runtime:
+    begun = runtime.status().step
+    steps = 0
+    while not again.exists():
+        model(torch.randn(4, 8)).square().mean().backward()
+        slow = rack == "1" and not second and steps >= 70 and (steps - 70) % 120 < 60
+        time.sleep(0.2 if slow else 0.02)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+        if second and steps == 40:
+            again.touch()
+    if second:
+        print("twin", begun > 70, runtime.status().joined_state)
+status = runtime.status()
+merged = status.ledger.merged == status.tokens
+print("digest", status.anchor_digest, "merged", merged, flush=True)
+"""
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    """Of two, beside a witness. `--max-restarts` is for racks that fail; here it is 0."""
+    script, events = tmp_path / "train.py", tmp_path / "events"
+    script.write_text(SLOW_ONCE)
+    said: list[str] = []
+    job = Job(
+        command=(str(script), str(tmp_path / "again")), torchrun=False,
+        env={"MEND_DIAGNOSTICS_DIR": str(events)},
+    )  # fmt: skip
+    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    told = "\n".join(said)
+    assert outcome.status == 0, told
+    ended = rf"\[launch\] rack 1 ended exit={EVICTED_EXIT} restart=evicted 1/2 still_running=0"
+    assert re.search(ended, told), told
+    cause = "(for an unknown reason|by the compute of rank 0)"
+    assert re.search(rf"\[rack 1\].* evicted step=\d+ reason=.*rack 1 is slow {cause}: ", told), (
+        told
+    )
+    assert "[rack 1] twin True copied from rack " in told, told
+    digests = re.findall(r"digest (\w+) merged True", told)
+    assert len(digests) == 2, told
+    assert len(set(digests)) == 1, told
+    assert told.count("restart=") == 1, told
+    status, explained = mend(nursery, "explain", events)
+    assert status == 0, explained
+    assert "rack 1 is evicted, to be started again: rack 1 is slow " in explained
+    assert "reason=rack 1 left, evicted as it is slow" in explained

@@ -1,0 +1,117 @@
+"""A rack that the log evicts leaves behind a step of all its ranks, with its work merged."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mend.consensus.records import AWAITED, EVICTED, Mitigation
+from mend.coordination.events import Captured, Leaving, Started
+from mend.engine.eviction import process_age_ns
+from mend.errors import EVICTED_EXIT, Evicted
+from mend.types import SECOND
+from tests.unit.engine.hand import MINE, SHUTDOWN_NS, TOKENS, Hand
+
+REASON = "rack 0 is slow"
+
+
+def told(hand: Hand, stage: int = EVICTED) -> None:
+    hand.published.told(Mitigation(MINE.rack, stage, REASON))
+
+
+def others(hand: Hand) -> None:
+    """Merge whatever this rack offers, and let it go."""
+    if hand.track().offer is not None:
+        hand.decide(0.5, names=True)
+    elif hand.posted(Leaving):
+        hand.published.finish()
+
+
+def test_it_leaves_with_the_tail_of_its_work_merged_and_says_what_to_do() -> None:
+    hand = Hand(polls=2, period=40, stall_max_ns=0)
+    hand.during = lambda: others(hand)
+    hand.step()
+    told(hand)
+    with pytest.raises(Evicted, match="rack 0 was evicted behind step 2: rack 0 is slow") as found:
+        hand.step()
+    assert found.value.code == EVICTED_EXIT
+    assert "Start it again" in str(found.value)
+    assert [c.tokens for c in hand.posted(Captured)] == [2 * TOKENS]
+    assert hand.trainer.open_tokens() == 0
+    assert hand.posted(Leaving) == [Leaving(now=True)]
+    ((_, about),) = hand.noted("evicted")
+    assert (about["step"], about["reason"]) == (2, REASON)
+    assert hand.trainer.outcome.word == "evicted"
+    with pytest.raises(Evicted):
+        hand.step(2)
+
+
+def test_what_was_open_before_goes_first_and_then_what_was_trained_since() -> None:
+    hand = Hand(stall_max_ns=0)
+    hand.step(4)
+    hand.step()
+    told(hand)
+    hand.during = lambda: others(hand)
+    with pytest.raises(Evicted):
+        hand.step()
+    assert [c.tokens for c in hand.posted(Captured)] == [4 * TOKENS, 2 * TOKENS]
+    assert hand.trainer.open_tokens() == 0
+
+
+def test_it_trains_on_until_all_its_ranks_have_heard_of_it() -> None:
+    hand, heard = Hand(ranks=2, polls=2, period=40, stall_max_ns=0), False
+    hand.agree = lambda values: values if heard else [0 if v == 1 else v for v in values]
+    hand.during = lambda: others(hand)
+    told(hand)
+    hand.step(3)
+    assert hand.noted("evicted") == []
+    heard = True
+    with pytest.raises(Evicted):
+        hand.step()
+
+
+def test_work_that_nobody_merges_keeps_it_in_the_job() -> None:
+    """It tries once: each time costs it the time that a rack has to leave."""
+    hand = Hand(polls=2, period=40, stall_max_ns=0)
+    told(hand)
+    hand.step(2)
+    ((_, about),) = hand.noted("eviction-failed")
+    assert "1 offers are still open" in about["detail"]
+    assert hand.posted(Leaving) == []
+    assert sum(hand.waits) >= SHUTDOWN_NS
+    hand.step(6)
+    assert len(hand.noted("eviction-failed")) == 1
+
+
+def test_it_stays_where_the_others_need_it_after_all() -> None:
+    hand = Hand(polls=2, period=40, stall_max_ns=0)
+
+    def merge() -> None:
+        others(hand)
+        told(hand, AWAITED)
+
+    hand.during = merge
+    told(hand)
+    hand.step(2)
+    assert hand.posted(Leaving) == []
+    ((_, about),) = hand.noted("eviction-failed")
+    assert about["detail"] == "it was taken back meanwhile"
+    told(hand)
+    hand.during = lambda: others(hand)
+    with pytest.raises(Evicted):
+        hand.step(2)
+
+
+def test_what_starting_took_is_told_with_the_first_step_and_once() -> None:
+    hand = Hand(stall_max_ns=0)
+    hand.trainer.life.started_ns -= 3 * SECOND
+    hand.now_ns += SECOND
+    hand.step(3)
+    assert hand.posted(Started) == [Started(4 * SECOND)]
+
+
+def test_a_process_knows_since_when_it_runs() -> None:
+    before_ns, younger = process_age_ns(), time.monotonic_ns()
+    assert before_ns > 0
+    assert process_age_ns() - before_ns <= time.monotonic_ns() - younger + SECOND // 10

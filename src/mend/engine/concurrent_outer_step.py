@@ -203,6 +203,10 @@ class ConcurrentOuterStep:
         """The training thread has copied its training state for a rack that joins, or cannot."""
         self._states.give(to, step, data_B)
 
+    def reserve_state(self, size: int) -> None:
+        """It is about to copy so many bytes."""
+        self._states.reserve(size)
+
     def tick(self) -> None:
         """Let every machine look at the clock whose deadline has passed."""
         if not self.published.begun and self._foreigners.settled():

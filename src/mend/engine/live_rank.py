@@ -384,6 +384,8 @@ class LiveRank:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
         registered. Raises CheckpointError."""
         self.trainer.training_state, self.trainer.give = state, self._give_state
+        if self.settings.replay is None:
+            self.trainer.reserve = self._reserve_state
         if state.mirrored and self.settings.replay is None:
             self.rank.mirrors = RackStateMirrors(self.rank)
             self.trainer.mirrors = _Mirrors(self.io_loop, self.rank.mirrors)
@@ -447,6 +449,9 @@ class LiveRank:
 
     def _give_state(self, to: Member, step: int, data_B: Given) -> None:
         self.io_loop.call(lambda: self.rank.give_state(to, step, data_B))
+
+    def _reserve_state(self, size: int) -> None:
+        self.io_loop.call(lambda: self.rank.reserve_state(size))
 
     # -------------------------------------------------------------- the end
 

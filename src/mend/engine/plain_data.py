@@ -114,6 +114,9 @@ class Packing:
                 start = head + self._places[i]
                 into_N = out_B[start : start + tensor.nbytes].view(tensor.dtype)
                 flat_N = tensor.detach().reshape(-1)
+                if flat_N.device.type != "cpu":  # on the stream of who has computed it
+                    into_N.copy_(flat_N)
+                    continue
                 step = PORTION_BYTES // flat_N.element_size()
                 for first in range(0, flat_N.numel(), step):
                     part = slice(first, first + step)

@@ -133,7 +133,8 @@ def _comings(context: MembershipContext) -> Iterable[Roster]:
         if gone or (report.leaving and report.hurry and report.idle):
             yield _without(log, rack, f"rack {rack} left")
     for rack in sorted((log.seats.keys() & set(context.retired)) - context.live):
-        yield _without(log, rack, f"a person has retired rack {rack}")
+        why = f"a person has retired rack {rack}"
+        yield replace(_without(log, rack, why), retired=(rack,))
     for rack in sorted(context.joining):
         yield _with(log, context.joining[rack])
 

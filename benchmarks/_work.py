@@ -47,6 +47,8 @@ class Seen:
     """Offers of this rack that were too old to be merged; their tokens are in the next ones."""
     began_s: float = 0.0
     """When its first step began."""
+    init_s: float = 0.0
+    """What mend_init took."""
     by_racks: tuple[tuple[int, int], ...] = ()
     """(racks merged, rounds) of all rounds so far."""
     last: bool = False
@@ -137,7 +139,9 @@ def work(args: RackArgs, step_ms: float, *, late_ms: float = 0.0, **settings: An
     options = args.options
     model = Flat(options.numel, options.fragments)
     move = noise(min(p.numel() for p in model.parameters()), 11 + args.rack) * 1e-4
+    begins_s = time.monotonic()
     runtime = mend.mend_init(model, args.config(fragments=options.fragments, **settings))
+    init_s = time.monotonic() - begins_s
     parameters = list(model.parameters())
     time.sleep(late_ms / 1e3)
     began_s = time.monotonic()
@@ -155,9 +159,11 @@ def work(args: RackArgs, step_ms: float, *, late_ms: float = 0.0, **settings: An
         now = runtime.status()
         if (now.rounds_committed, now.racks_live) != told:
             told = (now.rounds_committed, now.racks_live)
-            args.pipe.send(_seen(args.rack, now, mend_ms, longest_ms, began_s))
+            args.pipe.send(_seen(args.rack, now, mend_ms, longest_ms, (init_s, began_s)))
             longest_ms = 0.0
-    args.pipe.send(_seen(args.rack, runtime.status(), mend_ms, longest_ms, began_s, last=True))
+    args.pipe.send(
+        _seen(args.rack, runtime.status(), mend_ms, longest_ms, (init_s, began_s), last=True)
+    )
     runtime.abort()
 
 
@@ -166,7 +172,7 @@ def _seen(
     now: mend.Status,
     mend_ms: float,
     longest_ms: float,
-    began_s: float,
+    begun: tuple[float, float],
     last: bool = False,
 ) -> Seen:
     return Seen(
@@ -182,7 +188,8 @@ def _seen(
         tokens=now.tokens,
         tokens_merged=now.ledger.merged,
         dropped=now.rounds_missed.get("offer dropped: too old", 0),
-        began_s=began_s,
+        init_s=begun[0],
+        began_s=begun[1],
         by_racks=tuple(now.rounds_by_racks.items()),
         last=last,
     )

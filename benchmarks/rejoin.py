@@ -9,13 +9,15 @@ Two racks and a witness on loopback, default settings but for a short period, tr
 nothing any more, rack 1 is started again. It copies the newest merged model (`numel` fp32) from
 rack 0 and goes on from there.
 
-`measured` is the median of the seconds that rack 0's training spent inside mend from the restart to
-the first merge with work of the new rack 1: waiting, and the usual copies of the rounds, and
-whatever else held it up there. `waited_ms` is the part that mend itself counts as waiting for
-others (status().stall_ms_total), `longest_ms` the longest time inside mend in one step.
-`joins_s` is from the
-start of the new process to that merge, of which `ready_s` to the end of mend_init, with the copy;
-the process is a fork of one that has imported torch. The limit is one plain copy of the model.
+`measured` is the median of the seconds that rack 0's training lost by it: its time inside mend from
+the restart to the first merge with work of the new rack 1, less what as many steps took there while
+rack 0 was alone (`usual_ms` each: capturing, applying). `inside_s` is all of it, `waited_ms` the
+part that mend itself counts as waiting for others (status().stall_ms_total), `longest_ms` the
+longest time inside mend in one step, `longest_usual_ms` that of before. `outage_stall_ms` is what
+the death before it made rack 0 wait.
+`joins_s` is from the start of the new process to that merge; of it `ready_s` is to the end of
+mend_init, and of that `init_s` in mend_init, with the copy: a fork of a process that has imported
+torch has made the model before. The limit is one plain copy of the model.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from benchmarks._work import Job, Seen, work
 
 GOAL_S = 0.1
 MERGES_BEFORE = 4
+ALONE = 5
+"""Merges of the survivor between the death and the return, for what is usual."""
 SURVIVOR, DEAD = 0, 1
 
 
@@ -43,10 +47,7 @@ def main() -> None:
         options=options,
         unit="s",
         beside=limit("one plain copy of the model", "s", copies_s(options.numel), 4),
-        more={
-            key: spread([one[key] for one in found], 3)
-            for key in ("joins_s", "ready_s", "waited_ms", "longest_ms", "outage_stall_ms")
-        },
+        more={key: spread([one[key] for one in found], 3) for key in found[0] if key != "lost_s"},
     )
 
 
@@ -73,6 +74,8 @@ def _rejoined(options: argparse.Namespace) -> dict[str, float]:
         job.must(lambda seen: seen.commits >= MERGES_BEFORE, "merges are made")
         killed_s = job.kill(DEAD)
         job.must(lambda seen: DEAD not in seen.live, "rack 0 notices")
+        heard = max(seen.commits for seen in job.seen)
+        job.must(lambda seen: seen.commits >= heard + ALONE, "rack 0 merges alone")
         commits = max(seen.commits for seen in job.seen)
         restarted_s = job.start(DEAD)
         job.must(lambda seen: joined(seen, commits), "rack 0 merges with the new rack 1")
@@ -99,18 +102,31 @@ def outcome(seen: list[Seen], killed_s: float, restarted_s: float) -> dict[str, 
     before = [one for one in survivor if one.at_s <= restarted_s]
     start = before[-1]
     killed = [one for one in before if one.at_s <= killed_s][-1]
+    alone = [one for one in before if one.at_s > killed_s]
+    usual_ms = (start.mend_ms - start.stall_ms - alone[0].mend_ms + alone[0].stall_ms) / max(
+        1, start.step - alone[0].step
+    )
     behind = [one for one in survivor if one.at_s > restarted_s]
     merge = next(one for one in behind if joined(one, start.commits))
     during = [one for one in behind if one.at_s <= merge.at_s]
-    began_s = min(one.began_s for one in seen if one.rack == DEAD and one.at_s > restarted_s)
+    joiner = min((one for one in seen if one.rack == DEAD and one.at_s > restarted_s), key=_begun)
+    inside_ms = merge.mend_ms - start.mend_ms
     return {
-        "lost_s": (merge.mend_ms - start.mend_ms) / 1e3,
+        "lost_s": (inside_ms - usual_ms * (merge.step - start.step)) / 1e3,
+        "inside_s": inside_ms / 1e3,
+        "usual_ms": usual_ms,
+        "longest_usual_ms": max((one.longest_ms for one in alone[1:]), default=0.0),
         "waited_ms": merge.stall_ms - start.stall_ms,
         "longest_ms": max(one.longest_ms for one in during),
         "joins_s": merge.at_s - restarted_s,
-        "ready_s": began_s - restarted_s,
+        "ready_s": joiner.began_s - restarted_s,
+        "init_s": joiner.init_s,
         "outage_stall_ms": start.stall_ms - killed.stall_ms,
     }
+
+
+def _begun(one: Seen) -> float:
+    return one.began_s
 
 
 if __name__ == "__main__":

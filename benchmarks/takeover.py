@@ -5,7 +5,7 @@ JSON object.
 
 Three racks on loopback, `step-ms` of training per step, a small model in two fragments. Rack 0
 coordinates, and ends itself with SIGKILL in the middle. In every repeat the job runs twice, one
-after the other: with `stall_max_s` as it is by default (1), and with 0.
+after the other: with `stall_max_s` as it is by default (0.1), with 1, and with 0.
 
 `measured` is the median of the seconds from the last merge before the kill to the first one after
 it, as the survivors see them; a dead coordinator is noticed after 2 s of silence. `stall_ms` is
@@ -62,7 +62,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = arguments("takeover", __doc__)
     parser.add_argument("--repeats", type=int, default=5, help="of both jobs (default 5)")
-    parser.add_argument("--stall-max-s", default="1,0", help="of the jobs (default 1,0)")
+    parser.add_argument("--stall-max-s", default="0.1,1,0", help="of the jobs (default 0.1,1,0)")
     parser.add_argument("--steps", type=int, default=240, help="of every rack (default 240)")
     parser.add_argument("--kill-at", type=int, default=90, help="step of rack 0 (default 90)")
     parser.add_argument("--step-ms", type=float, default=50.0, help="of training (default 50)")

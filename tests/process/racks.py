@@ -299,6 +299,7 @@ class Job:
             "MEND_RACK": str(rack), "MEND_RACKS": str(self.racks), "MEND_JOB_ID": self.name,
             "MEND_SIDEBAND_ADDR": self.addresses[rack], "MEND_SIDEBAND_PEERS": peers,
             "MEND_DIAGNOSTICS_DIR": str(self.events_folder),
+            "MEND_STALL_MAX_S": "1",  # steps take no time here, and the machine is busy
         }  # fmt: skip
         if self.witness_address:
             told["MEND_WITNESS_ADDR"] = self.witness_address

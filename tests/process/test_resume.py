@@ -97,15 +97,23 @@ def test_a_job_goes_on_with_another_number_of_ranks_per_rack(
     folder = tmp_path / "cut"
     whole = jobs(ranks=then).run(**options, checkpoints={str(CUT): str(folder)})
     again = jobs(ranks=now).run(**options, resume=str(folder))
+    goes_on(whole, again, then, now)
+
+
+def goes_on(
+    whole: list[Result], again: list[Result], then: int, now: int, cut: int = CUT, begun: int = 0
+) -> None:
+    """`whole`, begun behind step `begun` with `then` ranks per rack, came to what `again` came to,
+    which went on from step `cut` of it with `now`."""
     assert len(again) == 2 * now
     tokens = dict.fromkeys((0, 1), 0.0)
     for i, resumed in enumerate(again):
         one = whole[i // now * then]
-        assert resumed.losses == one.losses[CUT:]
+        assert resumed.losses == one.losses[cut - begun :]
         assert resumed.weights == one.weights
         assert resumed.status["versions"] == one.status["versions"]
-        (begun,) = resumed.kinds("resumed")
-        assert begun["open_tokens"] > 0
+        (found,) = resumed.kinds("resumed")
+        assert found["open_tokens"] > 0
         (recut,) = resumed.kinds("resume-recut")
         assert recut["ranks"] == [then, now]
         ledger = resumed.status["ledger"]
@@ -113,9 +121,26 @@ def test_a_job_goes_on_with_another_number_of_ranks_per_rack(
         assert ledger["merged"] == resumed.status["tokens"]
         tokens[i // now] += ledger["merged"]
     for rack in (0, 1):
-        of_then = whole[rack * then].status["tokens"]  # each rank counts all that it reads
-        before = sum(train.tokens_of(rack, step) for step in range(1, CUT + 1))
-        assert tokens[rack] == then * before + now * (of_then - before)
+        of_then = sum(one.status["tokens"] for one in whole[rack * then :][:then])
+        behind = sum(train.tokens_of(rack, step) for step in range(cut + 1, STEPS + 1))
+        assert tokens[rack] == of_then + (now - then) * behind, "each rank counts all that it reads"
+
+
+@pytest.mark.parametrize("last", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_job_of_shards_goes_on_with_another_number_of_ranks_per_rack(
+    jobs: Jobs, tmp_path: Path, last: int
+) -> None:
+    """FSDP2 ranks hold rows by the rule of torch.chunk: of 3 rows one of two ranks holds two, and
+    the last of four holds nothing. From 2 ranks to 1, and from there to several."""
+    config = CONFIG | {"payload_dtype": "bfloat16", "token_weighted_merge": False}
+    options: dict[str, Any] = {
+        "steps": STEPS, "config": config, "same_data": True, "reshard": True, "parallel": "fsdp2",
+    }  # fmt: skip
+    first, second, later = tmp_path / "first", tmp_path / "second", CUT + 5
+    whole = jobs(ranks=2).run(**options, checkpoints={str(CUT): str(first)})
+    one = jobs(ranks=1).run(**options, resume=str(first), checkpoints={str(later): str(second)})
+    goes_on(whole, one, 2, 1)
+    goes_on(one, jobs(ranks=last).run(**options, resume=str(second)), 1, last, later, CUT)
 
 
 def test_a_job_goes_on_from_a_checkpoint_of_torch_with_mend_in_it(

@@ -75,6 +75,8 @@ class Options:
     """Whether checkpoints are written while it trains on."""
     dcp: bool = False
     """Whether they are those of torch.distributed.checkpoint, with mend's state in them."""
+    reshard: bool = False
+    """Whether what a script saves can be loaded by another number of ranks that hold shards."""
     save_gate: str = ""
     """What a script saves behind `gated_step` waits for this file."""
     gated_step: int = 0
@@ -475,7 +477,8 @@ def resumed(
         return {"resume": load_dcp(f"{options.resume}/rack-{rack}", wrapped, optimizer)}
     found = mend.newest_checkpoint(options.resume) or options.resume
     model = wrapped.module if isinstance(wrapped, nn.parallel.DistributedDataParallel) else wrapped
-    load(Path(found) / f"rack-{rack}", model, optimizer)
+    path = Path(found) / f"rack-{rack}"
+    (load_resharded if options.reshard else load)(path, model, optimizer)
     return {"resume": found}
 
 
@@ -498,6 +501,8 @@ def checkpoint(
     write = partial(save, model, optimizer, gate, step == options.failing_step)
     if options.dcp:
         save_dcp(runtime, f"{folder}/rack-{runtime.status().rack}", model, optimizer)
+    elif options.reshard:
+        runtime.checkpoint(folder, partial(save_resharded, model, optimizer))
     elif options.background:
         runtime.async_checkpoint(folder, partial(save_later, write))
     else:
@@ -535,6 +540,17 @@ def save_dcp(runtime: Any, path: str, model: nn.Module, optimizer: torch.optim.O
     state: dict[str, Any] = {"mend": runtime}  # first: it may apply what is decided
     state["model"], state["optim"] = get_state_dict(model, optimizer)
     PENDING.append(dcp.async_save(state, checkpoint_id=path, process_group=beside))
+
+
+def save_resharded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": moments}, checkpoint_id=folder / "script")
+
+
+def load_resharded(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optim": moments}, checkpoint_id=folder / "script")
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 
 
 def await_torch() -> None:
@@ -601,6 +617,8 @@ def main() -> None:
     warnings.simplefilter("error")
     # Of torch, about the output of its own RowwiseParallel; nothing here works in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    # A rack of one rank saves and loads as it does.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
     # True of topk and powersgd, which are tried here all the same; the log has it.
     warnings.filterwarnings("default", message=".* raised the loss by .* from random weights")
     torch.set_num_threads(1)

@@ -21,6 +21,9 @@ from mend.types import MOMENT_PERIODS, RACKS_MAX
 PORT_FIRST = 21_900
 """Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
 
+STALL_S, STALL_BLOCKING_S = 0.1, 1.0
+"""What `stall_max_s` is where the exchange overlaps training, and where it does not."""
+
 OVERLAP_STEPS_DEFAULT = 8
 """Or a quarter of the period, whichever is less."""
 
@@ -305,8 +308,11 @@ class MendConfig:
         k.YES_NO,
         "a rack that is started again proves its former life dead, so that others may go on",
     )
-    stall_max_s: float = _knob(
-        1.0, k.seconds(), "longest time that an outage elsewhere may hold up training here"
+    stall_max_s: float | Literal["adaptive"] = _knob(
+        "adaptive",
+        k.either(k.seconds(), "adaptive", "adaptive"),
+        "longest time that an outage elsewhere may hold up training here; adaptive: 0.1, or 1 "
+        "where nothing overlaps (overlap_steps 0, concurrent_outer_step false)",
     )
     give_up_s: float = _knob(
         600.0, k.seconds(0.001), "last limit of a wait that may be long (lockstep, blocking)"
@@ -449,6 +455,14 @@ class MendConfig:
         if self.overlap_steps is not None:
             return self.overlap_steps
         return min(OVERLAP_STEPS_DEFAULT, self.sync_period_steps // 4)
+
+    @property
+    def stall_s(self) -> float:
+        """How long training waits for a result in one outage. With an overlap a late one is applied
+        a quarter of the overlap later; without it every round is waited for."""
+        if self.stall_max_s != "adaptive":
+            return float(self.stall_max_s)
+        return STALL_S if self.tau and self.concurrent_outer_step else STALL_BLOCKING_S
 
     @property
     def codec(self) -> str:

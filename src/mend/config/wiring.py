@@ -74,7 +74,7 @@ def settings_of(
             lockstep=config.lockstep,
             alignment=config.alignment,
             blend_alpha=config.blend_alpha,
-            stall_max_ns=int(config.stall_max_s * SECOND),
+            stall_max_ns=int(config.stall_s * SECOND),
             give_up_ns=int(config.give_up_s * SECOND),
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
         ),

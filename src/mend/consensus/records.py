@@ -263,6 +263,9 @@ class Roster(Word, frozen=True, tag=3):
     """Which of them have no vote; the witness, too, by its rack number."""
     witness: Member | None
     reason: Text
+    retired: Racks = ()
+    """That lose their seats for good, as a person says: what others keep for their return is
+    freed."""
 
 
 class Drop(Word, frozen=True, tag=4):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from mend.types import SECOND
+
 SHARE_PCT = 50
 """gamma: the part of the slack that may be spent on waiting."""
 
 FLOOR_PCT = 25
 """Part of the gap between rounds that is always waited; docs/DECISIONS.md says why it is not 0."""
+
+
+WINDOW_NS_MAX = 1 * SECOND
+"""Of the gap that is waited without a slack, or before anything is known."""
 
 
 class Mean:
@@ -36,7 +42,7 @@ def adaptive_grace_ns(
     The paper's window is 0 until all three times are known and whenever the slack is negative. Then
     the first round, and every round of a link that is slower than the overlap, would merge whoever
     is first and nobody else. So without a slack the window is a quarter of the gap between rounds,
-    and before anything is known a whole gap, both at most `limit_ns` (stall_max_s).
+    and before anything is known a whole gap, both at most `limit_ns`.
     """
     gap_ns = max(step_ns * gap_steps, 0)
     if step_ns == 0 or quorum_ns is None or sync_ns is None:

@@ -136,7 +136,8 @@ def _comings(context: MembershipContext) -> Iterable[Roster]:
             evicted = done is not None and done.stage == EVICTED
             yield _without(log, rack, f"{why}, evicted as it is slow" if evicted else why)
     for rack in sorted((log.seats.keys() & set(context.retired)) - context.live):
-        yield _without(log, rack, f"a person has retired rack {rack}")
+        why = f"a person has retired rack {rack}"
+        yield replace(_without(log, rack, why), retired=(rack,))
     for rack in sorted(context.joining):
         yield _with(log, context.joining[rack])
 

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from mend.consensus.epochs import ATTEMPT_LAST, attempt_of
 from mend.consensus.quorum import hold, worthwhile
 from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer, Policy, share_of
-from mend.coordination.grace import Mean, adaptive_grace_ns
+from mend.coordination.grace import WINDOW_NS_MAX, Mean, adaptive_grace_ns
 from mend.coordination.messages import Gather, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
 from mend.types import SECOND, Member
@@ -229,7 +229,7 @@ class Round:
             sync_ns=self.sync_time.value_ns,
             overlap_steps=policy.overlap_steps,  # also while tau rises: see `Calendar.last`
             gap_steps=gap_steps(policy.of_weights, policy.period_steps),
-            limit_ns=policy.stall_max_ns,
+            limit_ns=WINDOW_NS_MAX,
         )
         too_old = len(self._too_old(inputs))
         under_way = len(inputs.offers) - too_old > len(inputs.arrived)

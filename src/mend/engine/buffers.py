@@ -111,6 +111,11 @@ class Buffers:
         self._bytes -= len(block)
 
 
+def unpooled(size: int) -> Tensor:
+    """`size` unwritten bytes that are given back when nobody reads them any more."""
+    return torch.from_numpy(np.frombuffer(_mapped(size), dtype=np.uint8))
+
+
 def _address(block: mmap.mmap) -> int:
     return int(np.frombuffer(block, dtype=np.uint8).ctypes.data)
 

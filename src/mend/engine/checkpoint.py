@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -41,6 +41,8 @@ from mend.engine.recut import Recut
 from mend.engine.trainer import Trainer
 from mend.engine.training_state import TrainingState
 from mend.errors import CheckpointError, StateRefused
+from mend.fragment.plan import PLACED
+from mend.fragment.shards import by_rows
 from mend.types import VERSION, Layout, Owned
 
 T = TypeVar("T")
@@ -52,6 +54,9 @@ FREE_FACTS = frozenset(
     }
 )  # fmt: skip
 """What a job that resumes a checkpoint may have otherwise."""
+
+FROZEN_FACT = "frozen parameters"
+"""Compared later where another number of ranks held shards of them."""
 
 Facts = Sequence[tuple[str, str]]
 
@@ -200,6 +205,8 @@ class Part:
     """Where another number of ranks wrote it."""
     weights_then: tuple[tuple[str, ...], ...] = ()
     """Then, of the weights: digests per old rank and fragment."""
+    weights_now: tuple[tuple[str, ...], ...] = ()
+    """The same of the weights that the model holds; set where `recut` is of shards."""
 
     @property
     def resume(self) -> Resume:
@@ -235,6 +242,9 @@ class Part:
 
     def _has_weights(self, fragment: int, track: FragmentState) -> bool:
         """Whether the model holds those of then, in the slices of then."""
+        if self.recut is not None and self.recut.of_shards:
+            pairs = zip(self.weights_then, self.weights_now, strict=True)
+            return all(then[fragment] == now[fragment] for then, now in pairs)
         then = [(track.owned, self.state.progress.fragments[fragment].weights)]
         if self.recut is not None:
             then = [
@@ -247,6 +257,20 @@ class Part:
             if digest_of(theta_N, owned.numel, 0) != digest:
                 return False
         return True
+
+    def compared(self, parameters: Mapping[str, Tensor], frozen: Callable[[Recut], str]) -> Part:
+        """With what it takes to compare shards of another number of ranks with the model that they
+        were of. `frozen`: the fact of the frozen parameters as those ranks would have it. All ranks
+        together, with collectives over the model. Raises CheckpointError, on all of them."""
+        if self.recut is None or not self.recut.of_shards:
+            return self
+        now, then = frozen(self.recut), dict(self.manifest.facts).get(FROZEN_FACT)
+        made = replace(self, weights_now=self.recut.weights_digests(parameters))
+        if now != then:
+            raise CheckpointError(
+                f"{self.folder} is of another plan: {FROZEN_FACT} was {then}, is {now} here"
+            )
+        return made
 
     def registered(self, state: TrainingState) -> None:
         """Have what the script had registered wait for it to be registered again."""
@@ -285,26 +309,28 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeModel:
-    """Of a rack whose ranks all hold the whole model: what it takes to go on with a checkpoint of
-    another number of ranks. `facts`: the plan's, as they would be with so many."""
+class Cuttable:
+    """Of a rack whose ranks hold the whole model, or rows of its tensors: what it takes to go on
+    with a checkpoint of another number of ranks. `sharded`: the tensors that they hold rows of.
+    `facts`: the plan's, as they would be with so many ranks that hold rows of those tensors."""
 
     layouts: Sequence[Layout]
     weights: int
-    facts: Callable[[int], Facts]
+    facts: Callable[[int, frozenset[str]], Facts]
+    sharded: frozenset[str] = frozenset()
 
 
 def read_part(
-    path: Path, rack: int, group: RackGroup, facts: Facts, whole: WholeModel | None = None
+    path: Path, rack: int, group: RackGroup, facts: Facts, cuttable: Cuttable | None = None
 ) -> Part | None:
     """This rank's part of a checkpoint, or of the newest in a folder of them. None where the rack
     has none: it was not there then, or its part is lost. All ranks together. Raises
     CheckpointError, on all of them."""
-    return together(group, lambda: _read(path, rack, group, facts, whole))
+    return together(group, lambda: _read(path, rack, group, facts, cuttable))
 
 
 def _read(
-    path: Path, rack: int, group: RackGroup, facts: Facts, whole: WholeModel | None
+    path: Path, rack: int, group: RackGroup, facts: Facts, cuttable: Cuttable | None
 ) -> Part | None:
     path = path.absolute()
     folder = path if any(path.glob("rack-*")) else newest_checkpoint(path)
@@ -315,10 +341,12 @@ def _read(
     manifest = read_manifest(folder, rack)
     if manifest is None:
         return None
-    recut = _recut(manifest, group, whole)
-    if recut is not None and whole is not None:
-        facts = whole.facts(recut.then)
-    if why := differing_fact(manifest.facts, facts):
+    recut = _recut(manifest, group, cuttable)
+    free = FREE_FACTS
+    if recut is not None and cuttable is not None:
+        facts = cuttable.facts(recut.then, recut.sharded_then)
+        free |= {FROZEN_FACT} if recut.of_shards else set()
+    if why := differing_fact(manifest.facts, facts, free):
         more = "" if recut is not None else as_many_ranks(manifest, group.ranks)
         raise CheckpointError(f"{folder} is of another plan: {why}{more}")
     mine = rack_folder(folder, rack)
@@ -335,12 +363,21 @@ def _read(
     )  # fmt: skip
 
 
-def _recut(manifest: Manifest, group: RackGroup, whole: WholeModel | None) -> Recut | None:
+def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> Recut | None:
     """None: as many ranks wrote it, or it cannot be cut anew, which the facts tell."""
-    stateful = dict(manifest.facts).get("codec", "").startswith("powersgd")
-    if manifest.ranks == group.ranks or whole is None or stateful:
+    facts = dict(manifest.facts)
+    stateful = facts.get("codec", "").startswith("powersgd")
+    if manifest.ranks == group.ranks or cuttable is None or stateful:
         return None
-    return Recut(whole.layouts, whole.weights, manifest.ranks, group.ranks, group.rank)
+    placed = {k.removeprefix(PLACED): v for k, v in facts.items() if k.startswith(PLACED)}
+    if any(placement != by_rows(manifest.ranks) for placement in placed.values()):
+        return None
+    made = Recut(
+        cuttable.layouts, cuttable.weights, manifest.ranks, group.ranks, group.rank,
+        frozenset(placed), cuttable.sharded,
+    )  # fmt: skip
+    moments = len(cuttable.layouts) > cuttable.weights
+    return None if moments and made.of_shards else made
 
 
 def as_many_ranks(manifest: Manifest, ranks: int) -> str:
@@ -349,8 +386,9 @@ def as_many_ranks(manifest: Manifest, ranks: int) -> str:
         return ""
     return (
         f". It was written by {manifest.ranks} ranks per rack, this job has {ranks}. The number of "
-        "ranks can change only for models held whole on each rank, without powersgd, from a folder "
-        f"of runtime.checkpoint. Start {manifest.ranks} per rack, or begin a new job from the "
+        "ranks can change only for models that each rank holds whole, or, without moments, that "
+        "fully_shard has spread over all ranks; without powersgd, from a folder of "
+        f"runtime.checkpoint. Start {manifest.ranks} per rack, or begin a new job from the "
         "weights that the script has saved: leave resume= out. The outer momentum and the "
         f"{manifest.open_tokens} tokens that were not merged are lost then"
     )
@@ -375,10 +413,10 @@ def _registered(mine: Path, manifest: Manifest, rank: int) -> Tensor | None:
     return torch.frombuffer(bytearray((mine / name).read_bytes()), dtype=torch.uint8)
 
 
-def differing_fact(then: Facts, now: Facts) -> str:
+def differing_fact(then: Facts, now: Facts, free: Set[str] = FREE_FACTS) -> str:
     """The first fact of the plan that must be as it was and is not; empty: there is none."""
     was, is_ = dict(then), dict(now)
-    names = (n for n in (*was, *is_) if n not in FREE_FACTS and was.get(n) != is_.get(n))
+    names = (n for n in (*was, *is_) if n not in free and was.get(n) != is_.get(n))
     return next(
         (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names), ""
     )

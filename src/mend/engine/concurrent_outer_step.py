@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mend import errors
 from mend.codec import CLOSING
-from mend.consensus.records import Commit, Record, all_closing
+from mend.consensus.records import Commit, Record, Roster, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.coordinator import Coordinator
@@ -203,6 +203,10 @@ class ConcurrentOuterStep:
         """The training thread has copied its training state for a rack that joins, or cannot."""
         self._states.give(to, step, data_B)
 
+    def reserve_state(self, size: int) -> None:
+        """It is about to copy so many bytes."""
+        self._states.reserve(size)
+
     def tick(self) -> None:
         """Let every machine look at the clock whose deadline has passed."""
         if not self.published.begun and self._foreigners.settled():
@@ -316,6 +320,8 @@ class ConcurrentOuterStep:
     def _committed(self, record: Record, rounds: int, part: int) -> None:
         if not isinstance(record, Commit):
             self.published.told(record)
+            if isinstance(record, Roster) and self.mirrors is not None:
+                self.mirrors.retired(record.retired)
             return
         numerics, about = self.numerics_of[record.fragment], dict[str, object]()
         if numerics.of_values:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mend.engine.numerics import Anchor, Numerics
@@ -183,11 +183,9 @@ def tracks_of(
     tracks = []
     for cut in plan.cuts:
         view, held = plan.view_of(cut), holding_of(cut)
-        values_N = torch.zeros(held.owned.numel)
-        if not cut.moments:
-            view.read(held.owned, values_N)
-        anchor = numerics.of(moments=bool(cut.moments)).genesis(values_N, held.owned)
-        tracks.append(FragmentState(view, held, anchor))
+        rules = numerics.of(moments=bool(cut.moments))
+        read = Tensor.zero_ if cut.moments else partial(view.read, held.owned)
+        tracks.append(FragmentState(view, held, rules.begun(read, held.owned)))
     return tracks
 
 

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,15 @@ from mend.coordination.events import Event
 from mend.coordination.machines import Parts
 from mend.coordination.schedule import schedule_of
 from mend.coordination.validation import plan_hash
-from mend.engine.checkpoint import Facts, Part, WholeModel, left_out, read_part, together
+from mend.engine.checkpoint import (
+    FROZEN_FACT,
+    Cuttable,
+    Facts,
+    Part,
+    left_out,
+    read_part,
+    together,
+)
 from mend.engine.checkpoint_writer import (
     CheckpointWriter,
     PendingCheckpoint,
@@ -38,6 +47,7 @@ from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_config import Introduction, Settings, parts_of
+from mend.engine.recut import Recut
 from mend.engine.replay_training import Again
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
@@ -50,8 +60,14 @@ from mend.engine.training_state import Mirror, Replicas, TrainingState
 from mend.errors import CheckpointError, GaveUp, UsageError
 from mend.fragment.device import Side
 from mend.fragment.model_plan import Cut, ModelPlan
-from mend.fragment.plan import Item, first_unequal_replica, rank_facts
-from mend.fragment.shards import WHOLE, Holding, holding
+from mend.fragment.plan import (
+    Item,
+    first_unequal_replica,
+    items_of_others,
+    rank_facts,
+    sharded_by_rows,
+)
+from mend.fragment.shards import Holding, holding
 from mend.fragment.statistics import buffer_digests, in_few_words
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
@@ -120,7 +136,7 @@ class LiveRank:
         inventories = self._inventories(plan)
         plain = self._plain(plan)
         facts = self._model_facts(plan, plain, inventories)
-        self._resumed = part = self._part(self._whole(inventories))
+        self._resumed = part = self._part(plan, inventories)
         tracks = together(self.group, lambda: self._tracks(plan, inventories, numerics, part))
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
@@ -244,27 +260,30 @@ class LiveRank:
             self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
         )
 
-    def _whole(self, inventories: Sequence[Sequence[Item]]) -> WholeModel | None:
-        """None: its ranks hold shards."""
-        if any(item.placement != WHOLE for items in inventories for item in items):
+    def _cuttable(self, plan: ModelPlan, inventories: Sequence[Sequence[Item]]) -> Cuttable | None:
+        """None: its ranks hold shards of another kind than rows."""
+        sharded = sharded_by_rows(inventories)
+        if sharded is None:
             return None
 
-        def facts(ranks: int) -> Facts:
-            found = (*self._plan_facts, *rank_facts([inventories[0]] * ranks))
-            return (*self.settings.facts, ("ranks per rack", str(ranks)), *found)
+        def facts(ranks: int, rows: frozenset[str]) -> Facts:
+            found: Facts = rank_facts([inventories[0]] * ranks)
+            if rows or sharded:
+                found = rank_facts(_others(plan, rows, ranks, hashes=False))
+            return (*self.settings.facts, ("ranks per rack", str(ranks)), *self._plan_facts, *found)
 
-        return WholeModel(self.layouts, self.schedule.fragments, facts)
+        return Cuttable(self.layouts, self.schedule.fragments, facts, sharded)
 
-    def _part(self, whole: WholeModel | None) -> Part | None:
+    def _part(self, plan: ModelPlan, inventories: Sequence[Sequence[Item]]) -> Part | None:
         """What this rack has of the checkpoint to go on from. Says what is lost by it."""
         path = self.settings.resume
         if path is None:
             return None
-        note, facts = self.recorder.note, self._facts
+        note, facts, cuttable = self.recorder.note, self._facts, self._cuttable(plan, inventories)
         part = (
             together(self.group, lambda: path.part(*self.me, facts))
             if isinstance(path, SavedState)
-            else read_part(path, self.me.rack, self.group, facts, whole)
+            else read_part(path, self.me.rack, self.group, facts, cuttable)
         )
         if part is None:
             effect = "begins with a copy of the others' weights; what only it had is lost"
@@ -274,12 +293,12 @@ class LiveRank:
         about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
         note("resumed", {**about, "open_tokens": manifest.open_tokens})
         if part.recut is not None:
-            effect = "slices are cut anew; what ranks have registered with scope rack begins fresh"
+            effect = "parts of ranks are cut anew; what is registered with scope rack begins fresh"
             note("resume-recut", {"ranks": [manifest.ranks, self.group.ranks], "effect": effect})
         for rack, tokens in left_out(part, self.settings.racks).items():
             effect = f"the job has {self.settings.racks} racks now; what only it had is lost"
             note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
-        return part
+        return part.compared(plan.parameters, partial(_frozen, plan))
 
     def _tracks(
         self,
@@ -386,6 +405,8 @@ class LiveRank:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
         registered. Raises CheckpointError."""
         self.trainer.training_state, self.trainer.give = state, self._give_state
+        if self.settings.replay is None:
+            self.trainer.reserve = self._reserve_state
         if state.mirrored and self.settings.replay is None:
             self.rank.mirrors = RackStateMirrors(self.rank)
             self.trainer.mirrors = _Mirrors(self.io_loop, self.rank.mirrors)
@@ -449,6 +470,9 @@ class LiveRank:
 
     def _give_state(self, to: Member, step: int, data_B: Given) -> None:
         self.io_loop.call(lambda: self.rank.give_state(to, step, data_B))
+
+    def _reserve_state(self, size: int) -> None:
+        self.io_loop.call(lambda: self.rank.reserve_state(size))
 
     # -------------------------------------------------------------- the end
 
@@ -528,6 +552,19 @@ class _Mirrors:
 
     def fetch(self, mirror: Mirror) -> None:
         self.io_loop.call(lambda: self.mirrors.fetch(mirror))
+
+
+def _others(
+    plan: ModelPlan, rows: frozenset[str], ranks: int, *, hashes: bool
+) -> list[tuple[Item, ...]]:
+    named, exchanged = dict(plan.module.named_parameters()), plan.parameters.keys()
+    return items_of_others(named, exchanged, rows, ranks, hashes=hashes)
+
+
+def _frozen(plan: ModelPlan, recut: Recut) -> str:
+    """The fact of what is not exchanged, as the old ranks would have it. Collective."""
+    items = _others(plan, recut.sharded_then, recut.then, hashes=True)
+    return dict(rank_facts(items))[FROZEN_FACT]
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -286,10 +286,14 @@ class Numerics:
 
     def genesis(self, values_N: Tensor, owned: Owned | None = None) -> Anchor:
         """Version 0: a copy of the values, zero outer state, the first state of the codec."""
-        part = owned or _owned(values_N.numel())
+        return self.begun(lambda into_N: into_N.copy_(values_N), owned or _owned(values_N.numel()))
+
+    def begun(self, read: Callable[[Tensor], object], part: Owned) -> Anchor:
+        """`genesis` of values that `read` writes into the vector it is given: a copy of its own
+        would be the size of the model, and fresh memory costs more than the copying."""
         numel, codecs = part.numel, self.codecs(part)
         data = self.empty(part)
-        data[:numel].copy_(values_N)
+        read(data[:numel])
         data[numel:].zero_()
         codecs.first(data[data.numel() - codecs.state_numel :])
         return self.adopt(data, part, 0)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,9 @@ from mend.errors import StateRefused
 from mend.fragment.shards import as_dtensor
 
 HEADER_BYTES_MAX = 64 << 20
+PORTION_BYTES = 16 << 20
+"""That one thread copies in a row, where several share a copy."""
+
 DEPTH_MAX = 64
 """Of dicts, lists and tuples inside each other."""
 
@@ -64,6 +68,18 @@ def said(path: Path) -> str:
 # ------------------------------------------------------------------ writing
 
 
+Each = Callable[[Sequence[Callable[[], object]]], object]
+
+
+def _one_by_one(jobs: Sequence[Callable[[], object]]) -> None:
+    for job in jobs:
+        job()
+
+
+def _fresh(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
 class Packing:
     """Plain values and tensors on their way to bytes. Raises StateRefused for a value of another
     type. The tensors are read when they are written, not before."""
@@ -85,16 +101,27 @@ class Packing:
             raise StateRefused(f"{name} has plain values of {size} bytes; too many")
         self.size = len(self._head) + end
 
-    def write(self) -> Tensor:
-        """All of it as bytes (uint8), in one pass over the tensors."""
-        out_B = torch.empty(self.size, dtype=torch.uint8)
+    def write(self, room_B: Tensor | None = None, each: Each = _one_by_one) -> Tensor:
+        """All of it as bytes (uint8), in one pass over the tensors: at the beginning of `room_B`,
+        where that is large enough, else in memory of its own. `each` does all that it is given."""
+        fits = room_B is not None and room_B.numel() >= self.size
+        out_B = room_B[: self.size] if fits and room_B is not None else _fresh(self.size)
         head = len(self._head)
         out_B[:head] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
+        jobs = list[Callable[[], object]]()
         for i, tensor in enumerate(self._tensors):
             if tensor.numel():
                 start = head + self._places[i]
-                room_B = out_B[start : start + tensor.nbytes]
-                room_B.view(tensor.dtype).copy_(tensor.detach().reshape(-1))
+                into_N = out_B[start : start + tensor.nbytes].view(tensor.dtype)
+                flat_N = tensor.detach().reshape(-1)
+                if flat_N.device.type != "cpu":  # on the stream of who has computed it
+                    into_N.copy_(flat_N)
+                    continue
+                step = PORTION_BYTES // flat_N.element_size()
+                for first in range(0, flat_N.numel(), step):
+                    part = slice(first, first + step)
+                    jobs.append(partial(into_N[part].copy_, flat_N[part]))
+        each(jobs)
         return out_B
 
     def digest(self) -> str:

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from mend.consensus.log import mitigations_after
 from mend.consensus.records import (
     Commit,
@@ -94,6 +96,9 @@ class Looked:
 
 class PublishedState:
     """Shared by the loop (writes) and the training thread (reads, waits)."""
+
+    room_B: Tensor | None = None
+    """Memory for a copy of the training state, every page of it touched."""
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
@@ -231,6 +236,11 @@ class PublishedState:
         """These racks join, and wait for a copy of this rank's training state."""
         with self.changed:
             self.asked = racks
+
+    def make_room(self, room_B: Tensor) -> None:
+        """Memory for a copy of the training state is ready."""
+        with self.changed:
+            self.room_B = room_B
 
     def free(self, to: Member) -> None:
         """The copy for this rack is gone; should it be asked for again, it is made again."""

@@ -103,6 +103,13 @@ class RackStateMirrors:
             if owner.rack in self._kept:
                 self._keep(owner.rack, [])
 
+    def retired(self, racks: Iterable[int]) -> None:
+        """They do not return: nobody asks for what is kept of them."""
+        for rack in racks:
+            self._missed.pop(rack, None)
+            if rack in self._kept:
+                self._keep(rack, [])
+
     def _there(self) -> set[int]:
         """Racks that live, as far as it is known; this one is among them."""
         seats = set(self._rank.roles.rank_machine.folded.seats)

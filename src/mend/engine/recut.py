@@ -1,13 +1,14 @@
 """A rack's part of a checkpoint for another number of ranks than wrote it.
 
-Only where every rank holds the whole model (DDP): each rank owns an equal slice of every tensor and
-speaks for it, so the slices of the old ranks, end to end, are cut anew. What ranks have counted of
-their own is shared out, so that the sums stay.
+Of a tensor that every rank holds whole (DDP), each owns an equal slice and speaks for it; of one
+that `fully_shard` has spread over all ranks (FSDP2), each holds and owns its rows. Both are spans
+of the tensor in row-major order, so those of the old ranks, end to end, are cut anew. What ranks
+have counted of their own is shared out, so that the sums stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,11 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from mend.engine.checkpoint_files import State
+from mend.engine.digest import StateDigest
 from mend.engine.progress import FragmentProgress, OfferProgress, Progress
 from mend.errors import CheckpointError
-from mend.fragment.shards import replicated
-from mend.types import Layout, Owned, owned_span
+from mend.fragment.shards import owned_by, whole_of
+from mend.types import Layout, Owned
 
 ReadRank = Callable[[int], tuple[State, dict[str, Tensor]]]
 
@@ -33,9 +35,34 @@ class Recut:
     then: int
     now: int
     rank: int
+    sharded_then: frozenset[str] = frozenset()
+    """Tensors of which each old rank held its rows; of all others it held everything."""
+    sharded_now: frozenset[str] = frozenset()
+
+    @property
+    def of_shards(self) -> bool:
+        return bool(self.sharded_then or self.sharded_now)
 
     def owned_then(self, fragment: int, rank: int) -> Owned:
-        return replicated(self.layouts[fragment], self.then, rank).owned
+        """Spans count in the whole tensors."""
+        return owned_by(self.layouts[fragment], self.sharded_then, self.then, rank)
+
+    def weights_digests(self, parameters: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+        """Per old rank and fragment of weights: the digest of what the old rank owned, of the
+        weights as they are now. Collective over the ranks of the rack, one tensor at a time."""
+        found: list[list[str]] = [[] for _ in range(self.then)]
+        for fragment, layout in enumerate(self.layouts[: self.weights]):
+            owned = [self.owned_then(fragment, rank) for rank in range(self.then)]
+            digests = [StateDigest(each.numel, 0) for each in owned]
+            for i, slot in enumerate(layout.slots):
+                whole_N = whole_of(parameters[slot.name]).reshape(-1)
+                for each, digest in zip(owned, digests, strict=True):
+                    if each.spans[i].numel:
+                        theta_n = whole_N[slice(*each.spans[i])]
+                        digest.feed(theta_n.to(torch.float32).cpu())
+            for of, digest in zip(found, digests, strict=True):
+                of.append(digest.hexdigest())
+        return tuple(map(tuple, found))
 
     def state(self, ranks: Sequence[State]) -> State:
         """`ranks`: of the old ranks, in their order. Steps, rounds and versions are theirs, tokens
@@ -88,11 +115,14 @@ class Recut:
                 self._copy(rank, name, values, found)
         return states, found
 
+    def _owned_now(self, layout: Layout) -> Owned:
+        return owned_by(layout, self.sharded_now, self.now, self.rank)
+
     def _copy(self, then: int, name: str, values: Tensor, found: dict[str, Tensor]) -> None:
         """What this rank owns of an old rank's vectors: values, then those of the outer states."""
         fragment = int(name.partition(".")[0])
         layout = self.layouts[fragment]
-        old, new = self.owned_then(fragment, then), replicated(layout, self.now, self.rank).owned
+        old, new = self.owned_then(fragment, then), self._owned_now(layout)
         if not old.numel:
             return
         if values.numel() % old.numel:
@@ -103,9 +133,7 @@ class Recut:
         rows = values.view(-1, old.numel)
         into = found.setdefault(name, torch.empty(rows.shape[0] * new.numel))
         target = into.view(rows.shape[0], new.numel)
-        for i, slot in enumerate(layout.slots):
-            there = owned_span(slot.numel, self.then, then)
-            here = owned_span(slot.numel, self.now, self.rank)
+        for i, (there, here) in enumerate(zip(old.spans, new.spans, strict=True)):
             start, stop = max(there.start, here.start), min(there.stop, here.stop)
             if start < stop:
                 taken = old.cuts[i] + start - there.start

@@ -3,12 +3,15 @@ and the lane."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mend.coordination import events as ev
-from mend.engine.digest import bytes_of, digest_of_state
+from mend.engine.buffers import unpooled
+from mend.engine.digest import StateHash, bytes_of
 from mend.engine.merging import said
 from mend.engine.trainer_rounds import Given
 from mend.engine.training_state import LikeFirst, Received
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 
 BYTES_PER_ELEMENT_MAX = 64
+PORTION_BYTES = 64 << 20
+"""Of a copy: the worker touches or digests so much before it looks for other work."""
+
 SMALL_BYTES = 256 << 20
 """A rank that joins takes no copy of more than SMALL_BYTES and BYTES_PER_ELEMENT_MAX for each
 element of the model together: the size comes from another process."""
@@ -40,19 +46,39 @@ class StateCopying:
             self.free(to)
             rank.tell(ev.StateTaken(to, step, data_B.size, data_B.digest))
             return
-        copied = data_B
+        copied, found = data_B, StateHash()
 
-        def done(digest: str | Exception) -> None:
-            if isinstance(digest, Exception):
-                rank.broken(digest)
-                return
+        def done() -> None:
+            digest = found.hexdigest()
             key = training_state_key(rank.member, me.rank, to, step, digest)
             self.free(to)
             self._served[to] = key
             rank.host.serve(key, bytes_of(copied))
             rank.tell(ev.StateTaken(to, step, copied.numel(), digest))
 
-        rank.host.work(lambda: digest_of_state(copied), done)
+        self._in_portions(copied, found.feed, done)
+
+    def reserve(self, size: int) -> None:
+        """Memory for a copy. The kernel clears each page at its first touch: that is done here."""
+        room_B = unpooled(size)
+        self._in_portions(room_B, Tensor.zero_, lambda: self._rank.published.make_room(room_B))
+
+    def _in_portions(
+        self, data_B: Tensor, work: Callable[[Tensor], object], done: Callable[[], None]
+    ) -> None:
+        """On the worker, which encodes and merges between two of them."""
+        left = iter(range(0, data_B.numel(), PORTION_BYTES))
+
+        def go_on(result: object) -> None:
+            if isinstance(result, Exception):
+                self._rank.broken(result)
+            elif (first := next(left, None)) is None:
+                done()
+            else:
+                part_B = data_B[first : first + PORTION_BYTES]
+                self._rank.host.work(lambda: work(part_B), go_on)
+
+        go_on(None)
 
     def free(self, to: Member) -> None:
         if (key := self._served.pop(to, None)) is not None:

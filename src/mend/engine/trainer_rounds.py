@@ -84,6 +84,11 @@ class TrainerRounds:
     memory and helping hands.
     """
 
+    reserve: Callable[[int], None] | None = None
+    """Has so many bytes made ready for a copy of the training state; None: it takes fresh memory,
+    whose first touch costs more than the copying."""
+    _reserved = False
+
     def __init__(
         self,
         member: Member,
@@ -394,8 +399,26 @@ class TrainerRounds:
         with self.published.changed:
             asked, given = self.published.asked, frozenset(self.published.given)
         self._looks += 1
+        if not asked:
+            self.published.room_B, self._reserved = None, False
         to = asked[self._looks % len(asked)] if asked else Member(0, 0)
+        if to not in given and asked and not self._has_room(self.training_state):
+            return Member(0, 0), True
         return to, to not in given
+
+    def _has_room(self, state: TrainingState) -> bool:
+        """Whether there is memory for a copy; else have it made ready."""
+        elsewhere = self.replicas is not None and not self.replicas.first
+        if self.reserve is None or elsewhere or self.published.room_B is not None:
+            return True
+        if not self._reserved:
+            try:
+                size = state.room(self.step)
+            except Exception:  # of the script's own state_dict: `give_state` says it
+                return True
+            self._reserved = True
+            self.reserve(size)
+        return False
 
     def give_state(self) -> None:
         """Between two steps, if it is due: copy the training state, for a rack that joins. Costs
@@ -420,9 +443,11 @@ class TrainerRounds:
     def _copied(self, state: TrainingState, replicas: Replicas | None) -> Given:
         """Of replicas only the first makes the copy at once. The others digest what they have where
         it lies, and copy it only if it is not the same everywhere."""
+        room_B, self.published.room_B, self._reserved = self.published.room_B, None, False
+        take = partial(state.take, room_B=room_B, each=self._pool.each)
         if replicas is None:
-            return _or_why_not(lambda: state.take(self.step))
-        found = _or_why_not(lambda: (state.take if replicas.first else state.digest)(self.step))
+            return _or_why_not(lambda: take(self.step))
+        found = _or_why_not(lambda: (take if replicas.first else state.digest)(self.step))
         digest = found.digest if isinstance(found, LikeFirst) else ""
         if isinstance(found, Tensor):
             digest = digest_of_state(found)

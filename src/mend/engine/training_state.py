@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from mend.engine.plain_data import Carried, Packing, Path, check, said, unpack
+from mend.engine.plain_data import Carried, Each, Packing, Path, check, said, unpack
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import StateRefused, UsageError
 from mend.fragment.shards import as_dtensor
@@ -25,6 +25,9 @@ NAME_MAX = 64
 OBJECTS_MAX = 256
 DIFFERENCES_MAX = 8
 """Changed hyperparameters that are named; further ones are counted."""
+
+ROOM_BYTES_MORE = 64 << 10
+"""For numbers in the state that grow longer while memory for a copy of it is made ready."""
 
 RACK_STATE_BYTES_MAX = 64 << 20
 """Of all that one rank has registered with scope rack, where it is mirrored."""
@@ -214,9 +217,16 @@ class TrainingState:
 
     # -------------------------------------------------------------- for a rack that joins
 
-    def take(self, step: int) -> Tensor:
-        """A copy of all that is of the job, as bytes. Raises StateRefused."""
-        return self._packed(step).write()
+    def take(self, step: int, room_B: Tensor | None = None, each: Each | None = None) -> Tensor:
+        """A copy of all that is of the job, as bytes, in `room_B` where it fits. Raises
+        StateRefused."""
+        packed = self._packed(step)
+        return packed.write(room_B, each) if each is not None else packed.write(room_B)
+
+    def room(self, step: int) -> int:
+        """Bytes that a copy behind some later step takes at most, as far as can be known now.
+        Raises StateRefused."""
+        return self._packed(step).size + ROOM_BYTES_MORE
 
     def digest(self, step: int) -> LikeFirst:
         """Of what `take` would copy. Raises StateRefused."""

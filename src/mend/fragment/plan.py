@@ -7,7 +7,7 @@ devices or hashing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,8 +17,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from mend.errors import ConfigError
-from mend.fragment.shards import WHOLE, Shard, bytes_held, local_of, placement_of, shard_of
+from mend.fragment.shards import (
+    WHOLE,
+    Shard,
+    by_rows,
+    bytes_held,
+    local_of,
+    placement_of,
+    row_box,
+    shard_of,
+    whole_of,
+)
 from mend.types import Layout, Slot
+
+PLACED = "placement "
+"""Of the fact of a parameter that is spread over the ranks of a rack."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -168,7 +181,7 @@ def _hash(parameter: Tensor) -> str:
 def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
     """(key, value) lines in which the ranks of two racks can differ: what lies where, and what is
     not trained."""
-    placed = [(f"placement {i.name}", i.placement) for i in ranks[0] if i.placement != WHOLE]
+    placed = [(f"{PLACED}{i.name}", i.placement) for i in ranks[0] if i.placement != WHOLE]
     boxes = [xxhash.xxh3_64(repr([i[:3] for i in items]).encode()).hexdigest() for items in ranks]
     frozen = xxhash.xxh3_128()
     for items in ranks:
@@ -178,6 +191,49 @@ def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
         *((f"shards of rank {rank}", box) for rank, box in enumerate(boxes)),
         ("frozen parameters", frozen.hexdigest()),
     )
+
+
+def sharded_by_rows(ranks: Sequence[Sequence[Item]]) -> frozenset[str] | None:
+    """The parameters whose rows lie spread over all ranks of the rack (`fully_shard`), where every
+    other one is held whole by each. None: they lie in some other way."""
+    found = set[str]()
+    for items in zip(*ranks, strict=True):
+        name, placement = items[0].name, items[0].placement
+        if any(item.placement != placement for item in items):
+            return None
+        if placement == WHOLE:
+            continue
+        shape = (sum(i.shard.shape[0] for i in items), *items[0].shard.shape[1:])
+        boxes = [row_box(shape, len(items), rank) for rank in range(len(items))]
+        if placement != by_rows(len(items)) or boxes != [item.shard for item in items]:
+            return None
+        found.add(name)
+    return frozenset(found)
+
+
+def items_of_others(
+    parameters: Mapping[str, Tensor],
+    exchanged: Container[str],
+    sharded: Container[str],
+    ranks: int,
+    *,
+    hashes: bool,
+) -> list[tuple[Item, ...]]:
+    """The inventories that so many ranks would have of the same model, with the rows of the
+    `sharded` ones spread over them. `hashes`: of what is not exchanged; collective then, one tensor
+    at a time."""
+    found: list[list[Item]] = [[] for _ in range(ranks)]
+    for name, parameter in parameters.items():
+        rows, shape = name in sharded, tuple(parameter.shape)
+        whole = whole_of(parameter) if hashes and name not in exchanged else None
+        for rank, items in enumerate(found):
+            box = row_box(shape, ranks, rank) if rows else Shard(shape, (0,) * len(shape))
+            first = box.offset[0] if rows else 0
+            part = whole if whole is None or not rows else whole[first : first + box.shape[0]]
+            digest = _hash(part) if part is not None else ""
+            placement = by_rows(ranks) if rows else WHOLE
+            items.append(Item(name, name in exchanged, box, placement, digest))
+    return [tuple(items) for items in found]
 
 
 def first_unequal_replica(ranks: Sequence[Sequence[Item]]) -> tuple[str, int, int] | None:

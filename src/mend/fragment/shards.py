@@ -147,6 +147,39 @@ def mesh_ranks(parameter: Tensor) -> set[int]:
     return {int(rank) for rank in spread.device_mesh.mesh.flatten().tolist()}
 
 
+def by_rows(ranks: int) -> str:
+    """Placement of a tensor whose rows `fully_shard` has spread over so many ranks."""
+    return f"S(0) over {ranks}"
+
+
+def row_box(shape: tuple[int, ...], ranks: int, rank: int) -> Shard:
+    """The box of a rank there, by the rule of `torch.chunk`: all get as many rows, the last ones
+    what is left."""
+    rows, each = shape[0], -(-shape[0] // ranks)
+    first, last = min(rank * each, rows), min((rank + 1) * each, rows)
+    return Shard((last - first, *shape[1:]), (first, *(0 for _ in shape[1:])))
+
+
+def whole_of(parameter: Tensor) -> Tensor:
+    """All of a tensor. Collective over its ranks where they hold shards."""
+    spread = as_dtensor(parameter)
+    return parameter.detach() if spread is None else spread.full_tensor().detach()
+
+
+def owned_by(layout: Layout, sharded: Container[str], ranks: int, rank: int) -> Owned:
+    """What a rank of so many owns, counted in the whole tensors: of those named in `sharded` its
+    rows, of all others its slice."""
+    spans = []
+    for slot in layout.slots:
+        if slot.name in sharded:
+            box, row = row_box(slot.shape, ranks, rank), prod(slot.shape[1:])
+            first = box.offset[0] * row
+            spans.append(Span(first, first + box.numel))
+        else:
+            spans.append(owned_span(slot.numel, ranks, rank))
+    return _owned(spans, tuple(slot.shape for slot in layout.slots))
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """One rank's place in one fragment.

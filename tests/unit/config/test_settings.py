@@ -528,3 +528,17 @@ def test_a_rank_in_the_mode_and_another_beside_it_are_refused() -> None:
         assert MendConfig(outer_step_compression_mode=mode, **said).codec == mode
     with pytest.raises(ConfigError, match="outer_step_compression_rank=4: contradicts"):
         MendConfig(outer_step_compression_mode=mode, outer_step_compression_rank=4)
+
+
+@pytest.mark.parametrize(
+    ("more", "stall_s"),
+    [
+        ({}, 0.1), ({"overlap_steps": 0}, 1.0), ({"concurrent_outer_step": False}, 1.0),
+        ({"overlap_steps": 0, "stall_max_s": 0.2}, 0.2), ({"stall_max_s": 5}, 5.0),
+    ],
+)  # fmt: skip
+def test_a_stall_is_short_where_a_late_result_costs_little(
+    more: dict[str, Any], stall_s: float
+) -> None:
+    """With an overlap it is applied at the next poll. A death cost training 1 s, the default."""
+    assert MendConfig(**more).stall_s == stall_s

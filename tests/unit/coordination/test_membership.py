@@ -503,7 +503,7 @@ def test_a_retired_rack_is_out_once_it_is_silent() -> None:
     change = house.next()
     assert seats_of(change) == [member(0), member(2)]
     assert change is not None
-    assert change.reason == "a person has retired rack 1"
+    assert (change.reason, change.retired) == ("a person has retired rack 1", (1,))
 
 
 def test_a_rack_that_waits_for_a_donors_state_has_no_vote_yet() -> None:

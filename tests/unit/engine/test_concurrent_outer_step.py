@@ -18,7 +18,9 @@ from mend.coordination.fetch_queue import RETRY_NS_MAX
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.messages import Gather, Message, OfferId, RankReport
 from mend.coordination.rank import RankMachine
+from mend.engine import state_copying
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.digest import digest_of_state
 from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
@@ -507,3 +509,22 @@ def test_a_donor_whose_copy_is_freed_makes_another_when_it_is_asked_again() -> N
     story.told()
     assert story.host.served.keys() == before
     assert story.published.given == set()
+
+
+def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So is the digest of the copy: encoding and merging wait for one portion, not for all."""
+    story, jobs = Story(), list[object]()
+    work = story.host.work
+    monkeypatch.setattr(state_copying, "PORTION_BYTES", 4)
+    monkeypatch.setattr(story.host, "work", lambda job, done: (jobs.append(job), work(job, done)))
+    story.rank.reserve_state(10)
+    assert story.published.room_B is not None
+    assert (story.published.room_B.tolist(), len(jobs)) == ([0] * 10, 3)
+    copied_B = torch.arange(10, dtype=torch.uint8)
+    story.rank.give_state(Member(2, 9), 3, copied_B)
+    assert len(jobs) == 6
+    assert story.rank.roles.rank_machine.copies.given[Member(2, 9)].digest == digest_of_state(
+        copied_B
+    )

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from mend.engine import plain_data
 from mend.engine.digest import digest_of_state
 from mend.engine.plain_data import DTYPES, Carried, Packing, unpack
+from mend.engine.worker_pool import WorkerPool
 from mend.errors import StateRefused
 
 SAMPLE: dict[str, Any] = {
@@ -109,3 +111,18 @@ def test_damaged_bytes_are_refused_whatever_they_are() -> None:
     for size in (0, 3, 8, len(whole) - 1):
         with pytest.raises(StateRefused, match="it is damaged"):
             unpack("it", whole[:size])
+
+
+def test_a_copy_shared_by_threads_and_in_memory_of_before_has_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plain_data, "PORTION_BYTES", 16)
+    packing = Packing(
+        "x", {"a": torch.arange(13.0), "b": torch.arange(9, dtype=torch.int8), "c": 1}
+    )
+    whole_B, pool = packing.write(), WorkerPool(3)
+    room_B = torch.full((packing.size + 5,), 7, dtype=torch.uint8)
+    assert torch.equal(packing.write(room_B, pool.each), whole_B)
+    assert torch.equal(room_B[: packing.size], whole_B)
+    assert torch.equal(packing.write(torch.zeros(packing.size - 1, dtype=torch.uint8)), whole_B)
+    assert pool.close() == []

@@ -269,3 +269,17 @@ def test_a_commit_of_a_life_that_has_no_seat_is_left_alone() -> None:
     assert isinstance(record, Commit)
     story.mirrors.committed(record, 1)
     assert story.begun() == []
+
+
+def test_what_is_kept_of_a_rack_that_a_person_has_retired_is_freed() -> None:
+    """It stayed in memory for good: no later commit names that rack. One that was only silent for
+    too long may return, and gets it back."""
+    story = Mirrors()
+    story.merge((0, 1))
+    story.keep(bytes_(1))
+    story.told(replace(roster(1, (1, 2), ranks=2), reason="rack 0 was not there for too long"))
+    assert story.published.mirror_bytes == 5
+    story.told(replace(roster(2, (1, 2), ranks=2), retired=(0,)))
+    assert story.published.mirror_bytes == 0
+    assert mirrors_key(0, 1) not in story.host.served
+    assert not any(key[:1] == b"r" for key in story.host.served)

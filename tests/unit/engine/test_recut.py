@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mend.engine.checkpoint import Facts, WholeModel, _recut, as_many_ranks, read_part
+from mend.engine.checkpoint import (
+    FROZEN_FACT,
+    Cuttable,
+    Facts,
+    Part,
+    _recut,
+    as_many_ranks,
+    read_part,
+)
 from mend.engine.checkpoint_files import (
     Manifest,
     State,
@@ -24,12 +33,14 @@ from mend.engine.checkpoint_files import (
     write_rank,
     write_whole,
 )
+from mend.engine.digest import digest_of
 from mend.engine.progress import FragmentProgress, OfferProgress, Progress
 from mend.engine.rack import RackGroup
 from mend.engine.recut import Recut
 from mend.errors import CheckpointError
 from mend.fragment import build_plan
 from mend.fragment.shards import replicated
+from mend.types import Slot, Span
 
 PLAN = build_plan(nn.ModuleList([nn.Linear(5, 3), nn.Linear(3, 1)]), 2)
 """Tensors of 15, 3, 3 and 1 elements: some ranks own nothing of the last."""
@@ -37,14 +48,31 @@ PLAN = build_plan(nn.ModuleList([nn.Linear(5, 3), nn.Linear(3, 1)]), 2)
 COUNTS = (1, 2, 3, 5)
 
 
-def of_ranks(ranks: int, vectors: int = 3) -> list[dict[str, Tensor]]:
+ROWS = frozenset({"0.weight", "1.weight", "1.bias"})
+"""Of 3, 1 and 1 rows; "0.bias" is held whole."""
+
+
+def rows_of(slot: Slot, ranks: int, rank: int) -> Span:
+    """As torch.chunk cuts them."""
+    parts = torch.arange(slot.numel).view(slot.shape).chunk(ranks)
+    mine = parts[rank].reshape(-1).tolist() if rank < len(parts) else []
+    return Span(mine[0], mine[-1] + 1) if mine else Span(0, 0)
+
+
+def of_ranks(
+    ranks: int, vectors: int = 3, sharded: frozenset[str] = frozenset()
+) -> list[dict[str, Tensor]]:
     """Per rank: values, and two outer states; of fragment 1 a residual, of fragment 0 a delta.
     Every element says what it is of."""
     found: list[dict[str, Tensor]] = [{} for _ in range(ranks)]
     for layout in PLAN:
         p = layout.fragment
         for rank, tensors in enumerate(found):
-            spans = replicated(layout, ranks, rank).owned.spans
+            slices = replicated(layout, ranks, rank).owned.spans
+            spans = [
+                rows_of(slot, ranks, rank) if slot.name in sharded else span
+                for slot, span in zip(layout.slots, slices, strict=True)
+            ]
             rows = [
                 torch.cat([
                     1000.0 * row + 100 * i + torch.arange(span.start, span.stop)
@@ -89,6 +117,51 @@ def test_slices_are_those_that_so_many_ranks_would_have(then: int, now: int) -> 
 
 @pytest.mark.parametrize("then", COUNTS)
 @pytest.mark.parametrize("now", COUNTS)
+@pytest.mark.parametrize(("was", "is_"), [(ROWS, ROWS), (ROWS, frozenset()), (frozenset(), ROWS)])
+def test_shards_are_those_that_so_many_ranks_would_have(
+    then: int, now: int, was: frozenset[str], is_: frozenset[str]
+) -> None:
+    """FSDP2, from it to ranks that hold everything, and back. Some ranks hold no row of a tensor,
+    or nothing at all."""
+    written = of_ranks(then, sharded=was)
+    for rank, expected in enumerate(of_ranks(now, sharded=is_)):
+        made = Recut(PLAN, 2, then, now, rank, was, is_)
+        _, found = made.tensors(lambda i: (state(50), written[i]))
+        for name, values in expected.items():
+            assert torch.equal(found.get(name, torch.empty(0)), values), name
+
+
+@pytest.mark.parametrize("then", COUNTS)
+def test_weights_of_another_model_are_found_whose_shards_no_rank_has_any_more(then: int) -> None:
+    model = nn.ModuleList([nn.Linear(5, 3), nn.Linear(3, 1)])
+    parameters = dict(model.named_parameters())
+    made = Recut(PLAN, 2, then, 1, 0, ROWS, frozenset())
+    expected = []
+    for rank in range(then):
+        owned = [made.owned_then(p, rank) for p in range(2)]
+        flats = [
+            torch.cat([
+                parameters[slot.name].detach().reshape(-1)[slice(*span)]
+                for slot, span in zip(layout.slots, mine.spans, strict=True)
+            ])
+            for layout, mine in zip(PLAN, owned, strict=True)
+        ]  # fmt: skip
+        expected.append(tuple(digest_of(flat, flat.numel(), 0) for flat in flats))
+    assert made.weights_digests(parameters) == tuple(expected)
+    part = Part(Path("cut"), manifest(), state(50), {}, recut=made, weights_then=tuple(expected))
+    part = replace(part, manifest=msgspec.structs.replace(manifest(), facts=((FROZEN_FACT, "a"),)))
+    with pytest.raises(CheckpointError, match="frozen parameters was a, is b here"):
+        part.compared(parameters, lambda _: "b")
+    unused: Any = None
+    assert all(part.compared(parameters, lambda _: "a")._has_weights(p, unused) for p in range(2))
+    model[1].bias.data += 1  # type: ignore[operator]
+    found = part.compared(parameters, lambda _: "a")
+    fragment = next(p for p in range(2) if any(s.name == "1.bias" for s in PLAN[p].slots))
+    assert not found._has_weights(fragment, unused)
+
+
+@pytest.mark.parametrize("then", COUNTS)
+@pytest.mark.parametrize("now", COUNTS)
 def test_tokens_are_shared_out_and_every_ledger_closes(then: int, now: int) -> None:
     ranks = [state(50 + 3 * rank, rank) for rank in range(then)]
     made = [recut(then, now, rank).state(ranks) for rank in range(now)]
@@ -127,13 +200,21 @@ def manifest(codec: str = "float32", ranks: int = 2) -> Manifest:
     )  # fmt: skip
 
 
-def test_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
-    one, whole = RackGroup(None, 1.0), WholeModel(PLAN, 2, lambda _: ())
+def test_other_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
+    one, whole = RackGroup(None, 1.0), Cuttable(PLAN, 2, lambda *_: ())
     assert _recut(manifest(), one, whole) == recut(2, 1, 0)
     assert _recut(manifest(ranks=1), one, whole) is None
     assert _recut(manifest(), one, None) is None
     assert _recut(manifest("powersgd-4"), one, whole) is None
     assert as_many_ranks(manifest(), 2) == ""
+    rows = msgspec.structs.replace(
+        manifest(), facts=(("codec", "int8"), ("placement 0.weight", "S(0) over 2"))
+    )
+    kept = frozenset({"0.weight"})
+    assert _recut(rows, one, whole) == Recut(PLAN, 2, 2, 1, 0, kept, frozenset())
+    assert _recut(rows, one, replace(whole, weights=1)) is None, "moments of shards"
+    pairs = (("codec", "int8"), ("placement 0.weight", "R S(0) over 2x1"))
+    assert _recut(msgspec.structs.replace(manifest(), facts=pairs), one, whole) is None, "HSDP"
     said = as_many_ranks(manifest(), 1)
     assert "Start 2 per rack, or begin a new job" in said
     assert "the 86 tokens that were not merged" in said
@@ -161,7 +242,7 @@ def test_a_folder_of_two_ranks_is_read_by_one_and_refused_to_shards(tmp_path: Pa
     then = (("codec", "float32"), ("ranks per rack", "2"))
     tensors = written(tmp_path, then)
     now, one = (then[0], ("ranks per rack", "1")), RackGroup(None, 1.0)
-    part = read_part(tmp_path, 0, one, now, WholeModel(PLAN, 2, lambda _: then))
+    part = read_part(tmp_path, 0, one, now, Cuttable(PLAN, 2, lambda *_: then))
     assert part is not None
     assert part.recut == recut(2, 1, 0)
     assert part.state.progress.tokens == 100
@@ -174,14 +255,14 @@ def test_a_folder_of_two_ranks_is_read_by_one_and_refused_to_shards(tmp_path: Pa
         read_part(tmp_path, 0, one, now)
     said = str(raised.value)
     assert "of another plan: ranks per rack was 2, is 1 here. It was written by 2 ranks" in said
-    assert "The number of ranks can change only for models held whole on each rank" in said
+    assert "The number of ranks can change only for models that each rank holds whole" in said
     assert "Start 2 per rack, or begin a new job" in said
     other = (("codec", "int8"), then[1])
     with pytest.raises(CheckpointError, match=r"plan: codec was float32, is int8 here$"):
-        read_part(tmp_path, 0, one, other, WholeModel(PLAN, 2, lambda _: other))
+        read_part(tmp_path, 0, one, other, Cuttable(PLAN, 2, lambda *_: other))
     path = tmp_path / "rack-0" / rank_file(1)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"rank-1\.safetensors is damaged"):
-        read_part(tmp_path, 0, one, now, WholeModel(PLAN, 2, lambda _: then))
+        read_part(tmp_path, 0, one, now, Cuttable(PLAN, 2, lambda *_: then))

@@ -988,3 +988,40 @@ class Wrapper:
 
     def __init__(self) -> None:
         self.param_groups: list[dict[str, Any]] = []
+
+
+def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> None:
+    """The first touch of fresh memory took four times as long as the copying: it is the worker's.
+    The ranks copy once the memory is there, and a rank that has none ready may copy no less."""
+    hand, asked = donor(), list[int]()
+    hand.trainer.reserve = asked.append
+    hand.published.ask((THEIRS,))
+    hand.step(4)
+    hand.trainer.give_state()
+    assert (len(asked), hand.given) == (1, []), "asked for once; until it is there it trains on"
+    hand.published.make_room(room_B := torch.zeros(asked[0], dtype=torch.uint8))
+    hand.step(2)
+    hand.trainer.give_state()
+    ((_, step, data_B),) = hand.given
+    assert isinstance(data_B, Tensor)
+    assert hand.trainer.training_state is not None
+    assert torch.equal(data_B, hand.trainer.training_state.take(step))
+    assert data_B.data_ptr() == room_B.data_ptr()
+    assert hand.published.room_B is None, "the copy alone keeps it alive"
+    hand.published.free(THEIRS)
+    hand.step(2)
+    hand.published.make_room(torch.zeros(2, dtype=torch.uint8))  # the state has grown since
+    hand.step(2)
+    hand.trainer.give_state()
+    assert torch.equal(hand.given[1][2], hand.trainer.training_state.take(10))
+
+
+def test_memory_for_a_copy_that_nobody_wants_any_more_is_freed() -> None:
+    hand = donor()
+    hand.trainer.reserve = lambda size: hand.published.make_room(torch.zeros(size))
+    hand.published.ask((THEIRS,))
+    hand.step(2)
+    assert hand.published.room_B is not None
+    hand.published.ask(())
+    hand.step(2)
+    assert hand.published.room_B is None

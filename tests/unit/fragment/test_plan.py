@@ -10,7 +10,14 @@ from torch import nn
 
 from mend.errors import ConfigError
 from mend.fragment import build_plan, exchanged_parameters, plan_facts, unwrap
-from mend.fragment.plan import Item, first_unequal_replica, inventory, rank_facts
+from mend.fragment.plan import (
+    Item,
+    first_unequal_replica,
+    inventory,
+    items_of_others,
+    rank_facts,
+    sharded_by_rows,
+)
 
 
 class Tied(nn.Module):
@@ -148,3 +155,31 @@ def test_ranks_with_other_parameters_are_no_rack() -> None:
     ranks = [held_by(m, hash_all=True) for m in (nn.Linear(3, 2), nn.Linear(3, 2, False))]
     with pytest.raises(ConfigError, match=r"bias.*rank 0 and rank 1"):
         first_unequal_replica(ranks)
+
+
+def test_where_rows_lie_for_another_number_of_ranks_is_what_those_ranks_would_say() -> None:
+    """Boxes, placements and the bits of what is frozen, from one rank that holds everything."""
+    model = nn.ModuleDict({"a": nn.Linear(2, 5), "b": nn.Linear(5, 1)})
+    model["b"].weight.requires_grad_(False)
+    model["a"].bias.requires_grad_(False)
+    named = dict(model.named_parameters())
+    trained = {name for name, p in named.items() if p.requires_grad}
+    rows = frozenset({"a.weight", "a.bias", "b.bias"})
+    found = items_of_others(named, trained, rows, 3, hashes=True)
+    assert sharded_by_rows(found) == rows
+    assert [items[0].shard for items in found] == [
+        ((2, 2), (0, 0)), ((2, 2), (2, 0)), ((1, 2), (4, 0)),
+    ]  # fmt: skip
+    assert [items[3].shard for items in found] == [((1,), (0,)), ((0,), (1,)), ((0,), (1,))]
+    frozen = [items[1].hash for items in found]
+    bias = named["a.bias"].detach()
+    parts = [nn.ParameterList([part.clone()]).requires_grad_(False) for part in bias.chunk(3)]
+    assert frozen == [inventory(part, set(), hash_all=False)[0].hash for part in parts]
+    whole = inventory(model, {id(named[name]) for name in trained}, hash_all=False)
+    (alone,) = items_of_others(named, trained, frozenset(), 1, hashes=True)
+    assert alone == whole
+    pairs = [[item._replace(placement="R S(0) over 1x3") for item in items] for items in found]
+    assert sharded_by_rows(pairs) is None
+    swapped = [found[1], found[0], found[2]]
+    assert sharded_by_rows(swapped) is None
+    assert sharded_by_rows([whole, whole]) == frozenset()

@@ -73,12 +73,14 @@ class DeviceEncoder:
         return Offered(payload_B, norm, unsent, length, bad)
 
     def compile(self, device: torch.device) -> None:
-        """Now, and not in the first round. Raises ConfigError where it cannot be."""
+        """For this GPU, now, and not in the first round. Raises ConfigError where it cannot be."""
         try:
-            for numel in (16, 31):  # kernels differ by whether the number is one of whole vectors
-                anchor_N = torch.ones(numel, device=device)
-                for residual_N in (None, anchor_N):
-                    self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
+            with torch.cuda.device(device):
+                for numel in (16, 31):  # kernels differ by whether vectors divide the number
+                    anchor_N = torch.ones(numel, device=device)
+                    for residual_N in (None, anchor_N):
+                        self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
+                torch.cuda.synchronize()
         except Exception as error:  # of Triton: no C compiler, no driver that it knows
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             rule = f"cannot be here, as Triton fails ({said})"

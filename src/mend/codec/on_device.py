@@ -24,6 +24,9 @@ ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0")
 TILE_NUMEL = OFFER_TILE
 """Elements of which a parcel says something together."""
 
+SAID_MAX = 400
+"""Characters of what Triton says."""
+
 _ALIGNED = 16
 """Bytes at whose multiple the second part of a parcel begins."""
 
@@ -82,8 +85,8 @@ class DeviceEncoder:
                         self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
                 torch.cuda.synchronize()
         except Exception as error:  # of Triton: no C compiler, no driver that it knows
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            rule = f"cannot be here, as Triton fails ({said})"
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            rule = f"cannot be here, as Triton fails ({said[:SAID_MAX]})"
             raise ConfigError("encode_on", "device", rule, "Use encode_on='host'.") from error
 
     def _found_at(self, numel: int) -> int:

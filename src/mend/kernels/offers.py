@@ -33,20 +33,28 @@ _TINY = tl.constexpr(2.0**-100)
 """codec.blocks.TINY"""
 
 
+# Triton looks names of annotations up: they must be its own.
+
+
 def _part(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
 @_part
-def _size(x: Any) -> Any:
+def _size(x: tl.tensor) -> tl.tensor:
     """The bits of the magnitudes. They have the magnitudes' order, with NaN above all."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @_part
 def _x(
-    delta_p: Any, anchor_p: Any, residual_p: Any, place: Any, inside: Any, owes: tl.constexpr
-) -> Any:
+    delta_p: tl.tensor,
+    anchor_p: tl.tensor,
+    residual_p: tl.tensor,
+    place: tl.tensor,
+    inside: tl.tensor,
+    owes: tl.constexpr,
+) -> tl.tensor:
     """(anchor - snapshot) + residual; 0 outside. The delta takes the place of the snapshot."""
     snapshot = tl.load(delta_p + place, mask=inside, other=0.0)
     x = tl.load(anchor_p + place, mask=inside, other=0.0) - snapshot
@@ -57,7 +65,9 @@ def _x(
 
 
 @_part
-def _tell(found_p: Any, size: Any, left_size: Any, left: Any, length: Any) -> None:
+def _tell(
+    found_p: tl.tensor, size: tl.tensor, left_size: tl.tensor, left: tl.tensor, length: tl.tensor
+) -> None:
     """Sizes of magnitudes, and sums of squares: one each."""
     column_p, programs = found_p + tl.program_id(0), tl.num_programs(0)
     tl.store(column_p, size.to(tl.float32, bitcast=True))
@@ -68,8 +78,8 @@ def _tell(found_p: Any, size: Any, left_size: Any, left: Any, length: Any) -> No
 
 @_part
 def _bfloat16(
-    delta_p: Any, anchor_p: Any, residual_p: Any, left_p: Any, payload_p: Any, found_p: Any,
-    numel: Any, owes: tl.constexpr,
+    delta_p: tl.tensor, anchor_p: tl.tensor, residual_p: tl.tensor, left_p: tl.tensor,
+    payload_p: tl.tensor, found_p: tl.tensor, numel: tl.tensor, owes: tl.constexpr,
 ) -> None:  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * _TILE + tl.arange(0, _TILE)
     inside = place < numel
@@ -84,12 +94,12 @@ def _bfloat16(
 
 
 @_part
-def _level(x_rh: Any, factor_r: Any) -> Any:
+def _level(x_rh: tl.tensor, factor_r: tl.tensor) -> tl.tensor:
     return ((x_rh * factor_r[:, None] + _WHOLE) - _WHOLE).to(tl.int32)
 
 
 @_part
-def _power(x_rh: Any, factor_r: Any) -> Any:
+def _power(x_rh: tl.tensor, factor_r: tl.tensor) -> tl.tensor:
     """codec.e3m0 says why: sign, exponent and 7 bits of mantissa decide."""
     bits = (x_rh * factor_r[:, None]).to(tl.int32, bitcast=True) >> 16
     size = bits & 0x7FFF
@@ -98,7 +108,7 @@ def _power(x_rh: Any, factor_r: Any) -> Any:
 
 
 @_part
-def _power_value(code: Any) -> Any:
+def _power_value(code: tl.tensor) -> tl.tensor:
     level = code & 7
     size = tl.where(level == 0, 0, (level + 120) << 23)
     return (size | ((code & 8) << 28)).to(tl.float32, bitcast=True)
@@ -106,9 +116,9 @@ def _power_value(code: Any) -> Any:
 
 @_part
 def _blocks(
-    delta_p: Any, anchor_p: Any, residual_p: Any, left_p: Any, bytes_p: Any, scales_p: Any,
-    found_p: Any, numel: Any, owes: tl.constexpr, half: tl.constexpr, stride: tl.constexpr,
-    highest: tl.constexpr,
+    delta_p: tl.tensor, anchor_p: tl.tensor, residual_p: tl.tensor, left_p: tl.tensor,
+    bytes_p: tl.tensor, scales_p: tl.tensor, found_p: tl.tensor, numel: tl.tensor,
+    owes: tl.constexpr, half: tl.constexpr, stride: tl.constexpr, highest: tl.constexpr,
 ) -> None:  # fmt: skip
     """Blocks of 2 * half elements in `stride` bytes. highest: level; 0: levels are powers of two,
     the greatest of which is the scale."""

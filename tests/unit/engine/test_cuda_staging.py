@@ -78,6 +78,20 @@ def test_a_device_that_encodes_gets_of_each_version_the_new_anchor_alone() -> No
     assert fetched == [4], "the anchor that the run begins with; then what was applied is there"
 
 
+def test_an_offer_is_against_the_anchor_of_the_track_however_it_came() -> None:
+    """A rack that joins has one of the same version in its place."""
+    hand = Hand(side=Side(CPU), payload="int8", on_device=encoder("int8"), **PATIENT)
+    hand.step(4)
+    hand.decide(0.5, drops=True)
+    hand.step(2)
+    track = hand.track()
+    assert (track.anchor.version, track.offer) == (1, None)
+    track.anchor = hand.numerics.adopt(torch.full((4,), 8.0), 4, 1)
+    hand.step(2)
+    (_, offer) = hand.offers
+    assert bool((offer.delta_N == 8.0 - hand.theta()).all())
+
+
 def test_an_offer_that_is_no_number_is_declined_with_its_place() -> None:
     hand = Hand(side=Side(CPU), payload="int4", on_device=encoder("int4"), **PATIENT)
     hand.step(3)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import mend
 from mend.codec.on_device import ON_DEVICE
 from mend.engine.micro_benchmark import GEMM_NS_MAX, LiveBenchmark
+from mend.errors import ConfigError
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
@@ -122,7 +123,7 @@ def test_a_gpu_that_encodes_comes_to_the_bits_of_a_model_on_the_cpu(
 
 def test_a_gpu_that_encodes_is_refused_where_it_cannot() -> None:
     config = alone(outer_step_compression_mode="int4", encode_on="device")
-    with pytest.raises(mend.ConfigError, match="needs a model on one GPU; this one is on cpu"):
+    with pytest.raises(ConfigError, match="needs a model on one GPU; this one is on cpu"):
         mend.mend_init(model(torch.float32), config=config)
 
 

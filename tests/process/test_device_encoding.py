@@ -41,7 +41,7 @@ def test_it_makes_no_difference_where_a_rack_encodes(jobs: Jobs, codec: str, par
 
 
 def test_free_racks_that_encode_on_the_device_merge_to_the_same_bits(jobs: Jobs) -> None:
-    """Offers are late, dropped and refused: what is pending is not owed then."""
+    """Offers may be late, and with max_age 0 dropped: what is pending is not owed then."""
     config = {**of("int4"), "lockstep": False, "max_age": 0}
     per = {rack: {"pace_ms": 5.0 + 7 * rack} for rack in range(2)}
     results = jobs().run(

@@ -69,6 +69,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "zmq": frozenset({"transport"}),
     "cryptography": frozenset({"transport"}),
     "numba": frozenset({"kernels"}),
+    "triton": frozenset({"kernels"}),
     "matplotlib": frozenset({"tools"}),
     "rich": frozenset({"tools"}),
     "typer": frozenset({"tools"}),

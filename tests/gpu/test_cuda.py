@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import mend
+from mend.codec.on_device import ON_DEVICE
 from mend.engine.micro_benchmark import GEMM_NS_MAX, LiveBenchmark
+from mend.errors import ConfigError
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
@@ -100,6 +105,36 @@ def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
         assert torch.equal(bits(one), bits(other)), number
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "e3m0"])
+def test_a_gpu_that_encodes_comes_to_the_bits_of_a_model_on_the_cpu(
+    dtype: torch.dtype, alignment: str, codec: str
+) -> None:
+    more = {"alignment": alignment, "outer_step_compression_mode": codec}
+    host, told = trained(torch.device("cpu"), dtype, **more)
+    device, seen = trained(CUDA, dtype, encode_on="device", **more)
+    assert told.anchor_digest == seen.anchor_digest
+    assert told.payload_bytes == seen.payload_bytes > 0
+    assert told.residual_share == pytest.approx(seen.residual_share, rel=1e-4)
+    for number, (one, other) in enumerate(zip(host, device, strict=True)):
+        assert torch.equal(bits(one), bits(other)), number
+
+
+def test_a_gpu_that_encodes_is_refused_where_it_cannot() -> None:
+    config = alone(outer_step_compression_mode="int4", encode_on="device")
+    with pytest.raises(ConfigError, match="needs a model on one GPU; this one is on cpu"):
+        mend.mend_init(model(torch.float32), config=config)
+
+
+def test_the_benchmark_of_encoding_says_what_a_result_needs() -> None:
+    words = ["-m", "benchmarks.device_encode", "--numel", "100000", "--repeats", "2"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert set(told["captures"]) == {"host", *(f"{name} device" for name in ON_DEVICE)}
+    assert told["captures"]["host"]["bus_bytes"] == 400_000
+
+
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
 def test_an_apply_on_the_side_stream_is_realign(named: bool, alignment: Any) -> None:
@@ -143,7 +178,8 @@ def test_a_snapshot_is_of_its_moment_though_training_goes_on_at_once() -> None:
     side.close()
 
 
-def test_memory_is_what_is_counted() -> None:
+@pytest.mark.parametrize("encodes", [False, True])
+def test_memory_is_what_is_counted(encodes: bool) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     made = model(torch.bfloat16, width=9000).to(CUDA)
@@ -152,7 +188,8 @@ def test_memory_is_what_is_counted() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
-    with mend.session(made, alone(), optimizer) as runtime:
+    how = {"outer_step_compression_mode": "int8", "encode_on": "device"} if encodes else {}
+    with mend.session(made, alone(**how), optimizer) as runtime:
         for _ in range(STEPS):
             for parameter in made.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -161,7 +198,8 @@ def test_memory_is_what_is_counted() -> None:
         status = runtime.status()
     in_flight = 4 * numel * (status.racks_configured + 3)
     assert 0 < status.host_bytes <= 16 * numel + in_flight, "with outer momentum, as by default"
-    assert 0 < status.device_bytes_peak <= 3 * 4 * largest
+    stays = 8 * numel + 4 * largest if encodes else 0
+    assert stays < status.device_bytes_peak <= stays + 3 * 4 * largest
     gradients = sum(2 * p.numel() for p in made.parameters())
     scratch = (2 * 64 << 20) + (1 << 20)  # the allocator rounds every tensor up
     most = torch.cuda.max_memory_allocated() - before

@@ -28,6 +28,7 @@ TINY = {name: row.quick.split() for name, row in ROWS_BY_NAME.items()}
 
 ELSEWHERE = {
     "determinism": "tests/process/test_benchmarks.py",
+    "device_encode": "tests/gpu/test_cuda.py",
     "encode": "tests/process/test_benchmarks.py",
     "exchange": "tests/process/test_benchmarks.py",
     "tape": "tests/process/test_benchmarks.py",

@@ -295,6 +295,12 @@ class MendConfig:
         "columns that powersgd sends of each matrix; read where outer_step_compression_mode is "
         "powersgd",
     )
+    encode_on: Literal["host", "device"] = _knob(
+        "host",
+        k.one_of("host", "device"),
+        "where offers are encoded; device: on the GPU, with bf16, int8, int4 or e3m0, for 8 bytes "
+        "of its memory per parameter that the rank owns (compression.md)",
+    )
     lockstep: bool = _knob(False, k.YES_NO, "every rack waits for every round at its apply point")
     max_age: int = _knob(2, k.whole(0, 64), "rounds that an offer may be late and still be merged")
     start_timeout_s: float = _knob(120.0, k.seconds(0.001), "wait for all racks to say hello")
@@ -631,6 +637,11 @@ def _refuse_compression(c: MendConfig) -> None:
     if mode != "none" and c.payload_dtype not in ("float32", c.codec):
         rule = f"contradicts outer_step_compression_mode={mode!r}"
         raise ConfigError("payload_dtype", c.payload_dtype, rule, "Leave one of the two out.")
+    if c.encode_on == "device":
+        from mend.codec.on_device import ON_DEVICE, no_kernel  # loads torch
+
+        if c.codec not in ON_DEVICE:
+            raise no_kernel(c.codec)
 
 
 def _refuse_expected(c: MendConfig) -> None:

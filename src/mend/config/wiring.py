@@ -83,6 +83,7 @@ def settings_of(
         evicts=config.failslow_action == "evict",
         sharded=config.sharded,
         mirrors=config.mirror_rack_state,
+        encodes_on_device=config.encode_on == "device",
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),

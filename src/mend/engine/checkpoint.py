@@ -41,6 +41,7 @@ from mend.engine.recut import Recut
 from mend.engine.trainer import Trainer
 from mend.engine.training_state import TrainingState
 from mend.errors import CheckpointError, StateRefused
+from mend.fragment.device import on_host
 from mend.fragment.plan import PLACED
 from mend.fragment.shards import by_rows
 from mend.types import VERSION, Layout, Owned
@@ -150,7 +151,8 @@ def state_of(taken: Taken) -> State:
 
 
 def _write_rank(part: Path, rank: int, taken: Taken) -> None:
-    write_rank(part / rank_file(rank), state_of(taken), taken.tensors)
+    tensors = {name: on_host(values_N) for name, values_N in taken.tensors.items()}
+    write_rank(part / rank_file(rank), state_of(taken), tensors)
     if taken.registered is not None:
         write_whole(part / registered_file(rank), bytes_of(taken.registered))
 

@@ -353,6 +353,8 @@ class ConcurrentOuterStep:
 
     def _encode(self, offer: OpenOffer) -> None:
         def job() -> Encoded:
+            if offer.encoding is not None:
+                return offer.encoding()
             if offer.landed is not None:
                 offer.landed()
             numerics = self.numerics_of[offer.fragment]

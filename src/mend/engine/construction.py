@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mend.codec import codec_named
+import torch
+
+from mend.codec import Codec, LayoutCodec, codec_named
+from mend.codec.on_device import DeviceEncoder, device_encoder, no_kernel
 from mend.engine.cuda_staging import CudaPin
 from mend.engine.live_rank import LiveRank
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
 from mend.engine.worker_pool import pool_threads
+from mend.errors import ConfigError
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.cpu_affinity import worker_cores
 from mend.merge import MERGES
@@ -43,5 +47,19 @@ def live_rank(
     numerics = Numerics(
         codec, merge, outer, pool_threads(), rules.spare, pin, cores, settings.max_age, in_weights
     )
+    if settings.encodes_on_device:
+        numerics.on_device = _encoder_of(codec, device)
     near = replace(settings, io_loop=replace(settings.io_loop, cores=cores))
     return LiveRank(plan, near, numerics)
+
+
+def _encoder_of(codec: Codec | LayoutCodec, device: torch.device | None) -> DeviceEncoder:
+    """Compiled. Raises ConfigError where offers cannot be encoded on this device."""
+    if isinstance(codec, LayoutCodec):
+        raise no_kernel(codec.name)
+    encoder = device_encoder(codec)
+    if device is None or device.type != "cuda":
+        rule = f"needs a model on one GPU; this one is on {device or 'several devices'}"
+        raise ConfigError("encode_on", "device", rule, "Move it before mend_init, or use 'host'.")
+    encoder.compile(device)
+    return encoder

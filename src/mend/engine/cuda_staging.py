@@ -2,19 +2,28 @@
 
 Used by the training thread. A new anchor is uploaded as soon as it is decided, if no other one
 waits on the device; else at its apply point.
+
+Where the device encodes, it keeps of every fragment the anchor that was applied last and the
+residual, and of an open offer the delta and what is pending.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mend.engine.buffers import Buffers
+from mend.codec.on_device import TILE_NUMEL, DeviceEncoder
+from mend.consensus.records import NORM_MAX
+from mend.engine.buffers import POOLED_BYTES_MIN
+from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import FragmentState
-from mend.engine.numerics import Anchor
+from mend.engine.numerics import Anchor, Encoded, Numerics
+from mend.errors import NonFinite
 from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed, Side, Uploaded
 
@@ -51,16 +60,53 @@ class CudaStaging:
     """The device's side of a rank: at most one anchor waits there."""
 
     def __init__(
-        self, side: Side, buffers: Buffers, alignment: Alignment, blend_alpha: float
+        self, side: Side, numerics: Numerics, alignment: Alignment, blend_alpha: float
     ) -> None:
-        self.side, self._buffers = side, buffers
+        self.side, self._buffers, self.encoder = side, numerics.buffers, numerics.on_device
         self.alignment, self._alpha = alignment, blend_alpha
         self._waiting: tuple[int, Uploaded] | None = None
+        self._anchors: dict[int, tuple[Anchor, Tensor]] = {}
+        """By fragment: which one is on the device, and its values there."""
+        self._held: dict[int, int] = {}
+        """Bytes on the device by fragment, beside what waits there."""
 
     def snapshot(self, track: FragmentState) -> tuple[Tensor, Landed]:
         """The owned elements on the host (fp32), once the second value has been called."""
         out_N = self._buffers.empty(track.owned.numel)
         return out_N, self.side.snapshot(track.view, track.owned, out_N)
+
+    def encode(
+        self, encoder: DeviceEncoder, fragment: int, track: FragmentState
+    ) -> tuple[Tensor, Callable[[], Encoded]]:
+        """The delta, and what waits for the payload; that may be called by any thread."""
+        anchor_N = self._anchor(fragment, track)
+        if track.residual_N is not None and track.residual_N.device != self.side.device:
+            track.residual_N = self.side.fetch(track.residual_N)  # of a checkpoint
+        owes, numel = track.residual_N is not None, track.owned.numel
+        self._hold(fragment, 4 * (3 + owes) * numel)
+        out_B = self._landing(encoder.parcel_bytes(numel))
+        delta_N, left_N, landed = self.side.encode(
+            track.view, track.owned, anchor_N, track.residual_N, encoder.encode, out_B
+        )
+        return delta_N, partial(_encoded, encoder, numel, landed, out_B, left_N)
+
+    def _landing(self, size: int) -> Tensor:
+        """Host memory that a copy from the device does not wait for, whatever its size."""
+        if size < POOLED_BYTES_MIN and self.side.device.type == "cuda":
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return self._buffers.empty(size, torch.uint8)
+
+    def _anchor(self, fragment: int, track: FragmentState) -> Tensor:
+        """Of a track, on the device."""
+        kept = self._anchors.get(fragment)
+        if kept is None or kept[0] is not track.anchor:  # the first, or one that was copied
+            kept = track.anchor, self.side.fetch(track.anchor.values)
+            self._anchors[fragment] = kept
+        return kept[1]
+
+    def _hold(self, fragment: int, size: int) -> None:
+        self.side.held(size - self._held.get(fragment, 0))
+        self._held[fragment] = size
 
     def prefetch(
         self, fragment: int, track: FragmentState, delta_N: Tensor | None, new: Anchor
@@ -71,7 +117,7 @@ class CudaStaging:
             if before != fragment or older.version >= new.version:
                 return
             self.side.forget(older)
-        self._waiting = fragment, self._upload(track, delta_N, new)
+        self._waiting = fragment, self._upload(fragment, track, delta_N, new)
 
     def realign(
         self,
@@ -84,8 +130,12 @@ class CudaStaging:
         """Order the move under the new anchor: of the model, or into `out_N` (device, fp32)."""
         uploaded = self._taken(fragment, delta_N is not None, new.version)
         if uploaded is None:
-            uploaded = self._upload(track, delta_N, new)
+            uploaded = self._upload(fragment, track, delta_N, new)
         self.side.apply(track.view, track.owned, uploaded, self.alignment, self._alpha, out_N)
+        if self.encoder is not None:
+            self._anchors[fragment] = new, uploaded.next_N
+            if delta_N is not None:  # named: it leaves a residual
+                self._hold(fragment, 8 * track.owned.numel)
 
     def _taken(self, fragment: int, named: bool, version: int) -> Uploaded | None:
         """What waits, if it is what is to be applied. It may be older, or have gone another way."""
@@ -97,7 +147,26 @@ class CudaStaging:
         self.side.forget(uploaded)
         return None
 
-    def _upload(self, track: FragmentState, delta_N: Tensor | None, new: Anchor) -> Uploaded:
-        return self.side.upload(
-            new.version, track.anchor.values, delta_N, new.values, self.alignment
+    def _upload(
+        self, fragment: int, track: FragmentState, delta_N: Tensor | None, new: Anchor
+    ) -> Uploaded:
+        old_N = track.anchor.values if self.encoder is None else self._anchor(fragment, track)
+        return self.side.upload(new.version, old_N, delta_N, new.values, self.alignment)
+
+
+def _encoded(
+    encoder: DeviceEncoder, numel: int, landed: Landed, out_B: Tensor, left_N: Tensor
+) -> Encoded:
+    """What `Numerics.encode` returns. Raises NonFinite as it does."""
+    landed()
+    found = encoder.read(out_B, numel, NORM_MAX)
+    if found.bad is not None:
+        raise NonFinite(
+            f"one of the elements {found.bad} to {min(found.bad + TILE_NUMEL, numel) - 1} of the "
+            f"delta is no number below {NORM_MAX:g}: it is not offered. "
+            "Look for a loss that is NaN or a learning rate that is too high."
         )
+    return Encoded(
+        found.payload, digest_of_state(found.payload), left_N, None,
+        found.norm, found.unsent, found.length,
+    )  # fmt: skip

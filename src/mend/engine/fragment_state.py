@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mend.engine.numerics import Anchor, Numerics
+from mend.engine.numerics import Anchor, Encoded, Numerics
 from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed
 from mend.fragment.model_plan import Cut, ModelPlan
@@ -71,7 +71,8 @@ class StepOptions:
 class OpenOffer:
     """An own contribution until the log ends it.
 
-    `delta_N` begins as the snapshot; a worker turns it into the delta.
+    `delta_N` begins as the snapshot; a worker turns it into the delta, or the GPU, where it then
+    lies with what is pending.
     """
 
     fragment: int
@@ -91,6 +92,8 @@ class OpenOffer:
     """The last one of its fragment. With feedback in the weights it goes as fp32."""
     landed: Landed | None = None
     """To be called before `delta_N` is read: the snapshot may still be on its way from a GPU."""
+    encoding: Callable[[], Encoded] | None = None
+    """Waits for the GPU that encodes it; None: a worker is to do so. Raises NonFinite."""
     encoded: bool = False
     """Whether `delta_N` is the delta by now."""
     declined: str = ""

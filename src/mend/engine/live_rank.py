@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mend.consensus.records import MomentFragments
 from mend.coordination.events import Event
@@ -318,7 +318,7 @@ class LiveRank:
             for fragment, track in enumerate(tracks):
                 part.restore(fragment, track, numerics.of(moments=bool(track.moments)))
         if self._side is not None:
-            self._side.prepare(max(track.owned.numel for track in tracks))
+            self._side.prepare(_on_device(numerics, tracks))
             _prepare(numerics, tracks)
         return tracks
 
@@ -574,6 +574,18 @@ def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
     """
     second = [numerics.buffers.empty(track.anchor.data.numel()) for track in tracks]
     flying = numerics.buffers.idle_max - len(second)
-    numel = max(track.owned.numel for track in tracks)
-    ready = [numerics.buffers.empty(numel) for _ in range(flying)]
-    del second, ready
+    numel, parcels = max(track.owned.numel for track in tracks), list[Tensor]()
+    if numerics.on_device is not None:
+        size = numerics.on_device.parcel_bytes(numel)
+        parcels = [numerics.buffers.empty(size, torch.uint8)]
+    ready = [numerics.buffers.empty(numel) for _ in range(flying - len(parcels))]
+    del second, parcels, ready
+
+
+def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[int]:
+    """Elements of the vectors that the device will hold: of a round, and where it encodes also an
+    anchor and a residual of every fragment, a delta and what is pending."""
+    numels = [track.owned.numel for track in tracks if track.moments is None]
+    if numerics.on_device is None:
+        return [max(numels)] * 3
+    return [*numels, *numels, *[max(numels)] * 4]

@@ -33,6 +33,7 @@ from mend.codec import (
     cut_numel,
     fragment_codec,
 )
+from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
@@ -232,6 +233,8 @@ class Numerics:
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
         self.of_values = False
         """Whether offers are values, and not what they are away from an anchor."""
+        self.on_device: DeviceEncoder | None = None
+        """Where the GPU encodes what is captured on it."""
         if isinstance(codec, BlockCodec):
             codec.kernels()  # compiled now, and not in the first round
 

@@ -69,6 +69,8 @@ class Settings:
     """Whether racks merge a slice each and pull the others' merged slices."""
     mirrors: bool = False
     """Whether racks keep for each other what is registered with scope rack."""
+    encodes_on_device: bool = False
+    """Whether offers are encoded on the GPU that holds the weights."""
     outcomes: Path | None = None
     """Where `mend launch` looks for how each rank ended."""
 

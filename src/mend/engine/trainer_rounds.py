@@ -49,7 +49,7 @@ from mend.engine.fragment_state import (
     unbroken_run,
 )
 from mend.engine.micro_benchmark import MicroBenchmark
-from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics, first_unsound
+from mend.engine.numerics import PORTION_NUMEL, Anchor, Encoded, Numerics, first_unsound
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
@@ -145,7 +145,7 @@ class TrainerRounds:
         self.standing: Standing = (0, 0, self._marks)
         self._budget_ns = options.stall_max_ns
         self.beside = (
-            CudaStaging(side, numerics.buffers, options.alignment, options.blend_alpha)
+            CudaStaging(side, numerics, options.alignment, options.blend_alpha)
             if side is not None
             else None
         )
@@ -282,8 +282,12 @@ class TrainerRounds:
         if steps < 1:
             return
         landed: Landed | None = None
+        encoding: Callable[[], Encoded] | None = None
         if self.beside is not None and track.moments is None:
-            snapshot_N, landed = self.beside.snapshot(track)
+            if (encoder := self.beside.encoder) is not None:
+                snapshot_N, encoding = self.beside.encode(encoder, fragment, track)
+            else:
+                snapshot_N, landed = self.beside.snapshot(track)
         else:
             snapshot_N = self._snapshot(track)
         track.seq += 1
@@ -300,6 +304,7 @@ class TrainerRounds:
             track.residual_N,
             closing=closing,
             landed=landed,
+            encoding=encoding,
         )
         track.offer = offer
         if track.moments is None and not closing:

@@ -7,14 +7,15 @@ training steps: a snapshot goes to the host from a copy on the device, a new anc
 it arrives, not when it is due. Never peers, clocks, files.
 
 On the device, for the fragment concerned and only while it is in use: one fp32 vector for a
-snapshot, two for an anchor that waits for its apply point.
+snapshot, two for an anchor that waits for its apply point. `encode` leaves two there, and needs two
+that stay (engine/cuda_staging.py).
 
 Legend: N elements of a vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,20 @@ def device_of(parameters: Iterable[Tensor]) -> torch.device | None:
     """The one device that all of them are on; None when they are on several."""
     found = {local_of(parameter).device for parameter in parameters}
     return found.pop() if len(found) == 1 else None
+
+
+def on_host(values_N: Tensor) -> Tensor:
+    """The values in host memory. Blocks the calling thread, and no stream of the training's."""
+    if values_N.device.type == "cpu":
+        return values_N
+    device: Any = torch.get_device_module(values_N.device)
+    with device.stream(device.Stream(values_N.device)):
+        return values_N.cpu()
+
+
+Encode = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""(snapshot, which becomes the delta; anchor; residual) -> (what is left out; what goes to the
+host), all on the device."""
 
 
 @dataclass(eq=False)
@@ -67,10 +82,10 @@ class Side:
         """Most memory of the device that was taken at once."""
         self._waiting_bytes = 0
 
-    def prepare(self, numel: int) -> None:
-        """Have torch's allocator hold what a round of a fragment of so many elements will take."""
+    def prepare(self, numels: Sequence[int]) -> None:
+        """Have torch's allocator hold what rounds will take: vectors of so many elements (fp32)."""
         with self._torch.stream(self._stream):
-            ready = [torch.empty(numel, dtype=torch.float32, device=self.device) for _ in range(3)]
+            ready = [torch.empty(n, dtype=torch.float32, device=self.device) for n in numels]
         self._count(sum(each.nbytes for each in ready))
         del ready
 
@@ -88,6 +103,43 @@ class Side:
             landed: Landed = self._mark().synchronize
         self._count(4 * owned.numel)
         return landed
+
+    @torch.no_grad()
+    def encode(
+        self,
+        view: FragmentView,
+        owned: Owned,
+        anchor_N: Tensor,
+        residual_N: Tensor | None,
+        encode: Encode,
+        out_B: Tensor,
+    ) -> tuple[Tensor, Tensor, Landed]:
+        """(delta, what is left out of the offer), of the owned elements and on the device, where
+        `anchor_N` and `residual_N` are, and a call to be made before `out_B` (pinned) is read."""
+        main = self._begin()
+        with self._torch.stream(self._stream):
+            delta_N = torch.empty(owned.numel, dtype=torch.float32, device=self.device)
+            view.read(owned, delta_N)
+            self._end(main)
+            left_N, parcel_B = encode(delta_N, anchor_N, residual_N)
+            out_B.copy_(parcel_B, non_blocking=True)
+            landed: Landed = self._mark().synchronize
+        self._count(parcel_B.nbytes)
+        return delta_N, left_N, landed
+
+    @torch.no_grad()
+    def fetch(self, values_N: Tensor) -> Tensor:
+        """A copy on the device, for what is given to the side stream later."""
+        with self._torch.stream(self._stream):
+            found_N = torch.empty(values_N.numel(), dtype=torch.float32, device=self.device)
+            found_N.copy_(values_N, non_blocking=True)
+            self._keep(self._mark(), (values_N,))
+        return found_N
+
+    def held(self, more: int) -> None:
+        """Bytes that stay on the device from now on; negative: that do not any more."""
+        self._waiting_bytes += more
+        self._count(0)
 
     # -------------------------------------------------------------- apply
 

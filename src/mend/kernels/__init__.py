@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Made = TypeVar("_Made")
@@ -40,6 +41,23 @@ class ProductKernels(NamedTuple):
 
     right: _Product
     left: _Product
+
+
+OFFER_TILE = 4096
+"""Elements that a program of an `OfferKernel` is for: whole blocks of every codec."""
+
+OfferKernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], None]
+"""(delta, anchor, residual, left: fp32 N; payload: uint8 B; found: fp32 (4, G), G = N / OFFER_TILE
+rounded up), all contiguous on one GPU; kernels.offers says what is written. Runs on the current
+stream."""
+
+
+def offer_kernel(codec: str) -> OfferKernel:
+    """Of the codec of this name: bfloat16, int8, int4 or e3m0. Compiled where it is first run on a
+    device. Raises ImportError without Triton."""
+    from mend.kernels import offers
+
+    return offers.kernel(codec)
 
 
 @cache
@@ -106,4 +124,14 @@ def part(function: _Function) -> _Function:
     return made
 
 
-__all__ = ["BlockKernels", "ProductKernels", "block_kernels", "compiled", "part", "product_kernels"]
+__all__ = [
+    "OFFER_TILE",
+    "BlockKernels",
+    "OfferKernel",
+    "ProductKernels",
+    "block_kernels",
+    "compiled",
+    "offer_kernel",
+    "part",
+    "product_kernels",
+]

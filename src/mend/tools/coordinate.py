@@ -33,6 +33,7 @@ def coordinate(
         payload_dtype="float32",
         # A registered codec or outer optimizer is known to the racks only.
         outer_step_compression_mode="none",
+        encode_on="host",
         outer_optimizer="nesterov",
     )
     keys = secrets_of(config, bind, "bind")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mend.codec import CODECS, RANK_MAX, cost_of, is_codec
+from mend.codec.on_device import ON_DEVICE
 from mend.config.exchange_plan import unsharded
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
@@ -58,6 +59,10 @@ COPY_NS = {"cuda": 0.03, "cpu": 0.9}
 DEVICE_PARTS = 2.5
 """Parts of a fragment in fp32 that a GPU holds beside the model, at most, as measured on H200."""
 
+ENCODING_PARTS = 4.5
+"""The same with encode_on="device", besides an anchor and a residual of every fragment: the delta,
+what is pending, the payload, the new anchor and what is subtracted."""
+
 
 def merge_ns_assumed(racks: int) -> float:
     """Per element, one thread, merge="mean" (docs/benchmarks.md: 2.5 for 4 racks, 4.7 for 8)."""
@@ -98,6 +103,8 @@ class Choice:
     memory: Memory
     """Of one rank, on the host."""
     device_bytes: int
+    encoding_bytes: int = 0
+    """Of its GPU with encode_on="device" in place of `device_bytes`; 0: it cannot encode that."""
     moment_bytes: int = 0
     """That a rack receives in H steps for the optimizer's moments, and sends."""
 
@@ -177,6 +184,7 @@ def base_config(racks: int) -> MendConfig:
         overlap_steps=None,
         payload_dtype="float32",
         outer_step_compression_mode="none",
+        encode_on="host",
         simulated_merge_delay_ms=0.0,
     )
 
@@ -219,8 +227,13 @@ def choice_of(
     copy_ms = part * COPY_NS[asked.device] / 1e6
     memory = memory_of(config, asked.params, asked.ranks)
     device_bytes = round(DEVICE_PARTS * part * FP32) if asked.device == "cuda" else 0
-    moments = moment_bytes(config, asked.params)
-    return Choice(config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes, moments)
+    encoding_bytes = 0
+    if asked.device == "cuda" and config.codec in ON_DEVICE:
+        encoding_bytes = round((2 * asked.params / asked.ranks + ENCODING_PARTS * part) * FP32)
+    return Choice(
+        config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes, encoding_bytes,
+        moment_bytes(config, asked.params),
+    )  # fmt: skip
 
 
 def _plan_of(asked: Asked, base: MendConfig, mesh: MendConfig) -> str:

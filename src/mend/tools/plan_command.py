@@ -177,6 +177,7 @@ def row_data(row: Choice) -> dict[str, Any]:
         "moment_bytes": row.moment_bytes,
         "host_bytes": row.memory.total,
         "device_bytes": row.device_bytes,
+        "device_bytes_encoding": row.encoding_bytes,
         "loss_pct_scratch": loss.scratch,
         "loss_pct_warm": loss.warm,
         "loss_is_a_bound": loss.bound,
@@ -256,6 +257,8 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
     more = duration(chosen.longest.total_ms)
     longest = f"with the largest tensor {more}; " if chosen.longest != exchange else ""
     gpu = f"; up to {chosen.device_bytes / GB:.2g} GB of its GPU" if chosen.device_bytes else ""
+    if chosen.encoding_bytes:
+        gpu += f" ({chosen.encoding_bytes / GB:.2g} GB with encode_on='device')"
     of_moments = chosen.moment_bytes / chosen.period_bytes if chosen.moment_bytes else 0
     moments = f"; {of_moments:.0%} of it is moments of the optimizer" if of_moments else ""
     per_hour = chosen.period_bytes * 3.6e6 / (chosen.step_ms * chosen.config.sync_period_steps)

@@ -129,6 +129,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("merge", value) for value in ("median", None)),
     *(("merge_mean_names", value) for value in (("*a*", "*a*"), ("",), (1,), 5)),
     *(("payload_dtype", value) for value in ("fp32", "int8")),
+    *(("encode_on", value) for value in ("gpu", None, "device")),  # fp32 is not encoded
     *(("lockstep", value) for value in ("on", 1)),
     *(("exchange_frozen", value) for value in ("on", 1)),
     *(("join_copies_state", value) for value in ("on", 1)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.codec import CLOSING, CODECS
+from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Schedule
@@ -44,11 +45,13 @@ class Hand:
     def __init__(
         self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, period: int = 4,
         overlap: int = 2, ramp: int = 0, polls: int = 0, payload: str = "float32",
-        in_weights: bool = False, side: Side | None = None, **options: Any,
+        in_weights: bool = False, side: Side | None = None,
+        on_device: DeviceEncoder | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.ranks, self.now_ns = ranks, 5 * SECOND
         rules = CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
         self.numerics = Numerics(*rules, in_weights=in_weights)
+        self.numerics.on_device = on_device
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(NUMEL)) for _ in range(fragments)])
         self.published = PublishedState(fragments)
         self.events: list[Event] = []
@@ -91,7 +94,7 @@ class Hand:
         try:
             codec = CLOSING if offer.closing else None
             given = offer.delta_N, offer.residual_N, offer.anchor.values
-            made = self.numerics.encode(*given, codec)
+            made = offer.encoding() if offer.encoding else self.numerics.encode(*given, codec)
         except NonFinite:
             self.published.discard(offer.fragment, offer.seq)
         else:

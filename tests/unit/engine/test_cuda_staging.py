@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend.codec import CODECS
+from mend.codec.on_device import ON_DEVICE, DeviceEncoder
+from mend.errors import NonFinite
 from mend.fragment.device import Side, device_of
 from mend.types import SECOND
+from tests.unit.codec.offer_reference import reference
 from tests.unit.engine.hand import MOVE, Hand
 
 CPU = torch.device("cpu")
@@ -33,6 +38,70 @@ def life(side: Side | None, fates: list[str], **options: Any) -> tuple[Hand, lis
                 if fate == "two versions":
                     hand.decide(0.2 + number / 7)
     return hand, seen
+
+
+def encoder(payload: str) -> DeviceEncoder:
+    return DeviceEncoder(CODECS[payload](), reference(CODECS[payload]()))
+
+
+@given(
+    fates=st.lists(Fate, max_size=6),
+    alignment=st.sampled_from(["carry", "overwrite", "blend"]),
+    payload=st.sampled_from(ON_DEVICE),
+)
+def test_the_same_offers_and_residuals_by_either_way(
+    fates: list[str], alignment: str, payload: str
+) -> None:
+    """What is pending is owed once its offer is named, and only then, wherever it lies."""
+    options = {"alignment": alignment, "blend_alpha": 0.3, "payload": payload}
+    other, host = life(None, fates, **options)
+    hand, device = life(Side(CPU), fates, on_device=encoder(payload), **options)
+    for one, two in zip(host, device, strict=True):
+        assert torch.equal(one.view(torch.int32), two.view(torch.int32))
+    for theirs, mine in zip(other.offers, hand.offers, strict=True):
+        assert mine.encoding is not None
+        assert torch.equal(theirs.delta_N, mine.delta_N)
+        assert theirs.pend_N is not None
+        assert mine.pend_N is not None
+        assert torch.equal(theirs.pend_N, mine.pend_N)
+        assert (theirs.residual_N is None) == (mine.residual_N is None)
+        if theirs.residual_N is not None and mine.residual_N is not None:
+            assert torch.equal(theirs.residual_N, mine.residual_N)
+
+
+def test_a_device_that_encodes_gets_of_each_version_the_new_anchor_alone() -> None:
+    side = Side(CPU)
+    fetched: list[int] = []
+    fetch = side.fetch
+    side.fetch = lambda values_N: (fetched.append(values_N.numel()), fetch(values_N))[1]  # type: ignore[method-assign]
+    life(side, ["named", "late", "dropped", "named"], payload="int8", on_device=encoder("int8"))
+    assert fetched == [4], "the anchor that the run begins with; then what was applied is there"
+
+
+def test_an_offer_is_against_the_anchor_of_the_track_however_it_came() -> None:
+    """A rack that joins has one of the same version in its place."""
+    hand = Hand(side=Side(CPU), payload="int8", on_device=encoder("int8"), **PATIENT)
+    hand.step(4)
+    hand.decide(0.5, drops=True)
+    hand.step(2)
+    track = hand.track()
+    assert (track.anchor.version, track.offer) == (1, None)
+    track.anchor = hand.numerics.adopt(torch.full((4,), 8.0), 4, 1)
+    hand.step(2)
+    (_, offer) = hand.offers
+    assert bool((offer.delta_N == 8.0 - hand.theta()).all())
+
+
+def test_an_offer_that_is_no_number_is_declined_with_its_place() -> None:
+    hand = Hand(side=Side(CPU), payload="int4", on_device=encoder("int4"), **PATIENT)
+    hand.step(3)
+    with torch.no_grad():
+        hand.model[0][2] = torch.nan
+    hand.step(1)
+    (offer,) = hand.offers
+    assert offer.encoding is not None
+    with pytest.raises(NonFinite, match="elements 0 to 3 of the delta is no number"):
+        offer.encoding()
 
 
 @given(

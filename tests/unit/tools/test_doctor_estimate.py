@@ -75,6 +75,11 @@ def test_a_residual_is_as_long_as_what_a_rank_owns(
     assert ("1 MB residual" in told) == bool(bytes_each)
 
 
+def test_a_residual_on_the_gpu_takes_no_memory_of_the_host() -> None:
+    there = config(outer_step_compression_mode="int4", encode_on="device")
+    assert est.memory_of(there, 1_000_000, 4) == est.memory_of(config(), 1_000_000, 4)
+
+
 def test_memory_findings() -> None:
     need = Memory(8_000_000_000, 2_000_000_000)
     ok, note, problem = (

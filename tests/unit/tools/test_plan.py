@@ -62,6 +62,16 @@ def test_an_exchange_by_hand() -> None:
     assert row.fits
 
 
+def test_the_memory_of_a_gpu_that_encodes_by_hand() -> None:
+    """Of 25M elements an anchor and a residual, and four and a half vectors of a quarter of them;
+    0 where it cannot encode."""
+    row = one(asked(ranks=4), payload="int4")
+    assert row.device_bytes == 2.5 * 4 * 6_250_000
+    assert row.encoding_bytes == 2 * 4 * 25_000_000 + 4.5 * 4 * 6_250_000
+    assert one(asked(ranks=4, device="cpu"), payload="int4").encoding_bytes == 0
+    assert one(asked(ranks=4), payload="topk").encoding_bytes == 0
+
+
 def test_racks_payload_ranks_and_delay_by_hand() -> None:
     """Each of four racks pulls three payloads of half the bytes; ranks share work, not the link."""
     question = asked(racks=4, ranks=5, delay_ms=500.0, device="cpu")

@@ -94,7 +94,8 @@ def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
     """Two versions of what the rank owns (fp32; as much again for each state vector of the outer
     optimizer, and for each moment of the inner one that is exchanged), and for each round in flight
     its part of a fragment in fp32, once per rack, once more, and once for each vector of the
-    version that is being made. As much as the rank owns once more for a codec with a residual."""
+    version that is being made. As much as the rank owns once more for a codec with a residual,
+    unless the GPU keeps it."""
     owned = math.ceil(params / ranks)
     lr, momentum, ramp = config.outer_lr, config.outer_optimizer_momentum, config.ramp_rounds
     vectors = 1 + len(OUTERS[config.outer_optimizer](lr, momentum, ramp).states)
@@ -103,6 +104,7 @@ def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
     anchors = vectors + len(config.moment_periods)
     codec = codec_named(config.codec)
     owes = not codec.exact and not keeps_in_weights(codec, config.alignment)
+    owes = owes and config.encode_on == "host"
     return Memory(ANCHOR_VERSIONS * FP32 * owned * anchors, rounds, FP32 * owned * owes)
 
 

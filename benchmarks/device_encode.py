@@ -1,0 +1,148 @@
+"""benchmarks.device_encode: what an offer costs where a GPU encodes it. Prints one JSON object.
+
+    python -m benchmarks.device_encode --numel 100000000
+
+Needs a GPU and Triton. Variants take turns in every repeat:
+
+copy        torch's copy_ of the elements, on the device
+NAME kernel the kernel that makes an offer of snapshot, anchor and residual: per element it reads 12
+            bytes and writes 8 and the payload. A speed is the bytes read and written per second.
+NAME odd    the same of one element less, which vectors do not divide
+host        a capture with encode_on="host": copy on the device, then fp32 over the bus
+NAME device a capture with encode_on="device": copy on the device, kernel, the parcel over the bus
+
+Of captures the time on the stream is in `captures`, with what the training thread takes to launch
+one, and the bytes that cross the bus.
+
+`measured` is the median over repeats of the slowest codec's speed over that of the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks._common import arguments, limit, noise, report, spread
+from mend.codec import codec_named
+from mend.codec.on_device import ON_DEVICE, DeviceEncoder, device_encoder
+from mend.fragment import FragmentView, build_plan
+from mend.fragment.device import Side
+from mend.fragment.shards import replicated
+
+GOAL = 0.6
+TENSOR_NUMEL = 1 << 22
+SCALE = 1e-3
+
+
+def main() -> None:
+    options = _options()
+    device = torch.device("cuda")
+    numel = options.numel
+    anchor_N = noise(numel, 1).to(device)
+    snapshot_N = anchor_N - SCALE * noise(numel, 2).to(device)
+    residual_N = SCALE / 8 * noise(numel, 3).to(device)
+    speeds, seconds = dict[str, list[float]](), dict[str, list[float]]()
+    launches = dict[str, list[float]]()
+    runs: dict[str, tuple[float, Callable[[], object]]] = {}
+    out_N = torch.empty_like(anchor_N)
+    runs["copy"] = 8.0 * numel, lambda: out_N.copy_(anchor_N)
+    encoders = {name: device_encoder(codec_named(name)) for name in options.codecs.split(",")}
+    for name, encoder in encoders.items():
+        for kind, count in (("kernel", numel), ("odd", numel - 1)):
+            given = (snapshot_N[:count], anchor_N[:count], residual_N[:count])
+            moved = 20.0 * count + codec_named(name).payload_bytes(count)  # type: ignore[union-attr]
+            runs[f"{name} {kind}"] = moved, partial(encoder.encode, *given)
+    captures = _captures(anchor_N, residual_N, encoders)
+    for repeat in range(options.repeats + 2):
+        for name, (moved, run) in runs.items():
+            taken_s, _ = _timed(run)
+            if repeat > 1:
+                speeds.setdefault(name, []).append(moved / taken_s / 1e9)
+        for name, (_, capture) in captures.items():
+            taken_s, launch_s = _timed(capture)
+            if repeat > 1:
+                seconds.setdefault(name, []).append(taken_s * 1e3)
+                launches.setdefault(name, []).append(launch_s * 1e3)
+    copy = speeds.pop("copy")
+    kernels = {name: speeds[f"{name} kernel"] for name in encoders}
+    slowest = min(kernels, key=lambda name: statistics.median(kernels[name]))
+    shares = [a / b for a, b in zip(kernels[slowest], copy, strict=True)]
+    report(
+        "device_encode",
+        goal=f">= {GOAL} of the speed of a copy ({slowest})",
+        values=shares,
+        passed=statistics.median(shares) >= GOAL,
+        options=options,
+        unit="of a copy",
+        better="higher",
+        beside=limit("copy on the device", "GB/s", copy, 0),
+        more={
+            "gpu": torch.cuda.get_device_name(),
+            "variants": {
+                name: {
+                    "GBps": spread(speed, 0),
+                    "of_copy": spread([a / b for a, b in zip(speed, copy, strict=True)]),
+                }
+                for name, speed in speeds.items()
+            },
+            "captures": {
+                name: {
+                    "ms": spread(seconds[name], 2),
+                    "launch_ms": spread(launches[name], 3),
+                    "bus_bytes": captures[name][0],
+                }
+                for name in captures
+            },
+        },
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments("device_encode", __doc__)
+    parser.add_argument(
+        "--numel", type=int, default=100_000_000, help="fp32 elements (default 100000000)"
+    )
+    parser.add_argument("--codecs", default=",".join(ON_DEVICE), help="(default: all of them)")
+    parser.add_argument("--repeats", type=int, default=9, help="two more warm up (default 9)")
+    return parser.parse_args()
+
+
+def _captures(
+    anchor_N: Tensor, residual_N: Tensor, encoders: dict[str, DeviceEncoder]
+) -> dict[str, tuple[int, Callable[[], object]]]:
+    """Name -> bytes over the bus, and a capture that is waited for."""
+    parts = anchor_N.split(TENSOR_NUMEL)
+    made = nn.ParameterList([nn.Parameter(part.clone()) for part in parts])
+    (layout,) = build_plan(made, 1)
+    view = FragmentView(layout, list(made))
+    owned = replicated(layout, 1, 0).owned
+    side = Side(anchor_N.device)
+    whole_N = torch.empty(owned.numel, pin_memory=True)
+    found: dict[str, tuple[int, Callable[[], object]]] = {
+        "host": (whole_N.nbytes, lambda: side.snapshot(view, owned, whole_N))
+    }
+    for name, encoder in encoders.items():
+        out_B = torch.empty(encoder.parcel_bytes(owned.numel), dtype=torch.uint8, pin_memory=True)
+        given = (view, owned, anchor_N, residual_N, encoder.encode, out_B)
+        found[f"{name} device"] = out_B.nbytes, partial(side.encode, *given)
+    return found
+
+
+def _timed(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds until it is done, and until the call returned."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    run()
+    launched = time.perf_counter()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started, launched - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Encoding on the GPU that holds the weights: what crosses the bus is the payload.
+
+One kernel makes an offer out of snapshot, anchor and residual. Its payload and what it says of it
+lie in one row of bytes, the parcel, so that one copy brings them to the host.
+
+Legend: N elements of a rank's part of a fragment, B payload bytes, G programs of the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mend.codec.base import Codec
+from mend.errors import ConfigError
+from mend.kernels import OFFER_TILE, OfferKernel, offer_kernel
+
+ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0")
+"""Codecs with such a kernel."""
+
+TILE_NUMEL = OFFER_TILE
+"""Elements of which a parcel says something together."""
+
+SAID_MAX = 400
+"""Characters of what Triton says."""
+
+_ALIGNED = 16
+"""Bytes at whose multiple the second part of a parcel begins."""
+
+
+class Offered(NamedTuple):
+    """What a parcel holds. norm: the greatest magnitude in x; unsent, length: of the vectors of
+    what was left out and x. bad: the first of TILE_NUMEL elements, of which one is no number below
+    the limit; None: all are."""
+
+    payload: Tensor
+    norm: float
+    unsent: float
+    length: float
+    bad: int | None
+
+
+class DeviceEncoder:
+    """Of one codec of ON_DEVICE. Payloads and residuals have the bits that the host's have."""
+
+    def __init__(self, codec: Codec, kernel: OfferKernel) -> None:
+        self._codec, self._kernel = codec, kernel
+
+    def parcel_bytes(self, numel: int) -> int:
+        return self._found_at(numel) + 16 * _programs(numel)
+
+    def encode(
+        self, delta_N: Tensor, anchor_N: Tensor, residual_N: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(what is left out, N; parcel): new on the device, on its current stream. `delta_N` is the
+        snapshot, and becomes the delta."""
+        numel = delta_N.numel()
+        left_N = torch.empty_like(delta_N)
+        parcel_B = torch.empty(self.parcel_bytes(numel), dtype=torch.uint8, device=delta_N.device)
+        payload_B, found_4G = self._opened(parcel_B, numel)
+        if numel:
+            self._kernel(delta_N, anchor_N, residual_N, left_N, payload_B, found_4G)
+        return left_N, parcel_B
+
+    def read(self, parcel_B: Tensor, numel: int, limit: float) -> Offered:
+        """Of a parcel on the host."""
+        payload_B, found_4G = self._opened(parcel_B, numel)
+        peaks_G = torch.maximum(found_4G[0], found_4G[1])  # NaN if one of them is
+        wrong = (~(peaks_G < limit)).nonzero()
+        unsent, length = (math.sqrt(math.fsum(row.tolist())) for row in found_4G[2:])
+        norm = float(found_4G[0].max()) if numel else 0.0
+        bad = int(wrong[0]) * OFFER_TILE if len(wrong) else None
+        return Offered(payload_B, norm, unsent, length, bad)
+
+    def compile(self, device: torch.device) -> None:
+        """For this GPU, now, and not in the first round. Raises ConfigError where it cannot be."""
+        try:
+            with torch.cuda.device(device):
+                for numel in (16, 31):  # kernels differ by whether vectors divide the number
+                    anchor_N = torch.ones(numel, device=device)
+                    for residual_N in (None, anchor_N):
+                        self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
+                torch.cuda.synchronize()
+        except Exception as error:  # of Triton: no C compiler, no driver that it knows
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            rule = f"cannot be here, as Triton fails ({said[:SAID_MAX]})"
+            raise ConfigError("encode_on", "device", rule, "Use encode_on='host'.") from error
+
+    def _found_at(self, numel: int) -> int:
+        return -(-self._codec.payload_bytes(numel) // _ALIGNED) * _ALIGNED
+
+    def _opened(self, parcel_B: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+        """The payload, and what was found."""
+        found_B = parcel_B[self._found_at(numel) :]
+        payload_B = parcel_B[: self._codec.payload_bytes(numel)]
+        return payload_B, found_B.view(torch.float32).view(4, _programs(numel))
+
+
+def device_encoder(codec: Codec) -> DeviceEncoder:
+    """Raises ConfigError for a codec without a kernel, and without Triton."""
+    if codec.name not in ON_DEVICE:
+        raise no_kernel(codec.name)
+    try:
+        return DeviceEncoder(codec, offer_kernel(codec.name))
+    except ImportError as error:
+        rule = f"needs Triton ({error})"
+        remedy = "Install a build of torch for CUDA, which brings it, or use encode_on='host'."
+        raise ConfigError("encode_on", "device", rule, remedy) from error
+
+
+def no_kernel(codec: str) -> ConfigError:
+    rule = f"has no kernel for offers of {codec}, only of {', '.join(ON_DEVICE)}"
+    return ConfigError("encode_on", "device", rule, "Use encode_on='host', or another codec.")
+
+
+def _programs(numel: int) -> int:
+    return -(-numel // OFFER_TILE)

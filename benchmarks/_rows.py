@@ -98,6 +98,11 @@ ROWS = (
         quick="--repeats 1 --seconds 1 --step-ms 5 --period 16 --overlap 4",
     ),
     Row(
+        "unequal",
+        "tokens per second of racks of the speeds 1 : .5 : .25, against each alone",
+        quick="--repeats 1 --seconds 1 --step-ms 5 --period 16 --overlap 4 --numel 20000",
+    ),
+    Row(
         "kill",
         "kill -9 of one rack of two: the survivor's next merge",
         quick="--repeats 1 --cases three --step-ms 10 --wait-s 3",

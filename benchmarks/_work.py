@@ -130,9 +130,12 @@ def trained(
         job.racks.close()
 
 
-def work(args: RackArgs, step_ms: float, *, late_ms: float = 0.0, **settings: Any) -> None:
+def work(
+    args: RackArgs, step_ms: float, *, late_ms: float = 0.0, tokens: int = 1, **settings: Any
+) -> None:
     """The process of a rack: train until told to end, and say what is seen. Leaves at once then,
-    so that what was not merged by that time is not. `late_ms`: it begins so much later."""
+    so that what was not merged by that time is not. `late_ms`: it begins so much later.
+    `tokens`: of a step."""
     # As torchrun sets it for several processes: two teams of threads on the cores of one machine
     # wait for each other's turns, and a copy of 80 MB then takes seconds.
     torch.set_num_threads(1)
@@ -153,7 +156,7 @@ def work(args: RackArgs, step_ms: float, *, late_ms: float = 0.0, **settings: An
         time.sleep(step_ms / 1e3)
         parameters[step % len(parameters)].data[: move.numel()].add_(move)
         trained = time.perf_counter()
-        runtime.step(tokens=1)
+        runtime.step(tokens=tokens)
         took_ms = (time.perf_counter() - trained) * 1e3
         mend_ms, longest_ms = mend_ms + took_ms, max(longest_ms, took_ms)
         now = runtime.status()

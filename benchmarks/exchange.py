@@ -10,6 +10,16 @@ fragment, no overlap), as a mesh and sharded. The time of a turn is from when th
 until the last has ended, of all three: no rack can have a sum before the last has brought its
 numbers. Without iperf3, `--unmeasured`: gloo's time shows the rate of the link.
 
+Without the right to make namespaces, in a user namespace where the kernel allows them and
+/dev/net/tun is there:
+
+    unshare -Urnm sh -c 'mount -t tmpfs none /run && python -m benchmarks.exchange --unmeasured'
+
+Where it does not, `--paced`: racks on loopback, and mend's lane keeps to the rate by itself, in and
+out, with the round-trip time as a delay of each pull; its small messages are not slowed. gloo is
+not run: in its place is the time that a ring needs at least, 2 (R - 1) / R payloads at the rate and
+2 (R - 1) ways, without headers.
+
 `measured` is the median over repeats of sharded / the median of gloo. `payloads` is what a rack
 receives in a round, in payloads: `of_lane` is counted by mend at its sockets, `of_interface` by the
 kernel, all protocols and headers. In a mesh it is R - 1, sharded 2 (R - 1) / R. `digests` must be
@@ -23,6 +33,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -31,12 +42,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 import mend
-from benchmarks._common import Flat, arguments, limit, noise, report, spread
+from benchmarks._common import LOOPBACK, Flat, arguments, limit, noise, report, spread
 from mend.tools.links import Link, links
+from mend.transport.bulk_link import HolderEnd, ReaderEnd
+from mend.transport.bulk_wire import read_exactly
 
 GOAL = 1.15
+PIECE_BYTES = 16 << 10
+"""Sent and taken at once by a paced lane."""
 TURNS = ("gloo", "mesh", "sharded")
 PORT, GLOO_PORT = 21_900, 29_400
 END_S = 240.0
@@ -71,13 +87,17 @@ def main() -> None:
         passed=passed,
         options=options,
         unit="x gloo",
-        beside=limit("gloo all_reduce", "s", times["gloo"]),
+        beside=limit(_beside(options), "s", times["gloo"]),
         more={
             "seconds": {turn: spread(each, 3) for turn, each in times.items()},
             "payloads": shares,
             "digests": len(digests),
         },
     )
+
+
+def _beside(options: argparse.Namespace) -> str:
+    return "a ring at the rate, computed" if options.paced else "gloo all_reduce"
 
 
 def _options() -> argparse.Namespace:
@@ -88,6 +108,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=1, help="of all in turns (default 1)")
     parser.add_argument("--unmeasured", action="store_true", help="do not measure the link first")
     parser.add_argument("--link", default="100mbit,2ms", help="of a rack (default 100mbit,2ms)")
+    parser.add_argument("--paced", action="store_true", help="no namespaces; see above")
     parser.add_argument("--rack", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--turn", default="", help=argparse.SUPPRESS)
     parser.add_argument("--hosts", default="", help=argparse.SUPPRESS)
@@ -96,25 +117,83 @@ def _options() -> argparse.Namespace:
 
 def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
     """One word of every rack."""
-    asked = [f"--{name}={getattr(options, name)}" for name in ("racks", "numel", "repeats")]
     link, measure = Link.parse(options.link), not options.unmeasured
+    if options.paced and turn == "gloo":
+        return [
+            {"spans": [(0.0, _ring_s(options, link))] * options.repeats, "lane": 0, "interface": 0}
+        ]
+    if options.paced:
+        return _started(options, turn, [((), LOOPBACK)] * options.racks)
     with links(link, racks=options.racks, witness=False, measure=measure) as net:
-        hosts = ",".join(site.host for site in net.racks)
-        started = [
-            subprocess.Popen(
-                [*site.prefix, sys.executable, "-m", "benchmarks.exchange", *asked,
-                 f"--rack={rack}", f"--turn={turn}", f"--hosts={hosts}"],
-                stdout=subprocess.PIPE,
-            )
-            for rack, site in enumerate(net.racks)
-        ]  # fmt: skip
-        try:
-            said = [child.communicate(timeout=END_S)[0] for child in started]
-        finally:
-            for child in started:
-                child.kill()
-                child.wait()
+        return _started(options, turn, [(site.prefix, site.host) for site in net.racks])
+
+
+def _started(
+    options: argparse.Namespace, turn: str, sites: Sequence[tuple[Sequence[str], str]]
+) -> list[dict[str, Any]]:
+    """One word of every rack, each at its site: (what begins its command, host)."""
+    names = ("racks", "numel", "repeats", "link")
+    asked = [f"--{name}={getattr(options, name)}" for name in names]
+    asked += ["--paced"] if options.paced else []
+    hosts = ",".join(host for _, host in sites)
+    started = [
+        subprocess.Popen(
+            [*prefix, sys.executable, "-m", "benchmarks.exchange", *asked,
+             f"--rack={rack}", f"--turn={turn}", f"--hosts={hosts}"],
+            stdout=subprocess.PIPE,
+        )
+        for rack, (prefix, _) in enumerate(sites)
+    ]  # fmt: skip
+    try:
+        said = [child.communicate(timeout=END_S)[0] for child in started]
+    finally:
+        for child in started:
+            child.kill()
+            child.wait()
     return [json.loads(words) for words in said]
+
+
+def _ring_s(options: argparse.Namespace, link: Link) -> float:
+    """What a ring of the racks needs at least to sum fp32, in 2 (R - 1) turns of 1 / R."""
+    turns = 2 * (options.racks - 1)
+    return turns * (32 * options.numel / options.racks / link.rate_bits + link.rtt_ms / 2000)
+
+
+class Pace:
+    """One direction of a rack: bytes wait until the rate allows them."""
+
+    def __init__(self, rate_bits: int) -> None:
+        self._rate_bits, self._free_s, self._lock = rate_bits, 0.0, threading.Lock()
+
+    def wait(self, size: int) -> None:
+        with self._lock:
+            start_s = max(time.monotonic(), self._free_s)
+            self._free_s = start_s + 8 * size / self._rate_bits
+            until_s = self._free_s
+        time.sleep(max(0.0, until_s - time.monotonic()))
+
+
+def _pace(rate_bits: int) -> None:
+    """Hold the payloads of this process's lane to the rate, all connections together."""
+    out, into = Pace(rate_bits), Pace(rate_bits)
+
+    def send(self: HolderEnd, first: bytes | memoryview, second: bytes | memoryview) -> None:
+        self.sock.sendall(first)
+        whole = memoryview(second)
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece = whole[start : start + PIECE_BYTES]
+            out.wait(len(piece))
+            self.sock.sendall(piece)
+
+    def read(self: ReaderEnd, key: bytes, offset: int, digest: bytes, whole: memoryview) -> bool:
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece = whole[start : start + PIECE_BYTES]
+            into.wait(len(piece))
+            read_exactly(self.sock, piece)
+        return bool(xxhash.xxh3_128_digest(whole) == digest)
+
+    HolderEnd._send = send  # type: ignore[method-assign]
+    ReaderEnd.body = read  # type: ignore[method-assign]
 
 
 def _join(one: dict[str, Any], more: dict[str, Any]) -> None:
@@ -163,6 +242,9 @@ def _gloo(options: argparse.Namespace) -> dict[str, Any]:
 
 def _mend(options: argparse.Namespace) -> dict[str, Any]:
     hosts, rack = options.hosts.split(","), options.rack
+    link = Link.parse(options.link)
+    if options.paced:
+        _pace(link.rate_bits)
     model = Flat(options.numel, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     config = mend.MendConfig(
@@ -176,6 +258,7 @@ def _mend(options: argparse.Namespace) -> dict[str, Any]:
         outer_optimizer_momentum=0.0,
         lockstep=True,
         exchange_plan=options.turn,
+        simulated_merge_delay_ms=link.rtt_ms if options.paced else 0,
     )
     runtime = mend.mend_init(model, config, optimizer)
     assert runtime is not None, "every process is a rank"
@@ -197,7 +280,7 @@ def _mend(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _received() -> int:
-    return int(COUNTER.read_text())
+    return int(COUNTER.read_text()) if COUNTER.exists() else 0
 
 
 if __name__ == "__main__":

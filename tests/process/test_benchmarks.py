@@ -35,6 +35,7 @@ ELSEWHERE = {
     "kill": "tests/unit/test_bench_failures.py",
     "straggler": "tests/unit/test_bench_failures.py",
     "together": "tests/unit/test_bench_failures.py",
+    "unequal": "tests/unit/test_bench_failures.py",
     "compare": "tests/unit/test_compare.py",
     "failslow": "tests/unit/detector/test_scores.py",
     "mitigation": "tests/unit/test_bench_mitigation.py",
@@ -42,9 +43,9 @@ ELSEWHERE = {
     "qwen": "tests/process/test_h200.py",
     "torchft_cell": "tests/process/test_h200.py",
 }
-"""Modules that are not run here, and who tries them. Kill, straggler, together and rejoin start
-the same racks in the same way, so one of the four is enough. Exchange needs root and iperf3: only
-its help is asked for here."""
+"""Modules that are not run here, and who tries them. Kill, straggler, together, unequal and
+rejoin start the same racks in the same way, so one of the five is enough. Exchange needs root
+and iperf3, or a minute (`--paced`): only its help is asked for here."""
 
 
 def tried_elsewhere(name: str) -> bool:

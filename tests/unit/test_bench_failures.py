@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import kill, rejoin, straggler
+from benchmarks import kill, rejoin, straggler, unequal
 from benchmarks._work import Seen
 
 AT_START = Seen(
@@ -82,3 +82,9 @@ def test_what_a_straggler_has_merged_is_a_share_of_its_own_tokens() -> None:
     job[2] = at(10.0, rack=2, tokens=8, tokens_merged=6.0)
     assert straggler.merged_pct([job], (2,)) == [75.0]
     assert straggler.merged_pct([job], (0, 1)) == [95.0, 95.0]
+
+
+def test_unequal_racks_are_compared_by_tokens_and_not_by_steps() -> None:
+    """10 s of both: 9 of 10 thousand tokens of the one, all 1,000 of the other."""
+    ended = {0: at(19.0, tokens=9_000), 1: at(19.0, rack=1, tokens=1_000)}
+    assert unequal.share_pct(ended, {0: 1_000.0, 1: 100.0}) == pytest.approx(100 * 10 / 11)

@@ -179,6 +179,49 @@ _Regressions = Annotated[
 ]
 
 
+_Goodput = Annotated[
+    bool, typer.Option("--goodput", help="No run: a cost model of failures in very large jobs.")
+]
+_Assume = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=NUMBER", help="With --goodput: another value of what it assumes."),
+]
+_Quorum = Annotated[
+    int, typer.Option(min=1, help="With --goodput: racks that a round needs to close, K.")
+]
+_Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --goodput: draw it too, .svg or .png.")
+]
+
+
+def _goodput(
+    asked: bool,
+    others: dict[str, object],
+    assume: list[str],
+    quorum: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """The cost model. `others`: options of simulate that it has no use for."""
+    import json
+
+    from mend.tools import goodput
+
+    if not asked:
+        raise ConfigError("goodput", False, "--assume, --quorum, --plot belong to it", "Add it.")
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(name, value, "is of runs; --goodput is a cost model", "Leave it out.")
+    assumed = goodput.assumed_by(assume)
+    rows = goodput.rows_of(assumed, quorum=quorum)
+    if plot is not None:
+        goodput.plot(rows, plot)
+    if as_json:
+        typer.echo(json.dumps(goodput.as_data(assumed, rows), indent=2))
+    else:
+        goodput.show(assumed, rows, Console())
+
+
 @app.command("simulate")
 def simulate_command(
     seeds: _Seeds = "300",
@@ -190,6 +233,10 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="For programs: only the sums.")] = False,
     config: _Settings = None,
     regressions: _Regressions = None,
+    goodput: _Goodput = False,
+    assume: _Assume = None,
+    quorum: _Quorum = 1,
+    plot: _Plot = None,
 ) -> None:
     """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.
 
@@ -214,9 +261,18 @@ def simulate_command(
       mend simulate --seed 17 --trace
 
       mend simulate --config mend.toml --minutes 1     [dim]# would my settings hold?[/dim]
+
+    --goodput runs nothing: a cost model of failures in jobs of 150k to 2.4M chips, as data parallel
+    and as 2 to 16 racks, beside published figures.
+
+      mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300 --plot goodput.svg
     """
     from mend.tools import simulate
 
+    if goodput or assume or plot or quorum != 1:
+        runs: dict[str, object] = {"seed": seed, "minutes": minutes, "trace": trace or None}
+        others = {**runs, "config": config, "regressions": regressions}
+        return _goodput(goodput, others, assume or [], quorum, plot, as_json)
     console = Console()
     if trace and seed is not None:
         raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)

@@ -36,8 +36,12 @@ STREAMS = 4
 """Connections per transfer."""
 STREAM_BYTES_MIN = 1 << 20
 """A transfer gets one more connection per this many bytes."""
-FETCHES_MAX = 8
-"""Transfers at once; more wait their turn."""
+WIDE_MAX = 8
+"""So many transfers at once take several connections; one more has one."""
+FETCHES_MAX = 32
+"""Transfers at once; more wait their turn. Of 17 racks that merge a slice each, one pulls a payload
+and a merged slice of each other one at the same time. If these took turns, those from slow racks
+would keep the others waiting."""
 WATCHES_PER_STALL = 8
 """How often progress is looked at within one stall time-out."""
 CONNECT_NS_MAX = 5 * SECOND
@@ -187,7 +191,8 @@ class BulkLane:
             clock_s=loop.time,
             count=self._count,
         )
-        streams = min(STREAMS, 1 + len(incoming.into) // STREAM_BYTES_MIN)
+        several = STREAMS if len(self._attempts) < WIDE_MAX else 1
+        streams = min(several, 1 + len(incoming.into) // STREAM_BYTES_MIN)
         self._attempts.add(attempt)
         work = functools.partial(self._stream, attempt, where)
         threads = {loop.run_in_executor(self._threads, work) for _ in range(streams)}

@@ -22,7 +22,7 @@ from mend.errors import (
     TransportError,
 )
 from mend.transport import bulk_server
-from mend.transport.bulk_client import BulkLane, checksum_of
+from mend.transport.bulk_client import STREAMS, WIDE_MAX, BulkLane, checksum_of
 from mend.transport.bulk_server import ADMIT_NS, CONNECTIONS_MAX
 from mend.transport.bulk_transfer import AHEAD, LENGTH_MIN
 from mend.transport.bulk_wire import (
@@ -313,6 +313,35 @@ async def test_cancelling_stops_a_stuck_fetch_at_once(lane: Callable[..., BulkLa
             await fetching
         view.release()
         into.extend(b", and free")  # BufferError if a thread still held it
+
+
+@pytest.mark.parametrize("size", [100_000, 8 << 20])
+async def test_pulls_from_slow_holders_keep_no_other_waiting(
+    lane: Callable[..., BulkLane], size: int
+) -> None:
+    """Eight racks that merge a slice each pull from seven others, of each a payload and a merged
+    slice. Eight transfers at a time filled up with those of slow racks, and what the quick ones
+    served waited behind them while the link was idle. Nor does each take four threads."""
+    hang, sent, good, reader = threading.Event(), payload(size), lane(), lane()
+    good.serve(KEY, memoryview(sent))
+
+    def silent(send: Send, number: int, offset: int, length: int) -> None:
+        hang.wait()
+
+    with scripted(silent) as dead, contextlib.ExitStack() as undo:
+        undo.callback(hang.set)
+        stuck = [asyncio.create_task(pulled(reader, [dead], sent)) for _ in range(2 * 7 - 1)]
+        await asyncio.sleep(0)  # they come before it
+        quick = asyncio.create_task(pulled(reader, [good.address], sent))
+        first, _ = await asyncio.wait([quick, *stuck], return_when=asyncio.FIRST_COMPLETED)
+        names = [thread.name for thread in threading.enumerate()]
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        assert await quick == sent
+    assert first == {quick}
+    pulling = sum(name.startswith("mend-lane-fetch") for name in names)
+    assert pulling <= WIDE_MAX * STREAMS + len(stuck) + 1 - WIDE_MAX
 
 
 async def test_close_does_not_wait_for_stuck_peers(lane: Callable[..., BulkLane]) -> None:

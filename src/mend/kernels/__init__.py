@@ -48,16 +48,16 @@ OFFER_TILE = 4096
 
 OfferKernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], None]
 """(delta, anchor, residual, left: fp32 N; payload: uint8 B; found: fp32 (4, G), G = N / OFFER_TILE
-rounded up), all contiguous on one GPU; kernels.offers says what is written. Runs on the current
-stream."""
+rounded up), all contiguous on one GPU; kernels.triton_offers says what is written. Runs on the
+current stream."""
 
 
 def offer_kernel(codec: str) -> OfferKernel:
     """Of the codec of this name: bfloat16, int8, int4 or e3m0. Compiled where it is first run on a
     device. Raises ImportError without Triton."""
-    from mend.kernels import offers
+    from mend.kernels import triton_offers
 
-    return offers.kernel(codec)
+    return triton_offers.kernel(codec)
 
 
 @cache

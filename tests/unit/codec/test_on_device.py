@@ -1,4 +1,4 @@
-"""Parcels, and what is refused. The kernels: tests/unit/kernels/test_offers.py."""
+"""Parcels, and what is refused. The kernels: tests/unit/kernels/test_triton_offers.py."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def test_a_codec_without_a_kernel_is_refused(name: str) -> None:
 
 def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "mend.kernels.offers", raising=False)
+    monkeypatch.delitem(sys.modules, "mend.kernels.triton_offers", raising=False)
     with pytest.raises(ConfigError, match="needs Triton"):
         device_encoder(codec_named("int8"))

@@ -1,7 +1,7 @@
 """The kernels of offers have the bits of the host. On a GPU; without one in Triton's interpreter,
 where Triton is installed:
 
-    TRITON_INTERPRET=1 python -m pytest tests/unit/kernels/test_offers.py
+    TRITON_INTERPRET=1 python -m pytest tests/unit/kernels/test_triton_offers.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kernels.offers: an offer in a single pass on a GPU, in Triton. Touches tensors only.
+"""kernels.triton_offers: an offer in a single pass on a GPU, in Triton. Touches tensors only.
 
 The formats are those of mend.codec: raw, linear, e3m0. The bits are those of the host, so every
 operation is rounded where it is rounded there: divisions are IEEE (`div_rn`; Triton's `/` is not),

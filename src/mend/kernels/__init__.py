@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -136,8 +136,8 @@ def product_kernels() -> ProductKernels | None:
 def _sources() -> bytes:
     """Of all kernels, which call each other's parts. numba's own check of whether what it keeps is
     still true looks at one file."""
-    here = Path(__file__).parent
-    return b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    modules = (each for each in files(__name__).iterdir() if each.name.endswith(".py"))
+    return b"".join(each.read_bytes() for each in sorted(modules, key=lambda each: each.name))
 
 
 def _cache_name(signature: str, function: Callable[..., Any], options: dict[str, Any]) -> str:

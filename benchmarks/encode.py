@@ -6,6 +6,7 @@ One thread. Variants take turns in every repeat, so that a disturbance of the ma
 
 NAME offer  all that a worker does for an offer with this codec: anchor - snapshot, the check for
             NaN and Inf, the codec, the residual where the codec loses something, the checksum
+NAME again  the same of a later round, to whose delta the residual of the one before is added
 NAME codec  the codec alone
 NAME decode the way back, of the whole vector (of powersgd the factors are read once, as in a merge)
 memcpy      torch's copy_ of the same elements
@@ -44,6 +45,8 @@ GOALS = {
 MATRIX = (1024, 4096)
 """Of which the delta consists, for a codec that has to know it."""
 SCALE = 1e-3
+SPARE = 3
+"""Large vectors that are kept from offer to offer, as a rank keeps them from round to round."""
 
 
 def main() -> None:
@@ -97,17 +100,19 @@ def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[flo
     anchor = noise(options.numel, 1)
     trained = anchor - SCALE * noise(options.numel, 2)
     snapshot, delta = torch.empty_like(anchor), anchor - trained
-    out = torch.empty_like(anchor)
+    out, residual = torch.empty_like(anchor), delta * 1e-3
     runs: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(delta)}
     parts = []
     for name in options.codecs.split(","):
-        numerics = Numerics(codec_named(name), MERGES["mean"](), Nesterov(1.0, 0.0), 1)
+        numerics = Numerics(codec_named(name), MERGES["mean"](), Nesterov(1.0, 0.0), 1, SPARE)
         parts.append(numerics)
         codecs = numerics.codecs(_owned(options.numel))
         state = torch.empty(codecs.state_numel)
         codecs.first(state)
         codec = codecs.at(state, 0)
-        runs[f"{name} offer"] = partial(_offer, numerics, codec, snapshot, anchor)
+        runs[f"{name} offer"] = partial(_offer, numerics, codec, snapshot, None, anchor)
+        if not codec.exact:
+            runs[f"{name} again"] = partial(_offer, numerics, codec, snapshot, residual, anchor)
         runs[f"{name} codec"] = partial(codec.encode, delta)
         runs[f"{name} decode"] = partial(codec.decode, codec.encode(delta), 0, options.numel, out)
     speeds: dict[str, list[float]] = {name: [] for name in runs}
@@ -131,8 +136,14 @@ def _owned(numel: int) -> Owned:
     return Owned(tuple(spans), numel, shapes)
 
 
-def _offer(numerics: Numerics, codec: Codec, snapshot: torch.Tensor, anchor: torch.Tensor) -> str:
-    return numerics.encode(snapshot, None, anchor, codec).checksum
+def _offer(
+    numerics: Numerics,
+    codec: Codec,
+    snapshot: torch.Tensor,
+    residual: torch.Tensor | None,
+    anchor: torch.Tensor,
+) -> str:
+    return numerics.encode(snapshot, residual, anchor, codec).checksum
 
 
 if __name__ == "__main__":

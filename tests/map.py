@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "outer": _PLAIN,
     "determinism": _PLAIN,
     "transport": _PLAIN,
-    "engine": _BELOW_ENGINE,
+    "engine": _BELOW_ENGINE | {"kernels"},
     "config": _BELOW_ENGINE | {"engine"},
     "reference": frozenset(),
     "sim": _BELOW_API,

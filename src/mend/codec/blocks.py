@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mend.codec.base import Feedback, check_row
 from mend.errors import WireError
-from mend.kernels import BlockKernels
+from mend.kernels import BlockKernels, block_kernels
 
 _STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 17
 """Elements per torch call. The former is the grain of torch's CPU loops: a call of that size never
@@ -44,10 +44,13 @@ class BlockCodec(ABC):
     block: int
     block_bytes: int
 
+    compiled = ""
+    """The name of its compiled form in mend.kernels, which has equal bits; empty: there is none."""
+
     def kernels(self) -> BlockKernels | None:
-        """Compiled forms of the two below, with equal bits, for vectors on the CPU; None: there are
-        none. The first call may take seconds."""
-        return None
+        """Compiled forms of the two below, for vectors on the CPU; None: there are none. The first
+        call may take seconds."""
+        return block_kernels(self.compiled) if self.compiled else None
 
     @abstractmethod
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:

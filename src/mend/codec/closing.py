@@ -75,6 +75,7 @@ class EitherCodec:
     def __init__(self, codec: Codec) -> None:
         self.codec, self.name, self.exact = codec, codec.name, codec.exact
         self.feedback, self.block = codec.feedback, codec.block
+        self.compiled: str = getattr(codec, "compiled", "")
 
     def payload_bytes(self, numel: int) -> int:
         """Of what `encode` makes."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mend.codec.blocks import BlockCodec, get_scales, over, peaks, put_scales
-from mend.kernels import BlockKernels, block_kernels
 
 
 @final
@@ -23,9 +22,7 @@ class Int8(BlockCodec):
     """Levels -127 to 127, a byte each: 8.25 bit per element."""
 
     name, block, block_bytes = "int8", 128, 4 + 128
-
-    def kernels(self) -> BlockKernels | None:
-        return block_kernels(self.name)
+    compiled = name
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         level_bk, peak_b1 = peaks(x_bk)
@@ -43,9 +40,7 @@ class Int4(BlockCodec):
     low four bits (level + 8), the second half in the high ones (two's complement)."""
 
     name, block, block_bytes = "int4", 128, 4 + 64
-
-    def kernels(self) -> BlockKernels | None:
-        return block_kernels(self.name)
+    compiled = name
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         level_bk, peak_b1 = peaks(x_bk)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from mend.codec.base import Codec
 from mend.errors import ConfigError
-from mend.kernels import OFFER_TILE, OfferKernel, offer_kernel
+from mend.kernels import ROW_NUMEL, DeviceOfferKernel, device_offer_kernel
 
 ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0")
 """Codecs with such a kernel."""
 
-TILE_NUMEL = OFFER_TILE
+TILE_NUMEL = ROW_NUMEL
 """Elements of which a parcel says something together."""
 
 SAID_MAX = 400
@@ -46,7 +46,7 @@ class Offered(NamedTuple):
 class DeviceEncoder:
     """Of one codec of ON_DEVICE. Payloads and residuals have the bits that the host's have."""
 
-    def __init__(self, codec: Codec, kernel: OfferKernel) -> None:
+    def __init__(self, codec: Codec, kernel: DeviceOfferKernel) -> None:
         self._codec, self._kernel = codec, kernel
 
     def parcel_bytes(self, numel: int) -> int:
@@ -72,7 +72,7 @@ class DeviceEncoder:
         wrong = (~(peaks_G < limit)).nonzero()
         unsent, length = (math.sqrt(math.fsum(row.tolist())) for row in found_4G[2:])
         norm = float(found_4G[0].max()) if numel else 0.0
-        bad = int(wrong[0]) * OFFER_TILE if len(wrong) else None
+        bad = int(wrong[0]) * ROW_NUMEL if len(wrong) else None
         return Offered(payload_B, norm, unsent, length, bad)
 
     def compile(self, device: torch.device) -> None:
@@ -104,7 +104,7 @@ def device_encoder(codec: Codec) -> DeviceEncoder:
     if codec.name not in ON_DEVICE:
         raise no_kernel(codec.name)
     try:
-        return DeviceEncoder(codec, offer_kernel(codec.name))
+        return DeviceEncoder(codec, device_offer_kernel(codec.name))
     except ImportError as error:
         rule = f"needs Triton ({error})"
         remedy = "Install a build of torch for CUDA, which brings it, or use encode_on='host'."
@@ -117,4 +117,4 @@ def no_kernel(codec: str) -> ConfigError:
 
 
 def _programs(numel: int) -> int:
-    return -(-numel // OFFER_TILE)
+    return -(-numel // ROW_NUMEL)

@@ -54,6 +54,8 @@ class RawBfloat16:
     exact = False
     feedback: Feedback = "buffer"
     block = 1
+    compiled = "bfloat16"
+    """Offers of it (mend.kernels); torch encodes and decodes in one pass."""
 
     def payload_bytes(self, numel: int) -> int:
         return 2 * numel

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mend.codec.base import Feedback
 from mend.codec.blocks import TINY, BlockCodec
-from mend.kernels import BlockKernels, block_kernels
 
 KEEP = 64
 _HALF, _QUARTER = KEEP // 2, KEEP // 4
@@ -34,10 +33,8 @@ class TopK(BlockCodec):
     """
 
     name, block, block_bytes = "topk", 4096, _VALUES
+    compiled = name
     feedback: Feedback = "weights"
-
-    def kernels(self) -> BlockKernels | None:
-        return block_kernels(self.name)
 
     def encode_blocks(self, x_bk: Tensor, rows_bc: Tensor) -> None:
         index_bs, counts_bs = _without_zeros(x_bk, _greatest(x_bk))

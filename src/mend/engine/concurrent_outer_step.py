@@ -40,7 +40,8 @@ from mend.engine.event_queue import EventQueue
 from mend.engine.host import Foreigners, HostInterface
 from mend.engine.merging import Merging, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
-from mend.engine.numerics import Anchor, Encoded, Numerics
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.offers import Encoded
 from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.slicing import Slicing

@@ -22,7 +22,8 @@ from mend.consensus.records import NORM_MAX
 from mend.engine.buffers import POOLED_BYTES_MIN
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import FragmentState
-from mend.engine.numerics import Anchor, Encoded, Numerics
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.offers import Encoded
 from mend.errors import NonFinite
 from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed, Side, Uploaded

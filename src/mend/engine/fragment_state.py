@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mend.engine.numerics import Anchor, Encoded, Numerics
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.offers import Encoded
 from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed
 from mend.fragment.model_plan import Cut, ModelPlan

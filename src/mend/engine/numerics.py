@@ -19,13 +19,11 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-import xxhash
 from torch import Tensor
 
 from mend.codec import (
     CLOSING,
     CODECS,
-    BlockCodec,
     Codec,
     FragmentCodec,
     LayoutCodec,
@@ -38,9 +36,11 @@ from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
 from mend.engine.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
+from mend.engine.offers import Encoded, compile_kernels, make_offer
 from mend.engine.sums import Tensors, Weights, partial_of, total_of
+from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude, sound
 from mend.engine.worker_pool import WorkerPool
-from mend.errors import NonFinite, Unmergeable, WireError
+from mend.errors import Unmergeable, WireError
 from mend.fragment.apply import Alignment
 from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Made, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer, Rates, Replace
@@ -49,24 +49,6 @@ from mend.types import Owned, Span
 _FLOAT32, _MADE = CODECS["float32"](), Made()
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
-# Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
-# whatever its settings; where that thread is serial anyway, calls are larger. Every call lets go of
-# the interpreter's lock and takes it again, and each time a training thread that has kernels to
-# launch waits in between: with 256 Ki, as fast alone, merges held up FSDP2 on a GPU (docs/LOG.md).
-_SERIAL_NUMEL = 1 << 15
-_SINGLE_NUMEL = 1 << 20
-
-PORTION_NUMEL = 1 << 20
-"""Elements of a job of the pool's."""
-
-
-def block_numel() -> int:
-    """Elements per torch call that keep it in this thread."""
-    return _SINGLE_NUMEL if torch.get_num_threads() == 1 else _SERIAL_NUMEL
-
-
-def _blocks(numel: int, size: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + size, numel)) for start in range(0, numel, size))
 
 
 def _stretches(
@@ -76,23 +58,9 @@ def _stretches(
     start = 0
     for stop, weights in runs:
         first, last = max(start, begin), min(stop, end)
-        for low, high in _blocks(last - first, size):
+        for low, high in blocks(last - first, size):
             yield first + low, first + high, weights
         start = stop
-
-
-def _magnitude(values_n: Tensor) -> float:
-    """The greatest; NaN if one is NaN."""
-    if not values_n.numel():
-        return 0.0
-    low, high = (x.item() for x in torch.aminmax(values_n))
-    return float(max(-low, high))
-
-
-def _sound(values_n: Tensor) -> bool:
-    """Whether all are numbers below NORM_MAX. A square of any that is not is Inf or NaN, and
-    survives every addition; where many squares overflow together, each value is looked at."""
-    return math.isfinite(values_n.dot(values_n).item()) or _magnitude(values_n) < NORM_MAX
 
 
 def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
@@ -102,15 +70,6 @@ def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
     except WireError as error:
         return str(error)
     return ""
-
-
-def first_unsound(values_N: Tensor) -> int | None:
-    """The first element that is no number below NORM_MAX."""
-    for start, stop in _blocks(values_N.numel(), _SINGLE_NUMEL):
-        block_n = values_N[start:stop]
-        if not _sound(block_n):
-            return start + int((~(block_n.abs() < NORM_MAX)).nonzero()[0])
-    return None
 
 
 def _check_buffer(data: Tensor, size: int) -> None:
@@ -187,22 +146,6 @@ class Anchor:
         return bytes_of(self.data)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """What an offer sends (B bytes, their xxh3_128), what it still owes once it is named (`pend`,
-    fp32 N), the greatest magnitude in it; of a lossy codec the lengths of what it left out and of
-    all that it was to send. With feedback in the weights it owes nothing: `sent` (fp32 N) is what
-    the others decode, if that is not the delta itself."""
-
-    payload: Tensor
-    checksum: str
-    pend: Tensor | None
-    sent: Tensor | None = None
-    norm: float = 0.0
-    unsent: float = 0.0
-    length: float = 0.0
-
-
 class Numerics:
     """codec + merge + outer step of one run. Any number of workers may share it. A part of a
     fragment is named by what the rank owns of it, or by the number of its elements.
@@ -235,8 +178,6 @@ class Numerics:
         """Whether offers are values, and not what they are away from an anchor."""
         self.on_device: DeviceEncoder | None = None
         """Where the GPU encodes what is captured on it."""
-        if isinstance(codec, BlockCodec):
-            codec.kernels()  # compiled now, and not in the first round
 
     def of(self, *, moments: bool) -> Numerics:
         """These, or those of `for_moments`."""
@@ -261,6 +202,7 @@ class Numerics:
         found = self._codecs.get(owned)
         if found is None:
             made = fragment_codec(self.codec, owned, self._max_age)
+            compile_kernels(self.codec, owned.numel)  # now, and not in the first round
             found = self._codecs.setdefault(owned, made)
         return found
 
@@ -323,69 +265,8 @@ class Numerics:
         NORM_MAX in x, or when x leaves the range of the codec; `delta_N` is of no use then.
         """
         codec = codec or self.codecs(delta_N.numel()).at(delta_N[:0], 0)
-        numel, block = delta_N.numel(), max(1, codec.block)
-        x_N = delta_N if residual_N is None else self.buffers.empty(numel)
-        # x is ours to overwrite unless it is the delta itself.
-        own_x = x_N is not delta_N
-        assert not (own_x and self.in_weights), "what was left out is in the weights"
-        left_N = None if codec.exact else x_N if own_x else self.buffers.empty(numel)
-        parts = list(_blocks(numel, max(1, PORTION_NUMEL // block) * block))
-        norms, lengths = [0.0] * len(parts), [(0.0, 0.0)] * max(1, len(parts))
-        payload_B = None
-        if codec.block:  # every part can be encoded for itself, while it is in the cache
-            payload_B = self.buffers.empty(codec.payload_bytes(numel), torch.uint8)
-
-        def fill(position: int) -> None:
-            begin, end = parts[position]
-            norms[position] = self._fill(delta_N, residual_N, anchor_N, x_N, begin, end)
-            if payload_B is not None:
-                first, count = codec.payload_bytes(begin), codec.payload_bytes(end - begin)
-                part_B = payload_B[first : first + count]
-                part_B.copy_(codec.encode(x_N[begin:end]))
-                lengths[position] = self._unsent(codec, x_N, part_B, left_N, begin, end)
-
-        self.pool.each([partial(fill, position) for position in range(len(parts))])
-        if payload_B is None:
-            encoded_B = payload_B = codec.encode(x_N)
-
-            def compare(position: int) -> None:
-                begin, end = parts[position]
-                found = self._unsent(codec, x_N, encoded_B, left_N, begin, end, begin)
-                lengths[position] = found
-
-            self.pool.each([partial(compare, position) for position in range(len(parts))])
-        checksum = xxhash.xxh3_128()
-        view = bytes_of(payload_B)
-        for start, stop in _blocks(len(view), DIGEST_BLOCK_BYTES):
-            checksum.update(view[start:stop])
-        unsent, length = (math.sqrt(math.fsum(squares)) for squares in zip(*lengths, strict=True))
-        norm = max(norms, default=0.0)
-        pend_N, sent_N = (None, left_N) if self.in_weights else (left_N, None)
-        return Encoded(payload_B, checksum.hexdigest(), pend_N, sent_N, norm, unsent, length)
-
-    def _fill(
-        self,
-        delta_N: Tensor,
-        residual_N: Tensor | None,
-        anchor_N: Tensor | None,
-        x_N: Tensor,
-        begin: int,
-        end: int,
-    ) -> float:
-        """Elements [begin, end) of delta (from the snapshot) and of x; the greatest magnitude of
-        x, which must be below NORM_MAX."""
-        norm = 0.0
-        for first, last in _blocks(end - begin, block_numel()):
-            start, stop = begin + first, begin + last
-            if anchor_N is not None:
-                torch.sub(anchor_N[start:stop], delta_N[start:stop], out=delta_N[start:stop])
-            if residual_N is not None:
-                torch.add(delta_N[start:stop], residual_N[start:stop], out=x_N[start:stop])
-            found = _magnitude(x_N[start:stop])
-            if not found < NORM_MAX:
-                self._refuse(x_N[start:stop], start, "the delta")
-            norm = max(norm, found)
-        return norm
+        vectors = delta_N, residual_N, anchor_N
+        return make_offer(codec, *vectors, self.in_weights, self.buffers, self.pool)
 
     def measure(
         self,
@@ -404,7 +285,7 @@ class Numerics:
         pieces = [
             (number, begin + first, begin + last)
             for number, (begin, end) in enumerate(tensors.measured)
-            for first, last in _blocks(end - begin, PORTION_NUMEL)
+            for first, last in blocks(end - begin, PORTION_NUMEL)
         ]
         found = [nothing(len(payloads))] * len(pieces)
 
@@ -423,7 +304,7 @@ class Numerics:
     ) -> Gram:
         gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
         rooms = [torch.empty(min(size, end - begin)) for _ in payloads]
-        for first, last in _blocks(end - begin, size):
+        for first, last in blocks(end - begin, size):
             decoded = [
                 codec.decode(payload, begin + first, begin + last, room[: last - first])
                 for payload, room in zip(payloads, rooms, strict=True)
@@ -503,14 +384,14 @@ class Numerics:
 
         def job(begin: int, end: int) -> None:
             rooms = [torch.empty(min(block_numel(), end - begin)) for _ in payloads]
-            for first, last in _blocks(end - begin, block_numel()):
+            for first, last in blocks(end - begin, block_numel()):
                 start, stop = begin + first, begin + last
                 decoded = [
                     codec.decode(payload, start, stop, room[: stop - start])
                     for payload, room in zip(payloads, rooms, strict=True)
                 ]
                 self.rule.block(decoded, weights, out[start:stop])
-                if not _sound(out[start:stop]):
+                if not sound(out[start:stop]):
                     raise Unmergeable("a slice holds what is no number", ())
 
         self.pool.each([partial(job, *part) for part in self._parts(numel)])
@@ -586,7 +467,7 @@ class Numerics:
             self.outer.block(anchor.data[start:stop], before, merged, values, after, rates)
             # Whatever is not finite in a payload is not finite here, as NaN and Inf survive every
             # product and sum: one look at the result is one at all that went into it.
-            if not _sound(values):
+            if not sound(values):
                 raise Unmergeable("", ())
             if digest is not None:
                 digest.feed(values, after)
@@ -628,51 +509,6 @@ class Numerics:
                     f"payload {position} has {payload.numel()} bytes, {codec.name}: {expected}"
                 )
 
-    def _unsent(
-        self,
-        codec: Codec,
-        x_N: Tensor,
-        payload_B: Tensor,
-        left_N: Tensor | None,
-        begin: int,
-        end: int,
-        skip: int = 0,
-    ) -> tuple[float, float]:
-        """Write x - decode(payload) to `left_N`, or with feedback in the weights decode(payload):
-        the elements [begin, end), which the payload holds behind `skip` others.
-        `left_N` may be `x_N`; it is None where nothing is lost. Returns the squares of the lengths
-        of x - decode(payload) and x, for people: their bits depend on the machine."""
-        if left_N is None:
-            return 0.0, 0.0
-        assert payload_B.data_ptr() != x_N.data_ptr() or not x_N.numel(), (
-            "only an exact payload may be x itself"
-        )
-        size, unsent, length = block_numel(), 0.0, 0.0
-        scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32)
-        for start, stop in _blocks(end - begin, size):
-            room_n = scratch_n[: stop - start]
-            sent_n = codec.decode(payload_B, skip + start, skip + stop, room_n)
-            x_n = x_N[begin + start : begin + stop]
-            length += x_n.dot(x_n).item()
-            left_n = torch.sub(x_n, sent_n, out=left_N[begin + start : begin + stop])
-            square = left_n.dot(left_n).item()
-            if not math.isfinite(square) and not _magnitude(left_n) < NORM_MAX:
-                what = f"the delta rounded to {codec.name}"
-                self._refuse(left_n, begin + start, what)
-            unsent += square
-            if self.in_weights:
-                left_n.copy_(sent_n)
-        return unsent, length
-
-    @staticmethod
-    def _refuse(block_n: Tensor, start: int, what: str) -> None:
-        first = first_unsound(block_n)
-        assert first is not None, f"{what} is sound"
-        raise NonFinite(
-            f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
-            "Look for a loss that is NaN or a learning rate that is too high."
-        )
-
     def blame(self, payloads: Sequence[Tensor], anchor: Anchor) -> Unmergeable:
         """Why `merge` gave no numbers, though every payload has its checksum and the anchor its
         digest: payloads that hold no numbers, or else the longest. Nobody: the anchor itself."""
@@ -687,9 +523,9 @@ class Numerics:
         norms = []
         for payload in payloads:
             norm = 0.0
-            for start, stop in _blocks(numel, block_numel()):
+            for start, stop in blocks(numel, block_numel()):
                 decoded = codec.decode(payload, start, stop, room_n[: stop - start])
-                found = _magnitude(decoded)
+                found = magnitude(decoded)
                 norm = max(norm, found if found == found else math.inf)
             norms.append(norm)
         guilty = tuple(i for i, norm in enumerate(norms) if not norm < NORM_MAX)

@@ -38,11 +38,12 @@ from mend.engine.fragment_state import (
     StepOptions,
     Wait,
 )
-from mend.engine.numerics import PORTION_NUMEL, Anchor
+from mend.engine.numerics import Anchor
 from mend.engine.outcome import Outcome
 from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
+from mend.engine.vectors import PORTION_NUMEL
 from mend.errors import (
     CheckpointError,
     GaveUp,

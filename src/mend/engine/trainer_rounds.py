@@ -49,12 +49,14 @@ from mend.engine.fragment_state import (
     unbroken_run,
 )
 from mend.engine.micro_benchmark import MicroBenchmark
-from mend.engine.numerics import PORTION_NUMEL, Anchor, Encoded, Numerics, first_unsound
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.offers import Encoded
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
 from mend.engine.step_clock import StepClock
 from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
+from mend.engine.vectors import PORTION_NUMEL, first_unsound
 from mend.errors import Diverged, GaveUp, StateRefused
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side

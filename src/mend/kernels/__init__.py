@@ -8,10 +8,12 @@ Whatever is wrong with the cache or with numba itself costs speed, never the run
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +32,28 @@ class BlockKernels(NamedTuple):
     decode: Callable[[np.ndarray, np.ndarray], None]
 
 
+ROW_NUMEL = 4096
+"""Elements that a kernel of offers reads at once: they stay in the cache closest to the core. A
+multiple of the block of every codec that is compiled."""
+
+_Vector = np.ndarray
+DeltaKernel = Callable[[_Vector, _Vector, _Vector, _Vector, float], float]
+"""(delta, residual, anchor, x: fp32 (r, ROW_NUMEL), contiguous; a limit) -> the greatest magnitude
+in x; NaN, Inf or a magnitude from the limit on ends the work with its row.
+
+With an anchor, `delta` is a snapshot and becomes anchor - snapshot; without, `anchor` has no rows.
+x becomes delta + residual; without a residual that has no rows, and x is delta."""
+
+OfferKernel = Callable[
+    [_Vector, _Vector, _Vector, _Vector, float, np.ndarray, _Vector, bool, np.ndarray], float
+]
+"""(those of a DeltaKernel; the payload, uint8 (r, c); left, fp32 (r, ROW_NUMEL), which may be x;
+whether it is to hold what the payload decodes to, and not what that leaves out; squares, fp32
+(r, 2)) -> like a DeltaKernel.
+
+Of each row x is encoded and decoded, and the squares of what is left out, and those of x, are added
+as a tree of halves."""
+
 _Product = Callable[[np.ndarray, np.ndarray, float, np.ndarray], None]
 
 
@@ -43,16 +67,13 @@ class ProductKernels(NamedTuple):
     left: _Product
 
 
-OFFER_TILE = 4096
-"""Elements that a program of an `OfferKernel` is for: whole blocks of every codec."""
-
-OfferKernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], None]
-"""(delta, anchor, residual, left: fp32 N; payload: uint8 B; found: fp32 (4, G), G = N / OFFER_TILE
+DeviceOfferKernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], None]
+"""(delta, anchor, residual, left: fp32 N; payload: uint8 B; found: fp32 (4, G), G = N / ROW_NUMEL
 rounded up), all contiguous on one GPU; kernels.triton_offers says what is written. Runs on the
 current stream."""
 
 
-def offer_kernel(codec: str) -> OfferKernel:
+def device_offer_kernel(codec: str) -> DeviceOfferKernel:
     """Of the codec of this name: bfloat16, int8, int4 or e3m0. Compiled where it is first run on a
     device. Raises ImportError without Triton."""
     from mend.kernels import triton_offers
@@ -91,6 +112,30 @@ def block_kernels(codec: str) -> BlockKernels | None:
 
 
 @cache
+def delta_kernel() -> DeltaKernel | None:
+    """None without numba."""
+
+    def made() -> DeltaKernel:
+        from mend.kernels import offers
+
+        return offers.delta()
+
+    return _unless_broken(made) if _there() else None
+
+
+@cache
+def offer_kernel(codec: str) -> OfferKernel | None:
+    """That of one of the codecs above, or of bfloat16; None without numba."""
+
+    def made() -> OfferKernel:
+        from mend.kernels import offers
+
+        return offers.offer(codec)
+
+    return _unless_broken(made) if _there() else None
+
+
+@cache
 def product_kernels() -> ProductKernels | None:
     """None without numba."""
 
@@ -102,6 +147,22 @@ def product_kernels() -> ProductKernels | None:
     return _unless_broken(made) if _there() else None
 
 
+@cache
+def _sources() -> bytes:
+    """Of all kernels, which call each other's parts. numba's own check of whether what it keeps is
+    still true looks at one file."""
+    modules = (each for each in files(__name__).iterdir() if each.name.endswith(".py"))
+    return b"".join(each.read_bytes() for each in sorted(modules, key=lambda each: each.name))
+
+
+def _cache_name(signature: str, function: Callable[..., Any], options: dict[str, Any]) -> str:
+    """Under which numba keeps what it compiled: another one for other code or other options, of
+    which numba's own key knows nothing."""
+    about = repr((signature, sorted((name, str(each)) for name, each in options.items())))
+    key = hashlib.sha256(about.encode() + _sources()).hexdigest()[:16]
+    return f"{function.__name__}_{key}"
+
+
 def compiled(signature: str, function: _Function, **options: Any) -> _Function:
     """For these types. Divisions by 0 give what the processor gives."""
     import numba
@@ -109,6 +170,7 @@ def compiled(signature: str, function: _Function, **options: Any) -> _Function:
     options = {"nogil": True, "error_model": "numpy", **options}
     made: _Function
     try:
+        function.__qualname__ = _cache_name(signature, function, options)
         made = numba.njit(signature, cache=True, **options)(function)
     except Exception:  # of the cache: no place that can be written to, a full disk, a damaged file
         made = numba.njit(signature, **options)(function)
@@ -125,12 +187,16 @@ def part(function: _Function) -> _Function:
 
 
 __all__ = [
-    "OFFER_TILE",
+    "ROW_NUMEL",
     "BlockKernels",
+    "DeltaKernel",
+    "DeviceOfferKernel",
     "OfferKernel",
     "ProductKernels",
     "block_kernels",
     "compiled",
+    "delta_kernel",
+    "device_offer_kernel",
     "offer_kernel",
     "part",
     "product_kernels",

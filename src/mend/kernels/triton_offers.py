@@ -5,7 +5,7 @@ operation is rounded where it is rounded there: divisions are IEEE (`div_rn`; Tr
 nothing is fused (`enable_fp_fusion=False` at the launch), numbers become whole or bfloat16 by
 arithmetic that rounds to nearest even everywhere, and subnormals are kept.
 
-A program reads snapshot, anchor and residual of OFFER_TILE elements. It writes the delta in place
+A program reads snapshot, anchor and residual of ROW_NUMEL elements. It writes the delta in place
 of the snapshot, the payload, what is left out, and a column of `found`: the greatest magnitude of x
 and of what is left out (NaN where one is NaN), the sums of the squares of what is left out and of
 x.
@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32, int8, int16
 
-from mend.kernels import OFFER_TILE, OfferKernel
+from mend.kernels import ROW_NUMEL, DeviceOfferKernel
 
-_TILE = tl.constexpr(OFFER_TILE)
+_TILE = tl.constexpr(ROW_NUMEL)
 _WARPS = 8
 _WHOLE = tl.constexpr(1.5 * 2.0**23)
 """Added and taken away again it leaves a number rounded to a whole one, ties to even."""
@@ -166,7 +166,7 @@ _BLOCKS = {"int8": (64, 132, 127), "int4": (64, 68, 7), "e3m0": (128, 132, 0)}
 """codec -> elements of half a block, bytes of a block, highest level."""
 
 
-def kernel(codec: str) -> OfferKernel:
+def kernel(codec: str) -> DeviceOfferKernel:
     """Of the codec of this name: bfloat16, int8, int4 or e3m0."""
 
     def run(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mend.codec import Codec, LayoutCodec
-from mend.engine.numerics import Encoded, Numerics
+from mend.engine.numerics import Numerics
+from mend.engine.offers import Encoded
 from mend.merge import Merge
 from mend.outer import OuterOptimizer
 from mend.transport.bulk_wire import checksum_of

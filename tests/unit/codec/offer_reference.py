@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mend.codec import Codec
-from mend.kernels import OFFER_TILE, OfferKernel
+from mend.kernels import ROW_NUMEL, DeviceOfferKernel
 
 
-def reference(codec: Codec) -> OfferKernel:
+def reference(codec: Codec) -> DeviceOfferKernel:
     def run(
         delta_N: Tensor,
         anchor_N: Tensor,
@@ -23,8 +23,8 @@ def reference(codec: Codec) -> OfferKernel:
         x_N = delta_N if residual_N is None else delta_N + residual_N
         payload_B.copy_(codec.encode(x_N))
         torch.sub(x_N, codec.decode(payload_B, 0, x_N.numel(), torch.empty_like(x_N)), out=left_N)
-        for column, start in enumerate(range(0, x_N.numel(), OFFER_TILE)):
-            x_n, left_n = (each[start : start + OFFER_TILE] for each in (x_N, left_N))
+        for column, start in enumerate(range(0, x_N.numel(), ROW_NUMEL)):
+            x_n, left_n = (each[start : start + ROW_NUMEL] for each in (x_N, left_N))
             sums = (x_n.abs().max(), left_n.abs().max(), left_n.dot(left_n), x_n.dot(x_n))
             found_4G[:, column] = torch.stack(sums)
 

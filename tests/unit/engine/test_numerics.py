@@ -15,10 +15,11 @@ import xxhash
 
 from mend.codec import CODECS
 from mend.consensus.weights import WHOLE
-from mend.engine import numerics as module
+from mend.engine import vectors as module
 from mend.engine.digest import StateDigest, digest_of
-from mend.engine.numerics import PORTION_NUMEL, Anchor, Numerics
+from mend.engine.numerics import Anchor, Numerics
 from mend.engine.sums import Tensors, factors_in
+from mend.engine.vectors import PORTION_NUMEL
 from mend.engine.worker_pool import stay_on_one_core
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.merge import MERGES, Average

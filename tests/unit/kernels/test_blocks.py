@@ -126,6 +126,29 @@ def test_a_damaged_cache_is_not_used(tmp_path: Path) -> None:
     assert run(_WITH, **cache) == ("True\n", "")
 
 
+_OPTIONS = """
+import os
+from divides import divide
+from mend.kernels import compiled
+try:
+    print(compiled("f8(f8, f8)", divide, error_model=os.environ["MODEL"])(1.0, 0.0))
+except ZeroDivisionError:
+    print("refused")
+"""
+
+
+def test_what_was_compiled_with_other_options_is_not_used(tmp_path: Path) -> None:
+    """numba's own key knows the code of a function, and nothing of its options."""
+    pytest.importorskip("numba")
+    (tmp_path / "divides.py").write_text("def divide(a, b):\n    return a / b\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    where = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
+    assert run(_OPTIONS, MODEL="numpy", **where) == ("inf\n", "")
+    assert run(_OPTIONS, MODEL="python", **where) == ("refused\n", "")
+    assert run(_OPTIONS, MODEL="numpy", **where) == ("inf\n", "")
+    assert len(list(tmp_path.rglob("*.nbc"))) == 2, "the third found what the first kept"
+
+
 _FAILS = """
 import numba, torch
 def njit(*_, **__):

@@ -1,0 +1,262 @@
+"""engine.offers: what a worker does for an offer: the delta, its check, the payload, what that
+leaves out. Runs on workers.
+
+A vector is cut into portions, which threads share. Codecs that are compiled do all of a portion in
+one pass (`mend.kernels`), row by row; the others, and what is left over of a last row, go through
+torch, a pass for each of these. The bits are the same, and depend neither on the number of threads
+nor on which of the two did it: all is element-wise, but for the sums of squares, which are those of
+rows, added exactly.
+
+Legend: N elements of a rank's part of a fragment, n elements of a block, r rows of k = ROW_NUMEL
+elements, B payload bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from mend.codec import BlockCodec, Codec, LayoutCodec
+from mend.consensus.records import NORM_MAX
+from mend.engine.buffers import Buffers
+from mend.engine.digest import DIGEST_BLOCK_BYTES, bytes_of
+from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
+from mend.engine.worker_pool import WorkerPool
+from mend.errors import NonFinite
+from mend.kernels import ROW_NUMEL, DeltaKernel, OfferKernel, delta_kernel, offer_kernel
+
+_SQUARES_NUMEL = 1 << 15
+"""Elements whose squares torch adds at once: their scratch memory stays in the cache, and the call
+in this thread."""
+
+DELTA_NUMEL_MIN = PORTION_NUMEL
+"""Shorter vectors of codecs that are not compiled go through torch alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """What an offer sends (B bytes, their xxh3_128), what it still owes once it is named (`pend`,
+    fp32 N), the greatest magnitude in it; of a lossy codec the lengths of what it left out and of
+    all that it was to send. With feedback in the weights it owes nothing: `sent` (fp32 N) is what
+    the others decode, if that is not the delta itself."""
+
+    payload: Tensor
+    checksum: str
+    pend: Tensor | None
+    sent: Tensor | None = None
+    norm: float = 0.0
+    unsent: float = 0.0
+    length: float = 0.0
+
+
+def compile_kernels(codec: Codec | LayoutCodec, numel: int) -> None:
+    """Those that offers and merges of so many elements need."""
+    if isinstance(codec, BlockCodec):
+        codec.kernels()
+    if (name := _compiled(codec)) and numel >= ROW_NUMEL:
+        offer_kernel(name)
+    _delta_kernel(numel)
+
+
+def make_offer(
+    codec: Codec,
+    delta_N: Tensor,
+    residual_N: Tensor | None,
+    anchor_N: Tensor | None,
+    in_weights: bool,
+    buffers: Buffers,
+    pool: WorkerPool,
+) -> Encoded:
+    """See Numerics.encode."""
+    numel, block = delta_N.numel(), max(1, codec.block)
+    x_N = delta_N if residual_N is None else buffers.empty(numel)
+    # x is ours to overwrite unless it is the delta itself.
+    own_x = x_N is not delta_N
+    assert not (own_x and in_weights), "what was left out is in the weights"
+    left_N = None if codec.exact else x_N if own_x else buffers.empty(numel)
+    parts = list(blocks(numel, max(1, PORTION_NUMEL // block) * block))
+    payload_B = None
+    if codec.block:  # every part can be encoded for itself, while it is in the cache
+        payload_B = buffers.empty(codec.payload_bytes(numel), torch.uint8)
+    offer = _Offer(codec, delta_N, residual_N, anchor_N, x_N, left_N, in_weights)
+    norms, squares = [0.0] * len(parts), [(0.0, 0.0)] * max(1, len(parts))
+
+    def fill(position: int) -> None:
+        begin, end = parts[position]
+        if payload_B is None:
+            norms[position] = offer.fill(begin, end)
+        else:
+            norms[position], squares[position] = offer.encode(payload_B, begin, end)
+
+    pool.each([partial(fill, position) for position in range(len(parts))])
+    if payload_B is None:
+        encoded_B = payload_B = codec.encode(x_N)
+
+        def compare(position: int) -> None:
+            begin, end = parts[position]
+            squares[position] = _sums(offer.compare(encoded_B, begin, end, begin))
+
+        pool.each([partial(compare, position) for position in range(len(parts))])
+    checksum = xxhash.xxh3_128()
+    view = bytes_of(payload_B)
+    for start, stop in blocks(len(view), DIGEST_BLOCK_BYTES):
+        checksum.update(view[start:stop])
+    unsent, length = (math.sqrt(math.fsum(each)) for each in zip(*squares, strict=True))
+    norm = max(norms, default=0.0)
+    pend_N, sent_N = (None, left_N) if in_weights else (left_N, None)
+    return Encoded(payload_B, checksum.hexdigest(), pend_N, sent_N, norm, unsent, length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Offer:
+    """x = delta + residual, in `x_N`, which is `delta_N` where there is no residual. With an anchor
+    `delta_N` is a snapshot, and becomes anchor - snapshot. `left_N` takes x - decode(payload), or
+    with `in_weights` decode(payload); it may be `x_N`, and is None where nothing is lost."""
+
+    codec: Codec
+    delta_N: Tensor
+    residual_N: Tensor | None
+    anchor_N: Tensor | None
+    x_N: Tensor
+    left_N: Tensor | None
+    in_weights: bool
+
+    def fill(self, begin: int, end: int) -> float:
+        """Elements [begin, end) of the delta and of x; the greatest magnitude of x, which must be
+        below NORM_MAX."""
+        kernel, norm = _delta_kernel(self.x_N.numel()), 0.0
+        whole = begin if kernel is None else end - (end - begin) % ROW_NUMEL
+        if kernel is not None and whole > begin:
+            norm = kernel(*self._vectors(begin, whole), NORM_MAX)
+            self._check(norm, begin, whole)
+        for first, last in blocks(end - whole, block_numel()):
+            start, stop = whole + first, whole + last
+            delta_n, x_n = self.delta_N[start:stop], self.x_N[start:stop]
+            if self.anchor_N is not None:
+                torch.sub(self.anchor_N[start:stop], delta_n, out=delta_n)
+            if self.residual_N is not None:
+                torch.add(delta_n, self.residual_N[start:stop], out=x_n)
+            found = magnitude(x_n)
+            self._check(found, start, stop)
+            norm = max(norm, found)
+        return norm
+
+    def encode(self, payload_B: Tensor, begin: int, end: int) -> tuple[float, tuple[float, float]]:
+        """Elements [begin, end), cut at blocks of the codec, from the snapshot to their part of the
+        payload. The greatest magnitude of x, and the sums of `compare`."""
+        norm, squares_r2 = self._whole_rows(payload_B, begin, end)
+        whole = begin + len(squares_r2) * ROW_NUMEL
+        if whole < end:
+            norm = max(norm, self.fill(whole, end))
+            part_B = self._part(payload_B, whole, end)
+            part_B.copy_(self.codec.encode(self.x_N[whole:end]))
+            squares_r2 = np.concatenate([squares_r2, self.compare(part_B, whole, end)])
+        return norm, _sums(squares_r2)
+
+    def _whole_rows(self, payload_B: Tensor, begin: int, end: int) -> tuple[float, np.ndarray]:
+        """As many rows as a compiled codec can do. Their greatest magnitude and squares."""
+        rows = (end - begin) // ROW_NUMEL
+        kernel = _kernel(self.codec) if rows else None
+        if kernel is None or self.left_N is None:
+            return 0.0, np.empty((0, 2), np.float32)
+        squares_r2, end = np.empty((rows, 2), np.float32), begin + rows * ROW_NUMEL
+        payload_rc = self._part(payload_B, begin, end).view(rows, -1).numpy()
+        left_rk, vectors = _rows(self.left_N[begin:end]), self._vectors(begin, end)
+        norm = kernel(*vectors, NORM_MAX, payload_rc, left_rk, self.in_weights, squares_r2)
+        self._check(norm, begin, end)
+        return norm, squares_r2
+
+    def compare(self, payload_B: Tensor, begin: int, end: int, skip: int = 0) -> np.ndarray:
+        """Write `left_N` of the elements [begin, end), which the payload holds behind `skip`
+        others. Of each row the squares of what is left out and of x, fp32 (r, 2), for people."""
+        if self.left_N is None:
+            return np.empty((0, 2), np.float32)
+        assert payload_B.data_ptr() != self.x_N.data_ptr() or not self.x_N.numel(), (
+            "only an exact payload may be x itself"
+        )
+        scratch_n = torch.empty(min(_SQUARES_NUMEL, end - begin), dtype=torch.float32)
+        found = [np.empty((0, 2), np.float32)]
+        for start, stop in blocks(end - begin, _SQUARES_NUMEL):
+            room_n = scratch_n[: stop - start]
+            sent_n = self.codec.decode(payload_B, skip + start, skip + stop, room_n)
+            x_n = self.x_N[begin + start : begin + stop]
+            length_r = _squares(x_n)
+            left_n = torch.sub(x_n, sent_n, out=self.left_N[begin + start : begin + stop])
+            unsent_r = _squares(left_n)
+            if not np.isfinite(unsent_r).all() and not magnitude(left_n) < NORM_MAX:
+                _refuse(left_n, begin + start, f"the delta rounded to {self.codec.name}")
+            found.append(np.stack([unsent_r, length_r], 1))
+            if self.in_weights:
+                left_n.copy_(sent_n)
+        return np.concatenate(found)
+
+    def _check(self, norm: float, begin: int, end: int) -> None:
+        if not norm < NORM_MAX:
+            _refuse(self.x_N[begin:end], begin, "the delta")
+
+    def _part(self, payload_B: Tensor, begin: int, end: int) -> Tensor:
+        first = self.codec.payload_bytes(begin)
+        return payload_B[first : first + self.codec.payload_bytes(end - begin)]
+
+    def _vectors(
+        self, begin: int, end: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The first four arguments of a kernel: whole rows."""
+        residual_n = None if self.residual_N is None else self.residual_N[begin:end]
+        anchor_n = None if self.anchor_N is None else self.anchor_N[begin:end]
+        delta_n, x_n = self.delta_N[begin:end], self.x_N[begin:end]
+        return _rows(delta_n), _rows(residual_n), _rows(anchor_n), _rows(x_n)
+
+
+def _rows(x_n: Tensor | None) -> np.ndarray:
+    """fp32 (r, ROW_NUMEL), the same memory; None: no row."""
+    return torch.empty(0, ROW_NUMEL).numpy() if x_n is None else x_n.view(-1, ROW_NUMEL).numpy()
+
+
+def _squares(x_n: Tensor) -> np.ndarray:
+    """Of each row the sum of the squares, as a tree of halves; the last row is filled up with
+    zeros."""
+    rows, rest = divmod(x_n.numel(), ROW_NUMEL)
+    square_rk = torch.zeros(rows + bool(rest), ROW_NUMEL)
+    torch.mul(x_n, x_n, out=square_rk.view(-1)[: x_n.numel()])
+    width = ROW_NUMEL
+    while width > 1:
+        width //= 2
+        square_rk[:, :width].add_(square_rk[:, width : 2 * width])
+    return square_rk[:, 0].numpy()
+
+
+def _sums(squares_r2: np.ndarray) -> tuple[float, float]:
+    """Of both columns: exact, then rounded once."""
+    unsent, length = squares_r2.T.tolist()
+    return math.fsum(unsent), math.fsum(length)
+
+
+def _compiled(codec: Codec | LayoutCodec) -> str:
+    """The name under which mend.kernels has the codec; empty: it is not compiled."""
+    return getattr(codec, "compiled", "")
+
+
+def _delta_kernel(numel: int) -> DeltaKernel | None:
+    """None where the vector is short: loading numba takes longer than all that it would save."""
+    return delta_kernel() if numel >= DELTA_NUMEL_MIN else None
+
+
+def _kernel(codec: Codec) -> OfferKernel | None:
+    name = _compiled(codec)
+    return offer_kernel(name) if name else None
+
+
+def _refuse(block_n: Tensor, start: int, what: str) -> None:
+    first = first_unsound(block_n)
+    assert first is not None, f"{what} is sound"
+    raise NonFinite(
+        f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
+        "Look for a loss that is NaN or a learning rate that is too high."
+    )

@@ -1,0 +1,57 @@
+"""engine.vectors: how long vectors are cut, and the check that they hold numbers. Runs on workers.
+
+Legend: N elements of a vector, n elements of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mend.consensus.records import NORM_MAX
+
+# Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
+# whatever its settings; where that thread is serial anyway, calls are larger. Every call lets go of
+# the interpreter's lock and takes it again, and each time a training thread that has kernels to
+# launch waits in between: with 256 Ki, as fast alone, merges held up FSDP2 on a GPU (docs/LOG.md).
+_SERIAL_NUMEL = 1 << 15
+_SINGLE_NUMEL = 1 << 20
+
+PORTION_NUMEL = 1 << 20
+"""Elements of a job of the pool's."""
+
+
+def block_numel() -> int:
+    """Elements per torch call that keep it in this thread."""
+    return _SINGLE_NUMEL if torch.get_num_threads() == 1 else _SERIAL_NUMEL
+
+
+def blocks(numel: int, size: int) -> Iterator[tuple[int, int]]:
+    """[0, numel) in blocks of this size; the last one may be shorter."""
+    return ((start, min(start + size, numel)) for start in range(0, numel, size))
+
+
+def magnitude(values_n: Tensor) -> float:
+    """The greatest; NaN if one is NaN."""
+    if not values_n.numel():
+        return 0.0
+    low, high = (x.item() for x in torch.aminmax(values_n))
+    return float(max(-low, high))
+
+
+def sound(values_n: Tensor) -> bool:
+    """Whether all are numbers below NORM_MAX. A square of any that is not is Inf or NaN, and
+    survives every addition; where many squares overflow together, each value is looked at."""
+    return math.isfinite(values_n.dot(values_n).item()) or magnitude(values_n) < NORM_MAX
+
+
+def first_unsound(values_N: Tensor) -> int | None:
+    """The first element that is no number below NORM_MAX."""
+    for start, stop in blocks(values_N.numel(), _SINGLE_NUMEL):
+        block_n = values_N[start:stop]
+        if not sound(block_n):
+            return start + int((~(block_n.abs() < NORM_MAX)).nonzero()[0])
+    return None

@@ -1,0 +1,130 @@
+"""All bits of an offer are those of torch, whoever makes it: kernels, torch, one thread or more."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mend.codec import CLOSING, CODECS, fragment_codec
+from mend.engine.numerics import Numerics
+from mend.engine.offers import Encoded
+from mend.engine.vectors import PORTION_NUMEL
+from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
+from mend.merge import Average
+from mend.outer import Nesterov
+from mend.types import Owned, Span
+
+SIZES = (5, 3 * ROW_NUMEL, PORTION_NUMEL + 2 * ROW_NUMEL + 77)
+
+
+def numbers(numel: int, seed: int) -> Tensor:
+    """Blocks of one length each, from what is too small to be sent up to what is great; zeros."""
+    rng = np.random.default_rng(seed)
+    lengths = 10.0 ** rng.integers(-33, 12, numel // 300 + 1).repeat(300)[:numel]
+    values = rng.standard_normal(numel) * lengths
+    values[rng.random(numel) < 0.1] = 0
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def offers(name: str, threads: int) -> list[tuple[Encoded, Tensor]]:
+    """Offers of this codec of every kind there is, and the delta that each leaves behind."""
+    codec, made = CODECS[name](), []
+    for in_weights in {False, codec.feedback == "weights"}:
+        numerics = Numerics(codec, Average(), Nesterov(1.0, 0.0), threads, in_weights=in_weights)
+        for numel in SIZES:
+            owned = Owned((Span(0, numel),), numel)
+            against = [fragment_codec(codec, owned, 2).at(torch.empty(0), 0)]
+            against += [CLOSING] if in_weights else []
+            anchor_N, snapshot_N = numbers(numel, 1), numbers(numel, 2)
+            residual_N = None if in_weights else numbers(numel, 3) * 1e-3
+            for each in against:
+                for owed_N, from_N in ((None, None), (None, anchor_N), (residual_N, anchor_N)):
+                    delta_N = snapshot_N.clone()
+                    made.append((numerics.encode(delta_N, owed_N, from_N, each), delta_N))
+        assert numerics.close() == []
+    return made
+
+
+def fingerprint(name: str, threads: int) -> str:
+    """Of every bit."""
+    found = hashlib.sha256()
+    for offer, delta_N in offers(name, threads):
+        for vector in (delta_N, offer.payload, offer.pend, offer.sent):
+            found.update(b"-" if vector is None else vector.numpy().tobytes())
+        found.update(repr((offer.checksum, offer.norm, offer.unsent, offer.length)).encode())
+    return found.hexdigest()
+
+
+_ELSEWHERE = """
+import sys
+sys.modules["numba"] = None
+import torch
+torch.set_num_threads(1)
+from mend.kernels import delta_kernel
+assert delta_kernel() is None
+from tests.unit.engine.test_offers import CODECS, fingerprint
+for name in sorted(CODECS):
+    print(fingerprint(name, 2))
+"""
+
+
+@pytest.fixture(scope="module")
+def by_torch() -> dict[str, str]:
+    """Without kernels, with the narrowest instructions that torch and numpy have, one thread of
+    torch and two of ours."""
+    plain = {
+        "ATEN_CPU_CAPABILITY": "default",
+        "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX2 FMA3",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ELSEWHERE],
+        env=os.environ | plain,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(zip(sorted(CODECS), ran.stdout.split(), strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_an_offer_has_the_bits_of_torch_for_any_number_of_threads(
+    name: str, by_torch: dict[str, str]
+) -> None:
+    assert fingerprint(name, 1) == by_torch[name]
+    assert fingerprint(name, 3) == by_torch[name]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "e3m0", "int4", "int8", "topk"])
+def test_an_offer_of_whole_rows_is_one_call_without_torch_and_without_the_lock(name: str) -> None:
+    pytest.importorskip("numba")
+    numel = 3 * ROW_NUMEL
+    numerics = Numerics(CODECS[name](), Average(), Nesterov(1.0, 0.0))
+    with torch.profiler.profile() as seen:
+        numerics.encode(numbers(numel, 1), numbers(numel, 2), numbers(numel, 3))
+    assert not {"aten::sub", "aten::add", "aten::dot", "aten::copy_", "aten::aminmax"} & {
+        each.name for each in seen.events()
+    }
+    for kernel in (offer_kernel(name), delta_kernel()):
+        assert kernel is not None
+        assert kernel.targetoptions["nogil"]
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_the_lengths_of_what_is_sent_and_left_out_are_those_of_the_vectors(name: str) -> None:
+    numel = 3 * ROW_NUMEL + 99
+    x_N = torch.from_numpy(np.random.default_rng(5).standard_normal(numel).astype(np.float32))
+    made = Numerics(CODECS[name](), Average(), Nesterov(1.0, 0.0)).encode(x_N, None)
+    if made.pend is None:
+        assert (made.unsent, made.length) == (0.0, 0.0)
+    else:
+        assert math.isclose(made.length, x_N.double().norm().item(), rel_tol=1e-6)
+        assert math.isclose(made.unsent, made.pend.double().norm().item(), rel_tol=1e-6)
+        assert 0 < made.unsent < made.length

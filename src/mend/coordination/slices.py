@@ -112,6 +112,7 @@ class Slices:
         version, attempt, p = gather.version, gather.attempt, gather.fragment
         decided = log.versions[p] >= version  # then all owners have merged
         count = SLICES_EACH * len(gather.members)
+        waits = self._lacks_payloads()
         effects: list[FetchSlice | MergeSlice] = []
         if self.stage is Stage.PULLING and self._has_parts():
             self.stage = Stage.MERGING
@@ -120,7 +121,7 @@ class Slices:
             effects.append(MergeSlice(p, version, attempt, which, count, names, weights))
         for position, offer in enumerate(gather.members):
             rack = offer.member.rack
-            served = SLICES_EACH if decided else self._served(position)
+            served = SLICES_EACH if decided else 0 if waits else self._served(position)
             due = self._due(rack, offer.seq, served, now_ns) if rack != me.rack else []
             if due and log.member(rack) != offer.member:  # its bytes went with it
                 self.stage = Stage.FAILED
@@ -239,6 +240,13 @@ class Slices:
     def _is_of(self, version: int, attempt: int) -> bool:
         gather = self.gather
         return gather is not None and (gather.version, gather.attempt) == (version, attempt)
+
+    def _lacks_payloads(self) -> bool:
+        """Whether payloads of more than half of the other members are missing. All wait for the
+        rack that merges last, so payloads come before merged slices on the links; but not those of
+        a few slow members."""
+        missing = [not pull.whole for (_, seq), pull in self.pulls.items() if seq]
+        return 2 * sum(missing) > len(missing)
 
     def _has_parts(self) -> bool:
         """Whether the next of the own slices is here of all other members."""

@@ -363,7 +363,7 @@ class TrainerRounds:
         life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
         needs = [] if asked is None else [-int(asked[1])]
         done = self._mitigation()
-        evicted = not self.life.stays and done.stage == EVICTED
+        evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes())
         mine = [done.batch_pct, -done.batch_pct, int(evicted)]
         both = [*flags, *(-v for v in flags), *life, *needs, *mine]
         *agreed, least_pct, minus_pct, leaves = yield from self._agree_and_apply(eligible, both)

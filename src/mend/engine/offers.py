@@ -29,11 +29,14 @@ from mend.engine.digest import DIGEST_BLOCK_BYTES, bytes_of
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite
-from mend.kernels import ROW_NUMEL, DeltaKernel, OfferKernel, delta_kernel, offer_kernel
-
-_SQUARES_NUMEL = 1 << 15
-"""Elements whose squares torch adds at once: their scratch memory stays in the cache, and the call
-in this thread."""
+from mend.kernels import (
+    ROW_NUMEL,
+    DeltaKernel,
+    OfferKernel,
+    delta_kernel,
+    offer_kernel,
+    squares_kernel,
+)
 
 DELTA_NUMEL_MIN = PORTION_NUMEL
 """Shorter vectors of codecs that are not compiled go through torch alone."""
@@ -63,7 +66,8 @@ def compile_kernels(codec: Codec | LayoutCodec, numel: int, *, offers: bool) -> 
         return
     if (name := _compiled(codec)) and numel >= ROW_NUMEL:
         offer_kernel(name)
-    _delta_kernel(numel)
+    if _delta_kernel(numel) is not None and not codec.exact:
+        squares_kernel()
 
 
 def make_offer(
@@ -182,15 +186,16 @@ class _Offer:
         assert payload_B.data_ptr() != self.x_N.data_ptr() or not self.x_N.numel(), (
             "only an exact payload may be x itself"
         )
-        scratch_n = torch.empty(min(_SQUARES_NUMEL, end - begin), dtype=torch.float32)
+        size, compiled = block_numel(), self.x_N.numel() >= DELTA_NUMEL_MIN
+        scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32)
         found = [np.empty((0, 2), np.float32)]
-        for start, stop in blocks(end - begin, _SQUARES_NUMEL):
+        for start, stop in blocks(end - begin, size):
             room_n = scratch_n[: stop - start]
             sent_n = self.codec.decode(payload_B, skip + start, skip + stop, room_n)
             x_n = self.x_N[begin + start : begin + stop]
-            length_r = _squares(x_n)
+            length_r = _squares(x_n, compiled)
             left_n = torch.sub(x_n, sent_n, out=self.left_N[begin + start : begin + stop])
-            unsent_r = _squares(left_n)
+            unsent_r = _squares(left_n, compiled)
             if not np.isfinite(unsent_r).all() and not magnitude(left_n) < NORM_MAX:
                 _refuse(left_n, begin + start, f"the delta rounded to {self.codec.name}")
             found.append(np.stack([unsent_r, length_r], 1))
@@ -221,17 +226,28 @@ def _rows(x_n: Tensor | None) -> np.ndarray:
     return torch.empty(0, ROW_NUMEL).numpy() if x_n is None else x_n.view(-1, ROW_NUMEL).numpy()
 
 
-def _squares(x_n: Tensor) -> np.ndarray:
+def _squares(x_n: Tensor, compiled: bool) -> np.ndarray:
     """Of each row the sum of the squares, as a tree of halves; the last row is filled up with
     zeros."""
-    rows, rest = divmod(x_n.numel(), ROW_NUMEL)
-    square_rk = torch.zeros(rows + bool(rest), ROW_NUMEL)
-    torch.mul(x_n, x_n, out=square_rk.view(-1)[: x_n.numel()])
-    width = ROW_NUMEL
-    while width > 1:
-        width //= 2
-        square_rk[:, :width].add_(square_rk[:, width : 2 * width])
-    return square_rk[:, 0].numpy()
+    found_r = np.empty(-(-x_n.numel() // ROW_NUMEL), np.float32)
+    whole = x_n.numel() // ROW_NUMEL if compiled else 0
+    kernel = squares_kernel() if whole else None
+    if kernel is None:
+        whole = 0
+    else:
+        kernel(_rows(x_n[: whole * ROW_NUMEL]), found_r[:whole])
+    rest_n = x_n[whole * ROW_NUMEL :]
+    for start, stop in blocks(rest_n.numel(), block_numel()):
+        rows = -(-(stop - start) // ROW_NUMEL)
+        square_rk = torch.zeros(rows, ROW_NUMEL)
+        torch.mul(rest_n[start:stop], rest_n[start:stop], out=square_rk.view(-1)[: stop - start])
+        width = ROW_NUMEL
+        while width > 1:
+            width //= 2
+            square_rk[:, :width].add_(square_rk[:, width : 2 * width])
+        first = whole + start // ROW_NUMEL
+        found_r[first : first + rows] = square_rk[:, 0].numpy()
+    return found_r
 
 
 def _sums(squares_r2: np.ndarray) -> tuple[float, float]:

@@ -45,6 +45,10 @@ in x; NaN, Inf or a magnitude from the limit on ends the work with its row.
 With an anchor, `delta` is a snapshot and becomes anchor - snapshot; without, `anchor` has no rows.
 x becomes delta + residual; without a residual that has no rows, and x is delta."""
 
+SquaresKernel = Callable[[_Vector, _Vector], None]
+"""(x: fp32 (r, ROW_NUMEL), contiguous; squares: fp32 r, which is written): of each row the sum of
+the squares, as a tree of halves."""
+
 OfferKernel = Callable[
     [_Vector, _Vector, _Vector, _Vector, float, np.ndarray, _Vector, bool, np.ndarray], float
 ]
@@ -125,6 +129,18 @@ def delta_kernel() -> DeltaKernel | None:
 
 
 @cache
+def squares_kernel() -> SquaresKernel | None:
+    """None without numba."""
+
+    def made() -> SquaresKernel:
+        from mend.kernels import offers
+
+        return offers.squares()
+
+    return _unless_broken(made) if _there() else None
+
+
+@cache
 def offer_kernel(codec: str) -> OfferKernel | None:
     """That of one of the codecs above, or of bfloat16; None without numba."""
 
@@ -194,6 +210,7 @@ __all__ = [
     "DeviceOfferKernel",
     "OfferKernel",
     "ProductKernels",
+    "SquaresKernel",
     "block_kernels",
     "compiled",
     "delta_kernel",
@@ -201,4 +218,5 @@ __all__ = [
     "offer_kernel",
     "part",
     "product_kernels",
+    "squares_kernel",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mend.kernels import ROW_NUMEL, DeltaKernel, OfferKernel, compiled, part
+from mend.kernels import ROW_NUMEL, DeltaKernel, OfferKernel, SquaresKernel, compiled, part
 from mend.kernels.blocks import PARTS
 
 _F32, _I32 = np.float32, np.int32
@@ -22,6 +22,7 @@ _HALF = ROW_NUMEL // 2
 
 _ROWS = "f4[:, ::1]"
 _DELTA = f"f4({_ROWS}, {_ROWS}, {_ROWS}, {_ROWS}, f4)"
+_SQUARES = f"void({_ROWS}, f4[::1])"
 _OFFER = f"f4({_ROWS}, {_ROWS}, {_ROWS}, {_ROWS}, f4, u1[:, ::1], {_ROWS}, b1, {_ROWS})"
 
 
@@ -63,6 +64,12 @@ def _delta(delta_rk: Any, residual_rk: Any, anchor_rk: Any, x_rk: Any, limit: An
     return _I32(greatest).view(_F32)
 
 
+def _squares_of_rows(x_rk: Any, squares_r: Any) -> None:
+    room_k = np.empty(_HALF, _F32)
+    for r in range(len(x_rk)):
+        squares_r[r] = _squares(x_rk, r, room_k)
+
+
 _encode, _decode, _, _BLOCK_BYTES = PARTS["int8"]
 """Of the codec for which `_offer` is compiled; `offer` puts others in their place."""
 
@@ -100,6 +107,11 @@ def _offer(
 def delta() -> DeltaKernel:
     """The delta and its check, of codecs that are not compiled."""
     return compiled(_DELTA, _delta)
+
+
+def squares() -> SquaresKernel:
+    """Of codecs that are not compiled."""
+    return compiled(_SQUARES, _squares_of_rows)
 
 
 def offer(codec: str) -> OfferKernel:

@@ -3,9 +3,9 @@
 Each member of the gather owns SLICES_EACH slices of every member's payload, side by side, the
 first member the first. Slice by slice its rack pulls them of the others' payloads, merges and
 serves them; as soon as the coordinator says that an owner has done so on all ranks, every rack
-pulls the merged slice, also while it pulls the payloads of its next. A rank that has all of them
-takes the outer step and digests the whole, as in a mesh. So a rack receives 2 (R - 1) / R
-payloads, not R - 1.
+pulls the merged slice: behind the payloads of most members, beside those of the last. A rank that
+has all of them takes the outer step and digests the whole, as in a mesh. So a rack receives
+2 (R - 1) / R payloads, not R - 1.
 
 A pull that fails is tried again until the attempt is over. What cannot be made of the slices is
 reported as failed, and the coordinator goes on with a mesh.

@@ -16,9 +16,8 @@ from torch import Tensor
 from mend.codec import CLOSING, CODECS, fragment_codec
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
-from mend.engine import offers
 from mend.engine.numerics import Numerics
-from mend.engine.offers import Encoded
+from mend.engine.offers import Encoded, _squares
 from mend.engine.vectors import PORTION_NUMEL
 from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
 from mend.merge import Average
@@ -163,5 +162,5 @@ def test_the_lengths_of_what_is_sent_and_left_out_are_those_of_the_vectors(name:
 @pytest.mark.parametrize("numel", [1, ROW_NUMEL, 3 * ROW_NUMEL + 5, (1 << 20) + 7])
 def test_squares_have_the_same_bits_compiled_or_not(numel: int) -> None:
     x_n = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
-    compiled, plain = (offers._squares(x_n, each) for each in (True, False))
+    compiled, plain = (_squares(x_n, each) for each in (True, False))
     assert np.array_equal(compiled.view(np.int32), plain.view(np.int32))

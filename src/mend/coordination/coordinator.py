@@ -260,12 +260,14 @@ class Coordinator:
             return
         self.election.shows(member, vote.held)
         view = self.views.get(member.rack)
-        known = self.proposer.standing and member in self.proposer.asked()
+        higher = vote.acceptor_state.promised > self.proposer.epoch
+        # A witness in a new life, which tries to begin the job, is asked again in a higher epoch.
+        founds = higher and member.rack == WITNESS
+        known = self.proposer.standing and (founds or member in self.proposer.asked())
         if self.proposer.leading:
             known = view is not None and view.member == member
         if not known:
             return
-        higher = vote.acceptor_state.promised > self.proposer.epoch
         if not higher and vote.serial <= self.votes.get(member, -1):
             return
         self.votes[member] = vote.serial

@@ -412,6 +412,20 @@ def test_a_candidate_that_meets_a_higher_promise_stands_no_more_for_a_while() ->
     assert number_of(cabinet.machine.proposer.epoch) == 10
 
 
+def test_a_witness_in_a_new_life_with_a_higher_promise_is_asked_again_in_a_higher_epoch() -> None:
+    """It tries to begin the job, and had heard of the candidate by a rack before it was asked."""
+    cabinet = standing(records=[genesis(racks=2, witness=True)])
+    empty = {"lineage": "", "last": 0, "decided": 0, "prev": 0}
+    later = {**empty, "promised": epoch_of(9, WITNESS)}
+    effects = cabinet.hear(WITNESS, a_vote(cabinet, **later), life=1)
+    assert notes(effects, "stands-no-more") == [{"epoch": 2}]
+    while not cabinet.machine.proposer.standing:
+        cabinet.tick(HEARTBEAT_NS)
+    assert number_of(cabinet.machine.proposer.epoch) == 10
+    cabinet.hear(WITNESS, a_vote(cabinet, **empty), life=1)
+    assert cabinet.machine.proposer.dead == {member(WITNESS)}
+
+
 def test_a_coordinator_that_meets_a_higher_promise_stands_again_soon() -> None:
     """Some voter promised to who could not win; all others still follow this one."""
     cabinet = Cabinet()

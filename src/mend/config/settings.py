@@ -38,33 +38,13 @@ GAIN_RAMPED_MAX = 12.0
 """Ramped or after a warm start, lr 1 with momentum .9 is the most that was measured."""
 
 FACTS = (
-    "fragments",
-    "exchange_frozen",
-    "sync_period_steps",
-    "momentum_sync_period_steps",
-    "second_moment_sync_period_steps",
-    "tau",
-    "alignment",
-    "blend_alpha",
-    "outer_optimizer",
-    "outer_lr",
-    "outer_optimizer_momentum",
-    "outer_start",
-    "ramp_rounds",
-    "merge",
-    "merge_mean_names",
-    "codec",
-    "lockstep",
-    "max_age",
-    "token_weighted_merge",
-    "racks",
-    "job_id",
-    "quorum_min_learners",
-    "expected_learner_ids",
-    "encrypt_payloads",
-    "exchange_plan",
-    "mirror_rack_state",
-)
+    "fragments", "exchange_frozen", "sync_period_steps", "momentum_sync_period_steps",
+    "second_moment_sync_period_steps", "tau", "alignment", "blend_alpha", "outer_optimizer",
+    "outer_lr", "outer_optimizer_momentum", "outer_start", "ramp_rounds", "merge",
+    "merge_mean_names", "codec", "lockstep", "max_age", "token_weighted_merge", "racks",
+    "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
+    "exchange_plan", "mirror_rack_state",
+)  # fmt: skip
 """What must be equal on all racks."""
 
 COMPRESSIONS = (

@@ -120,7 +120,7 @@ class Ladder:
         self._counted_ns, before = now_ns, self.behind_ns
         self.behind_ns = {}
         for each in judged:
-            if each.own_past and each.ratio_tenths > 10:
+            if each.own_past and not each.of_link and each.ratio_tenths > 10:
                 lost_ns = passed_ns * (each.ratio_tenths - 10) // each.ratio_tenths
                 self.behind_ns[each.rack] = before.get(each.rack, 0) + lost_ns
 

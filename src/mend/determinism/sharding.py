@@ -49,7 +49,7 @@ class Share:
     def of_rows(self, by_row: Tensor) -> Share:
         """Of a tensor with one element for every row of the whole, whose first dimension is cut."""
         rows = torch.Size((self.shape[0], self.shape[1:-1].numel()))
-        return replace(self, local=by_row.view(self.local.shape[0], -1), shape=rows)
+        return replace(self, local=by_row.view(self.local.shape[0], rows[1]), shape=rows)
 
 
 def share_of(tensor: Tensor) -> Share | None:

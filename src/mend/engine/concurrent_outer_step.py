@@ -46,9 +46,9 @@ from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.slicing import Slicing
 from mend.engine.state_copying import StateCopying
+from mend.engine.state_giving import Given
 from mend.engine.sums import tensors_of
 from mend.engine.trainer import OpenOffer
-from mend.engine.trainer_rounds import Given
 from mend.engine.turnout import REMEDY
 from mend.errors import (
     ConfigError,

@@ -51,10 +51,10 @@ from mend.engine.recut import Recut
 from mend.engine.replay_training import Again
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
+from mend.engine.state_giving import Given
 from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Wait
-from mend.engine.trainer_rounds import Given
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import Mirror, Replicas, TrainingState
 from mend.errors import CheckpointError, GaveUp, UsageError

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mend.consensus.records import AWAITED, EVICTED, TEXT_MAX, Mitigation
+from mend.consensus.records import AWAITED, EVICTED, Mitigation
 from mend.coordination.events import (
     Applied,
     BatchSet,
@@ -33,7 +33,6 @@ from mend.coordination.events import (
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import Calendar, Schedule
 from mend.engine.cuda_staging import CudaStaging
-from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -54,18 +53,16 @@ from mend.engine.offers import Encoded
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
+from mend.engine.state_giving import Given, copy_state
 from mend.engine.step_clock import StepClock
 from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
-from mend.errors import Diverged, GaveUp, StateRefused
+from mend.errors import Diverged, GaveUp
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
-
-Given = Tensor | LikeFirst | str
-"""A copy of the training state, or that another rank has the same one, or why there is none."""
 
 GiveState = Callable[[Member, int, Given], None]
 """Hands that of a step to the loop."""
@@ -437,7 +434,9 @@ class TrainerRounds:
             self.published.given.add(to)
         begun_ns = self._now_ns()
         with self.clock.untimed():
-            given = self._copied(self.training_state, self.replicas)
+            room_B, self.published.room_B, self._reserved = self.published.room_B, None, False
+            each = self._pool.each
+            given = copy_state(self.training_state, self.step, self.replicas, room_B, each)
         self.give(to, self.step, given)
         size = given.numel() if isinstance(given, Tensor) else 0
         about: dict[str, object] = {"to": to.rack, "step": self.step, "bytes": size}
@@ -446,21 +445,6 @@ class TrainerRounds:
             about["kept_by"] = "the first rank"
         refused = {"refused": given} if isinstance(given, str) else {}
         self._note("state-given", about | refused)
-
-    def _copied(self, state: TrainingState, replicas: Replicas | None) -> Given:
-        """Of replicas only the first makes the copy at once. The others digest what they have where
-        it lies, and copy it only if it is not the same everywhere."""
-        room_B, self.published.room_B, self._reserved = self.published.room_B, None, False
-        take = partial(state.take, room_B=room_B, each=self._pool.each)
-        if replicas is None:
-            return _or_why_not(lambda: take(self.step))
-        found = _or_why_not(lambda: (take if replicas.first else state.digest)(self.step))
-        digest = found.digest if isinstance(found, LikeFirst) else ""
-        if isinstance(found, Tensor):
-            digest = digest_of_state(found)
-        if not replicas.alike(digest) and isinstance(found, LikeFirst):
-            return _or_why_not(lambda: state.take(self.step))
-        return found
 
     def _opened(self) -> list[int]:
         """Per fragment the version of which a round is open, as far as this rank has heard; else
@@ -701,13 +685,3 @@ class TrainerRounds:
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         else:
             track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total
-
-
-def _or_why_not(take: Callable[[], Given]) -> Given:
-    """Of what a script's own objects give."""
-    try:
-        return take()
-    except StateRefused as error:
-        return str(error)[:TEXT_MAX]
-    except Exception as error:  # of the script's own state_dict; no memory for the copy
-        return f"{type(error).__name__}: {error}"[:TEXT_MAX]

@@ -21,6 +21,7 @@ from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
+from mend.engine.state_giving import Given
 from mend.engine.trainer import (
     POLL_NS,
     AgreeMin,
@@ -31,7 +32,6 @@ from mend.engine.trainer import (
     Trainer,
     Wait,
 )
-from mend.engine.trainer_rounds import Given
 from mend.engine.training_state import TrainingState
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
 from mend.fragment.shards import put_together, take

@@ -337,7 +337,7 @@ def test_a_rack_is_evicted_once_it_has_lost_what_starting_it_again_costs() -> No
     move = ladder.next(of, [BY_COMPUTE], started(), ALL, 0, DETECT_NS)
     assert move is not None
     assert (move.rack, move.stage) == (1, EVICTED)
-    assert "rack 1 is slow by the compute of rank 0: 3.0x" in move.reason
+    assert "rack 1 is slow by the compute of rank 0" in move.reason
     assert "that has cost it 2001 ms, to start it again costs 2000 ms" in move.reason
     of.take(move)
     lost(ladder, 60 * SECOND, BY_COMPUTE)
@@ -351,6 +351,16 @@ def test_the_sleep_of_the_coordinator_is_nobodys_loss() -> None:
     assert ladder.behind_ns == {1: COUNTED_NS_MAX * 2 // 3}
     ladder.count([], [], 2 + 60 * SECOND)
     assert ladder.behind_ns == {}, "a verdict that is over takes its bill along"
+
+
+def test_a_slow_link_is_no_loss_of_the_rack_that_is_pulled_from() -> None:
+    """What its steps lose counts from when they are slow, at their own ratio."""
+    link = replace(SLOW, own_past=True, cause="link", of_link=True, link_to=2, ratio_tenths=100)
+    ladder = Ladder()
+    lost(ladder, 600 * SECOND, link)
+    assert ladder.behind_ns == {}
+    lost(ladder, 3 * SECOND, BY_COMPUTE, link)
+    assert ladder.behind_ns == {1: 3 * (2 * SECOND // 3)}
 
 
 def spared(

@@ -97,13 +97,30 @@ def test_a_member_pulls_its_slices_of_the_others_merges_them_and_then_pulls_thei
     assert not slices.whole(2, 1)
 
 
-def test_a_first_slice_is_pulled_while_the_payloads_of_the_own_second_are() -> None:
+def test_merged_slices_wait_while_payloads_of_most_others_are_missing() -> None:
+    """All wait for the rack that merges last: what it lacks goes over the links first."""
     slices = begun()
     moved(slices)
-    slices.news(gather(merged=(1, 0, 0)))
-    assert moved(slices) == [fetch(0, 0, 0)], "beside its payload"
+    slices.news(gather(merged=(1, 0, 1)))
+    landed(slices, (0, 1))
+    assert moved(slices) == [fetch(3, 0, 1)], "half of a payload is none"
+    landed(slices, (0, 1))
+    assert moved(slices) == [fetch(0, 0, 0), fetch(4, 2, 0)], "beside the payload of one of two"
     landed(slices, (0, 0))
     assert moved(slices) == [], "its second is not merged"
+
+
+def test_a_payload_that_fails_holds_up_merged_slices_no_longer_than_the_own_merge() -> None:
+    slices = begun()
+    moved(slices)
+    slices.news(gather(merged=(2, 0, 0)))
+    landed(slices, (0, 1), (2, 1), error="stalled")
+    retry_ns = max(slices.dues_ns())
+    assert moved(slices, now_ns=retry_ns) == [fetch(2, 0, 1), fetch(2, 2, 1)]
+    landed(slices, (0, 1), (2, 1), now_ns=retry_ns)
+    assert moved(slices) == [merge(2), fetch(3, 0, 1), fetch(3, 2, 1)]
+    landed(slices, (2, 1), now_ns=retry_ns)
+    assert moved(slices) == [fetch(0, 0, 0)]
 
 
 def test_who_is_no_member_pulls_merged_slices_and_says_nothing() -> None:

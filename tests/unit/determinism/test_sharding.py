@@ -54,6 +54,18 @@ def test_the_whole_comes_back(
     assert torch.equal(assembled(share, torch.stack(parts)), whole)
 
 
+@pytest.mark.parametrize("shape", [(8, 3), (6, 3), (2, 3), (1, 3), (5, 2, 3), (3, 0)])
+def test_sums_of_rows_come_back(group: dist.ProcessGroup, shape: tuple[int, ...]) -> None:
+    """Also of a tensor with fewer rows than there are ranks."""
+    whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    pieces, shares = whole.chunk(RANKS), []
+    for rank in range(RANKS):
+        local = pieces[rank] if rank < len(pieces) else whole.narrow(0, 0, 0)
+        shares.append(Share(local, whole.shape, 0, 1, group).of_rows(local.sum(-1).reshape(-1)))
+    found = assembled(shares[0], torch.stack([_padded(each) for each in shares]))
+    assert torch.equal(found.reshape(-1), whole.sum(-1).reshape(-1))
+
+
 PLACES: dict[Placement, bool] = {
     Shard(0): True,
     Shard(1): True,

@@ -179,8 +179,8 @@ _Regressions = Annotated[
 ]
 
 
-SEEDS = "300"
-"""What `mend simulate` runs where nothing is said."""
+SEEDS, JOBS = "300", 2
+"""Of `mend simulate`, where nothing is said."""
 
 _Goodput = Annotated[
     bool, typer.Option("--goodput", help="No run: a cost model of failures in very large jobs.")
@@ -195,6 +195,15 @@ _Quorum = Annotated[
 _Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="With --goodput: draw it too, .svg, .png, .pdf.")
 ]
+
+
+def _changed(seeds: str, jobs: int, shrink: bool) -> dict[str, object]:
+    """Options of runs that have a value of their own; None where it is what they are by default."""
+    return {
+        "seeds": None if seeds == SEEDS else seeds,
+        "jobs": None if jobs == JOBS else jobs,
+        "shrink": None if shrink else False,
+    }
 
 
 def _goodput(
@@ -232,7 +241,7 @@ def _goodput(
 def simulate_command(
     seeds: _Seeds = SEEDS,
     minutes: _Minutes = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = JOBS,
     seed: Annotated[int | None, typer.Option(min=0, help="Just this one.")] = None,
     trace: _Trace = False,
     shrink: _Shrink = True,
@@ -277,9 +286,7 @@ def simulate_command(
 
     if goodput or assume or plot or quorum != 1:
         others: dict[str, object] = {"seed": seed, "minutes": minutes, "trace": trace or None}
-        others |= {"seeds": None if seeds == SEEDS else seeds, "shrink": None if shrink else False}
-        others |= {"jobs": None if jobs == 2 else jobs}
-        others |= {"config": config, "regressions": regressions}
+        others |= {"config": config, "regressions": regressions} | _changed(seeds, jobs, shrink)
         return _goodput(goodput, others, assume or [], quorum, plot, as_json)
     console = Console()
     if trace and seed is not None:

@@ -300,7 +300,7 @@ BUGS = (
     _bug(
         "31",
         "receivers merge whatever has the right checksum",
-        ("engine.numerics:Numerics._merge_span", "_sound(values)", "len(runs)"),
+        ("engine.numerics:Numerics._merge_span", "sound(values)", "len(runs)"),
     ),
     _bug(
         "31b",

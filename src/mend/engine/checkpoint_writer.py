@@ -138,6 +138,7 @@ class CheckpointWriter:
         self._beside: RackGroup | None = None
         """The rack's ranks for that thread; made when it is first needed."""
         self._pending: PendingCheckpoint | None = None
+        trainer.life.writes = self.writes
 
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
@@ -174,6 +175,10 @@ class CheckpointWriter:
         about: dict[str, object] = {"step": self._trainer.step, "number": mark.number}
         self._note("state-dict", about | {"versions": list(taken.versions)})
         return found
+
+    def writes(self) -> bool:
+        """Whether a checkpoint is being written in the background."""
+        return self._pending is not None and not self._pending.done()
 
     def settle(self) -> CheckpointError | None:
         """Wait for the one that is being written; why it failed, if nobody has asked for that."""

@@ -157,6 +157,8 @@ class Life:
     """Why its rack is evicted, once all its ranks have heard of it; empty: it is not."""
     stays: bool = False
     """It has tried to leave, and its work could not be merged."""
+    writes: Callable[[], bool] = lambda: False
+    """Whether this rank is writing a checkpoint. No rack could complete it without this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,7 @@ class Numerics:
         made = copy(self)
         made.codec, made.rule, made.outer = CODECS["float32"](), MERGES["mean"](), Replace()
         made.measuring, made._codecs, made.of_values = None, {}, True
+        made.on_device = None
         return made
 
     def close(self) -> list[str]:
@@ -202,7 +203,8 @@ class Numerics:
         found = self._codecs.get(owned)
         if found is None:
             made = fragment_codec(self.codec, owned, self._max_age)
-            compile_kernels(self.codec, owned.numel)  # now, and not in the first round
+            # Now, and not in the first round.
+            compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
             found = self._codecs.setdefault(owned, made)
         return found
 

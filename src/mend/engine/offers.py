@@ -55,10 +55,12 @@ class Encoded:
     length: float = 0.0
 
 
-def compile_kernels(codec: Codec | LayoutCodec, numel: int) -> None:
-    """Those that offers and merges of so many elements need."""
+def compile_kernels(codec: Codec | LayoutCodec, numel: int, *, offers: bool) -> None:
+    """Those that merges of so many elements need, and offers where the host encodes them."""
     if isinstance(codec, BlockCodec):
         codec.kernels()
+    if not offers:
+        return
     if (name := _compiled(codec)) and numel >= ROW_NUMEL:
         offer_kernel(name)
     _delta_kernel(numel)

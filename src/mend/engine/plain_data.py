@@ -113,10 +113,13 @@ class Packing:
             if tensor.numel():
                 start = head + self._places[i]
                 into_N = out_B[start : start + tensor.nbytes].view(tensor.dtype)
-                flat_N = tensor.detach().reshape(-1)
-                if flat_N.device.type != "cpu":  # on the stream of who has computed it
-                    into_N.copy_(flat_N)
+                if tensor.device.type != "cpu":  # on the stream of who has computed it
+                    into_N.copy_(tensor.detach().reshape(-1))
                     continue
+                if not tensor.is_contiguous():  # row by row, without a copy in between
+                    jobs.append(partial(into_N.view(tensor.shape).copy_, tensor.detach()))
+                    continue
+                flat_N = tensor.detach().view(-1)
                 step = PORTION_BYTES // flat_N.element_size()
                 for first in range(0, flat_N.numel(), step):
                     part = slice(first, first + step)

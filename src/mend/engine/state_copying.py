@@ -59,8 +59,12 @@ class StateCopying:
         self._in_portions(copied, found.feed, done)
 
     def reserve(self, size: int) -> None:
-        """Memory for a copy. The kernel clears each page at its first touch: that is done here."""
-        room_B = unpooled(size)
+        """Memory for a copy. The kernel clears each page at its first touch: that is done here.
+        Where there is none, the copy says so: it is refused, and this rank trains on."""
+        try:
+            room_B = unpooled(size)
+        except OSError:
+            room_B = torch.empty(0, dtype=torch.uint8)
         self._in_portions(room_B, Tensor.zero_, lambda: self._rank.published.make_room(room_B))
 
     def _in_portions(

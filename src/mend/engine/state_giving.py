@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from functools import partial
 
 from torch import Tensor
@@ -15,6 +16,23 @@ from mend.errors import StateRefused
 
 Given = Tensor | LikeFirst | str
 """A copy of the training state, or that another rank has the same one, or why there is none."""
+
+
+class Lacks(IntEnum):
+    """What a rank has yet to do for a rack that joins."""
+
+    NOTHING = 0
+    COPY = 1
+    ROOM = 2
+    """And memory for it has to be made ready first."""
+
+
+def room_of(state: TrainingState, step: int) -> int:
+    """Bytes of memory for a copy. 0: the script's own state_dict fails; the copy will say why."""
+    try:
+        return state.room(step)
+    except Exception:
+        return 0
 
 
 def copy_state(

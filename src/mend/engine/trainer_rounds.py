@@ -53,7 +53,7 @@ from mend.engine.offers import Encoded
 from mend.engine.outcome import Outcome
 from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
-from mend.engine.state_giving import Given, copy_state
+from mend.engine.state_giving import Given, Lacks, copy_state, room_of
 from mend.engine.step_clock import StepClock
 from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
@@ -358,9 +358,9 @@ class TrainerRounds:
         flags = self._opened() if polls else []
         asked = self._asked()
         life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
-        needs = [] if asked is None else [-int(asked[1])]
+        needs = [] if asked is None else [-asked[1]]
         done = self._mitigation()
-        evicted = not self.life.stays and done.stage == EVICTED
+        evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes())
         mine = [done.batch_pct, -done.batch_pct, int(evicted)]
         both = [*flags, *(-v for v in flags), *life, *needs, *mine]
         *agreed, least_pct, minus_pct, leaves = yield from self._agree_and_apply(eligible, both)
@@ -368,8 +368,8 @@ class TrainerRounds:
             self._set_batch(done.batch_pct, done.reason)
         if leaves:
             self.life.ends = done.reason
-        if asked is not None and life[0] and agreed[-3:-1] == life and agreed[-1]:
-            self.state_due = asked[0]
+        if asked is not None and life[0] and agreed[-3:-1] == life:
+            self._agreed_on(asked[0], -agreed[-1])
         for fragment in lasts:
             track = self.tracks[fragment]
             offer = track.offer if track.moments is None else None
@@ -394,10 +394,10 @@ class TrainerRounds:
 
     # -------------------------------------------------------------- for racks that join
 
-    def _asked(self) -> tuple[Member, bool] | None:
-        """A rack that joins, and whether this rank has no copy for it: then all ranks copy once
-        more, at one step. Of several such racks they look at one after another; without one at one
-        that is none. None: this rank has nothing to give."""
+    def _asked(self) -> tuple[Member, Lacks] | None:
+        """A rack that joins, and what this rank lacks for it. Where one rank lacks the copy, all
+        ranks copy once more, at one step. Of several such racks they look at one after another;
+        without one at one that is none. None: this rank has nothing to give."""
         if self.training_state is None:
             return None
         with self.published.changed:
@@ -406,23 +406,24 @@ class TrainerRounds:
         if not asked:
             self.published.room_B, self._reserved = None, False
         to = asked[self._looks % len(asked)] if asked else Member(0, 0)
-        if to not in given and asked and not self._has_room(self.training_state):
-            return Member(0, 0), True
-        return to, to not in given
+        if to in given:
+            return to, Lacks.NOTHING
+        return to, Lacks.COPY if self._has_room() else Lacks.ROOM
 
-    def _has_room(self, state: TrainingState) -> bool:
-        """Whether there is memory for a copy; else have it made ready."""
+    def _has_room(self) -> bool:
         elsewhere = self.replicas is not None and not self.replicas.first
-        if self.reserve is None or elsewhere or self.published.room_B is not None:
-            return True
-        if not self._reserved:
-            try:
-                size = state.room(self.step)
-            except Exception:  # of the script's own state_dict: `give_state` says it
-                return True
-            self._reserved = True
-            self.reserve(size)
-        return False
+        return self.reserve is None or elsewhere or self.published.room_B is not None
+
+    def _agreed_on(self, to: Member, lacks: int) -> None:
+        """At this step all ranks know of this rack, and one of them lacks so much for it. How much
+        memory a copy takes they ask together: a `state_dict` may be a collective."""
+        if lacks == Lacks.COPY:
+            self.state_due = to
+        elif lacks == Lacks.ROOM and self.training_state is not None:
+            size = room_of(self.training_state, self.step)
+            if self.reserve is not None and not self._reserved and not self._has_room():
+                self._reserved = True
+                self.reserve(size)
 
     def give_state(self) -> None:
         """Between two steps, if it is due: copy the training state, for a rack that joins. Costs

@@ -1,4 +1,5 @@
-"""kernels: what torch needs many passes for, compiled by numba, where numba is installed.
+"""kernels: what torch needs many passes for, compiled by numba, where numba is installed; for a GPU
+by Triton (`device_offer_kernel`), of which only the next sentence is true.
 
 A kernel gives the bits of the torch code beside which it is used, and runs without the
 interpreter's lock. It is compiled when it is first asked for: seconds, or less where numba finds in

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mend.engine.checkpoint_writer import PendingCheckpoint, rest_of
+from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, rest_of
+from mend.engine.rack import RackGroup
 from mend.errors import CheckpointError, GaveUp
+from tests.unit.engine.hand import Hand
 
 
 def done(value: object = None) -> Future[object]:
@@ -101,3 +103,17 @@ def test_what_is_told_later_names_both_checkpoints(cause: Exception, said: str) 
     assert str(later) == (
         f"the checkpoint before this one, 'one', is not complete: {said}. after is being written"
     )
+
+
+def test_the_training_loop_knows_while_one_is_being_written() -> None:
+    hand, written = Hand(), Future[None]()
+    writer = CheckpointWriter(
+        RackGroup(None, 1.0), 0, (), hand.trainer, live=hand.run, post=hand.events.append,
+        note=lambda *_: None, now_ns=lambda: 0,
+    )  # fmt: skip
+    assert not hand.trainer.life.writes()
+    writer._pending = PendingCheckpoint(Path("one"), written)
+    assert hand.trainer.life.writes()
+    written.set_result(None)
+    assert not hand.trainer.life.writes()
+    assert writer.close() == []

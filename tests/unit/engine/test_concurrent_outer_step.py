@@ -511,6 +511,15 @@ def test_a_donor_whose_copy_is_freed_makes_another_when_it_is_asked_again() -> N
     assert story.published.given == set()
 
 
+def test_a_donor_without_memory_for_a_copy_trains_on() -> None:
+    """Its copy is refused for the same reason, and another rack may give one."""
+    story = Story()
+    story.rank.reserve_state(1 << 62)
+    assert story.published.failure is None
+    assert story.published.room_B is not None, "nobody waits for it any more"
+    assert story.published.room_B.numel() == 0
+
+
 def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -71,6 +71,20 @@ def test_it_trains_on_until_all_its_ranks_have_heard_of_it() -> None:
         hand.step()
 
 
+def test_it_trains_on_until_the_checkpoint_that_it_writes_is_complete() -> None:
+    """Without its part no rack could complete it."""
+    hand = Hand(polls=2, period=40, stall_max_ns=0)
+    hand.during = lambda: others(hand)
+    writing = True
+    hand.trainer.life.writes = lambda: writing
+    told(hand)
+    hand.step(4)
+    assert hand.posted(Leaving) == hand.noted("evicted") == []
+    writing = False
+    with pytest.raises(Evicted):
+        hand.step(2)
+
+
 def test_work_that_nobody_merges_keeps_it_in_the_job() -> None:
     """It tries once: each time costs it the time that a rack has to leave."""
     hand = Hand(polls=2, period=40, stall_max_ns=0)

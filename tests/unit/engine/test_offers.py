@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from mend.codec import CLOSING, CODECS, fragment_codec
+from mend.codec.on_device import DeviceEncoder
+from mend.consensus.records import NORM_MAX
 from mend.engine.numerics import Numerics
 from mend.engine.offers import Encoded
 from mend.engine.vectors import PORTION_NUMEL
@@ -21,6 +23,7 @@ from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
 from mend.merge import Average
 from mend.outer import Nesterov
 from mend.types import Owned, Span
+from tests.unit.codec.offer_reference import reference
 
 SIZES = (5, 3 * ROW_NUMEL, PORTION_NUMEL + 2 * ROW_NUMEL + 77)
 
@@ -115,6 +118,32 @@ def test_an_offer_of_whole_rows_is_one_call_without_torch_and_without_the_lock(n
     for kernel in (offer_kernel(name), delta_kernel()):
         assert kernel is not None
         assert kernel.targetoptions["nogil"]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "e3m0", "int4", "int8", "topk"])
+def test_what_is_left_out_of_the_greatest_numbers_is_a_number(name: str) -> None:
+    """So kernels look at x alone. Squares of such numbers may be Inf, which is for people."""
+    greatest = torch.nextafter(torch.tensor(NORM_MAX), torch.tensor(0.0))
+    for others in (greatest, -greatest * 0.49, torch.tensor(1e-30)):
+        x_N = others.repeat(2 * ROW_NUMEL)
+        x_N[::2] = greatest
+        made = Numerics(CODECS[name](), Average(), Nesterov(1.0, 0.0)).encode(x_N, None)
+        assert made.norm == greatest
+        assert made.pend is not None
+        assert made.pend.abs().max() < NORM_MAX
+        assert not math.isnan(made.unsent + made.length)
+
+
+def test_kernels_of_offers_are_made_ready_where_the_host_encodes_and_only_there() -> None:
+    """Moments are encoded by the host, whatever encodes weights."""
+    codec, asked = CODECS["int8"](), offer_kernel.cache_info()
+    numerics = Numerics(codec, Average(), Nesterov(1.0, 0.0))
+    numerics.on_device = DeviceEncoder(codec, reference(codec))
+    numerics.codecs(3 * ROW_NUMEL)
+    assert offer_kernel.cache_info() == asked
+    assert numerics.of(moments=True).on_device is None
+    Numerics(codec, Average(), Nesterov(1.0, 0.0)).codecs(3 * ROW_NUMEL)
+    assert offer_kernel.cache_info() != asked
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))

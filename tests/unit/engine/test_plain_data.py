@@ -125,4 +125,17 @@ def test_a_copy_shared_by_threads_and_in_memory_of_before_has_the_same_bytes(
     assert torch.equal(packing.write(room_B, pool.each), whole_B)
     assert torch.equal(room_B[: packing.size], whole_B)
     assert torch.equal(packing.write(torch.zeros(packing.size - 1, dtype=torch.uint8)), whole_B)
+    turned = torch.arange(6.0).view(2, 3).T
+    assert torch.equal(
+        Packing("x", turned).write(None, pool.each), Packing("x", turned.contiguous()).write()
+    )
     assert pool.close() == []
+
+
+def test_a_tensor_that_is_not_contiguous_takes_no_memory_beside_the_copy() -> None:
+    """All copies of a state are made together, so these would be as large as the state."""
+    packing = Packing("x", [torch.ones(64, 32).T for _ in range(3)])
+    room_B = torch.empty(packing.size, dtype=torch.uint8)
+    with torch.profiler.profile() as seen:
+        packing.write(room_B)
+    assert not {"aten::clone", "aten::contiguous"} & {each.name for each in seen.events()}

@@ -1016,6 +1016,39 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     assert torch.equal(hand.given[1][2], hand.trainer.training_state.take(10))
 
 
+def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
+    """A state_dict may be a collective, as that of an average of sharded weights."""
+    calls = list[int]()
+
+    class Averages:
+        def state_dict(self) -> dict[str, Any]:
+            calls.append(hand.trainer.step)
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    hand, reserved = donor(ranks=2), list[int]()
+    assert hand.trainer.training_state is not None
+    hand.trainer.training_state._registered["averages"] = (Averages(), "job")
+    hand.trainer.reserve = reserved.append
+    hand.published.ask((THEIRS,))
+    hand.agree = lambda values: [*values[:2], 0, 0, -1, *values[5:]]  # the other has not heard
+    hand.step(2)
+    assert (calls, reserved) == ([], [])
+    life = THEIRS.incarnation
+    hand.agree = lambda values: [*values[:2], life, -life, -2, *values[5:]]
+    hand.step(2)
+    assert (calls, len(reserved)) == ([4], 1)
+    hand.published.make_room(torch.zeros(reserved[0], dtype=torch.uint8))
+    hand.step(2)
+    hand.trainer.give_state()
+    assert (calls, len(reserved), hand.given) == ([4, 6], 1, []), "the other still waits for memory"
+    hand.agree = lambda values: values
+    hand.step(2)
+    hand.trainer.give_state()
+    assert (calls, len(reserved), len(hand.given)) == ([4, 6, 8], 1, 1)
+
+
 def test_memory_for_a_copy_that_nobody_wants_any_more_is_freed() -> None:
     hand = donor()
     hand.trainer.reserve = lambda size: hand.published.make_room(torch.zeros(size))

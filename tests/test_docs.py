@@ -154,6 +154,15 @@ def test_python_compiles(page: Path) -> None:
         ast.parse(block)
 
 
+@pages
+def test_no_table_is_torn_in_two(page: Path) -> None:
+    """Rows behind an empty line, without a head of their own, are shown as plain text."""
+    lines = page.read_text().splitlines()
+    rows = [i for i in range(2, len(lines) - 1) if lines[i].startswith("|")]
+    torn = [i + 1 for i in rows if not lines[i - 1] and not lines[i + 1].startswith(("|-", "| -"))]
+    assert not torn, torn
+
+
 def test_every_benchmark_is_on_the_page() -> None:
     listed = (ROOT / "docs" / "benchmarks.md").read_text()
     names = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}

@@ -112,8 +112,11 @@ def device_encoder(codec: Codec) -> DeviceEncoder:
 
 
 def no_kernel(codec: str) -> ConfigError:
-    rule = f"has no kernel for offers of {codec}, only of {', '.join(ON_DEVICE)}"
-    return ConfigError("encode_on", "device", rule, "Use encode_on='host', or another codec.")
+    said = "none" if codec == "float32" else codec
+    rule = (
+        f"has no kernel for outer_step_compression_mode={said!r}, only for bf16, int8, int4, e3m0"
+    )
+    return ConfigError("encode_on", "device", rule, "Set that mode to one of them, or use 'host'.")
 
 
 def _programs(numel: int) -> int:

@@ -57,9 +57,10 @@ def _encoder_of(codec: Codec | LayoutCodec, device: torch.device | None) -> Devi
     """Compiled. Raises ConfigError where offers cannot be encoded on this device."""
     if isinstance(codec, LayoutCodec):
         raise no_kernel(codec.name)
-    encoder = device_encoder(codec)
     if device is None or device.type != "cuda":
-        rule = f"needs a model on one GPU; this one is on {device or 'several devices'}"
+        where = "several devices" if device is None else f"the {device.type.upper()}"
+        rule = f"needs a model on one GPU; this one is on {where}"
         raise ConfigError("encode_on", "device", rule, "Move it before mend_init, or use 'host'.")
+    encoder = device_encoder(codec)
     encoder.compile(device)
     return encoder

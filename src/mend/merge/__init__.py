@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 
 from mend.errors import ConfigError
 from mend.merge.average import Average, Made
@@ -16,13 +17,30 @@ MERGES: dict[str, Callable[[], Merge]] = {"mean": Average, "rda": Radial}
 def register(name: str, make: Callable[[], Merge]) -> None:
     """Let `merge` name a rule of yours, in this process. Every rack must do so, under the same
     name, before its MendConfig is built. Raises ConfigError for a name that is taken, or that the
-    rule does not have."""
+    rule does not have, for what is no rule, and for a `make` that is not called without arguments.
+    """
+    _refuse_arguments(name, make)
     if MERGES.get(name, make) is not make:
         raise ConfigError("merge", name, "is registered already", "Choose another name.")
-    if (made := make()).name != name:
+    made = make()
+    for part in ("name", "block"):
+        if not hasattr(made, part):
+            rule = f"makes a {type(made).__name__}, which has no {part}"
+            raise ConfigError("merge", name, rule, "Register a mend.merge.Merge.")
+    if made.name != name:
         rule = f"makes a rule whose name is {made.name!r}"
         raise ConfigError("merge", name, rule, "Register it under the name that it has.")
     MERGES[name] = make
+
+
+def _refuse_arguments(name: str, make: Callable[[], Merge]) -> None:
+    try:
+        signature(make).bind()
+    except TypeError as error:
+        rule = f"cannot be made by {getattr(make, '__name__', make)!s} ({error})"
+        raise ConfigError("merge", name, rule, "make is called without arguments.") from error
+    except ValueError:
+        pass  # written in C, says nothing of its arguments
 
 
 __all__ = [

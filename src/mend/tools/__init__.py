@@ -179,6 +179,9 @@ _Regressions = Annotated[
 ]
 
 
+SEEDS, JOBS = "300", 2
+"""Of `mend simulate`, where nothing is said."""
+
 _Goodput = Annotated[
     bool, typer.Option("--goodput", help="No run: a cost model of failures in very large jobs.")
 ]
@@ -187,11 +190,20 @@ _Assume = Annotated[
     typer.Option(metavar="NAME=NUMBER", help="With --goodput: another value of what it assumes."),
 ]
 _Quorum = Annotated[
-    int, typer.Option(min=1, help="With --goodput: racks that a round needs to close, K.")
+    int, typer.Option(min=1, max=16, help="With --goodput: K, racks that a round needs to close.")
 ]
 _Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With --goodput: draw it too, .svg or .png.")
+    Path | None, typer.Option(metavar="FILE", help="With --goodput: draw it too, .svg, .png, .pdf.")
 ]
+
+
+def _changed(seeds: str, jobs: int, shrink: bool) -> dict[str, object]:
+    """Options of runs that have a value of their own; None where it is what they are by default."""
+    return {
+        "seeds": None if seeds == SEEDS else seeds,
+        "jobs": None if jobs == JOBS else jobs,
+        "shrink": None if shrink else False,
+    }
 
 
 def _goodput(
@@ -208,10 +220,13 @@ def _goodput(
     from mend.tools import goodput
 
     if not asked:
-        raise ConfigError("goodput", False, "--assume, --quorum, --plot belong to it", "Add it.")
+        rule = "--assume, --quorum and --plot are options of the cost model"
+        raise ConfigError("goodput", False, rule, "Add --goodput, or leave them out.")
     for name, value in others.items():
         if value is not None:
-            raise ConfigError(name, value, "is of runs; --goodput is a cost model", "Leave it out.")
+            raise ConfigError(
+                name, value, "is an option of runs, and --goodput runs nothing", "Leave it out."
+            )
     assumed = goodput.assumed_by(assume)
     rows = goodput.rows_of(assumed, quorum=quorum)
     if plot is not None:
@@ -224,9 +239,9 @@ def _goodput(
 
 @app.command("simulate")
 def simulate_command(
-    seeds: _Seeds = "300",
+    seeds: _Seeds = SEEDS,
     minutes: _Minutes = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = JOBS,
     seed: Annotated[int | None, typer.Option(min=0, help="Just this one.")] = None,
     trace: _Trace = False,
     shrink: _Shrink = True,
@@ -270,8 +285,8 @@ def simulate_command(
     from mend.tools import simulate
 
     if goodput or assume or plot or quorum != 1:
-        runs: dict[str, object] = {"seed": seed, "minutes": minutes, "trace": trace or None}
-        others = {**runs, "config": config, "regressions": regressions}
+        others: dict[str, object] = {"seed": seed, "minutes": minutes, "trace": trace or None}
+        others |= {"config": config, "regressions": regressions} | _changed(seeds, jobs, shrink)
         return _goodput(goodput, others, assume or [], quorum, plot, as_json)
     console = Console()
     if trace and seed is not None:

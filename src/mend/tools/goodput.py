@@ -33,6 +33,8 @@ from mend.errors import ConfigError
 DAY_S = 86_400.0
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 RACKS = (2, 4, 8, 16)
+KINDS = (".svg", ".png", ".pdf")
+"""Of pictures."""
 DATA_PARALLEL, ELASTIC = "data parallel", "elastic data parallel"
 
 PUBLISHED = {
@@ -44,6 +46,9 @@ PUBLISHED = {
     "16 racks": (99, 98, 96, 93, 86),
 }
 """Goodput in percent, for CHIPS (Decoupled DiLoCo, arXiv 2604.21428)."""
+
+MTBF_DAYS_MIN, ASSUMED_MAX = 1e-3, 1e12
+"""Beyond these a sum would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,11 @@ class Assumed:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            most = 1.0 if field.name == "repair_share" else math.inf
-            if not 0 <= value <= most or (field.name == "mtbf_days" and not value):
-                raise ConfigError(
-                    "assume", f"{field.name}={value}", "is out of range", f"0 to {most:g}."
-                )
+            least = MTBF_DAYS_MIN if field.name == "mtbf_days" else 0.0
+            most = 1.0 if field.name == "repair_share" else ASSUMED_MAX
+            if not least <= value <= most:
+                rule = f"{field.name} is a number, {least:g} to {most:g}"
+                raise ConfigError("assume", f"{field.name}={value:g}", rule, "Change it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +105,14 @@ def assumed_by(pairs: Iterable[str]) -> Assumed:
     values: dict[str, float] = {}
     for pair in pairs:
         name, _, number = pair.partition("=")
+        if name not in names:
+            rule = f"nothing that the model assumes is called {name!r}"
+            raise ConfigError("assume", pair, rule, f"Use one of {', '.join(names)}.")
         try:
             values[name] = float(number)
         except ValueError:
-            name = ""
-        if name not in names:
-            raise ConfigError("assume", pair, "is not NAME=NUMBER", f"Names: {', '.join(names)}.")
+            rule = "is not NAME=NUMBER"
+            raise ConfigError("assume", pair, rule, f"Write it as {name}=3.5.") from None
     return Assumed(**values)
 
 
@@ -219,9 +226,13 @@ def show(assumed: Assumed, rows: list[Row], console: Console) -> None:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Lines: the model; dots: published. SVG, PNG or PDF by the name of the file; equal calls
-    write equal bytes. Raises ConfigError without matplotlib."""
+    write equal bytes. Raises ConfigError without matplotlib, for another kind of file, and where
+    it cannot be written."""
     from mend.tools.report.draw import NOTHING, STYLE, check_matplotlib
 
+    if path.suffix not in KINDS:
+        rule = "is no name of a picture that can be drawn"
+        raise ConfigError("plot", str(path), rule, f"End it in {', '.join(KINDS)}.")
     check_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -247,7 +258,11 @@ def plot(rows: list[Row], path: Path) -> None:
         axes.set_title("Goodput: cost model (lines) and published figures (dots)")
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", frameon=False)
-        figure.savefig(path, metadata=NOTHING if path.suffix == ".svg" else None)
+        try:
+            figure.savefig(path, metadata=NOTHING if path.suffix == ".svg" else None)
+        except OSError as error:
+            rule = f"cannot be written ({error.strerror})"
+            raise ConfigError("plot", str(path), rule, "Name a file in another folder.") from error
 
 
 def _short(chips: int) -> str:

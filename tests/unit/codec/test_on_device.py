@@ -46,8 +46,17 @@ def test_what_is_no_number_is_found_where_it_is(value: float) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "topk", "powersgd-4", "sparse"])
 def test_a_codec_without_a_kernel_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"no kernel for offers of {name}"):
+    mode = "none" if name == "float32" else name  # as people write it
+    with pytest.raises(ConfigError, match=f"no kernel for outer_step_compression_mode='{mode}'"):
         _encoder_of(codec_named(name), torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "where"), [(torch.device("cpu"), "CPU"), (None, "several devices")]
+)
+def test_a_model_that_is_not_on_one_gpu_is_refused(device: torch.device | None, where: str) -> None:
+    with pytest.raises(ConfigError, match=f"a model on one GPU; this one is on .*{where}"):
+        _encoder_of(codec_named("int8"), device)
 
 
 def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from mend.tools.goodput import (
     Assumed,
     assumed_by,
     goodput,
+    plot,
     rows_of,
     running,
 )
@@ -116,11 +117,38 @@ def test_more_racks_lose_less_and_a_larger_quorum_closes_fewer_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", ["restart_s", "restart_s=much", "nothing=3", "mtbf_days=0", "repair_share=1.5", "a=b=1"]
+    ("pair", "why"),
+    [
+        ("restart_s", "is not NAME=NUMBER"),
+        ("restart_s=much", "is not NAME=NUMBER"),
+        ("nothing=3", "assumes is called 'nothing'"),
+        ("a=b=1", "assumes is called 'a'"),
+        ("mtbf_days=0", "a number, 0.001 to 1e[+]12"),
+        ("mtbf_days=nan", "a number, 0.001 to 1e[+]12"),
+        ("restart_s=inf", "a number, 0 to 1e[+]12"),
+        ("repair_share=1.5", "a number, 0 to 1[.]"),
+    ],
 )
-def test_an_assumption_that_cannot_be_is_refused(pair: str) -> None:
-    with pytest.raises(ConfigError, match="assume"):
+def test_an_assumption_that_cannot_be_is_refused(pair: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
         assumed_by([pair])
+
+
+def test_the_most_extreme_assumptions_have_a_goodput() -> None:
+    most = {field.name: 1e12 for field in fields(PLAIN)}
+    worst = Assumed(**{**most, "mtbf_days": 1e-3, "repair_share": 1.0})
+    none = Assumed(**{**dict.fromkeys(most, 0.0), "mtbf_days": 1e12})
+    for assumed in (worst, none):
+        for row in rows_of(assumed):
+            assert all(0 <= share <= 1 for share in (*row.goodput, *row.closing))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("no/a.svg", "cannot be written"), ("a.bmp", "End it in")]
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        plot(rows_of(PLAIN), tmp_path / name)
 
 
 def test_the_command_says_that_it_is_a_model_and_what_it_assumes(tmp_path: Path) -> None:
@@ -154,6 +182,9 @@ def test_options_of_runs_and_of_the_model_do_not_mix() -> None:
     for asked in (
         ["--goodput", "--minutes", "1"],
         ["--goodput", "--seed", "0"],
+        ["--goodput", "--seeds", "5"],
+        ["--goodput", "--jobs", "1"],
+        ["--goodput", "--no-shrink"],
         ["--plot", "a.svg"],
         ["--assume", "a=1"],
     ):

@@ -123,7 +123,7 @@ def test_a_gpu_that_encodes_comes_to_the_bits_of_a_model_on_the_cpu(
 
 def test_a_gpu_that_encodes_is_refused_where_it_cannot() -> None:
     config = alone(outer_step_compression_mode="int4", encode_on="device")
-    with pytest.raises(ConfigError, match="needs a model on one GPU; this one is on cpu"):
+    with pytest.raises(ConfigError, match="needs a model on one GPU; this one is on the CPU"):
         mend.mend_init(model(torch.float32), config=config)
 
 

@@ -1,5 +1,6 @@
-"""Stops before a time limit, or at SIGTERM, with a checkpoint of the whole job; the next start goes
-on from it: `mend launch --racks 2 examples/wall_limit.py --limit-s 10`, as often as you like.
+"""Stops before a time limit, or at SIGTERM or SIGUSR1, with a checkpoint of the whole job; the next
+start goes on from it: `mend launch --racks 2 examples/wall_limit.py --limit-s 10`, as often as you
+like.
 
 Under Slurm: examples/slurm/wall_limit.sbatch. The page: docs/checkpoints.md.
 """
@@ -29,7 +30,8 @@ def main() -> None:
     given = parser.parse_args()
     until = min(given.until, time.time() + given.limit_s)
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: stop.set())
 
     truth = torch.randn(32, 1, generator=torch.Generator().manual_seed(0))
     model = torch.nn.Linear(32, 1, bias=False)

@@ -116,8 +116,9 @@ def test_callbacks_stop_at_a_limit_and_go_on_in_the_other_style(
     agree(launched(nursery.python, "callbacks.py", *more, *folder, ranks=1), max(steps) + 50)
 
 
-def test_sigterm_of_all_racks_ends_with_a_checkpoint_and_a_merge(
-    nursery: Nursery, tmp_path: Path, free_ports: FreePorts
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda each: each.name)
+def test_a_signal_to_all_racks_ends_with_a_checkpoint_and_a_merge(
+    nursery: Nursery, tmp_path: Path, free_ports: FreePorts, number: signal.Signals
 ) -> None:
     """As a scheduler sends it; without a torchrun between."""
     addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
@@ -138,7 +139,7 @@ def test_sigterm_of_all_racks_ends_with_a_checkpoint_and_a_merge(
         for path in events:
             until(lambda path=path: _says(path, '"applied"'), "the rack trains")  # type: ignore[misc]
         for process in racks:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
         said = [process.communicate(timeout=LIMIT_S)[0].decode() for process in racks]
     finally:
         for process in racks:

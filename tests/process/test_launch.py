@@ -49,6 +49,17 @@ while True:
 """
 
 
+ASKED = """
+import os, signal, threading
+asked = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: asked.set())
+print("token", os.environ["LAUNCHED_BY_MEND"], flush=True)
+print("up", os.environ["MEND_RACK"], os.getpid(), os.getppid(), flush=True)
+assert asked.wait(60)
+print("asked", os.environ["RANK"], flush=True)
+"""
+
+
 class Launcher:
     """A running `mend launch` whose output is read until something has been said."""
 
@@ -178,6 +189,16 @@ def test_a_signal_reaches_all_racks_and_nothing_is_left(
     assert launcher.end() == 128 + number
     assert launcher.said.count(f"signal={number.name} to=all-racks") == 1
     assert launcher.gone()
+
+
+def test_sigusr1_reaches_all_ranks_and_ends_nothing(start: Start) -> None:
+    """Schedulers warn with it. torchrun would die of it."""
+    launcher = start(ASKED)
+    launcher.up()
+    launcher.process.send_signal(signal.SIGUSR1)
+    assert launcher.end() == 0
+    assert launcher.said.count("signal=SIGUSR1 to=all-racks") == 1
+    assert re.findall(r"asked (\d)", launcher.said) == ["0", "0"]
 
 
 def test_a_second_signal_kills_what_ignores_the_first(start: Start) -> None:

@@ -270,7 +270,7 @@ class Launch:
     def run(self) -> Outcome:
         """Start everything, pass lines and signals on, return when nothing of it is left."""
         with (
-            self._interrupts.caught(),
+            self._interrupts.caught(asked=True),
             self._linked(),
             tempfile.TemporaryDirectory() as outcomes,
             tempfile.TemporaryDirectory(prefix="mend-key-") as keys,
@@ -378,7 +378,7 @@ class Launch:
         self._sink("launch", line)
 
     def _watch_racks(self) -> None:
-        seen = 0
+        seen = asked = 0
         keys = read_secrets(self._key_file) if self._key_file is not None else ()
         with closing(Begun(keys)) as begun, closing(Begun(keys)) as late:
             while not all(child.reported for child in self.racks):
@@ -388,6 +388,11 @@ class Launch:
                 if count > seen:
                     self._pass_signal(kill=count > 1)
                     seen = count
+                if self._interrupts.asked > asked:
+                    asked = self._interrupts.asked
+                    self._say("signal=SIGUSR1 to=all-racks")
+                    for child in self.racks:
+                        child.ask(signal.SIGUSR1)
                 self._attend()
                 self._end_what_cannot_begin(begun)
                 self._end_what_came_too_late(late)

@@ -73,6 +73,11 @@ class Child:
         if self.running():
             os.killpg(self.process.pid, number)
 
+    def ask(self, number: int) -> None:
+        """A signal to the process alone: its children may not know it, and die of it."""
+        if self.running():
+            os.kill(self.process.pid, number)
+
     def read(self) -> None:
         """Pass on every whole line that is there. A carriage return ends one, too."""
         if self._pipe.closed:
@@ -157,18 +162,26 @@ class Interrupts:
     def __init__(self) -> None:
         self.first = 0
         self.count = 0
+        self.asked = 0
+        """How often SIGUSR1 came, with which schedulers say that a limit is near."""
 
     def _ring(self, number: int, _: FrameType | None) -> None:
         self.first = self.first or number
         self.count += 1
 
+    def _ask(self, _number: int, _: FrameType | None) -> None:
+        self.asked += 1
+
     @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Raises ValueError off the main thread, where Python delivers no signals."""
+    def caught(self, *, asked: bool = False) -> Iterator[None]:
+        """`asked`: count SIGUSR1, too. Raises ValueError off the main thread, where Python delivers
+        no signals."""
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._ring) for number in numbers}
+        if asked:
+            before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._ask)
         try:
             yield
         finally:

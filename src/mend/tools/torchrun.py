@@ -1,11 +1,16 @@
-"""Torchrun with the exit status of the rank that failed first; its own is always 1.
+"""Torchrun with the exit status of the rank that failed first; its own is always 1. And SIGUSR1,
+of which torchrun dies, goes to the ranks.
 
 What ended a rack decides whether `mend launch` starts it again, and is what it answers itself.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -14,6 +19,7 @@ from torch.distributed.run import main as torchrun
 
 def main() -> None:
     """A rank that a signal ended counts as 128 + that signal, as in a shell."""
+    signal.signal(signal.SIGUSR1, lambda *_: _ask_ranks())
     try:
         torchrun()
     except SignalException as stopped:
@@ -23,6 +29,14 @@ def main() -> None:
         _, failure = error.get_first_failure()
         code = failure.exitcode
         sys.exit(128 - code if code < 0 else code or 1)
+
+
+def _ask_ranks() -> None:
+    """Whose own handlers stop training with a checkpoint, say. Linux only; else it is ignored."""
+    with suppress(OSError):  # a thread or a rank has just ended
+        for task in Path("/proc/self/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                os.kill(int(pid), signal.SIGUSR1)
 
 
 if __name__ == "__main__":

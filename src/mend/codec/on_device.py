@@ -21,9 +21,6 @@ from mend.kernels import ROW_NUMEL, DeviceOfferKernel, device_offer_kernel
 ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0")
 """Codecs with such a kernel."""
 
-TILE_NUMEL = ROW_NUMEL
-"""Elements of which a parcel says something together."""
-
 SAID_MAX = 400
 """Characters of what Triton says."""
 
@@ -33,7 +30,7 @@ _ALIGNED = 16
 
 class Offered(NamedTuple):
     """What a parcel holds. norm: the greatest magnitude in x; unsent, length: of the vectors of
-    what was left out and x. bad: the first of TILE_NUMEL elements, of which one is no number below
+    what was left out and x. bad: the first of ROW_NUMEL elements, of which one is no number below
     the limit; None: all are."""
 
     payload: Tensor

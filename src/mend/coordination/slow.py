@@ -130,22 +130,18 @@ class RankPace:
 
     @property
     def verdict(self) -> Pace:
-        """What of the pace is news; the rest goes along with what is sent anyway."""
-        cause = self.search.cause
+        """`verdict_of` what is reported."""
+        return verdict_of(self.pace)
+
+    @property
+    def pace(self) -> Pace:
+        """As it is reported."""
+        measured, slow, cause = self.past.pace, self.past.slowdown, self.search.cause
         return Pace(
             rank=self.rank,
             slow_since=self.since_step,
             cause=cause.kind if cause else "",
             link_to=cause.rack if cause else -1,
-            links=tuple(replace(link, ratio_milli=0, sure_milli=0) for link in self.links.slow),
-        )
-
-    @property
-    def pace(self) -> Pace:
-        """As it is reported."""
-        measured, slow = self.past.pace, self.past.slowdown
-        return replace(
-            self.verdict,
             time_ps=round(measured.time * _PS_PER_NS),
             margin_ppm=round(measured.margin * 1e6),
             ratio_milli=round(slow.ratio * 1000) if slow else 0,
@@ -177,7 +173,7 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
 
 
 def verdict_of(pace: Pace) -> Pace:
-    """What of the pace of a rack is news; the rest goes along with what is sent anyway."""
+    """What of a pace is news; the rest goes along with what is sent anyway."""
     measured = {"time_ps": 0, "margin_ppm": 0, "ratio_milli": 0, "sure_milli": 0, "gemm_ns": 0}
     links = tuple(replace(link, ratio_milli=0, sure_milli=0) for link in pace.links)
     return replace(pace, **measured, batch=0, start_ms=0, links=links)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.codec.on_device import TILE_NUMEL, DeviceEncoder
+from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
 from mend.engine.buffers import POOLED_BYTES_MIN
 from mend.engine.digest import digest_of_state
@@ -27,6 +27,7 @@ from mend.engine.offers import Encoded
 from mend.errors import NonFinite
 from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed, Side, Uploaded
+from mend.kernels import ROW_NUMEL
 
 
 class CudaPin:
@@ -163,7 +164,7 @@ def _encoded(
     found = encoder.read(out_B, numel, NORM_MAX)
     if found.bad is not None:
         raise NonFinite(
-            f"one of the elements {found.bad} to {min(found.bad + TILE_NUMEL, numel) - 1} of the "
+            f"one of the elements {found.bad} to {min(found.bad + ROW_NUMEL, numel) - 1} of the "
             f"delta is no number below {NORM_MAX:g}: it is not offered. "
             "Look for a loss that is NaN or a learning rate that is too high."
         )

@@ -19,13 +19,12 @@ from functools import partial
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from mend.codec import BlockCodec, Codec, LayoutCodec
 from mend.consensus.records import NORM_MAX
 from mend.engine.buffers import Buffers
-from mend.engine.digest import DIGEST_BLOCK_BYTES, bytes_of
+from mend.engine.digest import digest_of_state
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite
@@ -109,14 +108,11 @@ def make_offer(
             squares[position] = _sums(offer.compare(encoded_B, begin, end, begin))
 
         pool.each([partial(compare, position) for position in range(len(parts))])
-    checksum = xxhash.xxh3_128()
-    view = bytes_of(payload_B)
-    for start, stop in blocks(len(view), DIGEST_BLOCK_BYTES):
-        checksum.update(view[start:stop])
     unsent, length = (math.sqrt(math.fsum(each)) for each in zip(*squares, strict=True))
     norm = max(norms, default=0.0)
     pend_N, sent_N = (None, left_N) if in_weights else (left_N, None)
-    return Encoded(payload_B, checksum.hexdigest(), pend_N, sent_N, norm, unsent, length)
+    checksum = digest_of_state(payload_B)
+    return Encoded(payload_B, checksum, pend_N, sent_N, norm, unsent, length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,14 +3,10 @@ tests/process/test_equal_bits.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from mend.determinism import (
@@ -25,15 +21,6 @@ from mend.determinism import (
 from mend.determinism.digests import same_bits
 from mend.errors import UsageError
 from tests.unit.determinism.numbers import noise
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    meeting = f"file://{tmp_path}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
 
 MODULES = {
     "rms norm": (lambda: nn.RMSNorm(16), SequenceParallel()),

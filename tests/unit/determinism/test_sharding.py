@@ -4,7 +4,6 @@ tests/process/test_equal_bits.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -87,14 +86,6 @@ def test_what_only_torch_puts_together_is_left_to_it(
     )
     assert share_of(two) is None
     assert share_of(torch.ones(4)) is None
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    meeting = f"file://{tmp_path}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_few_collectives_gather_many_tensors(

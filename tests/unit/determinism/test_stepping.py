@@ -3,15 +3,13 @@ torch's own step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,14 +26,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
     "plain SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
 }
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    meeting = f"file://{tmp_path}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def parameters(mesh: DeviceMesh) -> list[nn.Parameter]:

@@ -16,12 +16,14 @@ demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; 
 	$(BIN)/mend demo $(ARGS)
 
 PROCESS := tests/process tests/storm/test_storm.py
+SPEED := tests/process/test_failslow.py tests/process/test_evicted.py tests/process/test_causes.py
 WHICH := not slow
 
 test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
-test: $(STAMP) ## run the tests but those marked slow, two or three at a time
-	$(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30
-	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS) --durations=30
+test: $(STAMP) ## run the tests but those marked slow, three or four at a time
+	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30
+	$(PYTEST) -n 4 --dist worksteal -m "$(WHICH)" $(PROCESS) $(SPEED:%=--ignore=%) --durations=30
+	$(PYTEST) -m "$(WHICH)" $(SPEED) # which rack is slow, by the clock: beside others any may be
 
 test-all: ## run all tests, also those that take long
 	@$(MAKE) --no-print-directory test WHICH="slow or not slow"

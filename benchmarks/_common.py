@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -159,26 +160,16 @@ class Flat(nn.Module):
 # ------------------------------------------------------------------ racks as processes
 
 
+@dataclass(frozen=True, slots=True)
 class RackArgs:
     """What a rack's process is started with. `folder` is empty and shared by all of them."""
 
-    def __init__(
-        self,
-        pipe: Connection,
-        rack: int,
-        ports: list[int],
-        folder: str,
-        options: Any,
-        witness_addr: str,
-    ) -> None:
-        self.pipe, self.rack, self.ports, self.folder, self.options = (
-            pipe,
-            rack,
-            ports,
-            folder,
-            options,
-        )
-        self.witness_addr = witness_addr
+    pipe: Connection
+    rack: int
+    ports: list[int]
+    folder: str
+    options: Any
+    witness_addr: str
 
     def config(self, **settings: Any) -> MendConfig:
         """Settings of this rack, on loopback unless `settings` name its peers; no MEND_* of whoever

@@ -34,12 +34,7 @@ ROWS = (
     ),
     Row(
         "lane",
-        "pull of 512 MB over loopback with checksums, against one raw socket",
-        quick="--megabytes 2 --repeats 2",
-    ),
-    Row(
-        "sealed",
-        "the same pull with the job's key, against the plain lane",
+        "pull of 512 MB over loopback, with and without keys, against one raw socket",
         quick="--megabytes 2 --repeats 2",
     ),
     Row(
@@ -91,11 +86,6 @@ ROWS = (
         "a rack 15 times slower: what the fast ones lose per round",
         quick="--repeats 1 --seconds 2 --step-ms 10 --factor 4",
         peers=("torchft",),
-    ),
-    Row(
-        "together",
-        "rounds with every rack in: two racks out of phase, four of different speeds",
-        quick="--repeats 1 --seconds 1 --step-ms 5 --period 16 --overlap 4",
     ),
     Row(
         "unequal",

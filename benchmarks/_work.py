@@ -49,8 +49,6 @@ class Seen:
     """When its first step began."""
     init_s: float = 0.0
     """What mend_init took."""
-    by_racks: tuple[tuple[int, int], ...] = ()
-    """(racks merged, rounds) of all rounds so far."""
     last: bool = False
 
 
@@ -130,12 +128,9 @@ def trained(
         job.racks.close()
 
 
-def work(
-    args: RackArgs, step_ms: float, *, late_ms: float = 0.0, tokens: int = 1, **settings: Any
-) -> None:
+def work(args: RackArgs, step_ms: float, *, tokens: int = 1, **settings: Any) -> None:
     """The process of a rack: train until told to end, and say what is seen. Leaves at once then,
-    so that what was not merged by that time is not. `late_ms`: it begins so much later.
-    `tokens`: of a step."""
+    so that what was not merged by that time is not. `tokens`: of a step."""
     # As torchrun sets it for several processes: two teams of threads on the cores of one machine
     # wait for each other's turns, and a copy of 80 MB then takes seconds.
     torch.set_num_threads(1)
@@ -146,7 +141,6 @@ def work(
     runtime = mend.mend_init(model, args.config(fragments=options.fragments, **settings))
     init_s = time.monotonic() - begins_s
     parameters = list(model.parameters())
-    time.sleep(late_ms / 1e3)
     began_s = time.monotonic()
     told: tuple[object, ...] = ()
     mend_ms = longest_ms = 0.0
@@ -193,6 +187,5 @@ def _seen(
         dropped=now.rounds_missed.get("offer dropped: too old", 0),
         init_s=begun[0],
         began_s=begun[1],
-        by_racks=tuple(now.rounds_by_racks.items()),
         last=last,
     )

@@ -6,7 +6,8 @@ Needs a GPU and Triton. Variants take turns in every repeat:
 
 copy        torch's copy_ of the elements, on the device
 NAME kernel the kernel that makes an offer of snapshot, anchor and residual: per element it reads 12
-            bytes and writes 8 and the payload. A speed is the bytes read and written per second.
+            bytes and writes 8 and the payload (topk, which has no residual, reads 8). A speed is
+            the bytes read and written per second.
 NAME odd    the same of one element less, which vectors do not divide
 host        a capture with encode_on="host": copy on the device, then fp32 over the bus
 NAME device a capture with encode_on="device": copy on the device, kernel, the parcel over the bus
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from benchmarks._common import arguments, limit, noise, report, spread
 from mend.codec import codec_named
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder, device_encoder
+from mend.engine.numerics import keeps_in_weights
 from mend.fragment import FragmentView, build_plan
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
@@ -52,11 +54,20 @@ def main() -> None:
     runs: dict[str, tuple[float, Callable[[], object]]] = {}
     out_N = torch.empty_like(anchor_N)
     runs["copy"] = 8.0 * numel, lambda: out_N.copy_(anchor_N)
-    encoders = {name: device_encoder(codec_named(name)) for name in options.codecs.split(",")}
+    encoders = {
+        name: device_encoder(codec_named(name), keeps_in_weights(codec_named(name), "carry"))
+        for name in options.codecs.split(",")
+    }
     for name, encoder in encoders.items():
+        owed_N = None if encoder.in_weights else residual_N
         for kind, count in (("kernel", numel), ("odd", numel - 1)):
-            given = (snapshot_N[:count], anchor_N[:count], residual_N[:count])
-            moved = 20.0 * count + codec_named(name).payload_bytes(count)  # type: ignore[union-attr]
+            given = (
+                snapshot_N[:count],
+                anchor_N[:count],
+                owed_N if owed_N is None else owed_N[:count],
+            )
+            moved = (16.0 if owed_N is None else 20.0) * count
+            moved += codec_named(name).payload_bytes(count)  # type: ignore[union-attr]
             runs[f"{name} {kind}"] = moved, partial(encoder.encode, *given)
     captures = _captures(anchor_N, residual_N, encoders)
     for repeat in range(options.repeats + 2):
@@ -129,7 +140,8 @@ def _captures(
     }
     for name, encoder in encoders.items():
         out_B = torch.empty(encoder.parcel_bytes(owned.numel), dtype=torch.uint8, pin_memory=True)
-        given = (view, owned, anchor_N, residual_N, encoder.encode, out_B)
+        owed_N = None if encoder.in_weights else residual_N
+        given = (view, owned, anchor_N, owed_N, encoder.encode, out_B)
         found[f"{name} device"] = out_B.nbytes, partial(side.encode, *given)
     return found
 

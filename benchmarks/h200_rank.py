@@ -270,11 +270,17 @@ class Bench:
             outer_optimizer_momentum=0.0,
             concurrent_outer_step=cell.mode == "concurrent",
             lockstep=True,
-            payload_dtype=self.options.payload,
+            **self._payload(),
             simulated_merge_delay_ms=float(cell.delay_ms),
             start_timeout_s=120.0,
             give_up_s=120.0,
         )
+
+    def _payload(self) -> dict[str, Any]:
+        said, where = self.options.payload, self.options.encode_on
+        if said in ("float32", "bfloat16"):
+            return {"payload_dtype": said, "encode_on": where}
+        return {"outer_step_compression_mode": said, "encode_on": where}
 
     def _facts(self) -> dict[str, Any]:
         options = {k: v for k, v in vars(self.options).items() if k != "out"}

@@ -52,13 +52,12 @@ RACKS, SLOW, WHOLE = 3, 2, 8
 WIDTH = 32
 FRAGMENTS, PERIOD, OVERLAP = 2, 16, 4
 GRACE_MS = 30_000.0
-GIVE_UP_S = 5.0
+GIVE_UP_S = 30.0
 """In lockstep the first rack that stops ends the others."""
 
 CLONE_NEWNET = 0x40000000
 BUSY = "import os; os.sched_setaffinity(0, {cores})\nwhile os.getppid() == {parent}: pass"
 
-CAUSES = ("compute", "input", "link", "sleep")
 JOBS: dict[str, dict[str, Any]] = {
     "lockstep": {"lockstep": True, "give_up_s": GIVE_UP_S},
     "grace 30 s": {"grace_window_ms": GRACE_MS},

@@ -91,7 +91,6 @@ ARMS = {
 }
 
 CORE = ("alone", "data-parallel", "diloco", "mend-blocking", "mend-concurrent")
-ABLATIONS = tuple(name for name in ARMS if name not in CORE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "alone: a rank applies without its rack's collective",
         "engine.trainer_rounds:TrainerRounds._agree_and_apply",
-        "values if self.options.ranks == 1 else (yield AgreeMin(values))",
+        "values if self.policy.ranks == 1 else (yield AgreeMin(values))",
         "values",
     ),
     Mutant(
@@ -77,11 +77,18 @@ MUTANTS = (
         "(self.tokens, self.step)",
     ),
     Mutant(
-        "wrong-weight: tokens instead of tokens^2 / steps",
-        "consensus.weights:_raw",
-        "Fraction(tokens * tokens * period_steps, steps * max(period_steps, steps))",
-        "Fraction(tokens)",
+        "wrong-weight: tokens instead of tokens / steps",
+        "consensus.weights:_batches",
+        "Fraction(*each)",
+        "Fraction(each[0])",
         ("tests/unit/consensus/test_weights.py",),
+    ),
+    Mutant(
+        "no-stretch: racks of unequal steps make too short a step",
+        "engine.numerics:Numerics.rates",
+        "rates._replace(stretch=stretch)",
+        "rates",
+        ("tests/sim/test_oracle.py",),
     ),
     Mutant(
         "before-hold: one result is enough for a commit",

@@ -18,10 +18,9 @@ from torch import nn
 from mend.codec import cost_of
 from mend.config import MendConfig
 from mend.config.placing import placed
-from mend.config.wiring import local_place, rules_of, settings_of
+from mend.config.wiring import cores_near, numerics_of, settings_of
 from mend.engine import registry
 from mend.engine.checkpoint_writer import PendingCheckpoint
-from mend.engine.construction import live_rank
 from mend.engine.counted_steps import CountedSteps
 from mend.engine.fragment_state import Marks
 from mend.engine.live_rank import LiveRank
@@ -109,7 +108,8 @@ def mend_init(
         # one is over and held nothing: as if its launcher had started it again.
         with contextlib.suppress(*[JobLost] if lives else ()):
             place = (asked, config, members, mesh)
-            return _begun(plan, place, optimizers, source, (determinism, seed))
+            with registry.name_holder(config):
+                return _begun(plan, place, optimizers, source, (determinism, seed))
     raise AssertionError("the last life returns or raises")
 
 
@@ -239,7 +239,7 @@ class Runtime:
         self.config = config
         self._async_tp, self._switches = async_tp, switches
         self._rank, self._trainer = rank, rank.trainer
-        self._closed = False
+        self._closed = self._forked = False
         self._last: Status | None = None
         self._checkpoint_error: CheckpointError | None = None
         """Of the last one in the background, where only `shutdown` has waited for it."""
@@ -254,7 +254,7 @@ class Runtime:
         """Weight of the current step; call it before optimizer.step().
 
         Several calls add up; without a call a step counts 1, or what `local_batch` returned.
-        Raises UsageError for what is no whole number, and below 0.
+        Raises UsageError for what is no whole number, below 0 and above 2^40.
         """
         self._steps.count_tokens(tokens)
 
@@ -507,8 +507,8 @@ class Runtime:
     def schedule_for(self, step: int) -> StepPlan:
         """What the schedule captures after `step` (counted from 1). Without lockstep a rack
         captures sooner where it joins a round that another has opened."""
-        due = self._rank.schedule.captures(step)
-        weights = self._rank.schedule.fragments
+        schedule = self._trainer.calendar.schedule
+        due, weights = schedule.captures(step), schedule.fragments
         momenta = any(fragment >= weights for fragment in due)
         return StepPlan(any(fragment < weights for fragment in due), momenta, due)
 
@@ -536,6 +536,10 @@ class Runtime:
 
     def shutdown(self, *, keep_local: bool = False) -> Status:
         """See mend_shutdown."""
+        if self._forked:
+            raise UsageError(
+                "shutdown() in a process that was forked: the rack trains in the other"
+            )
         if self._last is None:
             try:
                 self._settle_checkpoint()
@@ -561,8 +565,10 @@ class Runtime:
         """An error of mend is an outcome here: the script has weights to save."""
         trainer = self._trainer
         try:
-            refusal = self._steps.finish() if self.config.exchange else None
-            self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
+            # Other threads write to what it captures: a tensor of inference mode takes no writes.
+            with torch.inference_mode(False):
+                refusal = self._steps.finish() if self.config.exchange else None
+                self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
         except MendError as error:
             if isinstance(error, Evicted):
                 return  # it has ended in order
@@ -576,6 +582,8 @@ class Runtime:
 
     def _leave(self, outcome: Outcome) -> None:
         """`outcome`: unless there is one already."""
+        if self._forked:
+            return
         self._unhook()
         if self._last is None:
             if self._trainer.outcome.word == "running":
@@ -588,6 +596,13 @@ class Runtime:
         self._rank.abort()
         registry.leave(self)
 
+    def _disown(self) -> None:
+        """This process was forked from the one that trains: nothing that it does is the rack's."""
+        self._forked = True
+        self._finalizer.detach()
+        self._rank.published.disown()
+        self._unhook()
+
     def _unhook(self) -> None:
         self._closed = True
         self._steps.close()
@@ -599,7 +614,6 @@ def _rank_of(
     members: tuple[int, ...] | None,
     resume: Path | SavedState | None,
 ) -> LiveRank | LocalOnlyRank:
-    settings = settings_of(config, members)
     if not config.exchange:
         if resume is not None:
             raise UsageError(
@@ -607,9 +621,10 @@ def _rank_of(
                 "itself reads no checkpoint of a job. Leave resume out, and load what the script "
                 "has saved with it"
             )
-        return LocalOnlyRank(settings)
-    settings = replace(settings, resume=resume)
-    return live_rank(plan, settings, rules_of(config), local_place())
+        return LocalOnlyRank(settings_of(config, members))
+    cores = cores_near(plan)
+    settings = settings_of(config, members, cores, resume)
+    return LiveRank(plan, settings, numerics_of(config, plan, cores))
 
 
 def _training_state(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class MendError(Exception):
     """Root of everything mend raises on purpose."""
@@ -146,3 +148,10 @@ class NotDeterministic(MendError, RuntimeError):
     def __init__(self, what: str, remedy: str) -> None:
         self.what, self.remedy = what, remedy
         super().__init__(f"{what}; {remedy}")
+
+
+def diagnostics_remedy(error: Exception) -> str:
+    """For files of `diagnostics_dir` that cannot be written."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
+    return "set diagnostics_dir to a folder that this process may make and write"

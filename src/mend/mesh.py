@@ -3,10 +3,9 @@ decides from what the ranks tell each other, opens nothing itself."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -37,7 +36,7 @@ class RackSeat:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one rank knows of where it is; empty and None: not known. All JSON."""
+    """What one rank knows of where it is; empty and None: not known. All plain data."""
 
     host: str
     boot: str = ""
@@ -167,7 +166,7 @@ def _places(mine: Place) -> list[Place]:
     """What every rank tells, in rank order. Collective."""
     group = RackGroup(None, MEET_S)  # of all ranks
     try:
-        return [_told(blob) for blob in group.gather_bytes(json.dumps(asdict(mine)).encode())]
+        return group.gather(mine, Place)
     finally:
         group.close()
 
@@ -186,13 +185,6 @@ def _shape(inner: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
 def _refuse_unless_whole(field: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(field, value, "needs a whole number, at least 1", f"Change {field}.")
-
-
-def _told(blob: bytes) -> Place:
-    said = json.loads(blob)
-    said["levels"] = tuple(said["levels"])
-    said["shape"] = tuple((name, size) for name, size in said["shape"])
-    return Place(**said)
 
 
 # ------------------------------------------------------------------ what follows from it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -40,6 +41,12 @@ class Member(NamedTuple):
 
     rack: int
     incarnation: int
+
+
+def fp32(value: float | Fraction) -> float:
+    """The nearest fp32 number. OverflowError: there is none."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", float(value)))[0]
+    return rounded
 
 
 def life_of(member: Member) -> int:

@@ -34,7 +34,7 @@ from mend.engine.numerics import Numerics
 from mend.errors import ConfigError, NonFinite, WireError
 from mend.merge import Average
 from mend.outer import Nesterov
-from mend.types import Owned
+from mend.types import Owned, Span
 
 SIZES = (1, 31, 4096, 1_000_003)
 
@@ -238,6 +238,35 @@ def test_any_bytes_decode_to_something(name: str) -> None:
         return
     first, second = decoded(codec, junk, numel), decoded(codec, junk, numel)
     assert same(first, second)
+
+
+def powersgd(version: int) -> Callable[[], Codec]:
+    """Of two matrices, one of them a part of its first and last row, and a vector."""
+    spans, shapes = (Span(0, 3000), Span(7, 2048), Span(0, 33)), ((60, 50), (64, 33), (33,))
+    part = LAYOUT_CODECS["powersgd-4"]().of(Owned(spans, POWERSGD_NUMEL, shapes), 2)
+    state_S = torch.empty(part.state_numel)
+    part.first(state_S)
+    return lambda: part.at(state_S, version)
+
+
+POWERSGD_NUMEL = 3000 + 2041 + 33
+GPU = torch.device("cuda")
+OF_LAYOUTS = {f"powersgd-4 of version {version}": powersgd(version) for version in (0, 1)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*sorted(MADE), *OF_LAYOUTS])
+def test_a_gpu_decodes_to_the_bits_of_the_cpu(name: str) -> None:
+    inputs = INPUTS if name in MADE else {"a layout's": noise(POWERSGD_NUMEL)}
+    for what, x in inputs.items():
+        codec, numel = {**MADE, **OF_LAYOUTS}[name](), x.numel()
+        payload = codec.encode(x.clone())
+        whole, there = decoded(codec, payload, numel), payload.to(GPU)
+        for start, stop in ((0, numel), (numel // 3, numel - numel // 7), (numel // 2, numel // 2)):
+            out = torch.full((stop - start,), torch.nan, device=GPU)
+            found = codec.decode(there, start, stop, out)
+            assert found.device == out.device
+            assert same(found.cpu(), whole[start:stop]), (what, start, stop)
 
 
 _ELSEWHERE = """

@@ -1,18 +1,17 @@
-"""Every Lane keeps the same promises. One suite, over memory and TCP (also with a delay)."""
+"""Every Lane keeps the same promises. One suite, over TCP: plain, with keys, and with a delay."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransportError
-from mend.transport.base import Lane
 from mend.transport.bulk_client import BulkLane, checksum_of
-from mend.transport.delayed import CountedLane, DelayedLane
-from mend.transport.memory import MemoryNetwork
+from mend.transport.delayed import Delay, DelayedLane
 from mend.transport.security import Secrets
 from mend.types import Address, Extent, Member, offer_key, state_key
 
@@ -20,7 +19,7 @@ KEY = offer_key(Member(0, 11), 0, 2, 5)
 OTHER = state_key(0, 2, 6, "ab" * 32)
 NOBODY = Address("127.0.0.1", 1)
 
-MakeLane = Callable[[], CountedLane]
+MakeLane = Callable[[], BulkLane]
 
 
 def payload(size: int, seed: int = 1) -> bytes:
@@ -28,23 +27,20 @@ def payload(size: int, seed: int = 1) -> bytes:
     return b"".join((i * 2654435761 + seed).to_bytes(8, "big") for i in range(size // 8 + 1))[:size]
 
 
-@pytest.fixture(params=["memory", "pull", "sealed", "authenticated", "delayed"])
+@pytest.fixture(params=["pull", "sealed", "authenticated", "delayed"])
 async def lane(request: pytest.FixtureRequest) -> AsyncIterator[MakeLane]:
-    """Makes lanes of one network; all are closed at the end."""
-    network, made = MemoryNetwork(), []
+    """Makes lanes; all are closed at the end."""
+    made = list[BulkLane]()
 
-    def make() -> CountedLane:
-        if request.param == "memory":
-            new: CountedLane = network.lane(Address("memory", len(made) + 2))
-        else:
-            keys = None
-            if request.param in ("sealed", "authenticated"):
-                conceal = request.param == "sealed"
-                keys = Secrets([b"conformance" * 2 + bytes(10)], conceal=conceal)
-            token, chunk = b"conformance-job!", 320 << 10  # no multiple of what is sealed at once
-            new = BulkLane("127.0.0.1", None, token=token, chunk_bytes=chunk, secrets=keys)
-        if request.param == "delayed":
-            new = DelayedLane(new, 1000, "long_tail", 3)
+    def make() -> BulkLane:
+        keys = None
+        if request.param in ("sealed", "authenticated"):
+            conceal = request.param == "sealed"
+            keys = Secrets([b"conformance" * 2 + bytes(10)], conceal=conceal)
+        token, chunk = b"conformance-job!", 320 << 10  # no multiple of what is sealed at once
+        late = partial(DelayedLane, Delay(1000, "long_tail", 3))
+        kind = late if request.param == "delayed" else BulkLane
+        new = kind("127.0.0.1", None, token=token, chunk_bytes=chunk, secrets=keys)
         made.append(new)
         return new
 
@@ -54,7 +50,7 @@ async def lane(request: pytest.FixtureRequest) -> AsyncIterator[MakeLane]:
 
 
 async def pulled(
-    lane: Lane, holders: list[Address], key: bytes, size: int, checksum: str = ""
+    lane: BulkLane, holders: list[Address], key: bytes, size: int, checksum: str = ""
 ) -> bytes:
     into = bytearray(size)
     await lane.fetch(holders, key, checksum, memoryview(into))

@@ -1,4 +1,4 @@
-"""Every Sideband keeps the same promises. One suite, run over memory and over ZeroMQ."""
+"""What every Sideband promises, over ZeroMQ, without keys and with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mend.errors import AddressInUse, TransportError
-from mend.transport.memory import MemoryNetwork, MemorySideband
 from mend.transport.security import Secrets
 from mend.transport.zmq import ZmqSideband
 from mend.types import Peer
@@ -16,25 +15,19 @@ from mend.types import Peer
 A, B = Peer(0, 0), Peer(1, 0)
 FRAME_BYTES_MAX = 1 << 16
 
-AnySideband = MemorySideband | ZmqSideband
-MakeSideband = Callable[..., AnySideband]
+MakeSideband = Callable[..., ZmqSideband]
 
 
-@pytest.fixture(params=["memory", "zmq", "curve"])
+@pytest.fixture(params=["zmq", "curve"])
 async def sideband(request: pytest.FixtureRequest) -> AsyncIterator[MakeSideband]:
-    """Makes sidebands of one network, anywhere or at a given address; all are closed at the end."""
-    network, made = MemoryNetwork(), []
+    """Makes sidebands, anywhere or at a given address; all are closed at the end."""
+    made = list[ZmqSideband]()
 
-    def make(address: str = "") -> AnySideband:
-        new: AnySideband
-        if request.param == "memory":
-            name = address or f"tcp://memory:{len(made) + 1}"
-            new = network.sideband(name, frame_bytes_max=FRAME_BYTES_MAX)
-        else:
-            bind, keys = address or "tcp://127.0.0.1:0", None
-            if request.param == "curve":
-                keys = Secrets([bytes(32)], Peer(0, 0))
-            new = ZmqSideband(bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
+    def make(address: str = "") -> ZmqSideband:
+        bind, keys = address or "tcp://127.0.0.1:0", None
+        if request.param == "curve":
+            keys = Secrets([bytes(32)], Peer(0, 0))
+        new = ZmqSideband(bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
         made.append(new)
         return new
 
@@ -43,7 +36,7 @@ async def sideband(request: pytest.FixtureRequest) -> AsyncIterator[MakeSideband
         each.close()
 
 
-async def until_heard(sender: AnySideband, peer: Peer, receiver: AnySideband) -> bytes:
+async def until_heard(sender: ZmqSideband, peer: Peer, receiver: ZmqSideband) -> bytes:
     """Say it again until it is heard, as the protocol does. Ends with the first frame heard."""
     hearing = asyncio.create_task(receiver.receive())
     while not hearing.done():

@@ -19,6 +19,7 @@ from mend.errors import ConfigError
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated
+from mend.kernels import ROW_NUMEL
 from mend.tools.ports import free_ports
 
 pytestmark = [
@@ -107,7 +108,7 @@ def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
-@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "e3m0"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "e3m0", "topk"])
 def test_a_gpu_that_encodes_comes_to_the_bits_of_a_model_on_the_cpu(
     dtype: torch.dtype, alignment: str, codec: str
 ) -> None:
@@ -178,8 +179,9 @@ def test_a_snapshot_is_of_its_moment_though_training_goes_on_at_once() -> None:
     side.close()
 
 
-@pytest.mark.parametrize("encodes", [False, True])
-def test_memory_is_what_is_counted(encodes: bool) -> None:
+@pytest.mark.parametrize(("codec", "kept"), [("", 0), ("int8", 8), ("topk", 4)])
+def test_memory_is_what_is_counted(codec: str, kept: int) -> None:
+    """kept: bytes per element that stay on a GPU that encodes."""
     gc.collect()
     torch.cuda.empty_cache()
     made = model(torch.bfloat16, width=9000).to(CUDA)
@@ -188,7 +190,7 @@ def test_memory_is_what_is_counted(encodes: bool) -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
-    how = {"outer_step_compression_mode": "int8", "encode_on": "device"} if encodes else {}
+    how = {"outer_step_compression_mode": codec, "encode_on": "device"} if codec else {}
     with mend.session(made, alone(**how), optimizer) as runtime:
         for _ in range(STEPS):
             for parameter in made.parameters():
@@ -198,10 +200,12 @@ def test_memory_is_what_is_counted(encodes: bool) -> None:
         status = runtime.status()
     in_flight = 4 * numel * (status.racks_configured + 3)
     assert 0 < status.host_bytes <= 16 * numel + in_flight, "with outer momentum, as by default"
-    stays = 8 * numel + 4 * largest if encodes else 0
+    stays = kept * numel + 4 * largest if codec else 0
     assert stays < status.device_bytes_peak <= stays + 3 * 4 * largest
     gradients = sum(2 * p.numel() for p in made.parameters())
-    scratch = (2 * 64 << 20) + (1 << 20)  # the allocator rounds every tensor up
+    # torch's allocator leaves up to 1 MiB at the end of a block with its vector, of which there are
+    # three at once; what an encoder leaves out is kept in whole rows.
+    scratch = (2 * 64 << 20) + 3 * ((1 << 20) + 4 * ROW_NUMEL)
     most = torch.cuda.max_memory_allocated() - before
     assert most <= gradients + status.device_bytes_peak + scratch
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.consensus.weights import WHOLE, merge_weights, part_of
+from mend.consensus.weights import WHOLE, merge_weights, part_of, stretch_of
 from mend.coordination.schedule import Schedule
 from mend.engine.numerics import Anchor, Numerics, keeps_in_weights
 from mend.engine.sums import factors_in, tensors_of
@@ -33,6 +33,7 @@ from mend.reference import (
     lockstep,
     replay,
     shares,
+    stretch,
 )
 from mend.reference import part as part_there
 from tests.numerics.racks import FRAGMENTS, build, flat, rack, trainer
@@ -154,13 +155,15 @@ class Live:
             payloads.append(encoded.payload)
             taken = delta if encoded.sent is None else encoded.sent
             self.open[n, p] = (taken, encoded.pend, totals)
-        weights = merge_weights(
-            work, token_weighted=self.settings.token_weighted, period_steps=self.settings.period
-        )
+        weighted = self.settings.token_weighted
+        weights = merge_weights(work, token_weighted=weighted)
+        f = stretch_of(work, token_weighted=weighted, period_steps=self.settings.period)
         newest = self.anchors[p][-1]
         runs = self.runs(p, payloads, tuple(weights)) if self.settings.radial else None
+        rates = self.numerics.rates(newest.rounds, WHOLE, len(payloads), stretch=f)
+        version = newest.version + 1
         self.anchors[p].append(
-            self.numerics.merge(payloads, weights, newest, newest.version + 1, runs=runs)
+            self.numerics.merge(payloads, weights, newest, version, runs=runs, rates=rates)
         )
 
     def runs(
@@ -246,7 +249,10 @@ def test_the_weights_of_the_reference_are_the_weights_of_the_protocol() -> None:
         settings = replace(PLAIN, token_weighted=weighted)
         found = shares(members, settings)
         rules: Any = {"token_weighted": weighted, "period_steps": PLAIN.period}
-        assert found == merge_weights(work, **rules)
+        assert found == merge_weights(work, token_weighted=weighted)
+        for some in (members[1:], members[:3], members):
+            pairs = [(each.tokens, each.steps) for each in some]
+            assert stretch(some, settings) == stretch_of(pairs, **rules)
         assert all(fp32(share) == share for share in found)
         for named in range(1, 5):
             commit = Commit(0, 1, members[:named], absent=work[named:])
@@ -348,7 +354,7 @@ def test_late_and_dropped_offers_by_hand() -> None:
     go(b, 7, 12)  # captured at 8, dropped by commit 3: nothing of it happened, e stays
     put(b, A3 + (flat(b) - A2))
     E = (A3 - flat(b)) + e
-    A4 = A3 - mean(C(x), 0.5, C(E), 0.5)  # 8 steps are two periods, and weigh as one each
+    A4 = A3 - mean(C(x), 0.5, C(E), 0.5)  # 8 steps are two periods, of the same batches
     go(b, 13, 13)
 
     for version, expected in enumerate((A0, A1, A2, A3, A4)):
@@ -359,16 +365,16 @@ def test_late_and_dropped_offers_by_hand() -> None:
 
 def test_rounds_that_miss_a_rack_by_hand() -> None:
     """Rack 1 trains and is missing in round 1; in round 3 it is said to train no more, so rack 0 is
-    alone. The momentum's ramp goes by parts of rounds: a fifth, then whole ones."""
+    alone. The momentum's ramp goes by parts of rounds: a third, then whole ones."""
     settings = replace(ONE, outer_lr=0.7, momentum=0.4, ramp=2)
     facts, commits = late()
     first, *others = commits
-    first = replace(first, absent=[(128, 8)])  # tokens^2/steps per period: 256 and 1024
+    first = replace(first, absent=[(128, 8)])  # tokens of a period: 32 and 64
     out = replay([rack(0), rack(1)], settings, facts, [first, *others])
-    rounds = [sum(round(2**24 * s) for s in (0.2, 1, 1)[:n]) / 2**24 for n in range(4)]
+    rounds = [sum(round(2**24 * s) for s in (1 / 3, 1, 1)[:n]) / 2**24 for n in range(4)]
     assert [float(anchor.rounds) for anchor in out.anchors[0][:4]] == rounds
     lr = Fraction(fp32(0.7))
-    s = Fraction(round(2**24 * 0.2), 2**24)
+    s = Fraction(round(2**24 / 3), 2**24)
     a, b = rack(0), rack(1)
     A0 = flat(a)
     D = A0 - go(a, 1, 4)
@@ -378,7 +384,7 @@ def test_rounds_that_miss_a_rack_by_hand() -> None:
     put(a, A1 + (go(a, 5, 6) - (A0 - D)))
     D = A1 - go(a, 7, 8)
     mu = fp32(s / (s + 2))
-    assert 0 < mu < 0.1
+    assert 0.1 < mu < 0.2
     merged = (D.double() * 0.5 + E.double() * 0.5).float()
     m2 = m1 * mu + merged
     A2 = A1 - (merged + m2 * mu) * fp32(lr)

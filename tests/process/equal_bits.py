@@ -70,7 +70,8 @@ class Case:
     level: str = "shape"
     checkpointed: bool = False
     threads: int = 1
-    fused: bool = False  # gate and up are one layer; wide enough to be cut over 8 ranks
+    fused: bool = False  # gate and up are one layer
+    wide: bool = False  # enough for 8 ranks to cut two fused layers; 40 times the work
     cut_words: bool = True  # sp: the vocabulary, too, and the loss over it
     small: bool = True  # False: sums over ranks go as large ones do, however small they are
 
@@ -97,11 +98,13 @@ CASES = {
     "tp 8, checkpointed": Case("tp", 8, checkpointed=True),
     "fused": Case("one", fused=True),
     "fused tp 2": Case("tp", 2, fused=True),
+    "wide": Case("one", fused=True, wide=True),
+    "wide sp 8": Case("sp", 8, fused=True, wide=True),
     "sp 2": Case("sp", 2, fused=True),
     "sp 2, whole head": Case("sp", 2, fused=True, cut_words=False),
     "sp 4": Case("sp", 4, fused=True),
     "sp 4, microbatches 2": Case("sp", 4, 2, fused=True, checkpointed=True, small=False),
-    "sp 8": Case("sp", 8, fused=True),
+    "sp 8": Case("sp", 8),
     "torch's tp 2": Case("tp", 2, fixed=False),
     "padded": Case("padded"),
     "packed": Case("packed"),
@@ -124,7 +127,7 @@ def train(case: Case, steps: int) -> dict[str, str]:
             dropout=0.1,
             checkpointed=case.checkpointed,
             fused=case.fused,
-            hidden=2048 if case.fused else 64,
+            hidden=2048 if case.wide else 64,
         )
         model = wrapped(inner, case)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -185,7 +188,10 @@ def cut_tokens(model: nn.Module, case: Case) -> None:
     columns = partial(ColumnParallel, tokens_cut=True)
     plan: dict[str, ParallelStyle] = {"embedding": SplitTokens(), "norm": SequenceParallel()}
     plan |= {f"blocks.*.{name}": columns() for name in ("query", "key", "value")}
-    plan["blocks.*.gate_up"] = columns(fused=2)
+    if case.fused:
+        plan["blocks.*.gate_up"] = columns(fused=2)
+    else:
+        plan |= {f"blocks.*.{name}": columns() for name in ("gate", "up")}
     plan |= {f"blocks.*.{name}": RowParallel(tokens_cut=True) for name in ("out", "down")}
     for name in ("norm_in", "norm_mid", "dropout"):
         plan[f"blocks.*.{name}"] = SequenceParallel()

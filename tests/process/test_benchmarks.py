@@ -34,7 +34,6 @@ ELSEWHERE = {
     "tape": "tests/process/test_benchmarks.py",
     "kill": "tests/unit/test_bench_failures.py",
     "straggler": "tests/unit/test_bench_failures.py",
-    "together": "tests/unit/test_bench_failures.py",
     "unequal": "tests/unit/test_bench_failures.py",
     "compare": "tests/unit/test_compare.py",
     "failslow": "tests/unit/detector/test_scores.py",
@@ -43,8 +42,8 @@ ELSEWHERE = {
     "qwen": "tests/process/test_h200.py",
     "torchft_cell": "tests/process/test_h200.py",
 }
-"""Modules that are not run here, and who tries them. Kill, straggler, together, unequal and
-rejoin start the same racks in the same way, so one of the five is enough. Exchange needs root
+"""Modules that are not run here, and who tries them. Kill, straggler, unequal and rejoin
+start the same racks in the same way, so one of the four is enough. Exchange needs root
 and iperf3, or a minute (`--paced`): only its help is asked for here."""
 
 

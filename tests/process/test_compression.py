@@ -78,6 +78,22 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
     assert job.logs().count("raised the loss by 11 %") == (2 if codec == "topk" else 0), "each once"
 
 
+def test_four_racks_receive_one_payload_and_a_half_in_a_round(jobs: Jobs) -> None:
+    """Like the test above, with no word on how to exchange: 2 (R - 1) / R payloads, not R - 1."""
+    racks, job = 4, jobs(racks=4)
+    told = job.gate("pulled")
+    common: dict[str, Any] = {"model": "broad", "config": {**CONFIG, "lockstep": True}}
+    others: dict[int, dict[str, Any]] = {r: {"at": {"end": [["gate", told]]}} for r in (1, 2, 3)}
+    ends = {0: {"at": {"end": [["pulled", told]]}}, **others}
+    results = job.run(steps=39, **common, learning_rate=1e-6, per=ends)
+    assert len({result.digest for result in results}) == 1
+    assert {commit["reason"] for commit in results[0].commits} == {"lockstep, sharded"}
+    zero, one = (4 * owned.numel for owned in parts())
+    wanted = 2 * (racks - 1) / racks * (5 * zero + 4 * one)
+    came = int(Path(told).read_text())
+    assert wanted <= came <= (1 + WIRE_PCT / 100) * wanted
+
+
 def low_rank_sizes(rank: int) -> list[tuple[int, int]]:
     """Bytes of an offer against an even and an odd version, by hand: 16 of a header, 4 of a scale
     per matrix, 2 per element of a factor or of a vector."""

@@ -26,7 +26,9 @@ def of(codec: str, encode_on: str = "device") -> dict[str, Any]:
     return {**CONFIG, "outer_step_compression_mode": codec, "encode_on": encode_on}
 
 
-@pytest.mark.parametrize(("codec", "parallel"), [("int4", "ddp"), ("e3m0", "fsdp2")])
+@pytest.mark.parametrize(
+    ("codec", "parallel"), [("int4", "ddp"), ("e3m0", "fsdp2"), ("topk", "ddp"), ("topk", "fsdp2")]
+)
 def test_it_makes_no_difference_where_a_rack_encodes(jobs: Jobs, codec: str, parallel: str) -> None:
     options: dict[str, Any] = {"steps": STEPS, "parallel": parallel, "device": "cuda"}
     plain = jobs().run(config=of(codec, "host"), **options)
@@ -40,9 +42,12 @@ def test_it_makes_no_difference_where_a_rack_encodes(jobs: Jobs, codec: str, par
         ]
 
 
-def test_free_racks_that_encode_on_the_device_merge_to_the_same_bits(jobs: Jobs) -> None:
+@pytest.mark.parametrize("codec", ["int4", "topk"])
+def test_free_racks_that_encode_on_the_device_merge_to_the_same_bits(
+    jobs: Jobs, codec: str
+) -> None:
     """Offers may be late, and with max_age 0 dropped: what is pending is not owed then."""
-    config = {**of("int4"), "lockstep": False, "max_age": 0}
+    config = {**of(codec), "lockstep": False, "max_age": 0}
     per = {rack: {"pace_ms": 5.0 + 7 * rack} for rack in range(2)}
     results = jobs().run(
         steps=60, config=config, per=per, device="cuda", optimizer="AdamW", learning_rate=0.01
@@ -53,14 +58,15 @@ def test_free_racks_that_encode_on_the_device_merge_to_the_same_bits(jobs: Jobs)
         assert sum(result.status["ledger"].values()) == pytest.approx(result.status["tokens"])
 
 
+@pytest.mark.parametrize("codec", ["int4", "topk"])
 def test_a_job_resumed_on_the_device_has_the_bits_of_one_that_was_not_interrupted(
-    jobs: Jobs, tmp_path: Path
+    jobs: Jobs, tmp_path: Path, codec: str
 ) -> None:
     options: dict[str, Any] = {"steps": STEPS, "device": "cuda"}
-    whole = jobs().run(config=of("int4", "host"), **options)
+    whole = jobs().run(config=of(codec, "host"), **options)
     folder = tmp_path / "cuts" / "step-13"
-    jobs().run(config=of("int4"), **options, checkpoints={str(CUT): str(folder)})
-    again = jobs().run(config=of("int4"), **options, resume=str(folder.parent))
+    jobs().run(config=of(codec), **options, checkpoints={str(CUT): str(folder)})
+    again = jobs().run(config=of(codec), **options, resume=str(folder.parent))
     for one, resumed in zip(whole, again, strict=True):
         assert one.weights == resumed.weights
         assert one.digest == resumed.digest

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -203,9 +206,49 @@ def test_a_start_that_fails_can_be_tried_again(alone: Configure) -> None:
     taken = alone()
     other, other_optimizer = fresh()
     with mend.session(other, taken, other_optimizer):
-        with pytest.raises(mend.errors.AddressInUse, match="Stop the process"):
+        held = "this process holds it itself, for the Sequential .* Call mend_shutdown"
+        with pytest.raises(mend.errors.AddressInUse, match=held):
             mend.mend_init(model, taken, optimizer)
         steps(other, other_optimizer, 1, 9)
     with mend.session(model, taken, optimizer) as runtime:
         steps(model, optimizer, 1, 9)
     assert runtime.status().ledger.open == 0
+
+
+FORKS = """
+import os, sys, torch, mend
+from torch import nn
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with mend.session(model, mend.MendConfig(), optimizer) as runtime:
+    def train(steps):
+        for _ in range(steps):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    train(9)
+    child = os.fork()
+    if not child:
+        train(40)
+        assert mend.mend_shutdown(model) is None
+        print("child", runtime.status().step, flush=True)
+        sys.exit(0)
+    print("ended", os.waitpid(child, 0)[1], flush=True)
+    train(9)
+print("rack", runtime.status().step, runtime.status().outcome)
+"""
+
+
+def test_the_end_of_a_forked_process_is_not_the_racks(alone: Configure) -> None:
+    """It said that the rack had left with work unmerged, to the launcher as well, and waited for
+    threads that are in the other process."""
+    config = alone()
+    environment = {
+        "MEND_RACK": "0", "MEND_RACKS": "1", "MEND_SYNC_PERIOD_STEPS": "8",
+        "MEND_SIDEBAND_ADDR": config.sideband_addr, "MEND_SIDEBAND_PEERS": config.sideband_addr,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["child 9", "ended 0", "rack 18 merged"], done.stderr
+    assert (done.returncode, "mend:" in done.stderr) == (0, False), done.stderr

@@ -1,16 +1,21 @@
 """A rack that becomes slow is put out of the job, started again by `mend launch`, and comes back as
-a twin of another."""
+a twin of another. Or it does not come back, and a person says so."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mend.consensus.records import EVICTED
 from mend.errors import EVICTED_EXIT
-from mend.tools.launch import Job, launch
-from tests.process.racks import Nursery
+from mend.tools.launch import Job as Launched
+from mend.tools.launch import launch
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, Nursery, until
+from tests.process.test_giving_up import looked, said
 from tests.process.test_tape import mend
 
 # It is slow for 60 steps at a time: where a busy machine makes a probe of a link look slow, which
@@ -52,17 +57,17 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     """Of two, beside a witness. `--max-restarts` is for racks that fail; here it is 0."""
     script, events = tmp_path / "train.py", tmp_path / "events"
     script.write_text(SLOW_ONCE)
-    said: list[str] = []
-    job = Job(
+    lines: list[str] = []
+    job = Launched(
         command=(str(script), str(tmp_path / "again")), torchrun=False,
         env={"MEND_DIAGNOSTICS_DIR": str(events)},
     )  # fmt: skip
-    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
-    told = "\n".join(said)
+    outcome = launch(job, lambda who, line: lines.append(f"[{who}] {line}"))
+    told = "\n".join(lines)
     assert outcome.status == 0, told
     ended = rf"\[launch\] rack 1 ended exit={EVICTED_EXIT} restart=evicted 1/2 still_running=0"
     assert re.search(ended, told), told
-    cause = "(for an unknown reason|by the compute of rank 0)"
+    cause = r"(for an unknown reason|by the compute of rank 0 \(.*?\))"
     assert re.search(rf"\[rack 1\].* evicted step=\d+ reason=.*rack 1 is slow {cause}: ", told), (
         told
     )
@@ -75,3 +80,34 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     assert status == 0, explained
     assert "rack 1 is evicted, to be started again: rack 1 is slow " in explained
     assert "reason=rack 1 left, evicted as it is slow" in explained
+
+
+@pytest.mark.usefixtures("warm")
+def test_an_evicted_rack_that_does_not_come_back_is_retired_and_then_another_is_evicted(
+    jobs: Jobs,
+) -> None:
+    """As long as it was awaited nobody else could be, and `mend retire` had nothing against it."""
+    job = jobs(racks=3, witness=True)
+    config = {"sync_period_steps": 16, "fragments": 2, "overlap_steps": 4}
+    options: dict[str, Any] = {"steps": 100_000, "config": {**config, "failslow_action": "evict"}}
+    gates = {rack: job.gate(f"slow{rack}") for rack in (1, 2)}
+    for rack in range(3):
+        at = {"1": [["drag", 300.0, gates[rack]]]} if rack else {}
+        job.start(rack, pace_ms=30.0, at=at, **options)
+    until(lambda: max(steps_of(job), default=0) > 60, lambda: f"it knows its past {job.stacks()}")
+    Path(gates[2]).touch()
+    job.ended(2, code=EVICTED_EXIT)
+    where = job.witness_address
+    assert "rack 2 was evicted as it was slow: start it again" in looked(job, where)[1]
+    assert "rack 2 is out; the job goes on with racks 0, 1" in said(job, "2", where)
+    job.witness_event("retired", rack=2)
+    assert job.witness_event("roster", reason="a person has retired rack 2")["racks"] == [0, 1]
+    assert "evicted" not in looked(job, where, COLUMNS="100")[1], "a log of its own"
+    Path(gates[1]).touch()
+    job.ended(1, code=EVICTED_EXIT)
+    assert job.witness_event("slow-rack-evicted", slow_rack=1)["stage"] == EVICTED
+
+
+def steps_of(job: Job) -> list[int]:
+    """Of each rack that tells them."""
+    return [event["step"] for rack in range(3) for event in job.events(rack, kind="progress")]

@@ -68,6 +68,25 @@ def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
     assert len(outcome.anchors[0]) > 4, "a run without merges proves nothing"
 
 
+@pytest.mark.parametrize("payload", ["int4", "topk"])
+def test_last_offers_of_unequal_numbers_of_steps_are_computed_again(
+    jobs: Jobs, payload: str
+) -> None:
+    """No capture falls into so short a run: each fragment is merged once, of 30 steps and 10. With
+    topk it is the mean, as its last offers hold all that was left out before, however long that
+    took."""
+    config = {
+        **CONFIG, "sync_period_steps": 400, "overlap_steps": 0, "grace_window_ms": 5000.0,
+        "outer_step_compression_mode": payload,
+    }  # fmt: skip
+    results = jobs().run(steps=30, pace_ms=FAST_MS, config=config, per={1: {"steps": 10}})
+    merges = [[(m["rack"], m["steps"]) for m in c["members"]] for c in results[0].commits]
+    assert merges == [[(0, 30), (1, 10)]] * 3
+    outcome = replayed(results, "plain", config)
+    for result in results:
+        assert model_bits(result, "plain", config) == anchor_bits(outcome)
+
+
 def test_the_anchor_that_is_left_behind_is_the_replayed_one(jobs: Jobs) -> None:
     results = jobs().run(steps=50, pace_ms=FAST_MS, config=CONFIG, per={1: {"pace_ms": SLOW_MS}})
     assert results[0].weights == results[1].weights

@@ -89,8 +89,9 @@ def test_blocking_and_overlapped_are_the_same_run(jobs: Jobs) -> None:
 
 
 def test_racks_that_merge_a_slice_each_end_with_the_bits_of_the_reference(jobs: Jobs) -> None:
-    """Over real sockets: slices of payloads, merged slices, and nothing of a whole payload."""
-    sharded = {"exchange_plan": "sharded", "payload_dtype": "bfloat16"}
+    """Over real sockets: slices of payloads, merged slices, and nothing of a whole payload. Four
+    racks do so by themselves."""
+    sharded = {"payload_dtype": "bfloat16"}
     results = jobs(racks=4).run(steps=STEPS, config={**CONFIG, **sharded})
     assert len({result.digest for result in results}) == 1
     assert len({str(result.weights) for result in results}) == 1
@@ -99,3 +100,18 @@ def test_racks_that_merge_a_slice_each_end_with_the_bits_of_the_reference(jobs: 
         assert [member["rack"] for member in commit["members"]] == [0, 1, 2, 3]
     outcome = replayed(results, "plain", {**CONFIG, **sharded})
     assert anchor_bits(outcome) == model_bits(results[0], "plain", {**CONFIG, **sharded})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_slices_of_racks_of_two_ranks_have_the_bits_of_a_mesh(jobs: Jobs, parallel: str) -> None:
+    """Each rank cuts its own part of a fragment."""
+    plans = {"auto": "lockstep, sharded", "mesh": "lockstep"}
+    found = {}
+    for plan, reason in plans.items():
+        config = {**CONFIG, "exchange_plan": plan}
+        found[plan] = jobs(racks=4, ranks=2).run(steps=STEPS, config=config, parallel=parallel)
+        assert {commit["reason"] for commit in found[plan][0].commits} == {reason}
+    for ours, theirs in zip(*found.values(), strict=True):
+        assert ours.weights == theirs.weights
+        assert ours.digest == theirs.digest

@@ -62,8 +62,9 @@ def own_at(kind: str, order: int, told: dict[str, Any], step: int, name: str) ->
 
 
 def mean_of(values: list[Tensor], weights: list[int]) -> Tensor:
-    total = sum((w * x for w, x in zip(weights, values, strict=True)), torch.zeros(()))
-    return total / sum(weights)
+    """In fp64, rounded once, as a merge is."""
+    terms = (w * x.double() for w, x in zip(weights, values, strict=True))
+    return (sum(terms, torch.zeros(()).double()) / sum(weights)).float()
 
 
 def at_the_merge(
@@ -122,7 +123,7 @@ def test_behind_a_merge_the_moments_of_all_racks_are_the_mean_to_the_bit(
             work = [(member["tokens"], member["steps"]) for member in each["members"]]
             assert [steps for _, steps in work] == [period] * 2
             step = each["members"][0]["capture_step"]
-            at_the_merge(kind, order, told, step, [tokens**2 for tokens, _ in work])
+            at_the_merge(kind, order, told, step, [tokens for tokens, _ in work])
         for step in set(range(1, STEPS + 1)) - set(due):
             one, other = (tensors(each, step, STATES[kind][order]) for each in told)
             assert not any(torch.equal(one[name], other[name]) for name in one)
@@ -178,7 +179,7 @@ def test_a_late_mean_keeps_the_steps_made_meanwhile_and_is_a_part_of_checkpoints
     for merge in merges:
         order, captured = (merge["fragment"] - 2) // 2, merge["members"][0]["capture_step"]
         names = [["0.weight"], ["0.bias", "2.weight", "2.bias"]][merge["fragment"] % 2]
-        weights = [member["tokens"] ** 2 for member in merge["members"]]
+        weights = [member["tokens"] for member in merge["members"]]
         for name in names:
             mean = mean_of([own_at("AdamW", order, one, captured, name) for one in told], weights)
             for one in told:
@@ -187,7 +188,8 @@ def test_a_late_mean_keeps_the_steps_made_meanwhile_and_is_a_part_of_checkpoints
                     grad = tensors(one, step, "grad")[name]
                     expected = updated("AdamW", order, expected, grad)
                 found = tensors(one, captured + 2, STATES["AdamW"][order])[name]
-                assert torch.allclose(found, expected, rtol=1e-5, atol=1e-8), (merge, name)
+                # beta^2 mean + (own - beta^2 captured): what cancels out leaves own its last bits
+                assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7), (merge, name)
     folder = tmp_path / "cuts" / "step-9"
     cut = jobs().run(**options, checkpoints={"9": str(folder)})
     again = jobs().run(**options, resume=str(folder.parent))

@@ -188,6 +188,17 @@ def test_the_first_difference_is_told(recorded: Job, jobs: Jobs) -> None:
     assert f" now; tensor {tensors[0].name} of {len(tensors)}" in told
 
 
+def test_racks_that_merge_a_slice_each_are_replayed(jobs: Jobs) -> None:
+    """Nobody has a whole payload of another rack in the job; four racks slice by themselves."""
+    job = jobs(racks=4, name="recorded")
+    per = {rack: {"pace_ms": 4 + 4 * rack} for rack in range(4)}
+    results = job.run(steps=24, config=CONFIG, per=per)
+    reasons = [commit["reason"] for commit in results[0].commits]
+    assert any("sharded" in reason for reason in reasons), reasons
+    script = read_script([job.events_folder])
+    Replay(jobs, script).equal(steps=24)
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_racks_of_several_ranks_are_replayed(jobs: Jobs, parallel: str) -> None:
     job = jobs(ranks=2, name="recorded")

@@ -40,9 +40,13 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
             {"config": {**CONFIG, "stall_max_s": 0.3}},
             "stall_max_ns is 300000000 there and not here",
         ),
+        (
+            {"config": {**CONFIG, "failslow_action": "act"}},
+            "failslow_action is act there and not here. Make it alike on all racks",
+        ),
         ({"script": "tests.process.stranger"}, "mend version is 99.0 there and"),
     ],
-    ids=["shape", "type", "setting", "limit", "version"],
+    ids=["shape", "type", "setting", "limit", "action", "version"],
 )
 def test_a_rack_that_differs_hears_the_first_difference(
     job: Job, other: dict[str, Any], difference: str

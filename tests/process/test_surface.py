@@ -94,6 +94,34 @@ def test_a_parameter_that_is_replaced_later_stops_the_rack(alone: Configure) -> 
         runtime.abort()
 
 
+def test_a_parameter_that_becomes_of_another_type_later_stops_the_rack(alone: Configure) -> None:
+    """One rack of two went on in bfloat16, and both ended `merged`, with other bits."""
+    model = train.build("plain", 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    runtime = mend.mend_init(model, alone(), optimizer)
+    try:
+        model.bfloat16()
+        for _step in range(1, 4):
+            optimizer.step()
+        with pytest.raises(UsageError, match=r"float32 \(.* is torch.bfloat16 .*on every rack"):
+            optimizer.step()  # a fragment is due
+    finally:
+        runtime.abort()
+
+
+def test_the_end_may_come_in_inference_mode(alone: Configure) -> None:
+    model, optimizer = fresh()
+    mend.mend_init(model, alone(), optimizer)
+    for step in range(1, 12):
+        backward(model, step)
+        optimizer.step()
+    with torch.inference_mode():
+        status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.outcome, status.tokens_merged_share) == ("merged", 1.0)
+    backward(model, 12)
+
+
 def test_a_skipped_step_is_no_step(alone: Configure) -> None:
     """A gradient scaler leaves a step out when a gradient is not finite."""
     model, optimizer = fresh()

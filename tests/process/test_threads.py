@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import mend
-from mend.engine import construction
+from mend.config import wiring
 from mend.engine import io_loop as io_loop_module
 from mend.engine.live_rank import LiveRank
 from mend.errors import MendError
@@ -119,7 +119,7 @@ def test_a_model_may_be_freed_on_any_of_mends_threads(
 ) -> None:
     """Its finalizer ends the rank, and with it the thread that it runs on. That joined itself:
     RuntimeError, and sockets, files and threads were left."""
-    monkeypatch.setattr(construction, "pool_threads", lambda: 3)
+    monkeypatch.setattr(wiring, "pool_threads", lambda: 3)
     raised = list[Any]()
     monkeypatch.setattr("sys.unraisablehook", raised.append)
     monkeypatch.setattr(threading, "excepthook", raised.append)

@@ -1,7 +1,7 @@
 """Real racks that are not in lockstep: one opens a round, the others join it, whatever their phase
 or speed. The grace window is long, so that a busy machine decides nothing: what is asked is when
-racks capture. How many rounds have all racks with settings as they are by default is measured by
-`python -m benchmarks.together`."""
+racks capture. How many rounds have all racks with settings as they are by default:
+tests/sim/test_together.py."""
 
 from __future__ import annotations
 

@@ -254,6 +254,35 @@ def test_steps_that_are_no_longer_counted_are_kept(alone: Configure, alignment: 
         assert alike_bits(bits(model), moved)
 
 
+@pytest.mark.parametrize("first", [1, 13])
+def test_steps_that_count_no_token_are_kept(alone: Configure, first: int) -> None:
+    """No offer can carry them, and it ended `merged`, with the weights from before them."""
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, alone(), optimizer)
+    run(model, optimizer, 1, first - 1)
+    for step in range(first, STEPS + 1):
+        runtime.count_tokens(0)
+        run(model, optimizer, step, step)
+    moved = bits(model)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.outcome, status.tokens) == ("kept-local", first - 1)
+    assert "steps count no token" in status.outcome_detail
+    assert alike_bits(bits(model), moved)
+
+
+def test_a_step_without_a_token_goes_with_the_next_one_that_has_some(alone: Configure) -> None:
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, alone(), optimizer)
+    for step in range(1, STEPS + 1):
+        runtime.count_tokens(step // STEPS)
+        run(model, optimizer, step, step)
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    assert (status.outcome, status.tokens_merged_share) == ("merged", 1.0)
+    assert alike(model, trained_without_mend())
+
+
 def alike_bits(one: dict[str, list[int]], other: dict[str, list[int]]) -> bool:
     """Equal but for the rounding of `next + (theta - base)`."""
     return all(

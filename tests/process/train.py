@@ -275,6 +275,7 @@ class Acts:
         self.answers: list[bool] = []
         self.own_loss = ""
         self.slower = 1.0
+        self.drags: tuple[float, Path] = 0.0, Path()
         self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
 
     def do(self, acts: list[list[Any]]) -> None:
@@ -303,6 +304,11 @@ class Acts:
     def slow(self, times: float) -> None:
         """From here on a step takes so many times as long."""
         self.slower = times
+
+    def drag(self, step_ms: float, path: str) -> None:
+        """Once the test has made the file a step takes longer, between its forward and its end;
+        for 60 steps of 120: on a busy machine the first verdict may name a link as the cause."""
+        self.drags = step_ms, Path(path)
 
     def pin(self, core: int) -> None:
         """The training thread, and those that it starts from here on, share this core with whoever
@@ -440,6 +446,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 runtime.count_tokens(tokens_of(rack, step) * taken)
+                if acts.drags[0] and step % 120 < 60 and acts.drags[1].exists():
+                    time.sleep(acts.drags[0] / 1000)
                 optimizer.step()
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 result["moments"].append(moments(model, optimizer) if options.tell_moments else {})

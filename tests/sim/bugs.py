@@ -163,7 +163,7 @@ BUGS = (
         "17",
         "a rank applies without its rack's collective",
         ("engine.trainer_rounds:TrainerRounds._agree_and_apply",
-         "values if self.options.ranks == 1 else (yield AgreeMin(values))", "values"),
+         "values if self.policy.ranks == 1 else (yield AgreeMin(values))", "values"),
     ),
     _bug(
         "17b",

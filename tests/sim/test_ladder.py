@@ -11,7 +11,8 @@ from mend.consensus.records import AWAITED, EVICTED, NOT_AWAITED, SMALLER, Mitig
 from mend.sim import World
 from mend.sim.generate import draw
 from mend.sim.scenario import Fault, Scenario, calm
-from mend.sim.slow_story import slowed, with_slow_rack
+from mend.sim.slow_story import slowed, together, with_slow_rack
+from mend.sim.world import EVICT_NS
 from mend.trace.replay import replay
 from mend.types import MS, SECOND
 from tests.sim.bugs import BUGS, planted
@@ -165,6 +166,52 @@ def test_of_two_racks_one_is_evicted_only_beside_a_witness() -> None:
         assert (EVICTED in {stage for _, stage in moves(world)}) == witness
 
 
+@pytest.mark.parametrize("retired", [False, True], ids=["in time", "by a person"])
+def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_another_is_evicted(
+    retired: bool,
+) -> None:
+    """Rack 2 is slow from some time on when rack 1 is away: it must not go before that is lost."""
+    second, end_ns = 2, 40 * SECOND
+    faults = [
+        Fault("slow_rack", BEGINS_NS, end_ns, SLOW, amount=SLOWER),
+        Fault("slow_rack", 8500 * MS, end_ns, second, amount=SLOWER),
+    ]
+    if retired:
+        faults.append(Fault("retire", 10 * SECOND, 10 * SECOND, SLOW))
+    world = World(evicting(faults=tuple(faults), steps=(420,) * 3, gone=True), record=True)
+    assert world.run().problems == []
+    assert [r for r, stage in moves(world) if stage == EVICTED] == [SLOW, second]
+    noted = [
+        (kind, at_ns)
+        for process in world.processes()
+        for (kind, about), at_ns in zip(process.notes, process.noted_ns, strict=True)
+        if kind in ("evicted-rack-lost", "slow-rack-evicted", "retired")
+        and SLOW in (about.get("slow_rack"), about.get("rack"))
+    ]
+    (_, evicted_ns), (given_up, lost_ns) = noted
+    assert given_up == ("retired" if retired else "evicted-rack-lost")
+    if not retired:
+        assert EVICT_NS <= lost_ns - evicted_ns <= EVICT_NS + 2 * SECOND
+    rosters = [r for r in world.checkers.agreement.records if isinstance(r, Roster)]
+    assert [r.retired for r in rosters if r.retired] == [(SLOW,)] * retired
+    for process in [*world.processes(), *world.past]:
+        assert process.tape is not None
+        assert replay(process.tape.parts, process.tape.entries()).difference is None
+
+
+def test_an_eviction_that_fails_is_taken_back_and_the_rack_leaves_as_any_other() -> None:
+    """Nobody merges in time what it offers: the record said that it is evicted, for ever."""
+    slow = Fault("slow_rack", BEGINS_NS, 60 * SECOND, SLOW, amount=SLOWER)
+    world = World(evicting(shutdown_ns=0, faults=(slow,), steps=(260, 110, 260)), record=True)
+    assert world.run().problems == []
+    assert "eviction-failed" in {kind for p in world.processes() for kind, _ in p.notes}
+    stages = [stage for _, stage in moves(world)]
+    assert stages.count(EVICTED) == 1
+    assert stages[stages.index(EVICTED) + 1] == AWAITED
+    rosters = [r for r in world.checkers.agreement.records if isinstance(r, Roster)]
+    assert not any("evicted" in roster.reason for roster in rosters)
+
+
 def test_bug_41_a_slow_rack_is_never_waited_for_again() -> None:
     with planted(NAMED["41"]):
         world = World(job())
@@ -185,6 +232,41 @@ def test_the_invariants_hold_where_a_slow_rack_is_evicted_among_faults(seed: int
     world = World(scenario)
     assert world.run().problems == []
     assert (SLOW, EVICTED) in moves(world)
+
+
+TOGETHER = {
+    "a checkpoint, moments, rack 0 dies": 75,
+    "slices, moments, rack 0 dies": 13,
+    "slices, a checkpoint, the witness dies twice": 86,
+    "nobody starts it again": 3,
+    "a person retires it": 88,
+}
+
+
+@pytest.mark.parametrize("seed", TOGETHER.values(), ids=TOGETHER)
+def test_the_invariants_hold_where_an_eviction_meets_what_else_a_job_does(seed: int) -> None:
+    scenario = together(with_slow_rack(seed, random.Random(seed)))
+    world = World(scenario)
+    assert world.run().problems == []
+    assert EVICTED in {stage for _, stage in moves(world)}
+
+
+def test_evictions_are_drawn_with_all_that_they_may_meet() -> None:
+    drawn = [with_slow_rack(seed, random.Random(seed)) for seed in range(200)]
+    evicting = [together(scenario) for scenario in drawn if scenario.evicts]
+    assert [together(scenario) for scenario in drawn if not scenario.evicts] == [
+        scenario for scenario in drawn if not scenario.evicts
+    ]
+    for met in (
+        [s.cut_step > 0 for s in evicting],
+        [s.sharded and s.racks > 2 for s in evicting],
+        [bool(s.moments) for s in evicting],
+        [s.gone for s in evicting],
+        [any(f.kind == "restart" and f.a in (0, 99) for f in s.faults) for s in evicting],
+        [s.gone and any(f.kind == "retire" for f in s.faults) for s in evicting],
+        [bool(s.cut_step and s.sharded and s.moments) for s in evicting],
+    ):
+        assert sum(met) >= 4, f"of {len(evicting)}"
 
 
 def test_some_seeds_are_such_a_story() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -46,11 +45,6 @@ class Outcome:
 
     def whole_pct(self, racks: int) -> float:
         return 100 * self.by_racks[racks] / self.rounds
-
-
-@cache
-def trained(scenario: Scenario) -> Outcome:
-    return measured(scenario)
 
 
 def measured(scenario: Scenario) -> Outcome:
@@ -102,24 +96,15 @@ JOBS = {
 }
 
 
-jobs = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=[pytest.mark.slow] * ("two ranks" in each)) for each in JOBS],
 )
-
-
-@jobs
-def test_every_rack_is_in_every_round(name: str) -> None:
+def test_every_rack_is_in_every_round_which_come_once_per_period(name: str) -> None:
     scenario = JOBS[name]
-    found = trained(scenario)
+    found = measured(scenario)
     assert found.whole_pct(scenario.racks) >= WHOLE_PCT, found
     assert found.waited < WAIT_PCT, found
-
-
-@jobs
-def test_rounds_come_once_per_period(name: str) -> None:
-    scenario = JOBS[name]
-    found = trained(scenario)
     assert rounds_once_per_period(found, scenario.racks), found
     whole = sum(PERIOD - TAU <= steps <= PERIOD for steps in found.steps_between)
     assert 100 * whole >= WHOLE_PCT * (len(found.steps_between) - FRAGMENTS), found
@@ -149,7 +134,7 @@ def test_racks_that_join_no_round_take_turns(name: str) -> None:
 
 
 def test_the_work_of_a_straggler_is_merged_and_nobody_waits_for_it() -> None:
-    found = trained(job((1.0, 1.0, 1 / 15), overlap_steps=TAU))
+    found = measured(job((1.0, 1.0, 1 / 15), overlap_steps=TAU))
     assert found.by_racks[1] <= 3 * FRAGMENTS, found
     assert found.by_racks[3] > 0, found
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+import mend.types
 from mend.errors import ConfigError
 from mend.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
 from mend.sim.faults import sentence
@@ -38,6 +39,17 @@ def test_a_world_is_made_of_a_seed_a_scenario_or_fields() -> None:
 def test_one_value_per_rack() -> None:
     with pytest.raises(ConfigError, match="2 values for 3 racks"):
         Scenario(racks=3)
+
+
+def test_a_fault_befalls_who_is_there() -> None:
+    """One of a witness that the job did not have, or under its number on the wire, was an
+    IndexError in the middle of the run."""
+    for number, witness in ((WITNESS, False), (mend.types.WITNESS, True), (2, True)):
+        with pytest.raises(ConfigError, match=rf"2 racks, .* witness, no \[{number}\]"):
+            World(witness=witness).restart(number, at=0.1, until=0.2)
+    with pytest.raises(ConfigError, match=r"no \[2\]"):
+        Scenario(faults=(Fault("partition", 0, SECOND, racks=(1, 2)),))
+    assert World(witness=True, ranks=2).crash(0, rank=1).restart(WITNESS, until=2.0).run().finished
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 8))

@@ -47,8 +47,8 @@ class Codec(Protocol):
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
         """Elements [start, stop) as fp32; into `out` (fp32, stop - start) or, where free, a view of
-        the payload. Any range is allowed; one that is cut at multiples of `block` is fast. Raises
-        WireError when the payload has no such elements."""
+        the payload. Any range is allowed; one that is cut at multiples of `block` is fast. Both may
+        be on one GPU, with equal bits. Raises WireError when the payload has no such elements."""
 
 
 @runtime_checkable

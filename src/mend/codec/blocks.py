@@ -89,7 +89,9 @@ class BlockCodec(ABC):
         if begin:
             out[:begin].copy_(self._part(rows[first - 1], self.block - begin, begin))
         whole_bk = out[begin:end].view(-1, self.block)
-        if (kernels := self.kernels()) is not None:
+        if out.device.type != "cpu":
+            self.decode_blocks(rows[first:last], whole_bk)
+        elif (kernels := self.kernels()) is not None:
             kernels.decode(rows[first:last].numpy(), whole_bk.numpy())
         else:
             for low, high in self._strips(last - first):
@@ -100,7 +102,7 @@ class BlockCodec(ABC):
 
     def _part(self, row_c: Tensor, offset: int, numel: int) -> Tensor:
         """Some elements of one block."""
-        whole_k = torch.empty(1, self.block)
+        whole_k = torch.empty(1, self.block, device=row_c.device)
         self.decode_blocks(row_c[None], whole_k)
         return whole_k[0, offset : offset + numel]
 

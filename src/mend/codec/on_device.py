@@ -14,12 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mend.codec.base import Codec
+from mend.codec.base import Codec, LayoutCodec
 from mend.errors import ConfigError
 from mend.kernels import ROW_NUMEL, DeviceOfferKernel, device_offer_kernel
 
-ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0")
+ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
 """Codecs with such a kernel."""
+
+_NAMES = ", ".join(ON_DEVICE).replace("bfloat16", "bf16")
 
 SAID_MAX = 400
 """Characters of what Triton says."""
@@ -41,10 +43,11 @@ class Offered(NamedTuple):
 
 
 class DeviceEncoder:
-    """Of one codec of ON_DEVICE. Payloads and residuals have the bits that the host's have."""
+    """Of one codec of ON_DEVICE. All that it writes has the bits that the host's has. `in_weights`:
+    see Numerics."""
 
-    def __init__(self, codec: Codec, kernel: DeviceOfferKernel) -> None:
-        self._codec, self._kernel = codec, kernel
+    def __init__(self, codec: Codec, kernel: DeviceOfferKernel, in_weights: bool = False) -> None:
+        self._codec, self._kernel, self.in_weights = codec, kernel, in_weights
 
     def parcel_bytes(self, numel: int) -> int:
         return self._found_at(numel) + 16 * _programs(numel)
@@ -52,10 +55,10 @@ class DeviceEncoder:
     def encode(
         self, delta_N: Tensor, anchor_N: Tensor, residual_N: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(what is left out, N; parcel): new on the device, on its current stream. `delta_N` is the
-        snapshot, and becomes the delta."""
+        """(what is left out, or with feedback in the weights what is sent, N; parcel): new on the
+        device, on its current stream. `delta_N` is the snapshot, and becomes the delta."""
         numel = delta_N.numel()
-        left_N = torch.empty_like(delta_N)
+        left_N = delta_N.new_empty(ROW_NUMEL * _programs(numel))[:numel]
         parcel_B = torch.empty(self.parcel_bytes(numel), dtype=torch.uint8, device=delta_N.device)
         payload_B, found_4G = self._opened(parcel_B, numel)
         if numel:
@@ -78,7 +81,7 @@ class DeviceEncoder:
             with torch.cuda.device(device):
                 for numel in (16, 31):  # kernels differ by whether vectors divide the number
                     anchor_N = torch.ones(numel, device=device)
-                    for residual_N in (None, anchor_N):
+                    for residual_N in (None,) if self.in_weights else (None, anchor_N):
                         self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
                 torch.cuda.synchronize()
         except Exception as error:  # of Triton: no C compiler, no driver that it knows
@@ -96,12 +99,28 @@ class DeviceEncoder:
         return payload_B, found_B.view(torch.float32).view(4, _programs(numel))
 
 
-def device_encoder(codec: Codec) -> DeviceEncoder:
+def encoder_on(
+    device: torch.device | None, codec: Codec | LayoutCodec, in_weights: bool
+) -> DeviceEncoder:
+    """Compiled. Raises ConfigError where offers cannot be encoded on this device."""
+    if isinstance(codec, LayoutCodec):
+        raise no_kernel(codec.name)
+    if device is None or device.type != "cuda":
+        where = "several devices" if device is None else f"the {device.type.upper()}"
+        rule = f"needs a model on one GPU; this one is on {where}"
+        raise ConfigError("encode_on", "device", rule, "Move it before mend_init, or use 'host'.")
+    encoder = device_encoder(codec, in_weights)
+    encoder.compile(device)
+    return encoder
+
+
+def device_encoder(codec: Codec, in_weights: bool = False) -> DeviceEncoder:
     """Raises ConfigError for a codec without a kernel, and without Triton."""
     if codec.name not in ON_DEVICE:
         raise no_kernel(codec.name)
     try:
-        return DeviceEncoder(codec, device_offer_kernel(codec.name))
+        kernel = device_offer_kernel(codec.name, in_weights)
+        return DeviceEncoder(codec, kernel, in_weights)
     except ImportError as error:
         rule = f"needs Triton ({error})"
         remedy = "Install a build of torch for CUDA, which brings it, or use encode_on='host'."
@@ -110,9 +129,7 @@ def device_encoder(codec: Codec) -> DeviceEncoder:
 
 def no_kernel(codec: str) -> ConfigError:
     said = "none" if codec == "float32" else codec
-    rule = (
-        f"has no kernel for outer_step_compression_mode={said!r}, only for bf16, int8, int4, e3m0"
-    )
+    rule = f"has no kernel for outer_step_compression_mode={said!r}, only for {_NAMES}"
     return ConfigError("encode_on", "device", rule, "Set that mode to one of them, or use 'host'.")
 
 

@@ -278,7 +278,7 @@ class LowRankAt:
         check_row(payload_B)
         if payload_B.numel() < _HEAD.size:
             raise WireError(f"{payload_B.numel()} bytes are too few for {self.name}")
-        head = payload_B[: _HEAD.size].numpy().tobytes()
+        head = payload_B[: _HEAD.size].cpu().numpy().tobytes()
         magic, low, checksum = _HEAD.unpack(head)
         base = self.version - ((self.version - low) & 0xFFFFFFFF)
         if magic != _MAGIC or not self.version - self._part.slots < base <= self.version:
@@ -300,13 +300,14 @@ class LowRankAt:
     def _decode(self, found: Offered, number: int, first: int, last: int, out: Tensor) -> None:
         """Elements [first, last) of a matrix."""
         each, side = self._part.matrices[number], found.base % 2
-        basis_rk, factor_rk = self._basis(found.base)[number], found.factors[number]
+        factor_rk, device = found.factors[number], out.device
+        basis_rk = self._basis(found.base)[number].to(device)
         left_rm, right_rn = (basis_rk, factor_rk) if side else (factor_rk, basis_rk)
-        room, done = torch.empty(0, dtype=torch.float64), 0
+        room, done = torch.empty(0, dtype=torch.float64, device=device), 0
         for top, bottom, low, high in _boxes(first + each.lead, last + each.lead, each.cols):
             rows, cols = bottom - top, high - low
             if room.numel() < rows * cols:
-                room = torch.empty(rows * cols, dtype=torch.float64)
+                room = torch.empty(rows * cols, dtype=torch.float64, device=device)
             box = room[: rows * cols].view(rows, cols)
             # Exact: whole numbers of 16 bits each, and at most 64 of their products are added.
             torch.mm(left_rm[:, top:bottom].T, right_rn[:, low:high], out=box)

@@ -62,6 +62,8 @@ class Sparse:
             raise WireError(f"{payload_B.numel()} bytes are no sparse payload of {numel} elements")
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
+        if out.device.type != "cpu":
+            return out.copy_(self.decode(payload_B.cpu(), start, stop, torch.empty(stop - start)))
         numel, counts_K, ends = _table(payload_B)
         if not 0 <= start <= stop <= numel or ends[-1] != payload_B.numel():
             raise WireError(

@@ -6,13 +6,12 @@ import math
 import operator
 import os
 import re
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mend.types import RACKS_MAX
+from mend.types import RACKS_MAX, fp32
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(%\w+)?\]|\w[\w.-]*):(\d{1,5})", re.ASCII)
 _HOST = re.compile(r"\w[\w.-]*", re.ASCII)
@@ -91,12 +90,6 @@ def either(kind: Kind, word: str, value: object) -> Kind:
         lambda given: value if given == value else kind.accept(given),
         lambda written: value if written.lower() == word else kind.parse(written),
     )
-
-
-def fp32(value: float) -> float:
-    """The nearest fp32 number, which the outer optimizer uses. OverflowError: there is none."""
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    return rounded
 
 
 def is_address(written: str, port_min: int = 1) -> bool:

@@ -61,8 +61,7 @@ def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
         return config
     here = Whereabouts()
     group = RackGroup(members, config.start_timeout_s + config.give_up_s)
-    blobs = group.gather_bytes(msgspec.msgpack.encode(_found(config, here)))
-    found = [msgspec.msgpack.decode(blob, type=Found) for blob in blobs]
+    found = group.gather(_found(config, here), Found)
     first = found[0]
     if first.error is not None:
         raise ConfigError(*first.error)

@@ -43,7 +43,7 @@ FACTS = (
     "outer_lr", "outer_optimizer_momentum", "outer_start", "ramp_rounds", "merge",
     "merge_mean_names", "codec", "lockstep", "max_age", "token_weighted_merge", "racks",
     "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
-    "exchange_plan", "mirror_rack_state",
+    "exchange_plan", "mirror_rack_state", "failslow_action",
 )  # fmt: skip
 """What must be equal on all racks."""
 
@@ -209,7 +209,7 @@ class MendConfig:
         "wait for more racks once K are there; adaptive: as long as the overlap hides it",
     )
     token_weighted_merge: bool = _knob(
-        True, k.YES_NO, "weigh racks by tokens^2 / steps; false: all alike"
+        True, k.YES_NO, "weigh each step by its tokens; false: all offers alike"
     )
     alignment: Literal["carry", "overwrite", "blend"] = _knob(
         "carry",
@@ -278,8 +278,8 @@ class MendConfig:
     encode_on: Literal["host", "device"] = _knob(
         "host",
         k.one_of("host", "device"),
-        "where offers are encoded; device: on the GPU, with bf16, int8, int4 or e3m0, for 8 bytes "
-        "of its memory per parameter that the rank owns (compression.md)",
+        "where offers are encoded; device: on the GPU, with bf16, int8, int4, e3m0 or topk, for 8 "
+        "bytes of its memory per parameter that the rank owns (compression.md)",
     )
     lockstep: bool = _knob(False, k.YES_NO, "every rack waits for every round at its apply point")
     max_age: int = _knob(2, k.whole(0, 64), "rounds that an offer may be late and still be merged")
@@ -420,7 +420,7 @@ class MendConfig:
     )
 
     exchange_plan: Literal["auto", "mesh", "sharded"] = _knob(
-        "mesh",
+        "auto",
         k.one_of("auto", "mesh", "sharded"),
         "what a rack pulls in a round: mesh, all payloads of the others; sharded, a slice of each, "
         "which it merges, and the slices that others have merged; auto: sharded with four racks or "

@@ -6,48 +6,69 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
+from mend.codec import codec_named
+from mend.codec.on_device import encoder_on
 from mend.config.keyfile import protection_of, secrets_of
 from mend.config.replaying import replay_path, replay_seat
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
+from mend.consensus.records import Policy
 from mend.detector import DetectorOptions
-from mend.engine.construction import Rules
+from mend.engine.cuda_staging import CudaPin
 from mend.engine.io_loop import IoLoopOptions
+from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
+from mend.engine.saved_state import SavedState
 from mend.engine.trainer import StepOptions
+from mend.engine.worker_pool import pool_threads
+from mend.fragment.model_plan import ModelPlan
+from mend.hardware.cpu_affinity import worker_cores
+from mend.merge import MERGES
+from mend.outer import OUTERS
 from mend.types import MS, SECOND
 
 
-def rules_of(config: MendConfig) -> Rules:
-    """What a rank computes with."""
-    return Rules(
-        codec=config.codec,
-        merge=config.merge,
-        outer=config.outer_optimizer,
-        outer_lr=config.outer_lr,
-        momentum=config.outer_optimizer_momentum,
-        momentum_ramp=config.ramp_rounds,
-        spare=spare_vectors(config),
-    )
+def numerics_of(
+    config: MendConfig, plan: ModelPlan, cores: frozenset[int] | None = None
+) -> Numerics:
+    """What a rank computes with; for a model on a GPU in locked memory. Raises ConfigError where
+    offers cannot be encoded on the device of the model."""
+    codec, merge = codec_named(config.codec), MERGES[config.merge]()
+    momentum, ramp = config.outer_optimizer_momentum, config.ramp_rounds
+    outer = OUTERS[config.outer_optimizer](config.outer_lr, momentum, ramp)
+    pin = CudaPin() if plan.gpu is not None else None
+    in_weights = keeps_in_weights(codec, config.alignment)
+    numerics = Numerics(
+        codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores, config.max_age,
+        in_weights,
+    )  # fmt: skip
+    if config.encode_on == "device":
+        numerics.on_device = encoder_on(plan.device, codec, in_weights)
+    return numerics
 
 
-def local_place() -> tuple[int, int]:
-    """(number, count) of this process among those that torchrun started on this machine."""
+def cores_near(plan: ModelPlan) -> frozenset[int] | None:
+    """Where workers of this process stay: near the GPU of its model. None: anywhere."""
+    if plan.gpu is None:
+        return None
     rank, world = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
-        return int(rank), int(world)
-    return 0, 1
+    known = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
+    place = (int(rank), int(world)) if known else (0, 1)  # among those that torchrun started here
+    return worker_cores(plan.gpu.index or 0, *place)
 
 
 def settings_of(
-    config: MendConfig, members: tuple[int, ...] | None, cores: frozenset[int] | None = None
+    config: MendConfig,
+    members: tuple[int, ...] | None,
+    cores: frozenset[int] | None = None,
+    resume: Path | SavedState | None = None,
 ) -> Settings:
     """`members`: global ranks of the rack; None: all ranks of the process group.
-    `cores`: where worker threads stay; None: anywhere."""
-    grace, seat = config.grace_window_ms, replay_seat()
+    `cores`: where worker threads stay; None: anywhere. `resume`: see `mend_init`."""
+    seat = replay_seat()
     return Settings(
         rack=seat.number if seat else config.rack_number,
-        racks=len(seat.addresses) if seat else config.racks,
+        policy=policy_of(config, len(seat.addresses) if seat else config.racks),
         job=config.job_id,
         facts=config.hyper_facts(),
         io_loop=_io_loop_options(config, cores),
@@ -55,39 +76,47 @@ def settings_of(
         witness=config.witness_addr,
         heartbeat_ms=config.sideband_heartbeat_ms,
         start_timeout_ns=int(config.start_timeout_s * SECOND),
-        evict_ns=int(config.evict_s * SECOND),
-        restart_attests=config.restart_attests_death,
-        period_steps=config.sync_period_steps,
-        overlap_steps=config.tau,
-        overlap_ramp=config.ramp_rounds,
-        quorum_min_learners=config.quorum_min_learners,
-        grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
-        expected=config.expected_racks,
-        max_age=config.max_age,
-        token_weighted=config.token_weighted_merge,
         merge_mean_names=config.merge_mean_names,
         tape_mb_max=config.tape_mb_max,
         config={field.name: getattr(config, field.name) for field in fields(config)},
         step=StepOptions(
-            ranks=1,
             overlapped=config.concurrent_outer_step,
-            lockstep=config.lockstep,
             alignment=config.alignment,
             blend_alpha=config.blend_alpha,
-            stall_max_ns=int(config.stall_s * SECOND),
             give_up_ns=int(config.give_up_s * SECOND),
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
         ),
         detector=detector_options(config),
-        acts=config.failslow_action in ("act", "evict"),
-        evicts=config.failslow_action == "evict",
-        sharded=config.sharded,
-        mirrors=config.mirror_rack_state,
-        encodes_on_device=config.encode_on == "device",
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         replay=replay_path(),
+        resume=resume,
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
+    )
+
+
+def policy_of(config: MendConfig, racks: int) -> Policy:
+    """As far as the configuration says it: of racks of one rank, without moments."""
+    grace = config.grace_window_ms
+    return Policy(
+        racks=racks,
+        ranks=1,
+        fragments=config.fragments,
+        quorum_min_learners=config.quorum_min_learners,
+        grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
+        lockstep=config.lockstep,
+        max_age=config.max_age,
+        period_steps=config.sync_period_steps,
+        overlap_steps=config.tau,
+        overlap_ramp=config.ramp_rounds,
+        stall_max_ns=int(config.stall_s * SECOND),
+        evict_ns=int(config.evict_s * SECOND),
+        restart_attests=config.restart_attests_death,
+        token_weighted=config.token_weighted_merge,
+        expected=config.expected_racks,
+        acts=config.failslow_action in ("act", "evict"),
+        evicts=config.failslow_action == "evict",
+        sharded=config.sharded,
     )
 
 

@@ -34,7 +34,7 @@ from mend.consensus.records import (
     Snapshot,
     encode_record,
 )
-from mend.consensus.weights import part_of
+from mend.consensus.weights import part_of, stretch_of
 from mend.types import WITNESS, Address, Member, Peer
 
 RECORDS_KEPT = 4_096
@@ -109,7 +109,8 @@ class LogState:
     """What was decided of every fragment before it."""
     mitigations: Mapping[int, Mitigation] = field(default_factory=dict)
     """By slow rack: what is done about it; without those about which nothing is. Of one that was
-    evicted until another life of it has the seat."""
+    evicted until another life of it has the seat, or it is given up: a person has retired it, or a
+    record says that it has not come back."""
     evictions: Mapping[int, int] = field(default_factory=dict)
     """By rack: how often it was evicted; without those that never were."""
     mitigated: frozenset[int] = field(init=False)
@@ -151,6 +152,16 @@ class LogState:
     def member(self, rack: int) -> Member | None:
         seat = self.seats.get(rack)
         return seat.member if seat else None
+
+    @property
+    def away(self) -> dict[int, Member]:
+        """Racks that were evicted and are not back, ascending: who they were."""
+        moves = self.mitigations
+        racks = [r for r in sorted(moves) if moves[r].stage == EVICTED and r not in self.seats]
+        if not racks:
+            return {}
+        former = {member.rack: member for member in self.former}
+        return {rack: former[rack] for rack in racks if rack in former}
 
     def rail(self, me: Peer, first: int | None = None) -> tuple[Address, ...]:
         """Lanes of this rank's rail in the other racks: rack `first`, then ascending."""
@@ -228,13 +239,23 @@ class LogState:
             period_steps=self.policy.period_steps,
         )
 
+    def stretch(self, members: Collection[Share | Offer]) -> float:
+        """By how much the step of a merge of these is stretched."""
+        assert self.policy is not None, "nothing is merged before the first record"
+        return stretch_of(
+            [(each.tokens, each.steps) for each in members],
+            token_weighted=self.policy.token_weighted,
+            period_steps=self.policy.period_steps,
+        )
+
     def _seat(self, record: Roster | Lineage, non_voters: frozenset[int]) -> None:
         stay = {seat.member for seat in record.members}
         had_votes = self.demoted | {member.rack for member in self.voters & stay}
         kept = {rack for rack, seat in self.seats.items() if seat.member in stay}
         self.demoted = frozenset(had_votes & kept & non_voters)
         away = {rack for rack, one in self.mitigations.items() if one.stage == EVICTED}
-        kept_or_away = kept | away - {seat.member.rack for seat in record.members}
+        away -= {seat.member.rack for seat in record.members}
+        kept_or_away = kept | away - set(record.retired if isinstance(record, Roster) else ())
         self._mitigate({r: one for r, one in self.mitigations.items() if r in kept_or_away})
         gone = {seat.member for seat in self.seats.values()} - stay
         self.former = (*self.former, *sorted(gone))[-FORMER_KEPT:]

@@ -180,6 +180,8 @@ class Policy(Word, frozen=True):
     overlap_ramp: Count
     """Versions over which the overlap rises; 0: it does not."""
     stall_max_ns: Count
+    """Compared, as racks that waited unequally long in the same outage would come out of it at
+    different steps."""
     evict_ns: Count
     """Silence that costs a rack its seat; 0 = never."""
     restart_attests: bool
@@ -201,15 +203,6 @@ class Policy(Word, frozen=True):
     def of_weights(self) -> int:
         """How many fragments are, the first ones."""
         return self.fragments - sum(group.count for group in self.moments)
-
-    def period_of(self, fragment: int) -> int:
-        """Steps between two captures of it."""
-        first = self.of_weights
-        for group in self.moments:
-            if first <= fragment < first + group.count:
-                return group.period_steps
-            first += group.count
-        return self.period_steps
 
 
 # ------------------------------------------------------------------ records of the log
@@ -264,8 +257,8 @@ class Roster(Word, frozen=True, tag=3):
     witness: Member | None
     reason: Text
     retired: Racks = ()
-    """That lose their seats for good, as a person says: what others keep for their return is
-    freed."""
+    """That lose their seats for good, or were evicted and are not back, as a person says: what
+    others keep for their return is freed."""
 
 
 class Drop(Word, frozen=True, tag=4):

@@ -1,13 +1,12 @@
-"""Merge weights and the part of a round that a merge is: exact integers, rounded to fp32 here
-only."""
+"""Merge weights, the part of a round that a merge is, and by how much its step is stretched: exact
+fractions, rounded to fp32 here only."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from fractions import Fraction
 
-_FLOAT32 = struct.Struct("<f")
+from mend.types import fp32
 
 WHOLE = 1 << 24
 """A round with nobody absent. Parts of it are whole numbers, so that each over WHOLE is a float32,
@@ -17,34 +16,49 @@ Work = Sequence[tuple[int, int]]
 """(tokens, steps) of each rack, both >= 1."""
 
 
-def merge_weights(work: Work, *, token_weighted: bool, period_steps: int) -> list[float]:
+def merge_weights(work: Work, *, token_weighted: bool) -> list[float]:
     """Shares of a merge, in the order given.
 
-    w = tokens^2 / steps (Decoupled DiLoCo: tokens times tokens per step) per period spanned, or
-    equal shares. The share w / sum(w) is formed as a Fraction and rounded once to float32, so that
-    its product with any fp32 value is exact in fp64 and every machine multiplies by the same
-    number.
+    w = tokens / steps, the batch: an offer of n steps is n steps long already, so that each step
+    counts by its tokens. Or equal shares. The share w / sum(w) is formed as a Fraction and rounded
+    once to float32, so that its product with any fp32 value is exact in fp64 and every machine
+    multiplies by the same number.
     """
-    raw = _raw(work, token_weighted, period_steps)
+    raw = _batches(work, token_weighted)
     total = sum(raw, Fraction(0))
     assert total > 0, f"a merge of nothing: {work=}"
-    return [_FLOAT32.unpack(_FLOAT32.pack(float(share / total)))[0] for share in raw]
+    return [fp32(share / total) for share in raw]
+
+
+def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
+    """By how much the merged delta of racks that made unequal numbers of steps is too short: how
+    many steps the mean token is behind over how many the mean offer is long (FedNova, 2007.07481,
+    with its effective steps). Of n steps of equal batches R sum n^2 / (sum n)^2; 1 for equal n.
+    Steps beyond a period do not count in it, and it is R at most. Source: docs/quality.md."""
+    if not token_weighted or len(work) < 2:
+        return 1.0
+    counted = _tokens(work, True, period_steps)
+    behind = sum(each * steps for each, (_, steps) in zip(counted, work, strict=True))
+    wanted = behind / sum(counted)
+    found = sum(tokens for tokens, _ in work) / sum(_batches(work, True))
+    return fp32(min(max(wanted / found, 1), len(work)))
 
 
 def part_of(named: Work, absent: Work, *, token_weighted: bool, period_steps: int) -> int:
     """Which part of WHOLE a merge of `named` is while `absent` train as well."""
     if not absent:
         return WHOLE
-    here = sum(_raw(named, token_weighted, period_steps), Fraction(0))
-    away = sum(_raw(absent, token_weighted, period_steps), Fraction(0))
+    here = sum(_tokens(named, token_weighted, period_steps), Fraction(0))
+    away = sum(_tokens(absent, token_weighted, period_steps), Fraction(0))
     return max(1, round(WHOLE * here / (here + away)))
 
 
-def _raw(work: Work, token_weighted: bool, period_steps: int) -> list[Fraction]:
-    """An offer of several periods has moved several times as far: per period it weighs as one."""
+def _batches(work: Work, token_weighted: bool) -> list[Fraction]:
+    return [Fraction(*each) if token_weighted else Fraction(1) for each in work]
+
+
+def _tokens(work: Work, token_weighted: bool, period_steps: int) -> list[Fraction]:
+    """An offer of several periods has moved several times as far: it counts as one."""
     if not token_weighted:
         return [Fraction(1)] * len(work)
-    return [
-        Fraction(tokens * tokens * period_steps, steps * max(period_steps, steps))
-        for tokens, steps in work
-    ]
+    return [Fraction(tokens * min(period_steps, steps), steps) for tokens, steps in work]

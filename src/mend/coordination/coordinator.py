@@ -205,8 +205,8 @@ class Coordinator:
     def _retire(self, asked: Retire, now_ns: int, effects: list[Effect]) -> None:
         """One that is heard is not dead, whoever says so."""
         log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        known = (m for m in log.members | told.members if m.rack == asked.rack)
-        gone = next((member for member in known if life_of(member) == asked.life), None)
+        known = log.members | told.members | {*log.away.values()}
+        gone = next((m for m in known if (m.rack, life_of(m)) == (asked.rack, asked.life)), None)
         if gone is None:
             return
         view = self.views.get(gone.rack)
@@ -334,9 +334,10 @@ class Coordinator:
         return self.options.first and not told.over and (not seated or self._forsaken())
 
     def retired(self) -> tuple[int, ...]:
-        """Racks with a seat in the job, of which a person says that they will not come back."""
-        seats = self.acceptor.log.appended.seats
-        return tuple(r for r in sorted(seats) if seats[r].member in self.proposer.retired)
+        """Racks with a seat, or evicted, of which a person says that they will not come back."""
+        log, said = self.acceptor.log.appended, self.proposer.retired
+        known = {seat.member for seat in log.seats.values()} | {*log.away.values()}
+        return tuple(sorted(member.rack for member in known & said))
 
     def _forsaken(self) -> bool:
         """Whether nobody but this witness can have a seat in its job any more: all are attested

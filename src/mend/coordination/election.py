@@ -111,6 +111,7 @@ class Election:
         leaves it to that one, who knows whether the rack is silent."""
         log, told = self.acceptor.log.appended, self.acceptor.log.committed
         racks = (log.members | told.members) - {self.member, log.witness, told.witness}
+        racks |= {*log.away.values()}
         follows = self.heard_ns is not None and now_ns - self.heard_ns < self.detect_ns
         if gone not in racks or (follows and not self.proposer.leading):
             return False

@@ -240,7 +240,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The rank has made its first step, so long after its process was started."""
+    """The rank has made its first step, so long after its process was started. 0: that is of no
+    account, as it has been evicted and could not leave."""
 
     ns: int
 
@@ -377,6 +378,8 @@ class Merge:
     total: bytes = b""
     part: int = WHOLE
     """How much of a round it is, of `weights.WHOLE`."""
+    stretch: float = 1.0
+    """Of its step, as `weights.stretch_of`."""
     closing: bool = False
     """Whether all that it merges are last offers."""
     sharded: bool = False

@@ -10,7 +10,12 @@ from mend.coordination.events import Fetch
 from mend.types import MS, SECOND, Address, Member
 
 FETCHES_MAX = 4
-"""Pulls at a time; the rest waits, offers of rounds that gather first."""
+"""Pulls at a time; the rest waits, offers of rounds that gather first. Beyond it one from each rack
+that none is under way from: racks that all pulled the same four would leave the links of the
+others idle."""
+
+SENDERS_MAX = 32
+"""Pulls at a time in all; what the lane makes at once."""
 
 RETRY_NS_MIN, RETRY_NS_MAX = 100 * MS, 2 * SECOND
 
@@ -57,21 +62,23 @@ class FetchQueue:
         return True
 
     def start(
-        self, now_ns: int, named: Set[Key], holders: Callable[[int], tuple[Address, ...]]
+        self, now_ns: int, named: Set[Key], me: int, holders: Callable[[int], tuple[Address, ...]]
     ) -> list[Fetch]:
-        """What to fetch now: offers of rounds that gather, then by base version, then by name."""
-        flying = sum(pull.flying for pull in self._pulls.values())
+        """What to fetch now: offers of rounds that gather, then by base version, then of the racks
+        behind this one (`me`) and so around, so that no two racks begin with the same."""
+        flying = [key[0].rack for key, pull in self._pulls.items() if pull.flying]
         ready = [key for key, pull in self._pulls.items() if pull.idle and now_ns >= pull.retry_ns]
         fetches = []
         for key in sorted(
-            ready, key=lambda key: (key not in named, self._pulls[key].offer.base, key)
+            ready,
+            key=lambda key: (key not in named, self._pulls[key].offer.base, key[0].rack < me, key),
         ):
-            pull = self._pulls[key]
+            pull, rack = self._pulls[key], key[0].rack
             pull.retry_ns = 0  # a deadline that has passed must not wake us again
-            if flying < FETCHES_MAX:
+            if len(flying) < (FETCHES_MAX if rack in flying else SENDERS_MAX):
                 pull.flying = True
-                flying += 1
-                fetches.append(Fetch(pull.offer, holders(key[0].rack)))
+                flying.append(rack)
+                fetches.append(Fetch(pull.offer, holders(rack)))
         return fetches
 
     def here(self, key: Key) -> bool:

@@ -66,11 +66,15 @@ BATCH_CHANGE_MIN_PCT = 10
 """Percent points by which a change of the micro-batches must differ from what is in force."""
 
 
-LEFT, AWAITED_AGAIN, BATCH, PUT_OUT = (
+AWAY_NS = 600 * SECOND
+"""How long an evicted rack may be away before it counts as lost, where `evict_s` does not say."""
+
+LEFT, AWAITED_AGAIN, BATCH, PUT_OUT, GIVEN_UP = (
     "slow-rack-left",
     "slow-rack-awaited",
     "slow-rack-batch",
     "slow-rack-evicted",
+    "evicted-rack-lost",
 )
 """Kinds of the notes on moves."""
 
@@ -101,6 +105,8 @@ class Ladder:
     _counted_ns: int = 0
     _eased_ns: dict[int, int] = field(default_factory=dict)
     """By rack about which something is done: since when it has needed less."""
+    _away_ns: dict[int, int] = field(default_factory=dict)
+    """By evicted rack that has left and is not back: since when, as far as is known here."""
 
     def count(self, rounds: Iterable[Round], judged: Sequence[FailSlow], now_ns: int) -> None:
         """Of the time since the last call. Who was waited for by rounds has not changed since."""
@@ -144,7 +150,7 @@ class Ladder:
         proposer.append(due)
         about: dict[str, object] = {"slow_rack": due.rack, "stage": due.stage}
         about |= {"batch_pct": due.batch_pct, "reason": due.reason}
-        return [Note(kind_of(before, due.stage), about)]
+        return [Note(kind_of(before, due.stage) if due.rack in log.seats else GIVEN_UP, about)]
 
     def next(
         self,
@@ -175,8 +181,7 @@ class Ladder:
                 del self._eased_ns[rack]
                 return less
             if now.stage == EVICTED:
-                why = _needed(log, rack, reports, live)
-                more = Mitigation(rack, AWAITED, f"it is needed: {why}") if why else None
+                more = _taken_back(log, now, reports, live)
             elif verdict is None or report is None:
                 continue
             else:
@@ -184,6 +189,17 @@ class Ladder:
                 more = more or self._eviction(log, now, judged, reports, live)
             if more is not None:
                 return more
+        return self._given_up(log, policy, now_ns)
+
+    def _given_up(self, log: LogState, policy: Policy, now_ns: int) -> Mitigation | None:
+        """An evicted rack that nobody starts again is lost like any other that is not there: the
+        others may be evicted, as far as they can do without each other. It may still join."""
+        limit_ns = policy.evict_ns or AWAY_NS
+        self._away_ns = {rack: self._away_ns.get(rack, now_ns) for rack in log.away}
+        for rack, since_ns in self._away_ns.items():
+            if now_ns - since_ns >= limit_ns:
+                why = f"it was evicted and has not come back for {limit_ns // SECOND} s"
+                return Mitigation(rack, AWAITED, why)
         return None
 
     def _eviction(
@@ -266,6 +282,18 @@ def _weight(verdict: FailSlow) -> tuple[bool, int]:
 def batch_pct_of(verdict: FailSlow) -> int:
     """Percent of its micro-batches with which a rack steps as it did when it was not slow."""
     return max(1, min(100, 1000 // max(verdict.ratio_tenths, 1)))
+
+
+def _taken_back(
+    log: LogState, now: Mitigation, reports: Mapping[int, Report | None], live: frozenset[int]
+) -> Mitigation | None:
+    """Where an evicted rack is needed after all, or has told that it stays."""
+    report, why = reports.get(now.rack), _needed(log, now.rack, reports, live)
+    why = f"it is needed: {why}" if why else ""
+    if now.rack in live and report is not None and not report.pace.start_ms:
+        why = "it stays: its work could not be merged in time"
+    stage = SMALLER if now.batch_pct < 100 else AWAITED
+    return Mitigation(now.rack, stage, why, now.batch_pct) if why else None
 
 
 def _needed(

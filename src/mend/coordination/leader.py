@@ -43,6 +43,11 @@ them for so much longer."""
 
 _FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError", "lost": "JobLost"}
 
+_ALIKE = (
+    ". Make it alike on all racks: the log of who refused has both values, `mend doctor --meet` "
+    "all that differ"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LeaderOptions:
@@ -176,7 +181,8 @@ class Leader:
         else:
             apt = not self._is_seated()
         if known and mine and apt and not self.failure[0]:
-            self._fail(_FAULTS.get(refusal.kind, "Refused"), refusal.detail, effects)
+            remedy = _ALIKE if refusal.kind == "plan" else ""
+            self._fail(_FAULTS.get(refusal.kind, "Refused"), refusal.detail + remedy, effects)
 
     def _on_rank(self, event: Heard, report: RankReport, now_ns: int) -> None:
         mine = Member(event.peer.rack, event.incarnation) == self.member

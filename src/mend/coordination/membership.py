@@ -135,7 +135,8 @@ def _comings(context: MembershipContext) -> Iterable[Roster]:
             why = f"rack {rack} left"
             evicted = done is not None and done.stage == EVICTED
             yield _without(log, rack, f"{why}, evicted as it is slow" if evicted else why)
-    for rack in sorted((log.seats.keys() & set(context.retired)) - context.live):
+    known = log.seats.keys() - context.live | log.away.keys()
+    for rack in sorted(known & set(context.retired)):
         why = f"a person has retired rack {rack}"
         yield replace(_without(log, rack, why), retired=(rack,))
     for rack in sorted(context.joining):

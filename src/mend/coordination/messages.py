@@ -250,7 +250,7 @@ class Pace(Word, frozen=True):
     """Those that are slow, one per rack at the other end."""
     start_ms: Count = 0
     """From the start of the process to its first step: what starting it again costs; 0: it has
-    made none."""
+    made none, or has tried to leave for it and could not."""
 
 
 SLOW_MAX = 128

@@ -458,6 +458,7 @@ class RankMachine:
         merge = ev.Merge(
             fragment, wanted.version, attempt, names, self._weights(wanted), sharded=sharded,
             verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
+            stretch=self.folded.stretch(wanted.members),
             closing=all_closing(wanted.members, wanted.absent),
         )  # fmt: skip
         step: ev.Merge | ev.Measure | None = merge
@@ -475,7 +476,6 @@ class RankMachine:
         weights = merge_weights(
             [(each.tokens, each.steps) for each in wanted.members],
             token_weighted=policy.token_weighted,
-            period_steps=policy.period_of(wanted.fragment),
         )
         return tuple(weights)
 
@@ -509,7 +509,9 @@ class RankMachine:
     def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
         gathers = [replica.gather for replica in self.replicas if replica.gather]
         named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
-        effects += self.fetch_queue.start(now_ns, named, partial(self.folded.rail, self.me))
+        effects += self.fetch_queue.start(
+            now_ns, named, self.me.rack, partial(self.folded.rail, self.me)
+        )
 
     def _time_pulls(self, effects: list[ev.Effect], now_ns: int) -> None:
         """Of what is asked for now, and has not ended before it was."""

@@ -14,7 +14,7 @@ from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer,
 from mend.coordination.grace import WINDOW_NS_MAX, Mean, adaptive_grace_ns
 from mend.coordination.messages import Gather, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
-from mend.types import SECOND, Member
+from mend.types import SECOND, WITNESS, Member
 
 ATTEMPTS_MAX = 8
 """Attempts at once; racks that still differ then are asked again only when an attempt stalls."""
@@ -334,9 +334,7 @@ class Round:
             still = self._still(inputs)
             if still and (self._unshard("stalled") or len(still) < len(self.members)):
                 self._start_attempt(still, inputs)
-        self.why = f"{len(reported)} racks hold the result, every quorum needs one" + _racks(
-            ", waiting for", absent
-        )
+        self.why = _undecided(reported, absent, inputs)
         return None
 
     def _still(self, inputs: RoundInputs) -> tuple[Offer, ...]:
@@ -422,6 +420,19 @@ def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> st
     if absent := inputs.live - inside:
         return "rest-in" + _racks(", nothing from", absent)
     return f"all-in, {len(inside)} of {inputs.seats} racks"
+
+
+def _undecided(reported: Set[int], absent: Set[int], inputs: RoundInputs) -> str:
+    """What a merge waits for, and what a person can do where it is for racks that are silent."""
+    has = "have" if len(reported) > 1 else "has"
+    told = _racks("", reported).strip() + f" {has} the result, too few to decide it"
+    missing = absent or inputs.voters - {WITNESS} - reported
+    silent = missing - inputs.live
+    told = (told if reported else "no rack has the result yet") + _racks(": waiting for", missing)
+    if not silent:
+        return told
+    each = " or ".join(f"`mend retire {rack}`" for rack in sorted(silent))
+    return f"{told}{_racks(', silent:', silent)} (start again, or {each})"
 
 
 def _racks(before: str, racks: Set[int]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mend.consensus.records import MomentFragments
+from mend.consensus.records import MomentFragments, Policy
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,6 @@ class Schedule:
         """tau of a capture on this version."""
         return overlap_at(version, self.overlap_steps, self.overlap_ramp)
 
-    def gap_steps(self) -> int:
-        """Steps between two rounds of weights."""
-        return gap_steps(self.fragments, self.period_steps)
-
 
 def overlap_at(version: int, overlap_steps: int, ramp: int) -> int:
     """tau of a capture on `version`: tau v / (0.9 (v + c)), rounded, from 1 to tau; with ramp c = 0
@@ -115,18 +111,12 @@ def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
     return max(1, often)
 
 
-def schedule_of(
-    fragments: int,
-    period_steps: int,
-    overlap_steps: int,
-    overlap_ramp: int,
-    moments: tuple[MomentFragments, ...] = (),
-    *,
-    polls: bool,
-) -> Schedule:
-    """Of a rank. `polls`: its rack joins rounds that others have opened."""
-    every = poll_steps(fragments, period_steps, overlap_steps) if polls else 0
-    return Schedule(fragments, period_steps, overlap_steps, overlap_ramp, moments, every)
+def schedule_of(policy: Policy) -> Schedule:
+    """Of every rank. Where there are others, and no lockstep, a rack joins rounds that they have
+    opened."""
+    of = policy.of_weights, policy.period_steps, policy.overlap_steps
+    polls = 0 if policy.lockstep or policy.racks == 1 else poll_steps(*of)
+    return Schedule(*of, policy.overlap_ramp, policy.moments, polls)
 
 
 NEVER_CAPTURED = -1

@@ -119,8 +119,9 @@ class Slices:
             names = tuple((offer.member, offer.seq) for offer in gather.members)
             which = SLICES_EACH * self.mine + self.done
             effects.append(MergeSlice(p, version, attempt, which, count, names, weights))
-        for position, offer in enumerate(gather.members):
-            rack = offer.member.rack
+        racks = [offer.member.rack for offer in gather.members]
+        for position in sorted(range(len(racks)), key=lambda at: (racks[at] < me.rack, at)):
+            offer, rack = gather.members[position], racks[position]
             served = SLICES_EACH if decided else 0 if waits else self._served(position)
             due = self._due(rack, offer.seq, served, now_ns) if rack != me.rack else []
             if due and log.member(rack) != offer.member:  # its bytes went with it

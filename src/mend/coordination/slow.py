@@ -83,7 +83,7 @@ class RankPace:
     batch: int = 0
     """Micro-batches of which the script has asked how many to take."""
     start_ms: int = 0
-    """What starting it took, up to its first step."""
+    """What starting it took, up to its first step; 0 also where it stays whatever that cost."""
     _steps: deque[int] = field(init=False)
 
     def __post_init__(self, options: DetectorOptions) -> None:

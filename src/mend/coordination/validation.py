@@ -36,6 +36,8 @@ from mend.coordination.messages import (
 )
 from mend.types import Member
 
+Fact = tuple[str, str]
+
 
 class Difference(NamedTuple):
     """A fact of a hello that is not as it is in the job."""
@@ -254,15 +256,20 @@ def plan_hash(hello: Hello) -> str:
     return hashlib.sha256(repr(hello.facts).encode()).hexdigest()
 
 
+def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
+    """Names of the facts that differ, in order; parameters that both have come last: one too many
+    or too few moves others to other fragments."""
+    here, there = dict(one), dict(other)
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    moved = {name for name in here.keys() & there.keys() if name.startswith("param ")}
+    return sorted(names, key=moved.__contains__)
+
+
 def first_difference(lowest: Hello, other: Hello) -> Difference | None:
     """The first fact that differs, or None."""
-    theirs = dict(other.facts)
-    for key, value in lowest.facts:
-        if theirs.get(key) != value:
-            return Difference(key, theirs.get(key, "absent"), value)
-    extra = [key for key, _ in other.facts if key not in dict(lowest.facts)]
-    if extra:
-        return Difference(extra[0], theirs[extra[0]], "absent")
+    for name in differing(lowest.facts, other.facts):
+        there, here = (dict(hello.facts).get(name, "absent") for hello in (other, lowest))
+        return Difference(name, there, here)
     return policy_difference(lowest.policy, other.policy)
 
 

@@ -1,6 +1,6 @@
 """Products of matrices whose bits do not depend on their sizes. Sees tensors.
 
-Definition. One element of a product is a tree (trees.py) over leaves of K; a leaf of k <= 256
+Definition. One element of a product is a tree (trees.py) over leaves of K; a leaf of k <= 128
 pairs is a chain of k fused multiply-adds in fp32, in the order of K, that begins with 0. Rows and
 columns never mix. Any BLAS that keeps this order is as good as any other: Legend below.
 
@@ -22,8 +22,8 @@ from torch import Tensor
 from mend.determinism.trees import ZERO, Stack, sum_nodes, tree_sum
 from mend.errors import NotDeterministic
 
-LEAF_MAX = 256
-"""No BLAS seen so far cuts a K of 256."""
+LEAF_MAX = 128
+"""No BLAS seen so far cuts a K of 128; MKL on some EPYCs cuts 256, behind 192."""
 
 LEAVES_MIN = 8
 """Of what a linear sums over, where K allows: shards of 2, 4 and 8 ranks are whole subtrees."""
@@ -89,7 +89,7 @@ def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
 def row_sums(x: Tensor) -> Tensor:
     """Sums over the last dimension, which stays, with size 1; fp32 for narrower floats.
 
-    Leaves at multiples of 256 (products with 1), zeros behind change nothing. For what no rank ever
+    Leaves at multiples of 128 (products with 1), zeros behind change nothing. For what no rank ever
     has a share of: the features of a norm, the keys of a softmax.
     """
     if x.dtype == torch.float64 or x.device.type != "cpu":  # what products are not made for here
@@ -108,7 +108,7 @@ def row_sums(x: Tensor) -> Tensor:
 def outer_product(a_BTN: Tensor, b_BTK: Tensor) -> Tensor:
     """sum over B and T of a[n] * b[k] as (N, K) in fp32: the gradient of a weight.
 
-    Every one of the B sequences has leaves of its own, at multiples of 256 tokens; their sums are
+    Every one of the B sequences has leaves of its own, at multiples of 128 tokens; their sums are
     the leaves of a tree over B.
     """
     refuse_wide(a_BTN, b_BTK)

@@ -97,7 +97,7 @@ class _Parallel(ParallelStyle):
                 f"{summed} features{fused} are {leaves} leaves of {leaf_of(summed)}, which "
                 f"{device_mesh.size()} ranks cannot share as subtrees",
                 "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8 (of 2 or 4 "
-                "fused layers: of 256 for every rank and layer)",
+                "fused layers: of 128 for every rank and layer)",
             )
         orders = leaf_of(inputs), leaf_of(outputs)
         cut = Cut(*orders, group_of(device_mesh), self.sums_in, self.fused, self.tokens_cut)

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import torch
 from torch import Tensor
 
 from mend.consensus.records import Mark
 from mend.coordination.messages import Resume
+from mend.coordination.validation import differing
 from mend.engine.checkpoint_files import (
     File,
     Manifest,
@@ -51,7 +51,7 @@ T = TypeVar("T")
 FREE_FACTS = frozenset(
     {
         "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
-        "exchange_plan", "mirror_rack_state", "mend version",
+        "exchange_plan", "mirror_rack_state", "failslow_action", "mend version",
     }
 )  # fmt: skip
 """What a job that resumes a checkpoint may have otherwise."""
@@ -71,12 +71,12 @@ def together(group: RackGroup, job: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     mine = f"{type(failure).__name__}: {failure}" if failure is not None else ""
-    said = group.gather_bytes(msgspec.msgpack.encode(mine))
+    said = group.gather(mine, str)
     if isinstance(failure, OSError):
         raise CheckpointError(f"{failure.filename}: {failure.strerror}") from failure
     if failure is not None:
         raise failure
-    for rank, text in enumerate(msgspec.msgpack.decode(each, type=str) for each in said):
+    for rank, text in enumerate(said):
         if text:
             raise CheckpointError(f"rank {rank} of this rack: {text}")
     return result
@@ -127,13 +127,9 @@ def write_part(
     leads = group.rank == 0
     together(group, lambda: _write_rank(part, group.rank, taken))
     listed = together(group, lambda: files_in(part) if leads else [])
-    names = msgspec.json.decode(group.gather_bytes(msgspec.json.encode(listed))[0])
+    names = group.gather(listed, list[str])[0]
     mine = together(group, lambda: summed(part, names[group.rank :: group.ranks], sync=True))
-    found = [
-        file
-        for each in group.gather_bytes(msgspec.json.encode(mine))
-        for file in msgspec.json.decode(each, type=list[File])
-    ]
+    found = [file for each in group.gather(mine, list[File]) for file in each]
     manifest = manifest_of(group, rack, facts, mark, taken, found)
     together(group, lambda: end_part(part, manifest) if leads else None)
 
@@ -161,10 +157,7 @@ def manifest_of(
     group: RackGroup, rack: int, facts: Facts, mark: Mark, taken: Taken, files: Sequence[File]
 ) -> Manifest:
     """All ranks together; the same on all of them."""
-    ranks = [
-        msgspec.json.decode(each, type=Progress)
-        for each in group.gather_bytes(msgspec.json.encode(taken.progress))
-    ]
+    ranks = group.gather(taken.progress, Progress)
     first, weights = ranks[0], taken.weights
     open_tokens = sum(
         mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments[:weights]
@@ -418,7 +411,7 @@ def _registered(mine: Path, manifest: Manifest, rank: int) -> Tensor | None:
 def differing_fact(then: Facts, now: Facts, free: Set[str] = FREE_FACTS) -> str:
     """The first fact of the plan that must be as it was and is not; empty: there is none."""
     was, is_ = dict(then), dict(now)
-    names = (n for n in (*was, *is_) if n not in free and was.get(n) != is_.get(n))
+    names = (n for n in differing(then, now) if n not in free)
     return next(
         (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names), ""
     )

@@ -157,7 +157,7 @@ def sync_folder(folder: Path) -> None:
 
 def begin_part(part: Path) -> None:
     """An empty folder for a rack's files, under a name that nobody reads. Raises CheckpointError
-    where there is a complete checkpoint already."""
+    where there is a complete checkpoint already, or no folder can be made."""
     folder = part.parent
     if complete := sorted(folder.glob(f"rack-*/{COMPLETE}")):
         raise CheckpointError(
@@ -165,7 +165,13 @@ def begin_part(part: Path) -> None:
             "another name, or remove it"
         )
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    try:
+        part.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"folder={str(folder)!r}: cannot be made ({error.strerror}). Give checkpoint() a "
+            "folder that this process may make and write"
+        ) from error
 
 
 def end_part(part: Path, manifest: Manifest) -> None:

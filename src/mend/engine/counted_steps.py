@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from mend.engine.local_only import LocalOnlyRank
 
 
+WHOLE_MAX = 2**40
+"""Tokens, or micro-batches, of one call. An offer carries those of all steps since the last one,
+and the wire has room for 2^50."""
+
+
 class CountedSteps:
     """Counts steps and tokens, and hands each step to the trainer. Holds no model alive."""
 
@@ -165,11 +170,13 @@ class CountedSteps:
 
 
 def _whole(call: str, value: object, least: int, what: str) -> int:
-    """`value` as an int. Raises UsageError for what is no whole number, or less than `least`."""
+    """`value` as an int. Raises UsageError for what is no whole number, less than `least`, or more
+    than WHOLE_MAX."""
     number = None
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(value)  # type: ignore[arg-type]  # or else a TypeError
-    if number is None or number < least:
-        raise UsageError(f"{call}({value!r}): give it a whole number, at least {least}: {what}")
+    if number is None or not least <= number <= WHOLE_MAX:
+        bounds = f"at least {least} and at most 2^40"
+        raise UsageError(f"{call}({value!r}): give it a whole number, {bounds}: {what}")
     return number

@@ -4,7 +4,8 @@ Used by the training thread. A new anchor is uploaded as soon as it is decided, 
 waits on the device; else at its apply point.
 
 Where the device encodes, it keeps of every fragment the anchor that was applied last and the
-residual, and of an open offer the delta and what is pending.
+residual, and of an open offer the delta and what is pending; with feedback in the weights no
+residual, and what is sent in place of what is pending.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ class CudaStaging:
         self.side.apply(track.view, track.owned, uploaded, self.alignment, self._alpha, out_N)
         if self.encoder is not None:
             self._anchors[fragment] = new, uploaded.next_N
-            if delta_N is not None:  # named: it leaves a residual
-                self._hold(fragment, 8 * track.owned.numel)
+            if delta_N is not None:  # named: it leaves a residual, or nothing
+                self._hold(fragment, 4 * (2 - self.encoder.in_weights) * track.owned.numel)
 
     def _taken(self, fragment: int, named: bool, version: int) -> Uploaded | None:
         """What waits, if it is what is to be applied. It may be older, or have gone another way."""
@@ -169,6 +170,7 @@ def _encoded(
             "Look for a loss that is NaN or a learning rate that is too high."
         )
     return Encoded(
-        found.payload, digest_of_state(found.payload), left_N, None,
+        found.payload, digest_of_state(found.payload),
+        None if encoder.in_weights else left_N, left_N if encoder.in_weights else None,
         found.norm, found.unsent, found.length,
     )  # fmt: skip

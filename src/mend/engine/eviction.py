@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
 from pathlib import Path
 
 from mend.consensus.records import EVICTED
+from mend.coordination.events import Started
 from mend.engine.fragment_state import Doing
 from mend.engine.outcome import Outcome
 from mend.engine.trainer import Trainer
@@ -24,6 +26,13 @@ def process_age_ns() -> int:
         return max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns)
     except (OSError, AttributeError, ValueError, IndexError):
         return time.monotonic_ns() - _loaded_ns
+
+
+@cache
+def startup_ns() -> int:
+    """What starting this process took until mend began in it, for the first time: a later life in
+    the same process would be started again no more slowly."""
+    return process_age_ns()
 
 
 class EvictableTrainer(Trainer):
@@ -47,15 +56,13 @@ class EvictableTrainer(Trainer):
                 self._capture_tails()
                 yield from self.drain(self.options.shutdown_ns)
         except GaveUp as late:
-            self._note("eviction-failed", about | {"detail": str(late)})
-            self.life.ends, self.life.stays = "", True
+            self._stays(about | {"detail": str(late)}, for_good=True)
             return
         still, open_ = self._mitigation().stage == EVICTED, self.open_tokens()
         stands, minus_open = yield from self._all_ranks([int(still), -open_])
         if not stands or minus_open:
             why = "not all its work was merged" if minus_open else "it was taken back meanwhile"
-            self._note("eviction-failed", about | {"detail": why})
-            self.life.ends, self.life.stays = "", bool(minus_open)
+            self._stays(about | {"detail": why}, for_good=bool(minus_open))
             return
         yield from self._leave(self._now_ns())
         self.outcome = Outcome("evicted", reason)
@@ -69,3 +76,10 @@ class EvictableTrainer(Trainer):
         )
         self.published.fail(error)
         raise error
+
+    def _stays(self, about: dict[str, object], *, for_good: bool) -> None:
+        """`for_good`: the coordinator hears of it, takes the record back and tries no more."""
+        self._note("eviction-failed", about)
+        self.life.ends, self.life.stays = "", for_good
+        if for_good:
+            self._post(Started(0))

@@ -58,12 +58,11 @@ Doing = Generator[Wait | AgreeMin | Share | Spread, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    ranks: int
+    """What a rack decides for itself of its steps; the rest is in the `Policy`."""
+
     overlapped: bool
-    lockstep: bool
     alignment: Alignment
     blend_alpha: float
-    stall_max_ns: int
     give_up_ns: int
     shutdown_ns: int
 
@@ -134,6 +133,10 @@ class FragmentState:
     def shared(self) -> bool:
         """Whether other ranks hold some of the same elements; then writing is collective."""
         return bool(self.holding.teams)
+
+    def unweighed_steps(self, step: int, tokens: int) -> int:
+        """Steps since the mark that counted no token: without a weight no offer can carry them."""
+        return step - self.steps_mark if tokens == self.tokens_mark else 0
 
 
 @dataclass

@@ -50,7 +50,7 @@ class HostInterface(Protocol):
         done: Callable[[Exception | None], None],
         extent: Extent | None = None,
     ) -> None:
-        """As `Lane.fetch`."""
+        """As `BulkLane.fetch`."""
 
     def serve(self, key: bytes, view: memoryview) -> None: ...
 

@@ -27,7 +27,7 @@ from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
 from mend.status.server import StatusServer
 from mend.transport.bulk_client import BulkLane
-from mend.transport.delayed import CountedLane, DelayedLane, Distribution
+from mend.transport.delayed import Delay, DelayedLane, Distribution
 from mend.transport.origins import Origins
 from mend.transport.security import Secrets
 from mend.transport.zmq import Received, ZmqSideband
@@ -280,7 +280,8 @@ class IoLoop:
         secrets = None
         if options.secrets:
             secrets = Secrets(options.secrets, self.me, conceal=options.conceal)
-        lane = BulkLane(
+        late = Delay(options.delay_ns, options.delay_distribution, options.delay_seed)
+        lane = (partial(DelayedLane, late) if late.mean_ns else BulkLane)(
             options.lane_host,
             options.ports,
             token=_token(self.job),
@@ -306,11 +307,7 @@ class IoLoop:
         except BaseException:
             lane.close()
             raise
-        self._lane: CountedLane = lane
-        if options.delay_ns:
-            self._lane = DelayedLane(
-                lane, options.delay_ns, options.delay_distribution, options.delay_seed
-            )
+        self._lane = lane
 
     def _received(self, found: Received) -> None:
         """A frame of anybody's."""

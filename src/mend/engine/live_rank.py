@@ -7,23 +7,16 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
-from mend.consensus.records import MomentFragments
 from mend.coordination.events import Event
 from mend.coordination.machines import Parts
-from mend.coordination.schedule import schedule_of
 from mend.coordination.validation import plan_hash
 from mend.engine.checkpoint import (
-    FROZEN_FACT,
-    Cuttable,
-    Facts,
     Part,
     left_out,
     read_part,
@@ -36,38 +29,28 @@ from mend.engine.checkpoint_writer import (
     nothing_to_write,
 )
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
-from mend.engine.eviction import EvictableTrainer, process_age_ns
-from mend.engine.fragment_state import tracks_of
+from mend.engine.eviction import EvictableTrainer, startup_ns
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import BUFFERS_PAGE
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.outcome import tell_end
+from mend.engine.numerics import Numerics
+from mend.engine.outcome import tell_begin, tell_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
+from mend.engine.rack_model import RackModel
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_config import Introduction, Settings, parts_of
-from mend.engine.recut import Recut
 from mend.engine.replay_training import Again
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.state_giving import Given
-from mend.engine.sums import check_room
 from mend.engine.threads import from_outside
 from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Wait
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import Mirror, Replicas, TrainingState
-from mend.errors import CheckpointError, GaveUp, UsageError
+from mend.errors import CheckpointError, GaveUp
 from mend.fragment.device import Side
-from mend.fragment.model_plan import Cut, ModelPlan
-from mend.fragment.plan import (
-    Item,
-    first_unequal_replica,
-    items_of_others,
-    rank_facts,
-    sharded_by_rows,
-)
-from mend.fragment.shards import Holding, holding
+from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import buffer_digests, in_few_words
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
@@ -82,25 +65,21 @@ class LiveRank:
     """One running rank: trainer on the caller's thread, everything else on the driver's."""
 
     def __init__(self, plan: ModelPlan, settings: Settings, numerics: Numerics) -> None:
-        self.settings, self.numerics = settings, numerics
-        self._ending = threading.RLock()
+        """How a rank starts, in order; `begin` goes on from here. All ranks of the rack together.
+        What fails takes down what there is. Raises what is made here raises."""
+        self.numerics, self._ending = numerics, threading.RLock()
+        self.tape: TapeWriter | None = None
+        self._told = False
+        # Who it is: its place in the rack, and its settings as the rack and the model complete them
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self.group = RackGroup(settings.members, limit_ns / SECOND)
+        self.settings = settings = settings.completed(self.group.ranks, plan)
         self.me = Peer(settings.rack, self.group.rank)
-        device = plan.device
-        self._side = Side(device) if device is not None and device.type == "cuda" else None
-        self.layouts = plan.layouts
-        periods = zip(plan.moments, plan.moment_periods.values(), strict=True)
-        self.schedule = schedule_of(
-            len(plan.weights), settings.period_steps, settings.overlap_steps, settings.overlap_ramp,
-            tuple(MomentFragments(len(cuts), period) for cuts, period in periods),
-            polls=settings.racks > 1 and not settings.step.lockstep,
-        )  # fmt: skip
+        self._side = Side(plan.gpu) if plan.gpu is not None else None
+        # What it runs on: its records, and the loop with its sockets
         self.recorder = EventLog(
             {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
         )
-        self.tape: TapeWriter | None = None
-        self._told = False
         try:
             nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
             self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
@@ -111,15 +90,22 @@ class LiveRank:
             self.recorder.close()
             self.group.close()
             raise
-        digests = buffer_digests(plan.module) if settings.racks > 1 else {}
+        digests = buffer_digests(plan.module) if settings.policy.racks > 1 else {}
         self._buffers = weakref.ref(plan.module), digests
         self.pace = TrainingProgress(
             self.recorder.note, lambda: (self.io_loop.bytes_sent, self.io_loop.bytes_received)
         )
         self.io_loop.every(PERIOD_S, self.pace.write)
         try:
-            self._build(plan, numerics)
-            if settings.detector.validates and settings.replay is None:
+            # What it trains, and from which bits on
+            model = RackModel(plan, settings, self.group, numerics)
+            self._resumed = self._part(model)
+            tracks = together(self.group, lambda: self._tracks(model))
+            # Who trains, and who exchanges
+            again = Again(settings.replay, self.me, plan.layouts) if settings.replay else None
+            self._make_trainer(model, tracks, again)
+            self._make_machines(model, tracks, again)
+            if settings.detector.validates and again is None:
                 self._validate(plan.model)
         except BaseException:
             self.abort()
@@ -132,63 +118,89 @@ class LiveRank:
             return options
         return replace(options, bind=f"tcp://{options.lane_host}:0")
 
-    def _build(self, plan: ModelPlan, numerics: Numerics) -> None:
-        inventories = self._inventories(plan)
-        plain = self._plain(plan)
-        facts = self._model_facts(plan, plain, inventories)
-        self._resumed = part = self._part(plan, inventories)
-        tracks = together(self.group, lambda: self._tracks(plan, inventories, numerics, part))
+    def _part(self, model: RackModel) -> Part | None:
+        """What this rack has of the checkpoint to go on from. Says what is lost by it."""
+        path, racks = self.settings.resume, self.settings.policy.racks
+        if path is None:
+            return None
+        note = self.recorder.note
+        part = (
+            together(self.group, lambda: path.part(*self.me, model.facts))
+            if isinstance(path, SavedState)
+            else read_part(path, self.me.rack, self.group, model.facts, model.cuttable())
+        )
+        if part is None:
+            effect = "begins with a copy of the others' weights; what only it had is lost"
+            note("resume-lost", {"lost": self.me.rack, "open_tokens": None, "effect": effect})
+            return None
+        manifest = part.manifest
+        about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
+        note("resumed", {**about, "open_tokens": manifest.open_tokens})
+        if part.recut is not None:
+            effect = "parts of ranks are cut anew; what is registered with scope rack begins fresh"
+            note("resume-recut", {"ranks": [manifest.ranks, self.group.ranks], "effect": effect})
+        for rack, tokens in left_out(part, racks).items():
+            effect = f"the job has {racks} racks now; what only it had is lost"
+            note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
+        return part.compared(model.plan.parameters, model.frozen_then)
+
+    def _tracks(self, model: RackModel) -> list[FragmentState]:
+        """At version 0, or at that of the checkpoint. On a GPU with the memory of the whole run."""
+        tracks = model.tracks()
+        if self._resumed is not None:
+            for fragment, track in enumerate(tracks):
+                rules = self.numerics.of(moments=bool(track.moments))
+                self._resumed.restore(fragment, track, rules)
+        if self._side is not None:
+            self._side.prepare(_on_device(self.numerics, tracks))
+            _prepare(self.numerics, tracks)
+        return tracks
+
+    def _make_trainer(
+        self, model: RackModel, tracks: list[FragmentState], again: Again | None
+    ) -> None:
+        """The half of the training thread: it captures and applies between steps."""
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
-        again = Again(replay, self.me, self.layouts) if (replay := self.settings.replay) else None
-        self.published = again.published if again else PublishedState(len(self.layouts))
+        self.published = again.published if again else PublishedState(len(tracks))
         self.trainer = (again.trainer if again else EvictableTrainer)(
-            self.member,
-            self.schedule,
-            replace(self.settings.step, ranks=self.group.ranks),
-            tracks,
-            self.published,
-            now_ns=self.io_loop.now_ns,
-            post=self._post,
-            own=self._own,
-            note=self.recorder.note,
-            numerics=numerics,
-            side=self._side,
+            self.member, self.settings.policy, self.settings.step, tracks, self.published,
+            now_ns=self.io_loop.now_ns, post=self._post, own=self._own, note=self.recorder.note,
+            numerics=self.numerics, side=self._side,
+        )  # fmt: skip
+        if self._resumed is not None:
+            self.trainer.resume(self._resumed.state.progress, self._resumed.offers(tracks))
+        self._checkpoints = CheckpointWriter(
+            self.group, self.me.rack, model.facts, self.trainer, live=self.live, post=self._post,
+            note=self.recorder.note, now_ns=self.io_loop.now_ns,
+        )  # fmt: skip
+
+    def _make_machines(
+        self, model: RackModel, tracks: list[FragmentState], again: Again | None
+    ) -> None:
+        """The half of the loop thread: it agrees with the other racks, pulls and merges."""
+        genesis, part = [track.anchor for track in tracks], self._resumed
+        digests = tuple(anchor.digest for anchor in genesis)
+        mine = Introduction(
+            self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
         )
-        if part is not None:
-            self.trainer.resume(part.state.progress, part.offers(tracks))
-        genesis = [track.anchor for track in tracks]
-        found = self._of_all_ranks(self._introduction(genesis), Introduction)
+        found = self.group.gather(mine, Introduction)
         parts = parts_of(
-            self.settings,
-            self.me,
-            self.member,
-            found,
-            facts,
-            sums=numerics.measuring is not None,
-            started_ns=self.io_loop.now_ns(),
+            self.settings, self.me, self.member, found, model.facts,
+            sums=self.numerics.measuring is not None, started_ns=self.io_loop.now_ns(),
             script=again.script if again else None,
             resumed=(part.resume, part.manifest.step) if part else None,
-            moments=self.schedule.moments,
-        )
+        )  # fmt: skip
         if again and parts.leader:
             again.check(parts.leader.hello.facts)
         if self.me.rank == 0:
             self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
-        roles = self._roles(parts, tuple(track.anchor.payload_bytes for track in tracks))
+        roles = self._roles(parts, tuple(anchor.payload_bytes for anchor in genesis))
+        tape = again.comparer if again else self.tape
         self.rank = ConcurrentOuterStep(
-            self.me,
-            self.member,
-            roles,
-            [track.owned for track in tracks],
-            genesis,
-            numerics,
-            self.published,
-            self.io_loop,
-            plain,
-            again.comparer if again else self.tape,
-            self._moments,
-        )
+            self.me, self.member, roles, [track.owned for track in tracks], genesis, self.numerics,
+            self.published, self.io_loop, model.plain, tape, self._moments,
+        )  # fmt: skip
         self._show()
         self.io_loop.call(lambda: self._connect([one.address for one in found]))
         self.io_loop.attach(self.rank)
@@ -206,126 +218,7 @@ class LiveRank:
     @property
     def _moments(self) -> int:
         """Fragments that are not of weights."""
-        return len(self.layouts) - self.schedule.fragments
-
-    def _plain(self, plan: ModelPlan) -> list[tuple[bool, ...]]:
-        """Per fragment, which tensors the mean merges where the rule is another; else nothing."""
-        if self.numerics.measuring is None:
-            return []
-        plain = plan.plain_slots(self.settings.merge_mean_names)
-        check_room(plan.layouts, plain, self.settings.racks, self.numerics.rule.name)
-        return plain
-
-    def _model_facts(
-        self,
-        plan: ModelPlan,
-        plain: Sequence[Sequence[bool]],
-        inventories: Sequence[Sequence[Item]],
-    ) -> Facts:
-        slots = [slot for layout in plan.layouts for slot in layout.slots]
-        flags = zip(slots, (flag for flags in plain for flag in flags), strict=False)
-        means = [(f"merge {slot.name}", "mean") for slot, flag in flags if flag]
-        self._plan_facts = (*plan.facts(), *means)
-        found = (*self._plan_facts, *rank_facts(inventories))
-        self._facts = (*self.settings.facts, ("ranks per rack", str(self.group.ranks)), *found)
-        return found
-
-    def _inventories(self, plan: ModelPlan) -> list[tuple[Item, ...]]:
-        """What every rank of the rack holds. Replicas must hold the same bits: each speaks for a
-        slice of all of them."""
-        self._check_groups(plan)
-        mine = plan.inventory(hash_all=self.group.ranks > 1)
-        found = self._of_all_ranks(mine, tuple[Item, ...])
-        if unequal := first_unequal_replica(found):
-            name, one, other = unequal
-            raise UsageError(
-                f"ranks {one} and {other} of this rack hold different values of {name}; wrap the "
-                "model in DistributedDataParallel, or broadcast its parameters, before mend_init"
-            )
-        return found
-
-    def _check_groups(self, plan: ModelPlan) -> None:
-        """What synchronises the ranks at every step must stay inside the rack."""
-        if beyond := sorted(plan.spread() - set(self.group.members)):
-            raise UsageError(
-                f"the model is spread over ranks {beyond}, which are not of rack {self.me.rack} "
-                f"(ranks {list(self.group.members)}); give DDP or fully_shard a mesh of this rack, "
-                "such as mend.rack_mesh()['dp']; if all ranks of this torchrun are one rack, set "
-                "MEND_RACK"
-            )
-
-    def _introduction(self, genesis: Sequence[Anchor]) -> Introduction:
-        digests = tuple(anchor.digest for anchor in genesis)
-        return Introduction(
-            self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
-        )
-
-    def _cuttable(self, plan: ModelPlan, inventories: Sequence[Sequence[Item]]) -> Cuttable | None:
-        """None: its ranks hold shards of another kind than rows."""
-        sharded = sharded_by_rows(inventories)
-        if sharded is None:
-            return None
-
-        def facts(ranks: int, rows: frozenset[str]) -> Facts:
-            found: Facts = rank_facts([inventories[0]] * ranks)
-            if rows or sharded:
-                found = rank_facts(_others(plan, rows, ranks, hashes=False))
-            return (*self.settings.facts, ("ranks per rack", str(ranks)), *self._plan_facts, *found)
-
-        return Cuttable(self.layouts, self.schedule.fragments, facts, sharded)
-
-    def _part(self, plan: ModelPlan, inventories: Sequence[Sequence[Item]]) -> Part | None:
-        """What this rack has of the checkpoint to go on from. Says what is lost by it."""
-        path = self.settings.resume
-        if path is None:
-            return None
-        note, facts, cuttable = self.recorder.note, self._facts, self._cuttable(plan, inventories)
-        part = (
-            together(self.group, lambda: path.part(*self.me, facts))
-            if isinstance(path, SavedState)
-            else read_part(path, self.me.rack, self.group, facts, cuttable)
-        )
-        if part is None:
-            effect = "begins with a copy of the others' weights; what only it had is lost"
-            note("resume-lost", {"lost": self.me.rack, "open_tokens": None, "effect": effect})
-            return None
-        manifest = part.manifest
-        about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
-        note("resumed", {**about, "open_tokens": manifest.open_tokens})
-        if part.recut is not None:
-            effect = "parts of ranks are cut anew; what is registered with scope rack begins fresh"
-            note("resume-recut", {"ranks": [manifest.ranks, self.group.ranks], "effect": effect})
-        for rack, tokens in left_out(part, self.settings.racks).items():
-            effect = f"the job has {self.settings.racks} racks now; what only it had is lost"
-            note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
-        return part.compared(plan.parameters, partial(_frozen, plan))
-
-    def _tracks(
-        self,
-        plan: ModelPlan,
-        inventories: Sequence[Sequence[Item]],
-        numerics: Numerics,
-        part: Part | None,
-    ) -> list[FragmentState]:
-        boxes = [{item.name: item.shard for item in items} for items in inventories]
-
-        def held(cut: Cut) -> Holding:
-            shards = [[of[name] for name in plan.names_in(cut)] for of in boxes]
-            return holding(cut.layout, shards, self.me.rank)
-
-        tracks = tracks_of(plan, numerics, held)
-        if part is not None:
-            for fragment, track in enumerate(tracks):
-                part.restore(fragment, track, numerics.of(moments=bool(track.moments)))
-        if self._side is not None:
-            self._side.prepare(_on_device(numerics, tracks))
-            _prepare(numerics, tracks)
-        return tracks
-
-    def _of_all_ranks(self, mine: T, kind: type[T]) -> list[T]:
-        """What every rank of the rack says, in rank order."""
-        blobs = self.group.gather_bytes(msgspec.msgpack.encode(mine))
-        return [msgspec.msgpack.decode(blob, type=kind) for blob in blobs]
+        return self.settings.policy.fragments - self.settings.policy.of_weights
 
     def _roles(self, parts: Parts, payload_bytes: tuple[int, ...]) -> Roles:
         """Make the machines, and begin their tape, if there is to be one."""
@@ -392,14 +285,12 @@ class LiveRank:
 
     def begin(self) -> None:
         """Wait for the other racks, then train on version 0 of the lowest. Raises what stops it."""
-        self.trainer.life.started_ns = self.io_loop.now_ns() - process_age_ns()
-        self._checkpoints = CheckpointWriter(
-            self.group, self.me.rack, self._facts, self.trainer, live=self.live, post=self._post,
-            note=self.recorder.note, now_ns=self.io_loop.now_ns,
-        )  # fmt: skip
+        self.trainer.life.started_ns = self.io_loop.now_ns() - startup_ns()
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
         # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
+        if self.settings.replay is None:
+            tell_begin(self.me, self.settings.outcomes)
 
     def carry(self, state: TrainingState) -> None:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
@@ -554,19 +445,6 @@ class _Mirrors:
         self.io_loop.call(lambda: self.mirrors.fetch(mirror))
 
 
-def _others(
-    plan: ModelPlan, rows: frozenset[str], ranks: int, *, hashes: bool
-) -> list[tuple[Item, ...]]:
-    named, exchanged = dict(plan.module.named_parameters()), plan.parameters.keys()
-    return items_of_others(named, exchanged, rows, ranks, hashes=hashes)
-
-
-def _frozen(plan: ModelPlan, recut: Recut) -> str:
-    """The fact of what is not exchanged, as the old ranks would have it. Collective."""
-    items = _others(plan, recut.sharded_then, recut.then, hashes=True)
-    return dict(rank_facts(items))[FROZEN_FACT]
-
-
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
     """Have all memory of the run ready: locking takes a while, and would hold up the first rounds.
 
@@ -584,8 +462,10 @@ def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
 
 def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[int]:
     """Elements of the vectors that the device will hold: of a round, and where it encodes also an
-    anchor and a residual of every fragment, a delta and what is pending."""
+    anchor and a residual (none with feedback in the weights) of every fragment, a delta and what is
+    pending."""
     numels = [track.owned.numel for track in tracks if track.moments is None]
     if numerics.on_device is None:
         return [max(numels)] * 3
-    return [*numels, *numels, *[max(numels)] * 4]
+    stay = 1 if numerics.in_weights else 2
+    return [*numels * stay, *[max(numels)] * 4]

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
+from msgspec import structs
 
 from mend.codec import CODECS
 from mend.coordination.events import Event
-from mend.coordination.schedule import Schedule
 from mend.engine.io_loop import Counters
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
@@ -52,7 +52,6 @@ class LocalOnlyRank:
         rank = _rank_in(settings.members)
         self.me = Peer(settings.rack, rank)
         self.settings, self.io_loop = settings, NoWire()
-        self.schedule = Schedule(1, NEVER, 0)
         self.recorder = EventLog({"rack": settings.rack, "rank": rank}, settings.diagnostics)
         self.pace = TrainingProgress(self.recorder.note, lambda: (0, 0))
         self._over, self._ending = threading.Event(), threading.RLock()
@@ -65,8 +64,8 @@ class LocalOnlyRank:
         self.published.finish()  # leaving waits for nobody
         self.trainer = Trainer(
             Member(settings.rack, 0),
-            self.schedule,
-            replace(settings.step, ranks=1),
+            structs.replace(settings.policy, fragments=1, period_steps=NEVER, overlap_steps=0),
+            settings.step,
             [],
             self.published,
             now_ns=time.monotonic_ns,

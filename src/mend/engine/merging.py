@@ -69,15 +69,15 @@ class Merging:
             if effect.total:
                 factors = factors_in(effect.total, effect.weights, tensors)
                 runs = tensors.runs(effect.weights, factors)
+            rates = numerics.rates(
+                anchor.rounds, effect.part, len(effect.members), effect.closing, effect.stretch
+            )
             if merged_N is None:
                 made = numerics.merge(
                     payloads, effect.weights, anchor, version,
-                    runs=runs, part=effect.part, closing=effect.closing,
+                    runs=runs, part=effect.part, rates=rates,
                 )  # fmt: skip
             else:
-                rates = numerics.rates(
-                    anchor.rounds, effect.part, len(effect.members), effect.closing
-                )
                 made = numerics.finish(merged_N, anchor, version, effect.part, rates)
             taped = self._rank.tape is not None
             return made, digests_of_tensors(made.values, tensors.cuts) if taped else b""

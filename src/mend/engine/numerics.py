@@ -10,7 +10,6 @@ Legend: N elements of a rank's part of a fragment, n elements of a block, B payl
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from mend.errors import Unmergeable, WireError
 from mend.fragment.apply import Alignment
 from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Made, Measuring, Merge, nothing
 from mend.outer import OuterOptimizer, Rates, Replace
-from mend.types import Owned, Span
+from mend.types import Owned, Span, fp32
 
 _FLOAT32, _MADE = CODECS["float32"](), Made()
 
@@ -328,16 +327,14 @@ class Numerics:
         out: Tensor | None = None,
         runs: Sequence[tuple[int, Weights]] | None = None,
         part: int = WHOLE,
-        closing: bool = False,
         rates: Rates | None = None,
     ) -> Anchor:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
         `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
-        weights of their own. `part`: how much of a round it is, of WHOLE. `closing`: all payloads
-        are the last ones of their racks. `rates`: of the outer step, where others than the payloads
-        say how many members there are. Raises WireError for a payload of another size, Unmergeable
-        when an element of the result is no number below NORM_MAX.
+        weights of their own. `part`: how much of a round it is, of WHOLE. `rates`: of the outer
+        step, where more than the payloads says what they are. Raises WireError for a payload of
+        another size, Unmergeable when an element of the result is no number below NORM_MAX.
         """
         codecs, codec = anchor.codecs, anchor.codec
         assert codecs is not None, "an anchor that is merged into has a codec"
@@ -348,7 +345,7 @@ class Numerics:
         after, states = anchor.rounds + part, len(self.outer.states)
         state_numel = codecs.state_numel
         digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
-        rates = rates or self.rates(anchor.rounds, part, len(payloads), closing)
+        rates = rates or self.rates(anchor.rounds, part, len(payloads))
         span = partial(self._merge_span, codec, payloads, runs, anchor, data, rates)
         self.pool.each(
             [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
@@ -410,10 +407,17 @@ class Numerics:
         found = made.merge([merged_B], [1.0], plain, version, part=part, rates=rates)
         return replace(found, codecs=anchor.codecs)
 
-    def rates(self, rounds: int, part: int, members: int, closing: bool = False) -> Rates:
-        """Of the outer step behind so many rounds; both in parts of WHOLE."""
+    def rates(
+        self, rounds: int, part: int, members: int, closing: bool = False, stretch: float = 1.0
+    ) -> Rates:
+        """Of the outer step behind so many rounds; both in parts of WHOLE. `closing`: all that it
+        merges are last offers. With feedback in the weights those hold what was left out of all
+        former ones, too: how many steps they count does not say how long they are."""
+        if closing and self.in_weights:
+            stretch = 1.0
         plain = closing or (members == 1 and part == WHOLE)
-        return self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
+        rates = self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
+        return rates._replace(stretch=stretch)
 
     def merge_into(
         self,
@@ -488,9 +492,7 @@ class Numerics:
                 f"{len(payloads)} payloads for {len(weights)} weights"
             )
             for weight in weights:
-                assert struct.unpack("<f", struct.pack("<f", weight))[0] == weight, (
-                    f"{weight=} is no float32"
-                )
+                assert fp32(weight) == weight, f"{weight=} is no float32"
         size = self._vectors * anchor.numel + anchor.codec_numel
         _check_buffer(anchor.data, size)
         _check_buffer(data, size)

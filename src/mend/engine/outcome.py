@@ -42,6 +42,10 @@ KEPT = frozenset({"left-alone", "kept-local", "uncounted", "not-exchanged"})
 """The rack ended in order, and what nobody merged is in its weights only."""
 
 
+WITHOUT_A_WORD = "its process ended without a word"
+"""Detail of what a rank tells at its beginning."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`word` is one of WORDS, `detail` the reason."""
@@ -79,14 +83,21 @@ class Ended(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         told = Outcome(self.outcome, self.detail)
+        if self.detail == WITHOUT_A_WORD:
+            return f"{told}"
         return f"{told}; {self.tokens_merged:.0f} of {self.tokens} tokens are merged"
+
+
+def file_of(folder: Path, rack: int, rank: int) -> Path:
+    """Where this rank tells."""
+    return folder / f"rack{rack}-rank{rank}.json"
 
 
 def write_ended(folder: Path | None, ended: Ended) -> None:
     """Leave it for the launcher, who made the folder. A launcher that is gone needs nothing."""
     if folder is None:
         return
-    path = folder / f"rack{ended.rack}-rank{ended.rank}.json"
+    path = file_of(folder, ended.rack, ended.rank)
     draft = path.with_suffix(".draft")
     try:
         draft.write_bytes(msgspec.json.encode(ended))
@@ -95,8 +106,16 @@ def write_ended(folder: Path | None, ended: Ended) -> None:
         sys.stderr.write(f"mend: {path} cannot be written: {error}\n")
 
 
+def tell_begin(me: Peer, folder: Path | None) -> None:
+    """What the launcher reads of a process that tells nothing any more: os._exit, SIGKILL. It takes
+    the place of what a former life of the rack has told."""
+    write_ended(folder, Ended(me.rack, me.rank, "aborted", WITHOUT_A_WORD))
+
+
 def read_ended(folder: Path) -> list[Ended]:
-    """What the ranks of all racks told, by rack and rank; a file that is none is left out."""
+    """What the ranks of all racks told, by rack and rank; a file that is none is left out. A rack
+    ends together: what one of its ranks tells is not undone by another that was killed before it
+    could."""
     found = []
     for path in folder.glob("*.json"):
         try:
@@ -105,7 +124,9 @@ def read_ended(folder: Path) -> list[Ended]:
         except (OSError, msgspec.DecodeError, AssertionError):
             continue
         found.append(ended)
-    return sorted(found, key=lambda each: (each.rack, each.rank))
+    told = {each.rack for each in found if each.detail != WITHOUT_A_WORD}
+    last = [each for each in found if each.detail != WITHOUT_A_WORD or each.rack not in told]
+    return sorted(last, key=lambda each: (each.rack, each.rank))
 
 
 def tell_end(
@@ -120,6 +141,8 @@ def tell_end(
     """
     outcome = trainer.outcome if trainer.outcome.word != "running" else Outcome("aborted")
     if outcome.word in ("aborted", "abandoned") and not trainer.step:
+        if folder is not None:
+            file_of(folder, me.rack, me.rank).unlink(missing_ok=True)
         return
     merged = trainer.ledger.merged / (len(trainer.weights) or 1)
     ended = Ended(
@@ -140,6 +163,7 @@ class _LastLines:
         self._lines: dict[Peer, str] = {}
         self._over = False
         atexit.register(self._write)
+        os.register_at_fork(after_in_child=self._lines.clear)  # they are of the other process
 
     def add(self, me: Peer, line: str) -> None:
         self._lines[me] = line

@@ -350,6 +350,10 @@ class PublishedState:
         with self.changed:
             return self.panels[fragment].digests.get(version, ())
 
+    def disown(self) -> None:
+        """In a process that was forked: a thread that held the lock then is not here."""
+        self.changed = threading.Condition()
+
     def look(self) -> Looked:
         """Any thread."""
         with self.changed:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from datetime import timedelta
+from typing import TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,6 +19,8 @@ from torch import Tensor
 from mend.errors import UsageError
 from mend.fragment.shards import Holding, put_together, take
 from mend.types import owned_span
+
+T = TypeVar("T")
 
 _BLOB_BYTES_MAX = 64 << 20
 _SPREAD_BYTES = 64 << 20
@@ -89,6 +93,11 @@ class RackGroup:
         vector = torch.tensor(values, dtype=torch.int64)
         dist.all_reduce(vector, op=dist.ReduceOp.MIN, group=self._group)
         return [int(value) for value in vector.tolist()]
+
+    def gather(self, mine: T, kind: type[T]) -> list[T]:
+        """What every rank says, in rank order."""
+        blobs = self.gather_bytes(msgspec.msgpack.encode(mine))
+        return [msgspec.msgpack.decode(blob, type=kind) for blob in blobs]
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, in rank order."""

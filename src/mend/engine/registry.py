@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from mend.errors import UsageError
+from mend.errors import AddressInUse, UsageError
 from mend.fragment.plan import unwrap
 
 _runtimes: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+def _forget_forked() -> None:
+    """In a process that was forked: the rack trains in the other one, whose threads and sockets are
+    not here. The end of this one would pass for the rack's, and its steps would wait for ever."""
+    for runtime in list(_runtimes.values()):
+        runtime._disown()
+    _runtimes.clear()
+
+
+os.register_at_fork(after_in_child=_forget_forked)
 
 
 def enter(model: nn.Module, runtime: object) -> None:
@@ -49,6 +63,27 @@ def refuse_stranger(model: nn.Module) -> None:
             f"this {type(model).__name__} shares no parameter with the model that mend trains "
             f"({', '.join(others)}); give the model that mend_init was given"
         )
+
+
+@contextlib.contextmanager
+def name_holder(config: Any) -> Iterator[None]:
+    """Where this process holds the address of this rack itself, AddressInUse says so: no other
+    process is to be stopped."""
+    try:
+        yield
+    except AddressInUse as error:
+        holders = [
+            type(model).__name__
+            for model, runtime in list(_runtimes.items())
+            if runtime.config.exchange and runtime.config.bind_address == config.bind_address
+        ]
+        if not holders:
+            raise
+        raise AddressInUse(
+            f"address={config.bind_address!r}: this process holds it itself, for the {holders[0]} "
+            "that mend trains here. Call mend_shutdown for that model first, or give this one "
+            "a config with another address"
+        ) from error
 
 
 def leave(runtime: object) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mend.consensus.epochs import number_of
 from mend.consensus.log import LogState
-from mend.consensus.records import EVICTED, Policy, Seat
+from mend.consensus.records import Policy, Seat
 from mend.coordination.acceptor_host import WitnessFollower
 from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
@@ -159,13 +159,9 @@ def _view(
         doings=doings,
         retired=retired,
         slow=orders.slow if orders is not None else (),
-        evicted=_evicted(log),
+        evicted=tuple(log.away),
+        evicted_lives=tuple(map(life_of, log.away.values())),
     )
-
-
-def _evicted(log: LogState) -> tuple[int, ...]:
-    moves = log.mitigations
-    return tuple(r for r in sorted(moves) if moves[r].stage == EVICTED and r not in log.seats)
 
 
 def _reasons(why: Sequence[str]) -> tuple[dict[int, str], list[str]]:

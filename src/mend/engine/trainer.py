@@ -129,13 +129,13 @@ class Trainer(TrainerRounds):
         not be overwritten, for the reason that `refusal` is. `outcome` says what came of it. Raises
         Diverged if the weights are no numbers.
         """
-        limit_ns = self.options.give_up_ns if self.options.lockstep else self.options.shutdown_ns
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
         refused = yield from self._agree_and_apply([], [-int(refusal is not None)])
         if refused[0]:
             self._carry_from_here()
         else:
-            if not self.options.lockstep:
+            if not self.policy.lockstep:
                 # At once, so that the racks' tails meet in one round; what is open now goes first.
                 self._capture_tails()
                 self._post(Leaving())
@@ -164,14 +164,17 @@ class Trainer(TrainerRounds):
             fragment = fine.index(0)
             raise self._diverged(fragment, wrong[fragment])
         unmerged = self.open_tokens()
-        anywhere = yield from self._agree_and_apply([], [-unmerged])
+        idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
+        anywhere = yield from self._agree_and_apply([], [-unmerged - idle])
         if not self.published.finished:
             why = list(self.published.why)
             self._note("left-alone", {"why": why, "open_tokens": unmerged})
         if anywhere[0]:
             reason = "unmerged work is only in these weights"
             self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
-            self.outcome = Outcome("kept-local", "; ".join(self.published.why))
+            idly = f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
+            why = [idly] if idle else list(self.published.why)
+            self.outcome = Outcome("kept-local", "; ".join(why))
         else:
             if not keep_local:
                 yield from self.publish_anchor()
@@ -403,7 +406,7 @@ class Trainer(TrainerRounds):
 
     def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
         """The minimum over the ranks of this rack."""
-        return values if self.options.ranks == 1 else (yield AgreeMin(values))
+        return values if self.policy.ranks == 1 else (yield AgreeMin(values))
 
     def _go_on_from(self, copied: Received | None) -> None:
         """The donor's step is this rack's. Its fragments are due where the schedule has them; what
@@ -411,9 +414,10 @@ class Trainer(TrainerRounds):
         if copied is None:
             return
         self.step = step = copied.step
+        schedule = self.calendar.schedule
         for fragment, track in enumerate(self.tracks):
             track.tokens_mark, track.steps_mark = self.tokens, step
-            first, period = self.schedule.first(fragment), self.schedule.period(fragment)
+            first, period = schedule.first(fragment), schedule.period(fragment)
             last = first + (step - first) // period * period
             self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
         self.calendar.past(step)
@@ -444,7 +448,7 @@ class Trainer(TrainerRounds):
         its own anchor would be taken for progress over another one."""
         pairs = zip(self.tracks, anchors, strict=True)
         same = [int(track.anchor.digest == anchor.digest) for track, anchor in pairs]
-        everywhere = same if self.options.ranks == 1 else (yield AgreeMin(same))
+        everywhere = same if self.policy.ranks == 1 else (yield AgreeMin(same))
         if not all(everywhere):
             raise CheckpointError(
                 f"the job has begun with other bits of fragment {everywhere.index(0)} than rack "
@@ -531,7 +535,7 @@ class Trainer(TrainerRounds):
                     f"checkpoint {name!r} was made without rack {self.member.rack}, which was "
                     "silent then"
                 )
-            if not self.options.lockstep:
+            if not self.policy.lockstep:
                 yield from self._until_all(
                     lambda: self.versions() == versions, deadline_ns, name, versions
                 )
@@ -659,7 +663,7 @@ class Trainer(TrainerRounds):
             newest = [panel.decided for panel in self.published.panels]
         if not self._joins():
             newest = list(self.published.first)
-        if self.options.ranks > 1:
+        if self.policy.ranks > 1:
             newest = yield AgreeMin(newest)
             here = [int(version in anchors) for version, anchors in zip(newest, held, strict=True)]
             if not all((yield AgreeMin(here))):

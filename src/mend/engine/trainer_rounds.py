@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mend.consensus.records import AWAITED, EVICTED, Mitigation
+from mend.consensus.records import AWAITED, EVICTED, Mitigation, Policy
 from mend.coordination.events import (
     Applied,
     BatchSet,
@@ -31,7 +31,7 @@ from mend.coordination.events import (
     Timed,
 )
 from mend.coordination.events import Progress as Stepped
-from mend.coordination.schedule import Calendar, Schedule
+from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.fragment_state import (
     AgreeMin,
@@ -91,7 +91,7 @@ class TrainerRounds:
     def __init__(
         self,
         member: Member,
-        schedule: Schedule,
+        policy: Policy,
         options: StepOptions,
         tracks: list[FragmentState],
         published: PublishedState,
@@ -103,11 +103,11 @@ class TrainerRounds:
         numerics: Numerics,
         side: Side | None = None,
     ) -> None:
-        self.member, self.schedule, self.options = member, schedule, options
+        self.member, self.policy, self.options = member, policy, options
         self.tracks, self.published = tracks, published
         self.weights = [track for track in tracks if track.moments is None]
         """The fragments that tokens are counted for: the first ones."""
-        self.calendar, self.clock = Calendar(schedule), StepClock(now_ns)
+        self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
         self.before_capture: Callable[[], None] = lambda: None
         """Called in a step that captures something, before it does; may raise."""
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
@@ -142,7 +142,7 @@ class TrainerRounds:
         self.stall_ns_total = self.stall_ns_last = 0
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
-        self._budget_ns = options.stall_max_ns
+        self._budget_ns = policy.stall_max_ns
         self.beside = (
             CudaStaging(side, numerics, options.alignment, options.blend_alpha)
             if side is not None
@@ -194,14 +194,14 @@ class TrainerRounds:
 
     def _points(self, captures: tuple[int, ...], polls: bool) -> Doing:
         """The apply, capture and poll points that fall on this step, in their order."""
-        tau, opened = self.schedule.overlap_steps, list[int]()
+        tau, opened = self.policy.overlap_steps, list[int]()
         if captures:
             self.before_capture()
         if tau == 0:
             for fragment in captures:
                 self._reach(fragment)
         ends, lasts = self.calendar.ends(self.step), self.calendar.lasts(self.step)
-        if ends or lasts or polls or (captures and tau > 0 and not self.options.lockstep):
+        if ends or lasts or polls or (captures and tau > 0 and not self.policy.lockstep):
             # Before a capture, too: the offer of a slow rack would be too old when it comes, had it
             # not caught up with what the fast ones merged since its last overlap ended.
             opened = yield from self._apply_point(lasts, polls)
@@ -283,7 +283,8 @@ class TrainerRounds:
         landed: Landed | None = None
         encoding: Callable[[], Encoded] | None = None
         if self.beside is not None and track.moments is None:
-            if (encoder := self.beside.encoder) is not None:
+            encoder = self.beside.encoder
+            if encoder is not None and not (closing and encoder.in_weights):
                 snapshot_N, encoding = self.beside.encode(encoder, fragment, track)
             else:
                 snapshot_N, landed = self.beside.snapshot(track)
@@ -457,7 +458,7 @@ class TrainerRounds:
 
     def _await_results(self, fragments: tuple[int, ...]) -> Doing:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
-        limit_ns = self.options.give_up_ns if self.options.lockstep else self._budget_ns
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self._budget_ns
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
@@ -465,12 +466,12 @@ class TrainerRounds:
         ready = yield Wait(lambda: all(self._resolved(p) for p in waiting), limit_ns)
         self.stall_ns_last = self._now_ns() - started_ns
         self.stall_ns_total += self.stall_ns_last
-        if self.options.lockstep and not ready:
+        if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within give_up_s="
                 f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self._why()})"
             )
-        if not self.options.lockstep:
+        if not self.policy.lockstep:
             self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)
         if not ready:
             self._note(
@@ -488,7 +489,7 @@ class TrainerRounds:
         track = self.tracks[fragment]
         if track.offer is None or self._resolved(fragment):
             return False
-        return self.options.lockstep or track.moments is None
+        return self.policy.lockstep or track.moments is None
 
     def _why(self) -> str:
         return "; ".join(self.published.why) or "no reason known"
@@ -521,7 +522,7 @@ class TrainerRounds:
             newest, oldest = unbroken_run(anchors[fragment], track.anchor.version)
             discarded = track.offer is not None and track.offer.seq in dead[fragment]
             values += [newest, -oldest, int(discarded)]
-        agreed: list[int] = values if self.options.ranks == 1 else (yield AgreeMin(values))
+        agreed: list[int] = values if self.policy.ranks == 1 else (yield AgreeMin(values))
         count = len(flags or [])
         for position, fragment in enumerate(fragments):
             version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
@@ -530,7 +531,7 @@ class TrainerRounds:
                 yield from self._discard(fragment, dead[fragment][track.offer.seq])
             if version > track.anchor.version and version >= -minus_oldest:
                 yield from self._apply(fragment, anchors[fragment][version])
-                self._budget_ns = self.options.stall_max_ns
+                self._budget_ns = self.policy.stall_max_ns
         return agreed[:count]
 
     def _discard(self, fragment: int, bad: str) -> Doing:
@@ -545,7 +546,7 @@ class TrainerRounds:
         track.offer = None
         wrong = self._unsound(track)
         fine = [int(not wrong)]
-        if self.options.ranks > 1:
+        if self.policy.ranks > 1:
             fine = yield AgreeMin(fine)
         if bad or not fine[0]:
             raise self._diverged(fragment, bad or wrong)

@@ -117,6 +117,7 @@ class Witness:
                     "slow-rack-left",
                     "slow-rack-awaited",
                     "slow-rack-evicted",
+                    "evicted-rack-lost",
                     "fault",
                 ):
                     self._progress(

@@ -81,6 +81,11 @@ class ModelPlan:
         """The one that all parameters are on; None when they are on several."""
         return device_of(self.parameters.values())
 
+    @property
+    def gpu(self) -> torch.device | None:
+        """That device, if it is a GPU."""
+        return self.device if self.device is not None and self.device.type == "cuda" else None
+
     @cached_property
     def weights(self) -> tuple[Cut, ...]:
         """Raises ConfigError without a trainable parameter."""

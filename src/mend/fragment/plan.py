@@ -67,6 +67,9 @@ def exchanged_parameters(
             raise ConfigError(
                 "model", name, "has no shape yet", "Run one forward pass before mend_init."
             )
+        if parameter.is_meta:
+            rule = "is on the meta device and has no data"
+            raise ConfigError("model", name, rule, "Call model.to_empty() and load its weights.")
         if not parameter.dtype.is_floating_point:
             raise ConfigError(
                 "model", name, f"is {parameter.dtype}, not real floating point", "Freeze it."
@@ -93,7 +96,7 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
     return tuple(tied)
 
 
-def build_plan(model: nn.Module, fragments: int, *, frozen: bool = False) -> tuple[Layout, ...]:
+def build_plan(model: nn.Module, fragments: int) -> tuple[Layout, ...]:
     """Cut the exchanged parameters, in module order, into contiguous runs of whole tensors with
     about equal numbers of elements.
 
@@ -101,7 +104,7 @@ def build_plan(model: nn.Module, fragments: int, *, frozen: bool = False) -> tup
     tensors than fragments asked for, there are as many fragments as tensors. Raises ConfigError
     without a trainable parameter.
     """
-    return cut_weights(unwrap(model), exchanged_parameters(model, frozen=frozen), fragments)
+    return cut_weights(unwrap(model), exchanged_parameters(model), fragments)
 
 
 def cut_weights(

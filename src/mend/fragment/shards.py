@@ -69,31 +69,42 @@ class InPlace:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [weakref.ref(m) for m in _fsdp_modules(model)]
-        self._homes: list[tuple[str, weakref.ref[nn.Module], str, nn.Parameter]] = []
+        self._homes: list[tuple[str, weakref.ref[nn.Module], str, nn.Parameter, str]] = []
 
     def watch(self, model: nn.Module, exchanged: Container[int]) -> None:
         """From now on the exchanged parameters (ids) must stay where they are. The model is
         resharded."""
         self._homes = [
-            (f"{prefix}.{name}".lstrip("."), weakref.ref(module), name, parameter)
+            (f"{prefix}.{name}".lstrip("."), weakref.ref(module), name, parameter, _kind(parameter))
             for prefix, module in model.named_modules()
             for name, parameter in module.named_parameters(recurse=False)
             if id(parameter) in exchanged
         ]
 
     def check(self) -> None:
-        """Reshard what is gathered. Raises UsageError when a parameter is not the one it was."""
+        """Reshard what is gathered. Raises UsageError when a parameter is not the one it was, or
+        of another type, shape or device."""
         for reference in self._modules:
             module = reference()
             if module is not None:
                 module.reshard()
-        for name, home, attribute, parameter in self._homes:
+        for name, home, attribute, parameter, kind in self._homes:
             owner = home()
             if owner is not None and owner._parameters.get(attribute) is not parameter:
                 raise UsageError(
                     f"parameter {name} was replaced after mend_init; call fully_shard, "
                     "load_state_dict(assign=True) and what else replaces parameters before it"
                 )
+            if (now := _kind(parameter)) != kind:
+                raise UsageError(
+                    f"parameter {name} was {kind} at mend_init and is {now}; call model.to(...), "
+                    "and what else converts or moves parameters, before it, on every rack"
+                )
+
+
+def _kind(parameter: Tensor) -> str:
+    """Type, shape and device. They may change in place: `model.bfloat16()` keeps the object."""
+    return f"{parameter.dtype} {tuple(parameter.shape)} on {parameter.device}"
 
 
 @torch.no_grad()

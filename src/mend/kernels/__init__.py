@@ -74,16 +74,17 @@ class ProductKernels(NamedTuple):
 
 DeviceOfferKernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], None]
 """(delta, anchor, residual, left: fp32 N; payload: uint8 B; found: fp32 (4, G), G = N / ROW_NUMEL
-rounded up), all contiguous on one GPU; kernels.triton_offers says what is written. Runs on the
-current stream."""
+rounded up), all contiguous on one GPU, and behind left memory up to G * ROW_NUMEL;
+kernels.triton_offers says what is written. Runs on the current stream."""
 
 
-def device_offer_kernel(codec: str) -> DeviceOfferKernel:
-    """Of the codec of this name: bfloat16, int8, int4 or e3m0. Compiled where it is first run on a
-    device. Raises ImportError without Triton."""
+def device_offer_kernel(codec: str, in_weights: bool) -> DeviceOfferKernel:
+    """Of the codec of this name: bfloat16, int8, int4, e3m0 or topk. in_weights: `left` takes what
+    the payload decodes to. Compiled where it is first run on a device. Raises ImportError without
+    Triton."""
     from mend.kernels import triton_offers
 
-    return triton_offers.kernel(codec)
+    return triton_offers.kernel(codec, in_weights)
 
 
 @cache

@@ -1,8 +1,8 @@
 """kernels.triton_offers: an offer in a single pass on a GPU, in Triton. Touches tensors only.
 
-The formats are those of mend.codec: raw, linear, e3m0. The bits are those of the host, so every
-operation is rounded where it is rounded there: divisions are IEEE (`div_rn`; Triton's `/` is not),
-nothing is fused (`enable_fp_fusion=False` at the launch), numbers become whole or bfloat16 by
+The formats are those of mend.codec: raw, linear, e3m0, topk. The bits are those of the host, so
+every operation is rounded where it is rounded there: divisions are IEEE (`div_rn`; Triton's `/` is
+not), nothing is fused (`enable_fp_fusion=False` at the launch), numbers become whole or bfloat16 by
 arithmetic that rounds to nearest even everywhere, and subnormals are kept.
 
 A program reads snapshot, anchor and residual of ROW_NUMEL elements. It writes the delta in place
@@ -10,8 +10,8 @@ of the snapshot, the payload, what is left out, and a column of `found`: the gre
 and of what is left out (NaN where one is NaN), the sums of the squares of what is left out and of
 x.
 
-Legend: N elements, B payload bytes, G programs, r blocks of a program, h elements of half a block;
-_p: pointers.
+Legend: N elements, B payload bytes, G programs, r blocks of a program, h elements of half a block,
+k = ROW_NUMEL elements, s of them that topk keeps; _p: pointers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from torch import Tensor, float32, int8, int16
+from torch import Tensor, float32, int8, int16, int32
 
 from mend.kernels import ROW_NUMEL, DeviceOfferKernel
 
 _TILE = tl.constexpr(ROW_NUMEL)
 _WARPS = 8
+_TOPK = {"num_warps": 4, "maxnreg": 128}
+"""The search holds a chunk in registers: 4 of such programs fit on a multiprocessor, not 3."""
 _WHOLE = tl.constexpr(1.5 * 2.0**23)
 """Added and taken away again it leaves a number rounded to a whole one, ties to even."""
 _TINY = tl.constexpr(2.0**-100)
@@ -162,12 +164,216 @@ def _blocks(
     _tell(found_p, tl.max(size_r, axis=0), left_size, tl.sum(left_r, 0), tl.sum(length_r, 0))
 
 
+# Parts of topk. The 64 greatest of a chunk are those from a border on, which is looked for with
+# few looks at the chunk, as these take the time. Which numbers are tried may differ between
+# devices; what is kept does not.
+
+_KEEP, _CHUNK_BYTES, _COLS = tl.constexpr(64), tl.constexpr(116), tl.constexpr(32)
+_INF = tl.constexpr(0x7F800000)
+_NEAR = tl.constexpr(2 << 23)
+"""Where the border is looked for first: at a quarter of the greatest magnitude."""
+_GUESSES = tl.constexpr(10)
+_AIM = tl.constexpr(63.7)
+
+
+@_part
+def _next(
+    low: tl.tensor, high: tl.tensor, above: tl.tensor, below: tl.tensor, looks: tl.tensor
+) -> tl.tensor:
+    """Where KEEP are expected, if the logarithm of how many reach a number falls evenly. Halves
+    in the end, which bounds the number of looks."""
+    half = low + ((high - low) >> 1)
+    share = tl.maximum(above, 0.0) / (tl.maximum(above, 0.0) + below)
+    guess = low + ((high - low).to(tl.float32) * share).to(tl.int32)
+    guess = tl.where(low == 1, tl.maximum(high - _NEAR, half), guess)
+    return tl.where(looks < _GUESSES, tl.maximum(tl.minimum(guess, high - 1), low + 1), half)
+
+
+@_part
+def _border(size: tl.tensor, top: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The greatest number that KEEP sizes reach, or sooner one that just KEEP reach; and how many
+    reach it."""
+    high = tl.minimum(top, _INF) + 1
+    near = tl.maximum(high - _NEAR, 1)
+    counts = tl.sum((size >= near).to(tl.int32) + ((size >= 1).to(tl.int32) << 16))
+    found, nonzero = counts & 0xFFFF, counts >> 16
+    enough, few = found >= _KEEP, nonzero < _KEEP
+    low = tl.where(enough, near, tl.where(few, 0, 1))
+    high = tl.where(enough, high, tl.where(few, 1, near))
+    count = tl.where(enough, found, tl.where(few, _TILE, nonzero))
+    beyond = tl.where(enough, 0, found)
+    above = tl.log2(count.to(tl.float32) / _AIM)
+    below = tl.log2(_AIM / tl.maximum(beyond.to(tl.float32), 0.5))
+    looks, side, empty = 0, 0, False
+    while (high - low > 1) & (count > _KEEP):
+        if empty:  # nothing was between the last two: what is alike ends there
+            middle = tl.maximum(tl.max(tl.where(size < high, size, 0)), low + 1)
+        else:
+            middle = _next(low, high, above, below, looks)
+        found = tl.sum((size >= middle).to(tl.int32))
+        enough = found >= _KEEP
+        high = tl.where(enough, tl.where(empty, middle + 1, high), middle)
+        low = tl.where(enough, middle, low)
+        empty = (empty == 0) & ((found == count) | (found == beyond))
+        # A side that stays counts for half, so that it does not stay for long (Illinois method).
+        away = tl.log2(tl.maximum(found.to(tl.float32), 0.5) / _AIM)
+        above = tl.where(enough, away, tl.where(side < 0, above * 0.5, above))
+        below = tl.where(enough, tl.where(side > 0, below * 0.5, below), -away)
+        count, beyond = tl.where(enough, found, count), tl.where(enough, beyond, found)
+        side, looks = tl.where(enough, 1, -1), looks + 1
+    return low, count
+
+
+@_part
+def _word(chosen: tl.tensor, c: tl.tensor) -> tl.tensor:
+    """A bit per column."""
+    return tl.xor_sum(chosen.to(tl.int32) << c, axis=1)
+
+
+@_part
+def _ones(bits: tl.tensor) -> tl.tensor:
+    """How many bits are set."""
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    return (((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
+
+
+@_part
+def _lowest(bits: tl.tensor, most: tl.tensor) -> tl.tensor:
+    """The lowest bits, at most so many."""
+    place = bits & 0
+    for step in tl.static_range(5):
+        further = place + (16 >> step)
+        place = tl.where(_ones(bits & ((1 << further) - 1)) <= most, further, place)
+    return tl.where(_ones(bits) <= most, bits, bits & ((1 << place) - 1))
+
+
+@_part
+def _kept(size: tl.tensor, border: tl.tensor, count: tl.tensor, c: tl.tensor) -> tl.tensor:
+    """A bit each, a row of the chunk in a word: those above the border, and of those at it the
+    first."""
+    if count > _KEEP:
+        bits_r, alike_r = _word(size > border, c), _word(size == border, c)
+        missing, ones_r = _KEEP - tl.sum(_ones(bits_r), axis=0), _ones(alike_r)
+        bits_r = bits_r | _lowest(alike_r, missing - (tl.cumsum(ones_r, axis=0) - ones_r))
+    else:
+        bits_r = _word(size >= border, c)
+    return bits_r
+
+
+@_part
+def _list(bits_r: tl.tensor, row_r: tl.tensor, room_p: tl.tensor) -> None:
+    """The indices of what is kept, ascending."""
+    count_r = _ones(bits_r)
+    place_r = tl.cumsum(count_r, axis=0) - count_r
+    most = tl.max(count_r, axis=0)
+    while most > 0:
+        lowest = (bits_r & -bits_r).to(tl.float32).to(tl.int32, bitcast=True)
+        index_r = row_r * _COLS + (((lowest >> 23) & 255) - 127)
+        # There are more than KEEP among what is no number.
+        tl.store(room_p + place_r, index_r, mask=(bits_r != 0) & (place_r < _KEEP))
+        bits_r, place_r, most = bits_r & (bits_r - 1), place_r + 1, most - 1
+
+
+@_part
+def _means(size_s: tl.tensor, counts_s: tl.tensor, great_s: tl.tensor) -> tl.tensor:
+    """Of those that are not great, and 16 bits above of those that are, as bfloat16 to nearest
+    even. Added up as a tree of halves; 0 of none."""
+    chosen = counts_s[None, :] & (great_s[None, :] == (tl.arange(0, 2)[:, None] == 1))
+    half = tl.where(chosen, size_s[None, :], 0).to(tl.float32, bitcast=True)
+    half = tl.sum(tl.reshape(half, (2, 2, 32)), axis=1)
+    half = tl.sum(tl.reshape(half, (2, 2, 16)), axis=1)
+    half = tl.sum(tl.reshape(half, (2, 2, 8)), axis=1)
+    half = tl.sum(tl.reshape(half, (2, 2, 4)), axis=1)
+    half = tl.sum(tl.reshape(half, (2, 2, 2)), axis=1)
+    count = tl.maximum(tl.sum(chosen.to(tl.int32), axis=1), 1)
+    mean = tl.div_rn(tl.sum(half, axis=1), count.to(tl.float32))
+    bits = tl.where(mean < _TINY, 0.0, mean).to(tl.int32, bitcast=True)
+    return tl.sum(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << (16 * tl.arange(0, 2)), axis=0)
+
+
+@_part
+def _together(parts: tl.tensor, bits: tl.constexpr) -> tl.tensor:
+    """One number of those of a column, each so many bits above the one before."""
+    shift = bits * tl.arange(0, parts.shape[0])
+    return tl.sum(parts << shift[:, None], axis=0)
+
+
+@_part
+def _put(
+    index_s: tl.tensor, x_s: tl.tensor, top: tl.tensor, bytes_p: tl.tensor, words_p: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """A chunk, of the bits of what is kept. Its two magnitudes, and from which on it is the great
+    one."""
+    size_s = x_s & 0x7FFFFFFF
+    counts_s = size_s != 0
+    # In place of each 0 the last that is none is sent again.
+    last = tl.max(tl.where(counts_s, index_s, 0), axis=0)
+    x_last = tl.sum(tl.where(counts_s & (index_s == last), x_s, 0), axis=0)
+    index_s, x_s = tl.where(counts_s, index_s, last), tl.where(counts_s, x_s, x_last)
+    size_s = x_s & 0x7FFFFFFF
+    least = tl.min(size_s, axis=0).to(tl.float32, bitcast=True)
+    middle = ((top.to(tl.float32, bitcast=True) + least) * 0.5).to(tl.int32, bitcast=True)
+    great_s = size_s >= middle
+    means = _means(size_s, counts_s, great_s)
+    tl.store(words_p, means)
+    s, half, quarter = tl.arange(0, _KEEP), tl.arange(0, _KEEP // 2), tl.arange(0, _KEEP // 4)
+    tl.store(bytes_p + 4 + s, index_s.to(tl.int8))
+    high = _together(tl.reshape(index_s >> 8, (2, _KEEP // 2)), 4)
+    tl.store(bytes_p + 4 + _KEEP + half, high.to(tl.int8))
+    code_s = great_s.to(tl.int32) | ((x_s >> 30) & 2)
+    codes = _together(tl.reshape(code_s, (4, _KEEP // 4)), 2)
+    tl.store(bytes_p + 4 + _KEEP + _KEEP // 2 + quarter, codes.to(tl.int8))
+    return means, middle
+
+
+@_part
+def _topk(
+    delta_p: tl.tensor, anchor_p: tl.tensor, residual_p: tl.tensor, left_p: tl.tensor,
+    room_p: tl.tensor, bytes_p: tl.tensor, words_p: tl.tensor, found_p: tl.tensor,
+    numel: tl.tensor, owes: tl.constexpr, in_weights: tl.constexpr,
+) -> None:  # fmt: skip
+    """room: the memory of `left` as int32, which holds the indices of what is kept before."""
+    chunk = tl.program_id(0).to(tl.int64)
+    begin = chunk * _TILE
+    row_r, c, s = tl.arange(0, _TILE // _COLS), tl.arange(0, _COLS)[None, :], tl.arange(0, _KEEP)
+    k, rest = row_r[:, None] * _COLS + c, tl.minimum(numel - begin, _TILE).to(tl.int32)
+    delta_p, anchor_p, residual_p = delta_p + begin, anchor_p + begin, residual_p + begin
+    room_p, left_p = room_p + begin, left_p + begin
+    x = _x(delta_p, anchor_p, residual_p, k, k < rest, owes)
+    size = _size(x)
+    top = tl.max(size)
+    border, count = _border(size, top)
+    bits_r = _kept(size, border, count, c)
+    _list(bits_r, row_r, room_p)
+    tl.debug_barrier()  # the indices are there, and the delta
+    index_s = tl.load(room_p + s)
+    x_s = tl.load(delta_p + index_s, mask=index_s < rest, other=0.0)
+    if owes:
+        x_s = x_s + tl.load(residual_p + index_s, mask=index_s < rest, other=0.0)
+    tl.debug_barrier()  # what is left may take their place
+    bytes_p, words_p = bytes_p + chunk * _CHUNK_BYTES, words_p + chunk * (_CHUNK_BYTES // 4)
+    means, middle = _put(index_s, x_s.to(tl.int32, bitcast=True), top, bytes_p, words_p)
+    level = tl.where(size >= middle, means & ~0xFFFF, means << 16)
+    sign = x.to(tl.int32, bitcast=True) ^ size
+    kept = ((bits_r[:, None] >> c) & 1) != 0
+    sent = tl.where(kept & (size != 0), level | sign, 0).to(tl.float32, bitcast=True)
+    left = x - sent
+    if in_weights:
+        tl.store(left_p + k, sent, mask=k < rest)
+    else:
+        tl.store(left_p + k, left, mask=k < rest)
+    _tell(found_p, top, tl.max(_size(left)), tl.sum(left * left), tl.sum(x * x))
+
+
 _BLOCKS = {"int8": (64, 132, 127), "int4": (64, 68, 7), "e3m0": (128, 132, 0)}
 """codec -> elements of half a block, bytes of a block, highest level."""
 
 
-def kernel(codec: str) -> DeviceOfferKernel:
-    """Of the codec of this name: bfloat16, int8, int4 or e3m0."""
+def kernel(codec: str, in_weights: bool) -> DeviceOfferKernel:
+    """Of the codec of this name: bfloat16, int8, int4, e3m0 or topk, which alone may keep what it
+    leaves out in the weights."""
+    assert codec == "topk" or not in_weights, f"{codec} keeps it in a buffer"
 
     def run(
         delta_N: Tensor,
@@ -183,6 +389,9 @@ def kernel(codec: str) -> DeviceOfferKernel:
         if codec == "bfloat16":
             rest = payload_B.view(int16), found_4G, delta_N.numel(), owes
             _bfloat16[grid](*vectors, *rest, **how)
+        elif codec == "topk":
+            parts = left_N.view(int32), payload_B.view(int8), payload_B.view(int32), found_4G
+            _topk[grid](*vectors, *parts, delta_N.numel(), owes, in_weights, **{**how, **_TOPK})
         else:
             rows = payload_B.view(int8), payload_B.view(float32)
             _blocks[grid](*vectors, *rows, found_4G, delta_N.numel(), owes, *_BLOCKS[codec], **how)

@@ -21,6 +21,9 @@ class Rates(NamedTuple):
     """How much of the merged delta is added to it."""
     more: tuple[float, ...] = ()
     """Whatever else `block` needs."""
+    stretch: float = 1.0
+    """How much longer the merged delta should be, as racks that made unequal numbers of steps are
+    in it; at least 1. mend sets it behind `rates`; `block` may use it or not."""
 
 
 class OuterOptimizer(Protocol):

@@ -7,7 +7,6 @@ Legend: N elements of a block.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -16,11 +15,7 @@ from torch import Tensor
 
 from mend.errors import ConfigError
 from mend.outer.base import Rates
-
-
-def _fp32(value: float) -> float:
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    return rounded
+from mend.types import fp32
 
 
 class Nesterov:
@@ -31,8 +26,12 @@ class Nesterov:
     step: b <- (1 - s (1 - mu)) b + s Delta;  A' = A - (s lr) (Delta + mu b), so that rounds with
     parts of 1 in all come to what one round of all racks does.
 
+    Racks that made unequal numbers of steps have a `stretch` f > 1, by which the delta counts more
+    in the step: A' = A - (s lr) (f Delta + mu b). In b it does not: momentum adds up some ten
+    merges, and such a mean is noisier than that of racks in step.
+
     A rack that is alone gains nothing from momentum, and a merge of nothing but last offers loses
-    by it, as nobody trains behind its step: A' = A - s Delta there, and b stays as it is.
+    by it, as nobody trains behind its step: A' = A - s f Delta there, and b stays as it is.
 
     With `ramp` = c > 0 the momentum rises with the rounds k that the fragment has merged before:
     mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 none
@@ -52,7 +51,7 @@ class Nesterov:
             )
         if ramp < 0:
             raise ConfigError("outer_ramp_rounds", ramp, "must be at least 0", "0 ramps nothing.")
-        self.lr, self.momentum, self.ramp = _fp32(lr), _fp32(momentum), ramp
+        self.lr, self.momentum, self.ramp = fp32(lr), fp32(momentum), ramp
         if self.momentum >= 1 or self.lr == 0:
             raise ConfigError(
                 "outer_lr/outer_momentum",
@@ -68,12 +67,12 @@ class Nesterov:
     def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
         assert rounds >= 0 < part <= 1, f"{rounds=} {part=}"
         if plain and self.states:
-            return Rates(_fp32(float(part)), 0.0, 1.0, 0.0)
+            return Rates(fp32(part), 0.0, 1.0, 0.0)
         mu = self.momentum
         if self.ramp:
-            mu = min(_fp32(float(rounds / (rounds + self.ramp))), mu)
+            mu = min(fp32(rounds / (rounds + self.ramp)), mu)
         decay = 1 - part * (1 - Fraction(mu))
-        return Rates(_fp32(float(part * Fraction(self.lr))), mu, _fp32(float(decay)), float(part))
+        return Rates(fp32(part * Fraction(self.lr)), mu, fp32(decay), float(part))
 
     def block(
         self,
@@ -95,9 +94,11 @@ class Nesterov:
             elif rates.share:
                 torch.mul(delta_N, rates.share, out=anchor_out_N)  # the output serves as scratch
                 b_out_N.add_(anchor_out_N)
-            if rates.momentum:
-                torch.mul(b_out_N, rates.momentum, out=anchor_out_N)
-                delta_N.add_(anchor_out_N)
+        if rates.stretch != 1:
+            delta_N.mul_(rates.stretch)
+        if rates.momentum:
+            torch.mul(states_out_N[0], rates.momentum, out=anchor_out_N)
+            delta_N.add_(anchor_out_N)
         if rates.lr != 1:
             delta_N.mul_(rates.lr)
         torch.sub(anchor_N, delta_N, out=anchor_out_N)

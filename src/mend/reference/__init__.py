@@ -44,7 +44,7 @@ class Settings:
     ramp: int = 0  # c > 0: after k rounds the momentum is k / (k + c), at most `momentum`
     payload: str = "float32"  # or what else `payloads.sent` knows, or powersgd-1 to powersgd-64
     ranks: int = 1  # of a rack: each sends its own part of every parameter
-    token_weighted: bool = True  # by tokens times tokens per step, per period spanned; else alike
+    token_weighted: bool = True  # each step by its tokens, and stretched; else alike
     radial: Collection[int] = ()  # parameters merged by length and direction; the rest by the mean
 
     def __post_init__(self) -> None:
@@ -168,22 +168,34 @@ class Outcome:
 # ---------------------------------------------------------------------------------- the arithmetic
 
 
-def weight(tokens: int, steps: int, settings: Settings) -> Fraction:
-    """Quantity x quality = tokens * (tokens / steps), per period that the offer spans; exact."""
-    periods = max(Fraction(1), Fraction(steps, settings.period))
-    return Fraction(tokens**2, steps) / periods if settings.token_weighted else Fraction(1)
-
-
 def shares(members: Sequence[Named], settings: Settings) -> list[float]:
-    """Each is fp32."""
-    weights = [weight(m.tokens, m.steps, settings) for m in members]
-    return [fp32(weight / sum(weights)) for weight in weights]
+    """By the batch, exact until each is rounded to fp32: a delta of n steps is n steps long."""
+    batches = [Fraction(m.tokens, m.steps) if settings.token_weighted else 1 for m in members]
+    return [fp32(Fraction(batch) / sum(batches)) for batch in batches]
+
+
+def counted(tokens: int, steps: int, settings: Settings) -> Fraction:
+    """Tokens of a period at most."""
+    spanned = min(Fraction(1), Fraction(settings.period, steps))
+    return tokens * spanned if settings.token_weighted else Fraction(1)
+
+
+def stretch(members: Sequence[Named], settings: Settings) -> float:
+    """f = mean of steps by counted tokens / mean of steps by batches, in [1, R], fp32."""
+    if not settings.token_weighted:
+        return 1.0
+    counts = [counted(m.tokens, m.steps, settings) for m in members]
+    behind = sum(c * m.steps for c, m in zip(counts, members, strict=True)) / sum(counts)
+    long = Fraction(sum(m.tokens for m in members)) / sum(
+        Fraction(m.tokens, m.steps) for m in members
+    )
+    return fp32(min(max(behind / long, Fraction(1)), Fraction(len(members))))
 
 
 def part(commit: Commit, settings: Settings) -> Fraction:
     """s = named / (named + absent), a multiple of 2^-24, which is an fp32 number."""
-    named = sum(weight(m.tokens, m.steps, settings) for m in commit.members)
-    absent = sum(weight(*work, settings) for work in commit.absent)
+    named = sum(counted(m.tokens, m.steps, settings) for m in commit.members)
+    absent = sum(counted(*work, settings) for work in commit.absent)
     return Fraction(max(1, round(2**24 * named / (named + absent))), 2**24)
 
 
@@ -197,20 +209,20 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def outer_step(
     anchor: Anchor, delta: Tensor, settings: Settings, s: Fraction = Fraction(1),
-    plain: bool = False,
+    plain: bool = False, f: float = 1.0,
 ) -> Anchor:  # fmt: skip
-    """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (Delta + mu b): fp32, every product and
-    every sum rounded. `plain`, for one rack with nobody absent and for last offers: A' = A - s
+    """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (f Delta + mu b): fp32, every product and
+    every sum rounded. `plain`, for one rack with nobody absent and for last offers: A' = A - s f
     Delta, and b is kept for later."""
     lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.rounds
     if settings.ramp:
         mu = min(fp32(k / (k + settings.ramp)), mu)
-    momentum, step = anchor.state, delta
+    momentum, step = anchor.state, delta * f
     if momentum is not None and plain:
         lr = 1.0
     elif momentum is not None:
         momentum = momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
-        step = delta + momentum * mu
+        step = delta * f + momentum * mu
     values = anchor.values - step * fp32(s * Fraction(lr))
     return Anchor(anchor.version + 1, values, momentum, k + s)
 
@@ -281,7 +293,9 @@ class _Log:
         s = part(commit, self.settings)
         last = not commit.absent and all(offer.closing for offer in offers)
         plain = last or (len(racks) == 1 and s == 1)
-        versions.append(outer_step(versions[-1], delta, self.settings, s, plain))
+        kept = last and self.settings.in_weights  # all that was left out before is in these offers
+        f = 1.0 if kept else stretch(commit.members, self.settings)
+        versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f))
         if self.low_rank:
             pairs = zip(offers, weights, strict=True)
             found = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]

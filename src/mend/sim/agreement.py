@@ -300,6 +300,8 @@ class Agreement:
                 evicted.append(known.rack)
             elif isinstance(known, Mitigation):
                 away.pop(known.rack, None)
+            for rack in known.retired if isinstance(known, Roster) else ():
+                away.pop(rack, None)
         left, voters = roster.voters - {record.rack}, roster.voters
         if len(left) < 2 or not is_quorum(left, voters):
             self._problem(

@@ -143,13 +143,7 @@ class Checkers:
                 f"checkpoint {key[1]}: {watched.process.me} writes versions {versions}, others "
                 f"{self.cuts[key]}",
             )
-        named = sum(
-            share.tokens
-            for (member, fragment, version), share in self.agreement.merged.items()
-            if member == watched.process.member
-            and fragment < len(trainer.weights)
-            and version <= versions[fragment]
-        )
+        named = self._named(watched)
         looked_at = self.agreement.merged and not self.agreement.beyond  # else it is of another job
         if looked_at and named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
@@ -297,19 +291,24 @@ class Checkers:
                 f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
                 f"{trainer.tokens} x {fragments}",
             )
-        named = sum(
-            share.tokens
-            for (member, fragment, version), share in self.agreement.merged.items()
-            if member == watched.process.member
-            and fragment < fragments
-            and version <= trainer.tracks[fragment].anchor.version
-        )
+        named = self._named(watched)
         if named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
                 "I2",
                 f"{watched.process.me}: the log names {named} tokens, the rank counts "
                 f"{trainer.ledger.merged} as merged",
             )
+
+    def _named(self, watched: Watched) -> int:
+        """Tokens of the rack that the log has merged into the versions that this rank trains on."""
+        tracks = watched.training.trainer.weights
+        return sum(
+            share.tokens
+            for (member, p, version), share in self.agreement.merged.items()
+            if member == watched.process.member
+            and p < len(tracks)
+            and version <= tracks[p].anchor.version
+        )
 
     def _vectors(self, watched: Watched) -> None:
         """The one-ledger identity, for carry.

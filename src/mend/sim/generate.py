@@ -22,7 +22,7 @@ from mend.sim.faults import SPOILT
 from mend.sim.returns import lost, returns
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
 from mend.sim.scripted_faults import saga
-from mend.sim.slow_story import slowed
+from mend.sim.slow_story import slowed, together
 from mend.types import MS, SECOND
 
 ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
@@ -90,7 +90,7 @@ def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
     if fixed:
         return scenario
     changes = _script(scenario) | {"sharded": _shards(scenario)}
-    return dataclasses.replace(scenario, **changes)  # type: ignore[arg-type]
+    return together(dataclasses.replace(scenario, **changes))  # type: ignore[arg-type]
 
 
 def _shards(scenario: Scenario) -> bool:

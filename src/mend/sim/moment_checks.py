@@ -46,7 +46,7 @@ class MomentChecks:
         view = trainer.tracks[fragment].moments
         if view is None or commit is None:
             return
-        order, period = self._periods[fragment // len(trainer.weights) - 1]
+        order, _ = self._periods[fragment // len(trainer.weights) - 1]
         named, weights = list[Tensor](), list[float]()
         for each in commit["members"]:
             found = [
@@ -58,7 +58,7 @@ class MomentChecks:
                 return
             named.append(found[0])
             steps = max(1, each["steps"])
-            weights.append(each["tokens"] ** 2 / steps * period / max(period, steps))
+            weights.append(each["tokens"] / steps)
         self.compared += 1
         mean = sum((w * x for w, x in zip(weights, named, strict=True)), torch.zeros(()).double())
         error = (anchor.values.double() - mean / sum(weights)).abs().max().item()

@@ -359,6 +359,7 @@ class Training:
         self.cut_limit_ns = self.cut_writes_ns = 0
         self._writing: Doing | None = None
         """What the thread that writes it is at."""
+        trainer.life.writes = lambda: self._writing is not None
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
         self.batch = self._taken = 0

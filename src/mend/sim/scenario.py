@@ -105,6 +105,8 @@ class Scenario:
     """Slow racks may be evicted as well; they are started again."""
     restart_ns: int = 500 * MS
     """What starting a rack again takes."""
+    gone: bool = False
+    """Nobody starts a rack again that was evicted."""
     batch: int = 0
     """Micro-batches of a step, of which scripts ask how many to take; 0: they do not ask."""
     sharded: bool = False
@@ -118,6 +120,13 @@ class Scenario:
             if count != self.racks:
                 text = f"{count} values for {self.racks} racks"
                 raise ConfigError(name, getattr(self, name), text, "Give one per rack.")
+        there = {-1, *range(self.racks), *([WITNESS_TARGET] if self.witness else [])}
+        for fault in self.faults:
+            named = {fault.a, *fault.racks, *([fault.b] if fault.kind != "crash" else [])}
+            if absent := sorted(named - there):
+                text = f"{self.racks} racks, {'a' if self.witness else 'no'} witness, no {absent}"
+                remedy = "Name racks that there are; the witness is mend.sim.WITNESS."
+                raise ConfigError("faults", fault, text, remedy)
 
     @property
     def moment_periods(self) -> dict[int, int]:

@@ -36,10 +36,9 @@ def shrink(
     *,
     run: Callable[[Scenario], list[str]] = problems_of,
     runs_max: int = RUNS_MAX,
-    progress: Callable[[int, Scenario], None] | None = None,
 ) -> Scenario:
     """`problems`: what breaks in `scenario`, if it is known; nothing broken: it comes back as it
-    is. `progress` hears how many runs there were, and the smallest scenario so far."""
+    is."""
     wanted = {kind_of(problem) for problem in (run(scenario) if problems is None else problems)}
     runs, smaller = 0, bool(wanted)
     while smaller:
@@ -50,8 +49,6 @@ def shrink(
             runs += 1
             if wanted & {kind_of(problem) for problem in run(candidate)}:
                 scenario, smaller = candidate, True
-                if progress is not None:
-                    progress(runs, scenario)
                 break
     return scenario
 
@@ -112,7 +109,8 @@ def _calmer(scenario: Scenario) -> Iterator[Scenario]:
         "ramp": 0, "overlap_ramp": 0, "alignment": "carry", "numel": 3, "overlapped": True,
         "lockstep": False, "pauses": (), "cut_step": 0, "cut_writes_ns": 0, "first": 0,
         "delay_ns": 5 * MS, "grace_ns": -1, "max_age": 2, "k": 1,
-        "step_ns": (50 * MS,) * scenario.racks, "quiet_ns": 0,
+        "step_ns": (50 * MS,) * scenario.racks, "quiet_ns": 0, "gone": False, "moments": (),
+        "sharded": False, "carries": False,
     }  # fmt: skip
     for name, value in plain.items():
         if getattr(scenario, name) != value:

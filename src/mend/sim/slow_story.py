@@ -72,3 +72,49 @@ def with_slow_rack(seed: int, rng: random.Random) -> Scenario:
     faults[0] = replace(faults[0], end_ns=rng.choice((8 * SECOND, FOR_EVER)))
     scenario = replace(scenario, evicts=True, carries=carries, restart_ns=restart_ns, batch=batch)
     return replace(scenario, steps=(2 * steps,) * racks, faults=tuple(faults))
+
+
+EVICTED_NS = (3_500 * MS, 11 * SECOND)
+"""When such a rack is mostly evicted, or about to come back."""
+
+WRITES_NS = (0, 300 * MS, 2 * SECOND)
+"""What the files of a checkpoint take."""
+
+
+def together(scenario: Scenario) -> Scenario:
+    """Of seeds where a slow rack is evicted: what scripts and racks do besides, each in four of
+    ten. A checkpoint; slices; averaged moments; the death of whoever coordinates, or of a rank; or
+    nobody starts the rack again, and a person may say so. Of chance of its own."""
+    if not scenario.evicts:
+        return scenario
+    rng, changes = random.Random(f"what else befalls {scenario.seed}"), dict[str, object]()
+    cut, sliced, moments, dies, gone = (rng.random() < 0.4 for _ in range(5))
+    if cut:
+        changes["cut_step"] = rng.randint(60, 150)
+        changes["cut_writes_ns"] = rng.choice(WRITES_NS)
+    if sliced:
+        missing = 3 - scenario.racks
+        changes |= {"sharded": True, "racks": scenario.racks + max(missing, 0)}
+        for name in ("steps", "step_ns") if missing > 0 else ():
+            changes[name] = getattr(scenario, name) + getattr(scenario, name)[-1:]
+    if moments:
+        period = scenario.period_steps
+        changes["moments"] = rng.choice(((period,), (period, 2 * period), (0, period)))
+    changes["carries"] = rng.random() < 0.5
+    faults = list(scenario.faults)
+    if dies:
+        faults.append(_death(scenario, rng))
+    if gone:
+        changes["gone"] = True
+        if rng.random() < 0.5:
+            retire_ns = rng.randint(EVICTED_NS[0], EVICTED_NS[1] + 6 * SECOND)
+            faults.append(Fault("retire", retire_ns, retire_ns, SLOW))
+    return replace(scenario, faults=tuple(faults), **changes)  # type: ignore[arg-type]
+
+
+def _death(scenario: Scenario, rng: random.Random) -> Fault:
+    """Of whoever coordinates first, of the rack that is evicted, or of another; it comes back."""
+    head = WITNESS_TARGET if scenario.witness else 0
+    begin_ns = rng.randint(*EVICTED_NS)
+    who = rng.choice((head, head, SLOW, scenario.racks - 1))
+    return Fault("restart", begin_ns, begin_ns + rng.choice((300 * MS, 1500 * MS, 4 * SECOND)), who)

@@ -25,7 +25,6 @@ from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
 from mend.coordination.messages import Hello, Resume, Retire
-from mend.coordination.schedule import Schedule, schedule_of
 from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.eviction import EvictableTrainer
@@ -238,10 +237,7 @@ class World(Writer):
         collective = Collective(scenario.ranks)
         parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
         genesis = [[track.anchor for track in tracks] for _, tracks in parts]
-        schedule = schedule_of(
-            scenario.fragments, scenario.period_steps, scenario.overlap_steps,
-            scenario.overlap_ramp, self._moments(), polls=not scenario.lockstep,
-        )  # fmt: skip
+        policy = self._policy(len(parts[0][1]))
         for rank, process in enumerate(processes):
             parameters, tracks = parts[rank]
             own = tuple(anchor.digest for anchor in genesis[rank])
@@ -251,14 +247,13 @@ class World(Writer):
             if rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
-                policy = self._policy(len(tracks))
                 hello = Hello(seat, policy, (("model", "sim"),), digests, resume=resume)
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
                 coordinates = self._coordinates(process.me)
                 kept = self.scenario.records_kept
                 made_of = Parts(process.me, member, rank_machine, leader, coordinates, kept)
-            self._start(process, processes, made_of, parameters, tracks, schedule, collective)
+            self._start(process, processes, made_of, parameters, tracks, policy, collective)
 
     def _start(
         self,
@@ -267,7 +262,7 @@ class World(Writer):
         made_of: Parts,
         parameters: list[nn.Parameter],
         tracks: list[FragmentState],
-        schedule: Schedule,
+        policy: Policy,
         collective: Collective,
     ) -> None:
         scenario, number = self.scenario, process.me.rack
@@ -276,7 +271,7 @@ class World(Writer):
         numerics = self._numerics(number)
         trainer = EvictableTrainer(
             process.member,
-            schedule,
+            policy,
             self._step_options(),
             tracks,
             published,
@@ -443,9 +438,7 @@ class World(Writer):
 
     def _step_options(self) -> StepOptions:
         s = self.scenario
-        return StepOptions(
-            s.ranks, s.overlapped, s.lockstep, s.alignment, 0.5, STALL_NS, GIVE_UP_NS, s.shutdown_ns
-        )
+        return StepOptions(s.overlapped, s.alignment, 0.5, GIVE_UP_NS, s.shutdown_ns)
 
     # -------------------------------------------------------------- breaking
 
@@ -492,12 +485,14 @@ class World(Writer):
         ranks = [each for peer, each in self.trainings.items() if peer.rack == rack]
         if not all(isinstance(each.failure, JobLost | Evicted) for each in ranks):
             return
-        self.away.add(rack)
         after_ns = THREAD_HOP_NS
         if isinstance(training.failure, Evicted):
             for each in ranks:
                 each.process.later(THREAD_HOP_NS, each.process.give_up)
+            if self.scenario.gone:
+                return
             after_ns = self.scenario.restart_ns
+        self.away.add(rack)
         self.loop.at(self.loop.now_ns + after_ns, partial(self._end_life, rack, ranks))
 
     def _end_life(self, rack: int, ranks: Sequence[Training]) -> None:

@@ -72,6 +72,7 @@ LOUD = frozenset(
         "slow-rack-awaited",
         "slow-rack-batch",
         "slow-rack-evicted",
+        "evicted-rack-lost",
         "evicted",
         "eviction-failed",
         "local-batch",

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mend.errors import diagnostics_remedy
 from mend.status.backlog import Backlog
 
 Event = dict[str, object]
@@ -96,7 +97,7 @@ class EventsFile:
             if not self._failing:
                 about = {"path": str(self._path), "reason": str(error)}
                 self._failing = True  # before it is said: who reads the line may ask
-                self._say("events-stopped", {**about, "remedy": "free some space"})
+                self._say("events-stopped", {**about, "remedy": diagnostics_remedy(error)})
             return False
         if self._failing:
             self._failing = False

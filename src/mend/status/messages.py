@@ -168,6 +168,8 @@ class JobStatus(Word, frozen=True, tag=2):
     """Verdicts in force, as the coordinator has said."""
     evicted: Racks = ()
     """Racks that were put out of the job as they were slow, and have not come back yet."""
+    evicted_lives: Annotated[tuple[Count, ...], Meta(max_length=128)] = ()
+    """Of these, as in RackSeen."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,7 +11,7 @@ from statistics import median
 import typer
 
 from mend.consensus.records import Drop
-from mend.coordination.ladder import AWAITED_AGAIN, BATCH, LEFT, PUT_OUT
+from mend.coordination.ladder import AWAITED_AGAIN, BATCH, GIVEN_UP, LEFT, PUT_OUT
 from mend.coordination.slow import ONSET, OWN_PAST, RELIEF, cause_in_words
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
@@ -22,6 +22,7 @@ from mend.tools.trace_timeline import (
     RankFacts,
     RoundFacts,
     Story,
+    newest_job,
     story_of,
 )
 from mend.trace.reader import read_tape, tapes_in
@@ -35,6 +36,7 @@ MOVES = {
     LEFT: "is not waited for any more",
     AWAITED_AGAIN: "is waited for again",
     PUT_OUT: "is evicted, to be started again",
+    GIVEN_UP: "is lost",
 }
 """What is done about a slow rack."""
 
@@ -51,7 +53,13 @@ def explain(
     for tape in tapes:
         if tape.lost:
             typer.echo(f"{tape.path}: {tape.lost}", err=True)
-    story = story_of((tape.header, tape.entries()) for tape in tapes)
+    jobs, newest = newest_job(tapes)
+    if jobs > 1:
+        which = (
+            f"these tapes are of {jobs} jobs, and this is the newest; for another name its tapes"
+        )
+        typer.echo(which, err=True)
+    story = story_of(newest)
     told = chosen(story, number, fragment, version, everything)
     if number is None and fragment is None and version is None:
         for line in overview(story):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mend.config.keyfile import read_secrets
+from mend.config.kinds import JOB
 from mend.config.sources import INSECURE, KEY_FILE, OUTCOMES
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.outcome import KEPT, Ended, read_ended
@@ -27,6 +28,7 @@ from mend.tools.keys_command import create
 from mend.tools.links import Link, Net, links
 from mend.tools.ports import LOOPBACK, free_ports
 from mend.tools.processes import RESTART, TOKEN, Child, Interrupts, Sink, kill_orphans, orphans
+from mend.types import RACKS_MAX
 
 POLL_S = 0.05
 WITNESS_EXIT_S = 5.0
@@ -74,14 +76,21 @@ class Job:
             raise ConfigError(
                 "command", self.command, "no script to start", "Try: mend launch --racks 2 train.py"
             )
-        for name, least in (("racks", 1), ("nproc_per_rack", 1), ("max_restarts", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    name,
-                    getattr(self, name),
-                    f"must be at least {least}",
-                    "Use 2 racks of 1 process to try.",
-                )
+        for name, least, remedy in (
+            ("racks", 1, "Use 2 racks of 1 process to try."),
+            ("nproc_per_rack", 1, "Use 2 racks of 1 process to try."),
+            ("max_restarts", 0, "0: a rack that failed is not started again."),
+        ):
+            if (number := getattr(self, name)) < least:
+                raise ConfigError(name, number, f"must be at least {least}", remedy)
+        if self.racks > RACKS_MAX:
+            rule = f"must be at most {RACKS_MAX}"
+            raise ConfigError("racks", self.racks, rule, "Use more processes per rack.")
+        try:
+            JOB.accept(self.job_id or "drawn")
+        except ValueError:
+            remedy = "Leave it out to have one drawn."
+            raise ConfigError("job_id", self.job_id, f"needs {JOB.rule}", remedy) from None
         if not self.torchrun and self.nproc_per_rack > 1:
             raise ConfigError(
                 "torchrun", False, "several processes per rack need it", "Leave it out."
@@ -129,6 +138,15 @@ class Outcome:
         if told is not None and (code == 0 or (code == 1 and told.outcome in KEPT)):
             return UNMERGED_EXIT
         return code
+
+
+def make_log_dir(folder: Path) -> None:
+    """Raises ConfigError where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        rule = f"cannot be made ({error.strerror})"
+        raise ConfigError("log_dir", str(folder), rule, "Name one that may be written.") from error
 
 
 # ------------------------------------------------------------------ environment
@@ -327,7 +345,7 @@ class Launch:
         self._environments = rack_environments(job, environ, ports, gpus, hosts)
         self._addresses = [f"tcp://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
         if job.log_dir is not None:
-            job.log_dir.mkdir(parents=True, exist_ok=True)
+            make_log_dir(job.log_dir)
         self._say(
             f"started job={job.job_id} racks={job.racks} nproc_per_rack={job.nproc_per_rack} "
             f"witness={'yes' if job.witness else 'no'} ports={','.join(map(str, ports))}"
@@ -528,11 +546,21 @@ class Launch:
         return not self.witness.running()
 
 
+def check_script(script: str) -> None:
+    """A file, a folder with a __main__.py, or -m for a module. Raises ConfigError."""
+    path = Path(script)
+    if script != "-m" and not path.is_file() and not (path / "__main__.py").is_file():
+        rule = "there is no such file"
+        raise ConfigError("SCRIPT", script, rule, "Name the script; -m takes a module.")
+
+
 def launch(job: Job, sink: Sink) -> Outcome:
     """Run a job to its end. Main thread only: signals arrive there, and children die with it.
 
-    Raises ConfigError (too few GPUs), AddressInUse (--base-port), LinkError (--link).
+    Raises ConfigError (no such script, too few GPUs), AddressInUse (--base-port), LinkError
+    (--link).
     """
+    check_script(job.command[0])
     return Launch(
         job if job.job_id else replace(job, job_id=f"job-{os.urandom(4).hex()}"), sink
     ).run()

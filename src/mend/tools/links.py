@@ -40,6 +40,8 @@ DEVICE = Path(__file__).parents[1] / "transport" / "tun.py"
 NETNS = Path("/run/netns")
 TUN = Path("/dev/net/tun")
 START_S = 10.0
+SEED = "0"
+"""Of the losses: which packets are lost is the same in every run."""
 
 _NAME = re.compile(r"mend-(\d+)-\d+-\w+")
 _made = itertools.count()
@@ -49,9 +51,8 @@ Say = Callable[[str], None]
 
 @contextmanager
 def links(
-    link: Link, *, racks: int, witness: bool = True, seed: int = 0, say: Say | None = None,
-    measure: bool = True,
-) -> Iterator[Net]:  # fmt: skip
+    link: Link, *, racks: int, witness: bool = True, say: Say | None = None, measure: bool = True
+) -> Iterator[Net]:
     """Namespaces for `racks` racks (and the witness), joined by `link`, measured before they are
     handed out, and gone behind the `with`, whatever happens inside. `measure=False`: by the caller,
     who needs no iperf3.
@@ -71,7 +72,7 @@ def links(
             undo.callback(_delete, name)
             _ip(["netns", "add", name])
         said: list[str] = []
-        device = _device(base + "-hub", net, seed, said)
+        device = _device(base + "-hub", net, said)
         undo.callback(_end, device)
         for number, site in enumerate(net.sites):
             _join(site, f"site{number}", base + "-hub", link)
@@ -114,7 +115,7 @@ def remove_leftovers() -> list[str]:
     return dead
 
 
-def _device(hub: str, net: Net, seed: int, said: list[str]) -> Child:
+def _device(hub: str, net: Net, said: list[str]) -> Child:
     """The process that holds the other end of every interface; there when this returns. `said`
     gets its lines."""
     link = net.link
@@ -122,7 +123,7 @@ def _device(hub: str, net: Net, seed: int, said: list[str]) -> Child:
     command = [
         *("ip", "netns", "exec", hub, sys.executable, "-I", str(DEVICE)),
         *(str(link.rate_bits), str(round(link.rtt_ms * 500_000)), str(link.loss_pct / 100)),
-        *(str(seed), *sites),
+        *(SEED, *sites),
     ]
     child = Child("link", command, os.environ, lambda _, line: said.append(line), None)
     limit = time.monotonic() + START_S

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mend.codec import CODECS, RANK_MAX, cost_of, is_codec
+from mend.codec import CODECS, RANK_MAX, codec_named, cost_of, is_codec
 from mend.codec.on_device import ON_DEVICE
 from mend.config.exchange_plan import unsharded
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
+from mend.engine.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.tools.doctor.estimate import (
     FP32,
@@ -60,8 +61,9 @@ DEVICE_PARTS = 2.5
 """Parts of a fragment in fp32 that a GPU holds beside the model, at most, as measured on H200."""
 
 ENCODING_PARTS = 4.5
-"""The same with encode_on="device", besides an anchor and a residual of every fragment: the delta,
-what is pending, the payload, the new anchor and what is subtracted."""
+"""The same with encode_on="device", besides an anchor and a residual (none with feedback in the
+weights) of every fragment: the delta, what is pending, the payload, the new anchor and what is
+subtracted."""
 
 
 def merge_ns_assumed(racks: int) -> float:
@@ -229,7 +231,8 @@ def choice_of(
     device_bytes = round(DEVICE_PARTS * part * FP32) if asked.device == "cuda" else 0
     encoding_bytes = 0
     if asked.device == "cuda" and config.codec in ON_DEVICE:
-        encoding_bytes = round((2 * asked.params / asked.ranks + ENCODING_PARTS * part) * FP32)
+        stay = 1 if keeps_in_weights(codec_named(config.codec), config.alignment) else 2
+        encoding_bytes = round((stay * asked.params / asked.ranks + ENCODING_PARTS * part) * FP32)
     return Choice(
         config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes, encoding_bytes,
         moment_bytes(config, asked.params),
@@ -237,14 +240,15 @@ def choice_of(
 
 
 def _plan_of(asked: Asked, base: MendConfig, mesh: MendConfig) -> str:
-    """What is asked for; else, for more racks than `auto` leaves in a mesh, the quicker plan."""
+    """What is asked for; else `auto`, but for racks that it shards and a mesh is quicker for: it
+    counts bytes and no round trips."""
     if base.is_named("exchange_plan") and base.exchange_plan != "auto":
         return base.exchange_plan
-    if not replace(mesh, exchange_plan="auto").sharded:
-        return "mesh"
-    sharded = replace(mesh, exchange_plan="sharded")
-    times = [_exchange(asked, config, asked.params).total_ms for config in (mesh, sharded)]
-    return "sharded" if times[1] < times[0] else "mesh"
+    auto = replace(mesh, exchange_plan="auto")
+    if not auto.sharded:
+        return "auto"
+    times = [_exchange(asked, config, asked.params).total_ms for config in (mesh, auto)]
+    return "auto" if times[1] < times[0] else "mesh"
 
 
 def by_the_other_plan(asked: Asked, config: MendConfig) -> Exchange | None:

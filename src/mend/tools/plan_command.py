@@ -130,7 +130,7 @@ def settings(chosen: Choice) -> dict[str, str | int]:
         "sync_period_steps": config.sync_period_steps,
         "fragments": config.fragments,
         "overlap_steps": config.tau,
-        **({"exchange_plan": "sharded"} if config.sharded else {}),
+        **({} if config.exchange_plan == "auto" else {"exchange_plan": config.exchange_plan}),
         **(payload if compression == "none" else {"outer_step_compression_mode": compression}),
         **{MOMENT_PERIODS[order]: period for order, period in config.moment_periods.items()},
     }

@@ -52,13 +52,15 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
         silent = ", ".join(f"{a.address} ({a.way})" for a in watch.answers())
         return _refuse(f"nobody answers at {silent}. Name a rack's leader or the witness")
     first = best(answers)
-    seat = seat_of(answers, rack)
     if reason := refusal(answers, rack):
         return _refuse(reason)
-    assert seat is not None, "who has no seat is refused"
+    seat, life = seat_of(answers, rack), evicted_life(answers, rack)
     about = ", ".join(sorted(name_of(answer.view.rack) for answer in answers if answer.view))
-    print(f"job {first.job!r}: telling {about} that rack {rack} ({seat.address}) is dead for good")
-    gone = Retire(rack, seat.life)
+    where = seat.address if seat is not None else "evicted, and not back"
+    life = seat.life if seat is not None else life
+    assert life is not None, "who has no seat and is not awaited is refused"
+    print(f"job {first.job!r}: telling {about} that rack {rack} ({where}) is dead for good")
+    gone = Retire(rack, life)
     frame = wire.encode(Envelope(first.job, PERSON, 0, secrets.randbits(62), gone))
     end, told = time.monotonic() + wait_s, ""
     while time.monotonic() < end:
@@ -68,7 +70,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
         watch.ask()
         watch.listen(ASK_S)
         answers = answering(watch.answers()) or answers
-        told, final = outcome(answers, rack, seat.life)
+        told, final = outcome(answers, rack, life)
         if final:
             break
     print(told)
@@ -114,6 +116,12 @@ def seat_of(answers: Sequence[Answer], rack: int) -> RackSeen | None:
     return next((seen for seen in best(answers).racks if seen.rack == rack), None)
 
 
+def evicted_life(answers: Sequence[Answer], rack: int) -> int | None:
+    """Of a rack that was evicted and is not back, as the best view knows it."""
+    first = best(answers)
+    return dict(zip(first.evicted, first.evicted_lives, strict=False)).get(rack)
+
+
 def refusal(answers: Sequence[Answer], rack: int) -> str:
     """Why this rack cannot be retired, as a sentence, or empty."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
@@ -122,6 +130,9 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
         return f"several jobs answer ({', '.join(jobs)}): name one with --job-id"
     if first.state == "starting":
         return f"job {first.job!r} has not begun, so rack {rack} has no seat that it could lose"
+    if seat is None and evicted_life(answers, rack) is not None:
+        back = next((a.address for a in answers if a.view and a.view.rack == rack), "")
+        return back and f"rack {rack} is alive: it answers at {back}, and joins the job again"
     if seat is None:
         seats = ", ".join(str(seen.rack) for seen in first.racks)
         return f"rack {rack} has no seat in job {first.job!r}, which has racks {seats}"
@@ -141,7 +152,8 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
 def outcome(answers: Sequence[Answer], rack: int, life: int) -> tuple[str, bool]:
     """What has come of it, and whether that is final."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
-    if first.coordinates and (seat is None or seat.life != life):
+    seated = seat is not None and seat.life == life
+    if first.coordinates and not seated and evicted_life(answers, rack) != life:
         racks = ", ".join(str(seen.rack) for seen in first.racks) or "none"
         return f"rack {rack} is out; the job goes on with racks {racks}", True
     noted = sorted(name_of(view.rack) for view in views if rack in view.retired)

@@ -25,7 +25,8 @@ def retire_command(
     [bold]started again[/bold] proves that its former life is over, and nobody has to type this. For
     one whose machine is lost, a person says so, here. Then
 
-    - with a quorum: it loses its seat at once, not only after evict_s;
+    - with a quorum: it loses its seat at once, not only after evict_s; one that was evicted, as it
+    was slow, is waited for no longer, so that another may be;
 
     - without one: those that are left go on without it, from the newest versions that any of them
     holds, once all racks that are missing are started again or retired;

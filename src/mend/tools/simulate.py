@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mend.config import MendConfig
+from mend.config.wiring import policy_of
 from mend.errors import ConfigError
 from mend.sim import World, draw, python_of, shrink, tell
 from mend.sim.scenario import Scenario
@@ -96,7 +97,6 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         return {}
     os.environ["MEND_CONFIG"] = str(config)
     settings = MendConfig()
-    grace = settings.grace_window_ms
     moments = tuple(settings.moment_periods.get(order, 0) for order in MOMENT_PERIODS)
     return {
         "racks": settings.racks,
@@ -105,7 +105,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "overlap_steps": settings.tau,
         "overlapped": settings.concurrent_outer_step,
         "k": settings.quorum_min_learners,
-        "grace_ns": -1 if grace == "adaptive" else int(float(grace) * MS),
+        "grace_ns": policy_of(settings, settings.racks).grace_ns,
         "lockstep": settings.lockstep,
         "max_age": settings.max_age,
         "alignment": settings.alignment,

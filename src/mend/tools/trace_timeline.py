@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from mend.consensus.records import Commit, Drop, Genesis, Lineage, Offer, Record, Roster
 from mend.coordination import events as ev
@@ -128,6 +129,61 @@ class Story:
 
 def _times() -> array[int]:
     return array("q")
+
+
+class Tape(Protocol):
+    """Such as a `RecordedTape`; `entries` may be called again."""
+
+    @property
+    def header(self) -> Header: ...
+
+    def entries(self) -> Iterable[Entry | Gap]: ...
+
+
+def newest_job(
+    tapes: Sequence[Tape],
+) -> tuple[int, list[tuple[Header, Iterable[Entry | Gap]]]]:
+    """How many jobs these tapes are of, and what they tell of the one that was founded last.
+    Several may have written into one folder, and their rounds have the same numbers.
+
+    Raises TapeError as the entries do.
+    """
+    founded = [_founded(tape) for tape in tapes]
+    jobs: dict[Genesis, int] = {}
+    for mine in founded:
+        for genesis, at_ns in mine.items():
+            jobs[genesis] = _first(jobs.get(genesis), at_ns)
+    if len(jobs) < 2:
+        return len(jobs), [(tape.header, tape.entries()) for tape in tapes]
+    newest = max(jobs, key=jobs.__getitem__)
+    # From where the tape itself has it on: clocks of machines differ.
+    begun = [mine.get(newest, jobs[newest]) for mine in founded]
+    told = [(t.header, _since(t, at_ns)) for t, at_ns in zip(tapes, begun, strict=True)]
+    return len(jobs), told
+
+
+def _founded(tape: Tape) -> dict[Genesis, int]:
+    """The first records of logs that the tape heard of or sent, with the time of day."""
+    found: dict[Genesis, int] = {}
+    for entry in tape.entries():
+        if isinstance(entry, Gap):
+            continue
+        bodies = [
+            e.body for e in (entry.event, *entry.effects) if isinstance(e, ev.Heard | ev.Send)
+        ]
+        for body in bodies:
+            first = body.records[:1] if isinstance(body, Orders | RankOrders) else ()
+            for genesis in (each for each in first if isinstance(each, Genesis)):
+                found.setdefault(genesis, _time_of_day(tape, entry))
+    return found
+
+
+def _since(tape: Tape, begin_ns: int) -> Iterable[Entry | Gap]:
+    return (e for e in tape.entries() if isinstance(e, Gap) or _time_of_day(tape, e) >= begin_ns)
+
+
+def _time_of_day(tape: Tape, entry: Entry) -> int:
+    return entry.now_ns + tape.header.wall_ns - tape.header.mono_ns
 
 
 def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:

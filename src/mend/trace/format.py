@@ -33,7 +33,7 @@ from mend.coordination.machines import Parts
 from mend.errors import TapeError
 
 MAGIC = b"mendtape"
-VERSION = 4
+VERSION = 5
 LEVEL = 6
 """Of zlib: its cost is a few percent of a core at a thousand events a second."""
 

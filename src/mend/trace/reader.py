@@ -83,6 +83,13 @@ def read_tape(path: Path) -> RecordedTape:
     return RecordedTape(paths[0], headers[0], tuple(files), lost, files[-1].ended)
 
 
+def read_header(path: Path) -> Header:
+    """Of one file, whatever follows. Raises TapeError."""
+    with _naming(path), path.open("rb") as file:
+        form.check_begin(file.read(form.FILE_BYTES))
+        return _header_in(*_next_chunk(file, 0, form.FILE_BYTES))
+
+
 def part_to_replay(tape: RecordedTape) -> tuple[bytes, RecordedTape]:
     """The state of the machines where a replay can begin, and the tape from there on. The state is
     empty where that is the tape's own beginning. Raises TapeError where there is none."""
@@ -145,18 +152,25 @@ def _checked(path: Path) -> tuple[Header, TapeFile, str]:
         header, stop, lost = None, form.FILE_BYTES, ""
         for number in itertools.count():
             found, lost = _next_chunk(file, number, stop)
+            header = header or _header_in(found, lost)
             if found is None or found[0].last:
                 break
             stop += form.HEAD_BYTES + found[0].deflated
-            if header is None:
-                for record in Unpacker().records(*found):
-                    header = form.read_record(record, 0)
         ended = found is not None
         if ended and file.read(1):
             raise TapeError(f"there is more behind its end (at byte {stop})")
-    if not isinstance(header, Header):
-        raise TapeError(f"it ends before its header does ({lost or 'it is empty'})")
+    assert header is not None, "the first chunk has it"
     return header, TapeFile(path, stop, number, ended), lost
+
+
+def _header_in(found: tuple[Head, bytes] | None, lost: str) -> Header:
+    """Of the first chunk of a file. Raises TapeError."""
+    header: Header | Entry | Gap | Base | None = None
+    for record in Unpacker().records(*found) if found and not found[0].last else ():
+        header = form.read_record(record, 0)
+    if isinstance(header, Header):
+        return header
+    raise TapeError(f"it ends before its header does ({lost or 'it is empty'})")
 
 
 def _next_chunk(file: BinaryIO, number: int, place: int) -> tuple[tuple[Head, bytes] | None, str]:

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Encoded, Event, Machine, StateTaken
 from mend.coordination.machines import Parts
+from mend.errors import diagnostics_remedy
 from mend.trace import format as form
 from mend.trace.format import Base, Gap, Header, Packer
 from mend.trace.replay import said
@@ -241,8 +242,8 @@ class TapeWriter:
         self.lost += len(self._waiting)
         self._waiting.clear()
         about = {"path": str(self._files.path), "reason": str(error) or repr(error)}
-        gone = isinstance(error, FileNotFoundError)
-        remedy = "leave the folder where it is" if gone else "free some space"
+        gone = isinstance(error, FileNotFoundError) and self._files.begun
+        remedy = "leave the folder where it is" if gone else diagnostics_remedy(error)
         self._note("tape-stopped", {**about, "remedy": remedy})
 
 
@@ -275,6 +276,11 @@ class _Files:
                 self._stem = f"{stem}-life{life}"
                 self.path = self._folder / f"{self._stem}.mend"
         self._begin(Base(b""))
+
+    @property
+    def begun(self) -> bool:
+        """Whether there has been a file."""
+        return bool(self._sizes)
 
     @property
     def full(self) -> bool:

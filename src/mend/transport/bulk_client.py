@@ -122,7 +122,10 @@ class BulkLane:
         into: memoryview,
         extent: Extent | None = None,
     ) -> None:
-        """Fill `into` with the payload `key`: see `Lane.fetch`.
+        """Fill `into` with the bytes of `key`. `extent`: where `into` lies in them; None: it is all
+        of them. `checksum`: xxh3_128 hex of what fills `into`; empty: the caller verifies it.
+        Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch when no holder is
+        left.
 
         Holders are asked in turn, again and again while a turn brings verified bytes; who answered
         "gone" is not asked again. What is verified is kept from holder to holder. When no thread is

@@ -40,7 +40,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 def checksum_of(view: memoryview | bytes | bytearray) -> str:
-    """xxh3_128 of all bytes as 32 hex digits: the `checksum` that `Lane.fetch` compares."""
+    """xxh3_128 of all bytes as 32 hex digits: the `checksum` that `BulkLane.fetch` compares."""
     return xxhash.xxh3_128_hexdigest(view)
 
 

@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal, Protocol
+from typing import Any, Literal, get_args
 
 from mend.errors import ConfigError
-from mend.transport.base import Lane
+from mend.transport.bulk_client import BulkLane
 from mend.types import SECOND, Address, Extent, without_incarnation
 
 Distribution = Literal["constant", "bimodal", "long_tail"]
@@ -19,17 +20,6 @@ COEFFICIENT_OF_VARIATION = 0.29
 """Standard deviation over mean, of both random distributions."""
 
 _LOG_VARIANCE = math.log1p(COEFFICIENT_OF_VARIATION**2)
-
-
-class CountedLane(Lane, Protocol):
-    """A lane that says where it listens and how much it moved."""
-
-    @property
-    def address(self) -> Address: ...
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def bytes_received(self) -> int: ...
 
 
 def delay_ns(mean_ns: int, distribution: Distribution, seed: int, key: bytes) -> int:
@@ -60,48 +50,36 @@ def quantile(mean: float, distribution: Distribution, uniform: float) -> float:
     return mean * math.exp(math.sqrt(_LOG_VARIANCE) * normal - _LOG_VARIANCE / 2)
 
 
-class DelayedLane:
-    """`inner`, but each fetch ends later than it would by a delay drawn from its key (`delay_ns`).
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """How late fetches are. Raises ConfigError for a value that cannot work."""
+
+    mean_ns: int
+    distribution: Distribution
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.mean_ns < 0:
+            remedy = "Use 0 for no delay."
+            raise ConfigError("mean_ns", self.mean_ns, "must not be negative", remedy)
+        if self.distribution not in get_args(Distribution):
+            remedy = "Use constant, bimodal or long_tail."
+            raise ConfigError("distribution", self.distribution, "unknown", remedy)
+
+    def of(self, key: bytes) -> int:
+        return delay_ns(self.mean_ns, self.distribution, self.seed, key)
+
+
+class DelayedLane(BulkLane):
+    """Each fetch ends later than it would, by a delay drawn from its key.
 
     Offers and state copies are both delayed. The bytes are in `into` before the delay: it is the
     news that is late.
     """
 
-    def __init__(
-        self, inner: CountedLane, mean_ns: int, distribution: Distribution, seed: int
-    ) -> None:
-        if mean_ns < 0:
-            raise ConfigError("mean_ns", mean_ns, "must not be negative", "Use 0 for no delay.")
-        if distribution not in ("constant", "bimodal", "long_tail"):
-            remedy = "Use constant, bimodal or long_tail."
-            raise ConfigError("distribution", distribution, "unknown", remedy)
-        self._inner = inner
-        self._mean_ns = mean_ns
-        self._distribution: Distribution = distribution
-        self._seed = seed
-
-    @property
-    def address(self) -> Address:
-        """Where the inner lane listens."""
-        return self._inner.address
-
-    @property
-    def bytes_sent(self) -> int:
-        """Of the inner lane."""
-        return self._inner.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Of the inner lane."""
-        return self._inner.bytes_received
-
-    def serve(self, key: bytes, view: memoryview) -> None:
-        """Not delayed: see the inner lane."""
-        self._inner.serve(key, view)
-
-    def drop(self, key: bytes) -> None:
-        """Not delayed: see the inner lane."""
-        self._inner.drop(key)
+    def __init__(self, delay: Delay, *where: Any, **how: Any) -> None:
+        self._delay = delay
+        super().__init__(*where, **how)
 
     async def fetch(
         self,
@@ -111,10 +89,6 @@ class DelayedLane:
         into: memoryview,
         extent: Extent | None = None,
     ) -> None:
-        """The inner fetch, then the delay. A failure is not delayed."""
-        await self._inner.fetch(holders, key, checksum, into, extent)
-        await asyncio.sleep(delay_ns(self._mean_ns, self._distribution, self._seed, key) / SECOND)
-
-    def close(self) -> None:
-        """Close the inner lane."""
-        self._inner.close()
+        """A failure is not delayed."""
+        await super().fetch(holders, key, checksum, into, extent)
+        await asyncio.sleep(self._delay.of(key) / SECOND)

@@ -10,7 +10,7 @@ from mend.codec import Codec
 from mend.kernels import ROW_NUMEL, DeviceOfferKernel
 
 
-def reference(codec: Codec) -> DeviceOfferKernel:
+def reference(codec: Codec, in_weights: bool = False) -> DeviceOfferKernel:
     def run(
         delta_N: Tensor,
         anchor_N: Tensor,
@@ -22,11 +22,14 @@ def reference(codec: Codec) -> DeviceOfferKernel:
         torch.sub(anchor_N, delta_N, out=delta_N)
         x_N = delta_N if residual_N is None else delta_N + residual_N
         payload_B.copy_(codec.encode(x_N))
-        torch.sub(x_N, codec.decode(payload_B, 0, x_N.numel(), torch.empty_like(x_N)), out=left_N)
+        sent_N = codec.decode(payload_B, 0, x_N.numel(), torch.empty_like(x_N))
+        torch.sub(x_N, sent_N, out=left_N)
         for column, start in enumerate(range(0, x_N.numel(), ROW_NUMEL)):
             x_n, left_n = (each[start : start + ROW_NUMEL] for each in (x_N, left_N))
             sums = (x_n.abs().max(), left_n.abs().max(), left_n.dot(left_n), x_n.dot(x_n))
             found_4G[:, column] = torch.stack(sums)
+        if in_weights:
+            left_N.copy_(sent_N)
 
     return run
 
@@ -58,4 +61,6 @@ def offers(numel: int) -> list[tuple[str, Tensor, Tensor, Tensor | None]]:
         ("zeros", -zero_N, zero_N, -zero_N),
         ("halves", zero_N, torch.arange(numel) % 255 / 2 - 64, None),
         ("in part", anchor_N, still_N, zero_N),
+        ("alike", zero_N, torch.arange(numel) // 7 % 5 - 2.0, None),
+        ("few", zero_N, -1.5 * (torch.arange(numel) % 131 == 5), None),
     ]

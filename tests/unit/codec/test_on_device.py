@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from mend.codec import codec_named
-from mend.codec.on_device import ON_DEVICE, DeviceEncoder, device_encoder
-from mend.engine.construction import _encoder_of
+from mend.codec.on_device import ON_DEVICE, DeviceEncoder, device_encoder, encoder_on
 from mend.engine.numerics import Numerics
 from mend.errors import ConfigError
 from mend.merge import MERGES
@@ -44,11 +43,11 @@ def test_what_is_no_number_is_found_where_it_is(value: float) -> None:
     assert encoder.read(parcel_B, 9000, 2.0**64).bad == 4096
 
 
-@pytest.mark.parametrize("name", ["float32", "topk", "powersgd-4", "sparse"])
+@pytest.mark.parametrize("name", ["float32", "powersgd-4", "sparse"])
 def test_a_codec_without_a_kernel_is_refused(name: str) -> None:
     mode = "none" if name == "float32" else name  # as people write it
     with pytest.raises(ConfigError, match=f"no kernel for outer_step_compression_mode='{mode}'"):
-        _encoder_of(codec_named(name), torch.device("cuda"))
+        encoder_on(torch.device("cuda"), codec_named(name), False)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_a_codec_without_a_kernel_is_refused(name: str) -> None:
 )
 def test_a_model_that_is_not_on_one_gpu_is_refused(device: torch.device | None, where: str) -> None:
     with pytest.raises(ConfigError, match=f"a model on one GPU; this one is on .*{where}"):
-        _encoder_of(codec_named("int8"), device)
+        encoder_on(device, codec_named("int8"), False)
 
 
 def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

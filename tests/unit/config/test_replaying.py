@@ -57,7 +57,7 @@ def test_a_later_life_is_its_rack_to_the_script_and_its_seat_to_the_job(
     config = MendConfig()
     assert (config.rack, config.racks, config.stall_max_s) == (0, 2, 2.0)
     settings = settings_of(config, None)
-    assert (settings.rack, settings.racks) == (1, 2)
+    assert (settings.rack, settings.policy.racks) == (1, 2)
     assert settings.peers == dict(enumerate(addresses))
     assert settings.io_loop.bind == addresses[1]
 

@@ -14,16 +14,18 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from mend.codec import CODECS
 from mend.config import MendConfig, describe
 from mend.config.registered import OWN_MERGES
 from mend.config.settings import COMPRESSIONS, FACTS
-from mend.config.wiring import rules_of
+from mend.config.wiring import numerics_of
 from mend.errors import ConfigError, MendError
 from mend.fragment import Alignment
+from mend.fragment.model_plan import ModelPlan
 from mend.merge import MERGES
-from mend.outer import OUTERS
+from mend.outer import OUTERS, Nesterov
 from mend.transport.delayed import Distribution
 from tests.configuration_table import PAGE, with_table
 
@@ -417,7 +419,7 @@ ELSE: dict[str, Any] = {
     "outer_ramp_rounds": 4, "merge": "rda",
     "merge_mean_names": ("head.*",), "payload_dtype": "bfloat16",
     "lockstep": True, "exchange_frozen": True, "max_age": 3, "token_weighted_merge": False,
-    "racks": 3, "job_id": "other", "quorum_min_learners": 2,
+    "racks": 3, "job_id": "other", "quorum_min_learners": 2, "failslow_action": "detect",
 }  # fmt: skip
 
 
@@ -438,10 +440,10 @@ def test_an_outer_optimizer_has_to_be_registered_and_racks_to_have_the_same(
             MendConfig()
     with pytest.raises(ConfigError, match="outer_optimizer=3: needs nesterov, or the name of a"):
         MendConfig(outer_optimizer=3)  # type: ignore[arg-type]
-    monkeypatch.setitem(OUTERS, "mine", OUTERS["nesterov"])
+    monkeypatch.setitem(OUTERS, "mine", type("Mine", (Nesterov,), {}))
     mine = MendConfig(outer_optimizer="mine", outer_lr=9, outer_optimizer_momentum=0.5)
     assert ("outer_optimizer", "mine") in mine.hyper_facts()
-    assert rules_of(mine).outer == "mine"
+    assert type(numerics_of(mine, ModelPlan(nn.Linear(2, 2), 1)).outer).__name__ == "Mine"
 
 
 @pytest.mark.parametrize("name", ELSE)

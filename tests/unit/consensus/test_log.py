@@ -285,6 +285,25 @@ def test_what_is_done_about_a_slow_rack_is_the_newest_record_of_it() -> None:
     assert (log.committed.mitigations, log.committed.mitigated) == ({1: left}, {1})
 
 
+def test_an_evicted_rack_is_away_until_it_is_back_or_given_up_also_behind_a_snapshot() -> None:
+    evicted, without = Mitigation(1, EVICTED, "slow"), roster(1, [0])
+    log = log_of(*commits(1), evicted)
+    log.decide(log.last)
+    assert log.committed.away == {}, "it has its seat"
+    log.append(without)
+    log.decide(log.last)
+    assert log.committed.away == {1: member(1)}
+    assert log_state_of(log.snapshot()).away == {1: member(1)}
+    for record in (
+        replace(roster(2, [0]), retired=(1,)),
+        Mitigation(1, AWAITED, "it has not come back"),
+        roster(2, [0, 1]),
+    ):
+        state = log.committed.copy()
+        state.take(record)
+        assert (state.away, state.mitigations, state.evictions) == ({}, {}, {1: 1})
+
+
 def test_an_evicted_rack_stays_noted_until_its_next_life_has_the_seat_and_is_counted() -> None:
     evicted, without = Mitigation(1, EVICTED, "slow"), roster(1, [0])
     log = log_of(*commits(1), evicted, without)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend.consensus.weights import WHOLE, merge_weights, part_of
+from mend.consensus.weights import WHOLE, merge_weights, part_of, stretch_of
 
 H = 8
 WORK = st.lists(st.tuples(st.integers(1, 2**62), st.integers(1, 2**62)), min_size=1, max_size=8)
@@ -20,22 +20,40 @@ def is_float32(value: float) -> bool:
     return bool(struct.unpack("<f", struct.pack("<f", value))[0] == value)
 
 
-def test_weight_is_quantity_times_quality() -> None:
-    """tokens * (tokens / steps): twice the tokens in the same steps count four times."""
-    assert merge_weights([(10, 1), (20, 1)], token_weighted=True, period_steps=H) == pytest.approx(
-        [0.2, 0.8]
-    )
-    assert merge_weights([(10, 1), (10, 4)], token_weighted=True, period_steps=H) == pytest.approx(
-        [0.8, 0.2]
-    )
+def stretched(*work: tuple[int, int]) -> float:
+    return stretch_of(work, token_weighted=True, period_steps=H)
 
 
-def test_an_offer_of_several_periods_weighs_as_one_of_each() -> None:
-    """Two equal racks, of which one missed two rounds and a half: 1 and 1, not 3.5 and 1."""
-    assert merge_weights([(35, 28), (10, 8)], token_weighted=True, period_steps=H) == [0.5, 0.5]
-    assert merge_weights([(5, 4), (10, 8)], token_weighted=True, period_steps=H) == pytest.approx(
-        [1 / 3, 2 / 3]
-    ), "less than a period is no less per step"
+def test_each_token_counts_alike_whoever_trained_it() -> None:
+    """A step of 2 tokens is half of one of 4; two such steps are two steps long already."""
+    assert merge_weights([(10, 5), (20, 5)], token_weighted=True) == pytest.approx([1 / 3, 2 / 3])
+    assert merge_weights([(10, 5), (20, 10)], token_weighted=True) == [0.5, 0.5]
+    assert merge_weights([(35, 28), (10, 8)], token_weighted=True) == [0.5, 0.5]
+
+
+def test_racks_in_step_are_stretched_by_nothing() -> None:
+    assert stretched((10, 5), (20, 5), (1, 5)) == 1
+    assert stretched((7, 3)) == 1
+    assert stretch_of([(9, 9), (1, 1)], token_weighted=False, period_steps=H) == 1
+
+
+def test_unequal_steps_stretch_the_step_to_that_of_the_mean_token() -> None:
+    """8, 4 and 2 steps of one batch: their mean is 14/3 long, the mean token is behind 84/14."""
+    assert stretched((8, 8), (4, 4), (2, 2)) == pytest.approx(84 / 14 / (14 / 3))
+    assert stretched((80, 8), (40, 4), (20, 2)) == stretched((8, 8), (4, 4), (2, 2))
+
+
+def test_more_than_a_period_stretches_nothing() -> None:
+    """A straggler's four periods beside racks of one: its length is in the mean as it is."""
+    assert stretched((8, 8), (8, 8), (32, 32)) == 1
+
+
+@given(WORK)
+def test_a_stretch_is_between_1_and_the_racks_and_has_no_order(work: list[tuple[int, int]]) -> None:
+    found = stretched(*work)
+    assert 1 <= found <= len(work)
+    assert is_float32(found)
+    assert stretched(*work[::-1]) == found
 
 
 def test_a_merge_is_the_part_of_a_round_that_its_members_weigh() -> None:
@@ -44,7 +62,9 @@ def test_a_merge_is_the_part_of_a_round_that_its_members_weigh() -> None:
 
     assert part([(10, 8)], []) == 1
     assert part([(10, 8)], [(10, 8)]) == 0.5
-    assert part([(10, 8), (10, 8)], [(20, 8)]) == pytest.approx(1 / 3, rel=1e-6)
+    assert part([(10, 8), (10, 8)], [(20, 8)]) == 0.5, "by its tokens"
+    assert part([(8, 8)], [(32, 32)]) == 0.5, "of a period at most"
+    assert part([(8, 8)], [(2, 2)]) == pytest.approx(0.8), "who makes fewer steps is missed less"
     assert part([(1, 1)], [(2**62, 1)]) == 1 / WHOLE, "never nothing"
     assert part_of([(9, 1)], [(1, 1)], token_weighted=False, period_steps=H) == WHOLE // 2
 
@@ -59,26 +79,19 @@ def test_a_part_is_a_float32_and_sums_of_parts_are_exact(
 
 
 def test_unweighted_shares_are_equal_whatever_was_done() -> None:
-    assert (
-        merge_weights([(1, 1), (999, 3), (5, 7), (2, 2)], token_weighted=False, period_steps=H)
-        == [0.25] * 4
-    )
+    assert merge_weights([(1, 1), (999, 3), (5, 7), (2, 2)], token_weighted=False) == [0.25] * 4
 
 
 def test_a_single_member_has_all_of_it() -> None:
-    assert merge_weights([(3, 7)], token_weighted=True, period_steps=H) == [1.0]
+    assert merge_weights([(3, 7)], token_weighted=True) == [1.0]
 
 
 @given(WORK, st.booleans())
 def test_each_share_is_the_exact_one_rounded_once(
     work: list[tuple[int, int]], token_weighted: bool
 ) -> None:
-    def weight(tokens: int, steps: int) -> Fraction:
-        spanned = max(Fraction(1), Fraction(steps, H))
-        return Fraction(tokens**2, steps) / spanned if token_weighted else Fraction(1)
-
-    raw = [weight(*each) for each in work]
-    found = merge_weights(work, token_weighted=token_weighted, period_steps=H)
+    raw = [Fraction(*each) if token_weighted else Fraction(1) for each in work]
+    found = merge_weights(work, token_weighted=token_weighted)
     for share, exact in zip(found, raw, strict=True):
         assert is_float32(share)
         # half a unit in the last place of float32, or the smallest number there is
@@ -89,10 +102,10 @@ def test_each_share_is_the_exact_one_rounded_once(
 
 @given(WORK)
 def test_a_share_belongs_to_its_member_not_to_its_place(work: list[tuple[int, int]]) -> None:
-    forward = merge_weights(work, token_weighted=True, period_steps=H)
-    assert merge_weights(work[::-1], token_weighted=True, period_steps=H) == forward[::-1]
+    forward = merge_weights(work, token_weighted=True)
+    assert merge_weights(work[::-1], token_weighted=True) == forward[::-1]
 
 
 def test_a_merge_of_nothing_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="merge of nothing"):
-        merge_weights([], token_weighted=True, period_steps=H)
+        merge_weights([], token_weighted=True)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+
 from mend.consensus.records import Offer
 from mend.coordination.events import Fetch
-from mend.coordination.fetch_queue import FETCHES_MAX, RETRY_NS_MAX, RETRY_NS_MIN, FetchQueue, Key
+from mend.coordination.fetch_queue import (
+    FETCHES_MAX,
+    RETRY_NS_MAX,
+    RETRY_NS_MIN,
+    SENDERS_MAX,
+    FetchQueue,
+    Key,
+)
 from mend.types import SECOND, Address
 from tests.unit.coordination.nouns import offer
 
@@ -24,8 +35,10 @@ def holders(rack: int) -> tuple[Address, ...]:
     return (Address(f"rack{rack}", 1),)
 
 
-def started(pulls: FetchQueue, now_ns: int = 0, named: frozenset[Key] = frozenset()) -> list[Offer]:
-    fetches: list[Fetch] = pulls.start(now_ns, named, holders)
+def started(
+    pulls: FetchQueue, now_ns: int = 0, named: frozenset[Key] = frozenset(), me: int = 0
+) -> list[Offer]:
+    fetches: list[Fetch] = pulls.start(now_ns, named, me, holders)
     assert all(fetch.holders == holders(fetch.offer.member.rack) for fetch in fetches)
     return [fetch.offer for fetch in fetches]
 
@@ -54,8 +67,44 @@ def test_a_few_at_a_time_rounds_that_gather_first_then_the_oldest() -> None:
     first = started(pulls, named=frozenset({key(offer(3, 2))}))
     assert len(first) == FETCHES_MAX
     assert [(o.member.rack, o.seq) for o in first] == [(3, 2), (1, 1), (2, 1), (3, 1)]
-    pulls.landed(key(offer(2, 1)), "", 0)
+    pulls.landed(key(offer(3, 1)), "", 0)
     assert [(o.member.rack, o.seq) for o in started(pulls)] == [(1, 2)]
+    pulls.landed(key(offer(2, 1)), "", 0)
+    assert [(o.member.rack, o.seq) for o in started(pulls)] == [(2, 2)]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("racks", [4, 8, SENDERS_MAX + 1])
+def test_no_link_is_idle_while_a_rack_lacks_its_payload(racks: int, apart: bool) -> None:
+    """Racks that all pulled the same few first would have the links of the others wait: eight took
+    twice the time that the bytes need. `apart`: offers become known one by one, in one order."""
+    asked = Counter[int]()
+    for me in range(racks):
+        queue = FetchQueue()
+        for rack in range(racks):
+            queue.want(key(offer(rack)), offer(rack), mine=rack == me)
+            if apart:
+                asked.update(o.member.rack for o in started(queue, me=me))
+        asked.update(o.member.rack for o in started(queue, me=me))
+    assert asked == dict.fromkeys(range(racks), racks - 1)
+
+
+def test_of_very_many_racks_each_is_asked_by_as_many() -> None:
+    racks = 2 * SENDERS_MAX
+    asked = Counter[int]()
+    for me in range(racks):
+        pulls = pulls_of(*[offer(rack) for rack in range(racks) if rack != me])
+        asked.update(o.member.rack for o in started(pulls, me=me))
+    assert asked == dict.fromkeys(range(racks), SENDERS_MAX)
+
+
+def test_offers_of_several_fragments_are_pulled_around_the_racks() -> None:
+    """Three racks, four offers each: all begin with another one, and each is asked for as much."""
+    asked = Counter[int]()
+    for me in range(3):
+        pulls = pulls_of(*[offer(rack, seq) for rack in range(3) if rack != me for seq in range(4)])
+        asked.update(o.member.rack for o in started(pulls, me=me))
+    assert asked == dict.fromkeys(range(3), FETCHES_MAX + 1)
 
 
 def test_a_failed_pull_is_tried_again_each_time_twice_as_late() -> None:
@@ -71,7 +120,7 @@ def test_a_failed_pull_is_tried_again_each_time_twice_as_late() -> None:
 
 
 def test_a_deadline_that_passed_while_all_lanes_are_busy_wakes_nobody() -> None:
-    failed, *others = [offer(rack) for rack in range(1, FETCHES_MAX + 2)]
+    failed, *others = [offer(1, seq) for seq in range(1, FETCHES_MAX + 2)]
     pulls = pulls_of(failed)
     started(pulls)
     pulls.landed(key(failed), "gone", 0)

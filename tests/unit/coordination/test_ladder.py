@@ -13,9 +13,11 @@ from mend.consensus.records import (
     NOT_AWAITED,
     SMALLER,
     Mitigation,
+    Roster,
 )
 from mend.coordination.grace import Mean
 from mend.coordination.ladder import (
+    AWAY_NS,
     CALM_DETECTS,
     COUNTED_NS_MAX,
     Ladder,
@@ -413,9 +415,54 @@ def test_an_eviction_is_taken_back_where_the_rack_is_needed_or_well_again() -> N
     for now_ns in (0, calm_ns):
         assert ladder.next(of, judged, started(), ALL, now_ns, DETECT_NS) is None, "half a mend"
     move = ladder.next(of, judged, started(), ALL - {2}, 0, DETECT_NS)
-    assert move == Mitigation(1, AWAITED, "it is needed: rack 2 is not there")
+    assert move == Mitigation(1, SMALLER, "it is needed: rack 2 is not there", 50)
     leaving = started(leaving=True)
     assert ladder.next(of, [], leaving, ALL - {2}, 0, DETECT_NS) is None, "it is on its way"
     assert ladder.next(of, [], started(), ALL, 0, DETECT_NS) is None
     well = ladder.next(of, [], started(), ALL, calm_ns, DETECT_NS)
     assert well == Mitigation(1, AWAITED, "it is slow no more")
+
+
+def test_an_eviction_that_failed_is_taken_back_and_not_tried_again() -> None:
+    """The record would say of a rack that trains on that it is evicted, until it is well."""
+    ladder, of, judged = Ladder(), evicting(), [BY_COMPUTE]
+    of.take(Mitigation(1, EVICTED, "slow"))
+    assert ladder.next(of, judged, started(), ALL, 0, DETECT_NS) is None
+    stays = started(pace=Pace())
+    assert ladder.next(of, judged, stays, ALL - {1}, 0, DETECT_NS) is None, "it may have died"
+    move = ladder.next(of, judged, stays, ALL, 0, DETECT_NS)
+    assert move == Mitigation(1, AWAITED, "it stays: its work could not be merged in time")
+    of.take(move)
+    assert spared(of, pace=Pace())
+
+
+def gone(of: LogState, rack: int) -> None:
+    """Evicted, it leaves; what a quorum needs is left."""
+    of.take(Mitigation(rack, EVICTED, "slow"))
+    seats = tuple(seat for other, seat in of.seats.items() if other != rack)
+    of.take(Roster(of.roster_number + 1, seats, (), of.witness, "left"))
+
+
+def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_others_may_be_evicted() -> None:
+    """It kept the job from ever evicting another one."""
+    for limit_ns, said_ns in ((AWAY_NS, 0), (9 * SECOND, 9 * SECOND)):
+        ladder, of = Ladder(), evicting(witness=True, evict_ns=said_ns)
+        gone(of, 2)
+        assert spared(of), "it is awaited"
+        for now_ns in (5, 5 + limit_ns - 1):
+            assert ladder.next(of, [], started(), ALL - {2}, now_ns, DETECT_NS) is None
+        move = ladder.next(of, [], started(), ALL - {2}, 5 + limit_ns, DETECT_NS)
+        told = f"it was evicted and has not come back for {limit_ns // SECOND} s"
+        assert move == Mitigation(2, AWAITED, told)
+        of.take(move)
+        assert of.away == {}
+        assert ladder.next(of, [], started(), ALL - {2}, 5 + 2 * limit_ns, DETECT_NS) is None
+        assert not spared(of), "the others can do without it"
+        assert spared(of, live=LIVE - {2}), "nor may it be the last but one"
+
+
+def test_who_takes_over_gives_an_evicted_rack_its_time_anew() -> None:
+    ladder, of = Ladder(), evicting(witness=True)
+    gone(of, 2)
+    ladder.next(of, [], started(), ALL, 5, DETECT_NS)
+    assert Ladder().next(of, [], started(), ALL, 5 + AWAY_NS, DETECT_NS) is None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mend.consensus.log import LogState, voters_of
 from mend.consensus.quorum import hold
-from mend.consensus.records import Record, Roster
+from mend.consensus.records import EVICTED, Mitigation, Record, Roster
 from mend.coordination.member_view import MemberView
 from mend.coordination.membership import SILENT_DETECTS, MembershipContext, next_roster
 from mend.types import SECOND, WITNESS, Member
@@ -504,6 +504,21 @@ def test_a_retired_rack_is_out_once_it_is_silent() -> None:
     assert seats_of(change) == [member(0), member(2)]
     assert change is not None
     assert (change.reason, change.retired) == ("a person has retired rack 1", (1,))
+
+
+def test_a_retired_rack_that_was_evicted_and_is_not_back_is_awaited_no_more() -> None:
+    """It has no seat: the roster stays as it is, and says so."""
+    left = roster(1, [0, 2])
+    house = House(Mitigation(1, EVICTED, "slow"), left)
+    assert house.log.away == {1: member(1)}
+    house.fields["retired"] = (1,)
+    change = house.next()
+    assert change is not None
+    assert (change.members, change.non_voters) == (left.members, ())
+    assert (change.reason, change.retired) == ("a person has retired rack 1", (1,))
+    house.log.take(change)
+    assert house.log.away == house.log.mitigations == {}
+    assert house.next() is None, "once"
 
 
 def test_a_rack_that_waits_for_a_donors_state_has_no_vote_yet() -> None:

@@ -14,7 +14,6 @@ from mend.consensus.records import (
     Ended,
     Epoch,
     Mark,
-    MomentFragments,
     Offer,
     Record,
     Snapshot,
@@ -328,7 +327,8 @@ def test_a_merge_starts_when_all_payloads_are_here() -> None:
     assert of(ev.Merge, rack.fetched(b)) == []
     (merge,) = of(ev.Merge, rack.fetched(a))
     assert merge.members == ((a.member, 1), (b.member, 1)), "as named, not as arrived"
-    assert merge.weights == pytest.approx((0.2, 0.8))
+    assert merge.weights == pytest.approx((1 / 3, 2 / 3))
+    assert merge.stretch == 1, "as many steps"
     assert (merge.fragment, merge.version, merge.attempt, merge.verify) == (0, 1, 1, False)
     assert of(ev.Merge, rack.told()) == [], "one at a time"
     assert rack.report.held == ()
@@ -346,19 +346,15 @@ def test_weights_may_be_equal_by_configuration() -> None:
     assert merge.weights == (0.5, 0.5)
 
 
-def test_moments_weigh_by_the_period_of_their_own() -> None:
-    """Half of the tokens in a quarter of 32 steps: of weights, in periods of 8, it were more."""
-    rack = Rack(fragments=2)
-    moments = (MomentFragments(1, 32),)
-    rack.genesis = replace(rack.genesis, policy=replace(rack.genesis.policy, moments=moments))
-    rack.begun()
-    for fragment, weights in ((0, (0.8, 0.2)), (1, (0.5, 0.5))):
-        a = offer(OTHER, fragment=fragment, tokens=10, steps=8)
-        b = offer(THIRD, fragment=fragment, tokens=20, steps=32)
-        rack.told(offers=(a, b))
-        rack.gather(1, a, b)
-        (merge,) = of(ev.Merge, rack.fetched(a, b))
-        assert (merge.fragment, merge.weights) == (fragment, pytest.approx(weights))
+def test_offers_of_unequal_steps_stretch_the_step() -> None:
+    rack = Rack().begun()
+    a = offer(OTHER, tokens=8, steps=8)
+    b = offer(THIRD, tokens=4, steps=4)
+    rack.told(offers=(a, b))
+    rack.gather(1, a, b)
+    (merge,) = of(ev.Merge, rack.fetched(a, b))
+    assert merge.weights == (0.5, 0.5), "each step alike"
+    assert merge.stretch == pytest.approx(2 * (64 + 16) / 12**2)
 
 
 def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> None:
@@ -399,7 +395,7 @@ def test_a_copied_state_comes_with_the_rounds_behind_it() -> None:
     a = offer(OTHER, tokens=10, steps=8)
     effects = rack.told(replace(commit(1, [a]), absent=(Absent(THIRD, 20, 8),)))
     (copy,) = of(ev.Copy, effects)
-    assert (copy.version, copy.rounds) == (1, WHOLE // 5)
+    assert (copy.version, copy.rounds) == (1, round(WHOLE / 3))
 
 
 def test_a_gather_brings_offers_that_were_not_announced() -> None:

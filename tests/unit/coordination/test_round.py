@@ -378,11 +378,26 @@ def test_a_commit_needs_bytes_that_meet_every_quorum() -> None:
     round_, all_in = gathering(offer(0), offer(1), racks=2)
     all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
     assert round_.advance(replace(all_in, held=held(0)), 0) is None
-    assert round_.why == "1 racks hold the result, every quorum needs one, waiting for rack 1"
+    assert round_.why == "rack 0 has the result, too few to decide it: waiting for rack 1"
     commit = round_.advance(replace(all_in, held=held(0, 1)), 0)
     assert commit == Commit(
         0, 1, (share(offer(0)), share(offer(1))), (), GOOD, "all-in, 2 of 2 racks"
     )
+
+
+def test_it_says_whose_result_is_waited_for_and_what_to_do_about_who_is_silent() -> None:
+    round_, all_in = gathering(offer(0), offer(1))
+    round_.advance(all_in, 0)
+    assert round_.why == "no rack has the result yet: waiting for racks 0,1,2"
+    alone = replace(all_in, live=frozenset({0}), contributors=frozenset({0}), held=held(0))
+    round_.advance(alone, 0)
+    assert round_.why == (
+        "rack 0 has the result, too few to decide it: waiting for racks 1,2, silent: racks 1,2 "
+        "(start again, or `mend retire 1` or `mend retire 2`)"
+    )
+    both = replace(alone, voters=frozenset(range(5)), held=held(0, 1))
+    round_.advance(both, 0)
+    assert round_.why.startswith("racks 0,1 have the result, too few to decide it: waiting for")
 
 
 def test_members_are_fixed_once_it_gathers() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend.consensus.records import MomentFragments
-from mend.coordination.schedule import Calendar, Schedule, overlap_at, poll_steps
+from mend.coordination.schedule import Calendar, Schedule, gap_steps, overlap_at, poll_steps
 from mend.reference import Settings
 
 
@@ -26,7 +26,7 @@ def test_moments_have_periods_and_offsets_of_their_own() -> None:
     assert [step for step, due in found.items() if 3 in due] == [12, 24]
     assert [step for step, due in found.items() if 4 in due] == [20]
     assert found[12] == (1, 3)
-    assert schedule.gap_steps() == 2, "between rounds of weights"
+    assert gap_steps(schedule.fragments, schedule.period_steps) == 2, "between rounds of weights"
     calendar = Calendar(schedule)
     for step in range(1, 25):
         assert calendar.captures(step) == found.get(step, ())
@@ -38,13 +38,13 @@ def test_four_fragments_take_turns() -> None:
     schedule = Schedule(4, 8, 2)
     due = {step: schedule.captures(step) for step in range(1, 17) if schedule.captures(step)}
     assert due == {2: (0,), 4: (1,), 6: (2,), 8: (3,), 10: (0,), 12: (1,), 14: (2,), 16: (3,)}
-    assert schedule.gap_steps() == 2
+    assert gap_steps(schedule.fragments, schedule.period_steps) == 2
 
 
 def test_more_fragments_than_steps_share_steps() -> None:
     schedule = Schedule(5, 2, 1)
     assert [schedule.captures(step) for step in (1, 2, 3)] == [(2, 3), (0, 1, 4), (2, 3)]
-    assert schedule.gap_steps() == 1
+    assert gap_steps(schedule.fragments, schedule.period_steps) == 1
 
 
 @given(schedules())

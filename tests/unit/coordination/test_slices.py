@@ -63,7 +63,7 @@ def merge(position: int) -> MergeSlice:
 
 def test_a_member_pulls_its_slices_of_the_others_merges_them_and_then_pulls_theirs() -> None:
     slices = begun()
-    assert moved(slices) == [fetch(2, 0, 1), fetch(2, 2, 1)]
+    assert moved(slices) == [fetch(2, 2, 1), fetch(2, 0, 1)], "of the racks behind this one first"
     assert moved(slices) == [], "they are under way"
     landed(slices, (0, 1))
     assert moved(slices) == [fetch(3, 0, 1)], "one behind the other"
@@ -105,7 +105,7 @@ def test_merged_slices_wait_while_payloads_of_most_others_are_missing() -> None:
     landed(slices, (0, 1))
     assert moved(slices) == [fetch(3, 0, 1)], "half of a payload is none"
     landed(slices, (0, 1))
-    assert moved(slices) == [fetch(0, 0, 0), fetch(4, 2, 0)], "beside the payload of one of two"
+    assert moved(slices) == [fetch(4, 2, 0), fetch(0, 0, 0)], "beside the payload of one of two"
     landed(slices, (0, 0))
     assert moved(slices) == [], "its second is not merged"
 
@@ -116,9 +116,9 @@ def test_a_payload_that_fails_holds_up_merged_slices_no_longer_than_the_own_merg
     slices.news(gather(merged=(2, 0, 0)))
     landed(slices, (0, 1), (2, 1), error="stalled")
     retry_ns = max(slices.dues_ns())
-    assert moved(slices, now_ns=retry_ns) == [fetch(2, 0, 1), fetch(2, 2, 1)]
+    assert moved(slices, now_ns=retry_ns) == [fetch(2, 2, 1), fetch(2, 0, 1)]
     landed(slices, (0, 1), (2, 1), now_ns=retry_ns)
-    assert moved(slices) == [merge(2), fetch(3, 0, 1), fetch(3, 2, 1)]
+    assert moved(slices) == [merge(2), fetch(3, 2, 1), fetch(3, 0, 1)]
     landed(slices, (2, 1), now_ns=retry_ns)
     assert moved(slices) == [fetch(0, 0, 0)]
 

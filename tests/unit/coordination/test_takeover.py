@@ -12,7 +12,16 @@ from msgspec.structs import replace
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import count_of, epoch_of, number_of
 from mend.consensus.log import log_state_of
-from mend.consensus.records import Commit, Epoch, Lineage, Offer, Record, Roster
+from mend.consensus.records import (
+    EVICTED,
+    Commit,
+    Epoch,
+    Lineage,
+    Mitigation,
+    Offer,
+    Record,
+    Roster,
+)
 from mend.coordination.acceptor_host import Follower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Effect, Finished, Heard, Send, Tick
@@ -753,6 +762,23 @@ def test_who_hears_a_coordinator_leaves_it_to_that_one_to_retire_a_rack() -> Non
     cabinet.give(Heard(Peer(0, 0), member(0).incarnation, body))
     retire(cabinet, 2)
     assert cabinet.machine.retired() == ()
+
+
+def test_a_coordinator_awaits_an_evicted_rack_no_more_that_is_retired() -> None:
+    """It has no seat, and whoever takes over knows its name from the log alone."""
+    left = [BEGIN, Mitigation(0, EVICTED, "slow"), roster(1, [1, 2])]
+    cabinet = Cabinet(records=left)
+    assert retire(cabinet, 0, life=1) == [], "another life"
+    cabinet.takes_over()
+    for rack in (1, 2):
+        cabinet.say(rack, versions=(0,))
+    effects = retire(cabinet, 0)
+    assert notes(effects, "retired") == [{"rack": 0}]
+    assert notes(effects, "roster") == [
+        {"racks": [1, 2], "votes": [1, 2], "reason": "a person has retired rack 0"}
+    ]
+    assert cabinet.machine.log.appended.away == {}
+    assert notes(retire(cabinet, 0), "retired") == []
 
 
 def test_a_coordinator_takes_the_seat_of_a_silent_rack_that_is_retired_at_once() -> None:

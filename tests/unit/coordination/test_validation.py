@@ -29,6 +29,7 @@ from mend.coordination.validation import (
     report_misfit,
     resume_misfit,
 )
+from mend.engine.checkpoint import differing_fact
 from tests.unit.coordination.nouns import (
     FIRST,
     commit,
@@ -67,7 +68,6 @@ def test_not_all_fragments_can_be_of_moments() -> None:
         policy = replace(MINE.policy, moments=(MomentFragments(count, 24),))
         assert policy.of_weights == FRAGMENTS - count
         assert said in hello_misfit(replace(MINE, policy=policy), 2)
-        assert policy.period_of(FRAGMENTS - 1) == 24
 
 
 def whole_report(**changes: Any) -> str:
@@ -197,6 +197,17 @@ def test_the_first_difference_is_named() -> None:
     found = first_difference(lowest, older)
     assert found is not None
     assert found.said() == "max_age is 7 there and not here"
+
+
+def test_a_parameter_that_one_rack_lacks_is_named_before_those_that_it_moves() -> None:
+    """It said `param a.weight is 4x4 float32 0 there and not here`, which both racks have."""
+    small = (("fragments", "2"), ("param a.weight", "4x4 float32 1"))
+    large = (("fragments", "2"), ("param a.weight", "4x4 float32 0"), ("param b", "4 float32 1"))
+    for mine, theirs in ((small, large), (large, small)):
+        found = first_difference(hello(0, facts=mine), hello(1, facts=theirs))
+        assert found is not None
+        assert found.name == "param b"
+        assert differing_fact(mine, theirs).startswith("param b ")
 
 
 def test_equal_facts_equal_plan() -> None:

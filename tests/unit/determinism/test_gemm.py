@@ -12,6 +12,7 @@ import torch
 from mend.determinism import gemm
 from mend.determinism.digests import same_bits
 from mend.determinism.gemm import (
+    LEAF_MAX,
     batch_product,
     by_definition,
     leaf_of,
@@ -44,7 +45,7 @@ def test_a_fused_multiply_add_rounds_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numel", "leaf"), [(64, 8), (32, 4), (4096, 256), (11008, 172), (172, 43), (7, 7), (999, 256)]
+    ("numel", "leaf"), [(64, 8), (32, 4), (4096, 128), (11008, 86), (172, 43), (7, 7), (999, 128)]
 )
 def test_leaves(numel: int, leaf: int) -> None:
     assert leaf_of(numel) == leaf
@@ -59,7 +60,7 @@ def test_a_product_is_the_definition() -> None:
 
 def test_blas_keeps_the_order_here_or_is_not_asked() -> None:
     """Where this says something, products are right and slow: worth knowing."""
-    rows_product(noise(300, 512), noise(100, 512), 256)
+    rows_product(noise(300, 512), noise(100, 512), LEAF_MAX)
     assert gemm.shapes_without_blas() == []
 
 
@@ -94,15 +95,15 @@ def test_a_sum_that_blas_does_not_add_behind_the_chain_is_noticed(
     assert gemm.shapes_without_blas() == [], "the products themselves keep the order"
 
 
-@pytest.mark.parametrize("pairs", [1, 5, 256, 300, 512, 700])
+@pytest.mark.parametrize("pairs", [1, 5, 128, 150, 256, 700])
 @pytest.mark.parametrize("rows", [1, 40])
-def test_sums_of_rows_are_chains_of_256(rows: int, pairs: int) -> None:
+def test_sums_of_rows_are_chains_of_128(rows: int, pairs: int) -> None:
     x = noise(rows, pairs) * 1e3
     found = row_sums(x)
     leaves = []
-    for first in range(0, pairs, 256):
+    for first in range(0, pairs, LEAF_MAX):
         total = torch.zeros(rows)
-        for k in range(first, min(first + 256, pairs)):
+        for k in range(first, min(first + LEAF_MAX, pairs)):
             total = total + x[:, k]
         leaves.append(total)
     assert found.shape == (rows, 1)

@@ -4,6 +4,7 @@ clock."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from mend.codec import CLOSING, CODECS
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
-from mend.coordination.schedule import Schedule
+from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.eviction import EvictableTrainer
 from mend.engine.fragment_state import AgreeMin, Doing, Spread, Wait, tracks_of
 from mend.engine.fragment_state import Share as ShareSlice
@@ -27,6 +28,7 @@ from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.types import SECOND, Member
+from tests.unit.coordination.nouns import policy
 
 MINE, THEIRS = Member(0, 7), Member(1, 8)
 NUMEL = 4
@@ -64,16 +66,21 @@ class Hand:
         """What happens while the thread waits."""
         self.agree: Callable[[list[int]], list[int]] = lambda values: values
         """The element-wise minimum with what the rack's other ranks say."""
-        fields: dict[str, Any] = {
-            "overlapped": True, "lockstep": False, "alignment": "carry", "blend_alpha": 0.5,
-            "stall_max_ns": STALL_NS, "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS,
+        own = {name: options.pop(name) for name in StepOptions.__slots__ if name in options}
+        usual: dict[str, Any] = {
+            "overlapped": True, "alignment": "carry", "blend_alpha": 0.5,
+            "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS,
         }  # fmt: skip
+        agreed = policy(
+            ranks=ranks, fragments=fragments, period_steps=period, overlap_steps=overlap,
+            overlap_ramp=ramp, **{"stall_max_ns": STALL_NS, **options},
+        )  # fmt: skip
         plan = ModelPlan(self.model, fragments)
         tracks = tracks_of(plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank))
         self.trainer = EvictableTrainer(
             MINE,
-            Schedule(fragments, period, overlap, ramp, polls=polls),
-            StepOptions(ranks=ranks, **{**fields, **options}),
+            agreed,
+            StepOptions(**{**usual, **own}),
             tracks,
             self.published,
             now_ns=lambda: self.now_ns,
@@ -83,6 +90,7 @@ class Hand:
             numerics=self.numerics,
             side=side,
         )
+        self.trainer.calendar = Calendar(replace(schedule_of(agreed), polls=polls))
         self.trainer.give = lambda *given: self.given.append(given)
 
     def _own(self, offer: OpenOffer) -> None:

@@ -180,3 +180,9 @@ def test_a_part_that_is_not_complete_is_replaced_and_a_complete_one_is_not(tmp_p
     assert read_manifest(folder, 0) == again
     with pytest.raises(CheckpointError, match="holds a complete checkpoint"):
         begin_part(folder / ".rack-0.part")
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy() -> None:
+    said = r"folder='/proc/ck': cannot be made \(No such file or directory\)\. Give checkpoint\(\)"
+    with pytest.raises(CheckpointError, match=said):
+        begin_part(Path("/proc/ck/.rack-0.part"))

@@ -40,8 +40,9 @@ def life(side: Side | None, fates: list[str], **options: Any) -> tuple[Hand, lis
     return hand, seen
 
 
-def encoder(payload: str) -> DeviceEncoder:
-    return DeviceEncoder(CODECS[payload](), reference(CODECS[payload]()))
+def encoder(payload: str, in_weights: bool = False) -> DeviceEncoder:
+    codec = CODECS[payload]()
+    return DeviceEncoder(codec, reference(codec, in_weights), in_weights)
 
 
 @given(
@@ -67,6 +68,28 @@ def test_the_same_offers_and_residuals_by_either_way(
         assert (theirs.residual_N is None) == (mine.residual_N is None)
         if theirs.residual_N is not None and mine.residual_N is not None:
             assert torch.equal(theirs.residual_N, mine.residual_N)
+
+
+@given(fates=st.lists(Fate, max_size=6))
+def test_what_stays_in_the_weights_is_the_same_by_either_way(fates: list[str]) -> None:
+    """A rack gives up what the others decode; nothing is owed, and the last offer goes whole."""
+    options = {"payload": "topk", "in_weights": True}
+    other, host = life(None, fates, **options)
+    hand, device = life(Side(CPU), fates, on_device=encoder("topk", True), **options)
+    for one, two in zip(host, device, strict=True):
+        assert torch.equal(one.view(torch.int32), two.view(torch.int32))
+    for each in (other, hand):
+        each.during = lambda each=each: (  # type: ignore[misc]
+            each.decide(-0.5, names=True) if each.track().offer else each.published.finish()
+        )
+        each.step(1, move=0.1)
+        each.run(each.trainer.close())
+        assert each.offers[-1].closing
+    for theirs, mine in zip(other.offers, hand.offers, strict=True):
+        assert (mine.encoding is None) == mine.closing
+        assert torch.equal(theirs.merged_N, mine.merged_N)
+        assert (mine.pend_N, mine.residual_N) == (None, None)
+    assert torch.equal(other.model[0].view(torch.int32), hand.model[0].view(torch.int32))
 
 
 def test_a_device_that_encodes_gets_of_each_version_the_new_anchor_alone() -> None:

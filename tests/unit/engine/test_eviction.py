@@ -8,7 +8,7 @@ import pytest
 
 from mend.consensus.records import AWAITED, EVICTED, Mitigation
 from mend.coordination.events import Captured, Leaving, Started
-from mend.engine.eviction import process_age_ns
+from mend.engine.eviction import process_age_ns, startup_ns
 from mend.errors import EVICTED_EXIT, Evicted
 from mend.types import SECOND
 from tests.unit.engine.hand import MINE, SHUTDOWN_NS, TOKENS, Hand
@@ -94,6 +94,7 @@ def test_work_that_nobody_merges_keeps_it_in_the_job() -> None:
     assert "1 offers are still open" in about["detail"]
     assert hand.posted(Leaving) == []
     assert sum(hand.waits) >= SHUTDOWN_NS
+    assert hand.posted(Started)[-1] == Started(0), "the coordinator is told"
     hand.step(6)
     assert len(hand.noted("eviction-failed")) == 1
 
@@ -129,3 +130,10 @@ def test_a_process_knows_since_when_it_runs() -> None:
     before_ns, younger = process_age_ns(), time.monotonic_ns()
     assert before_ns > 0
     assert process_age_ns() - before_ns <= time.monotonic_ns() - younger + SECOND // 10
+
+
+def test_a_second_life_in_a_process_costs_no_more_to_start_than_the_first() -> None:
+    """What the first one trained is no part of it: the price grew with it, and nobody paid."""
+    first_ns = startup_ns()
+    time.sleep(0.03)
+    assert startup_ns() == first_ns < process_age_ns()

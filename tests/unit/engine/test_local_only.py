@@ -73,11 +73,13 @@ def test_it_takes_all_micro_batches_and_a_step_counts_as_many(config: Callable[.
 
 
 def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., Any]) -> None:
-    """2.5 micro-batches were 3.0, a tensor was weighed, and text ended in a TypeError."""
+    """2.5 micro-batches were 3.0, a tensor was weighed, and text ended in a TypeError. 2^62 tokens,
+    for which the wire has no room, stopped the rack with an OverflowError."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with mend.session(model, config(), optimizer=optimizer) as runtime:
-        for bad in (2.5, 2.0, "8", None, True, -1, torch.tensor(2.5), torch.ones(2).long()):
+        tensors = (torch.tensor(2.5), torch.ones(2).long())
+        for bad in (2.5, 2.0, "8", None, True, -1, 2**40 + 1, *tensors):
             said = re.escape(f"({bad!r}): ")
             with pytest.raises(UsageError, match=f"^local_batch{said}.*whole number, at least 1"):
                 runtime.local_batch(bad)  # type: ignore[arg-type]

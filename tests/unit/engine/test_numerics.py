@@ -13,11 +13,11 @@ import pytest
 import torch
 import xxhash
 
-from mend.codec import CODECS
-from mend.consensus.weights import WHOLE
+from mend.codec import CODECS, codec_named
+from mend.consensus.weights import WHOLE, stretch_of
 from mend.engine import vectors as module
 from mend.engine.digest import StateDigest, digest_of
-from mend.engine.numerics import Anchor, Numerics
+from mend.engine.numerics import Anchor, Numerics, keeps_in_weights
 from mend.engine.sums import Tensors, factors_in
 from mend.engine.vectors import PORTION_NUMEL
 from mend.engine.worker_pool import stay_on_one_core
@@ -384,6 +384,23 @@ def test_a_merge_may_reuse_a_buffer() -> None:
     merged = numerics.merge([payload], [1.0], anchor, 1, out=buffer)
     assert merged.data is buffer
     assert merged.digest == numerics.merge([payload], [1.0], anchor, 1).digest
+
+
+def test_last_offers_that_hold_what_was_left_out_before_are_not_stretched() -> None:
+    """Racks that held the same weights when they ended, 1 and 100 steps behind their last captures,
+    ended with others: 1.96 times as far from the anchor."""
+    rule = Average(), Nesterov(1.0, 0.9)
+    f = stretch_of([(1, 1), (100, 100)], token_weighted=True, period_steps=128)
+    assert 1.9 < f < 2
+    for name, alignment, wanted in (
+        ("topk", "carry", 1.0),
+        ("topk", "blend", f),
+        ("int4", "carry", f),
+    ):
+        codec = codec_named(name)
+        numerics = Numerics(codec, *rule, in_weights=keeps_in_weights(codec, alignment))
+        assert numerics.rates(0, WHOLE, 2, closing=True, stretch=f).stretch == wanted
+        assert numerics.rates(0, WHOLE, 2, stretch=f).stretch == f
 
 
 def test_the_rounds_merged_so_far_and_the_part_of_this_one_make_the_step() -> None:

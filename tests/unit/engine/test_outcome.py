@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mend.engine.outcome import GOOD, WORDS, Ended, Outcome, read_ended, write_ended
+from mend.engine.outcome import (
+    GOOD,
+    WORDS,
+    Ended,
+    Outcome,
+    read_ended,
+    tell_begin,
+    write_ended,
+)
+from mend.types import Peer
 
 
 def test_the_launcher_reads_what_the_ranks_told_by_rack_and_rank(tmp_path: Path) -> None:
@@ -18,6 +27,23 @@ def test_the_launcher_reads_what_the_ranks_told_by_rack_and_rank(tmp_path: Path)
     assert [e.good for e in found] == [True, False, True, True]
     assert "kept-local (" in str(later)
     assert str(later).endswith(": nobody heard it); 40 of 90 tokens are merged")
+
+
+def test_a_rank_that_was_killed_at_the_end_does_not_speak_for_its_rack(tmp_path: Path) -> None:
+    """torchrun ends the others as soon as one exits with 1. The launcher took their silence for a
+    crash: it started a rack again whose weights were the only copy, and said that one that was
+    evicted in order had died."""
+    for rack in (0, 1, 2):
+        for rank in (0, 1):
+            tell_begin(Peer(rack, rank), tmp_path)
+    write_ended(tmp_path, kept := Ended(0, 1, "kept-local", "nobody heard it", 9, 90, 40.5))
+    write_ended(tmp_path, evicted := Ended(1, 0, "evicted", "it is slow", 9, 90, 90))
+    found = read_ended(tmp_path)
+    assert found[:2] == [kept, evicted]
+    assert [(e.rack, e.rank, e.outcome) for e in found[2:]] == [
+        (2, 0, "aborted"),
+        (2, 1, "aborted"),
+    ]
 
 
 def test_a_file_that_no_rank_wrote_is_left_out(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Following(Hand):
         report = ReplayReport(folder, ME)
         comparer = ReplayComparison(script, ME, [["w"]], report, self.failed.append)
         self.trainer = ReplayTrainer(
-            MINE, old.schedule, old.options, old.tracks, self.published, now_ns=lambda: self.now_ns,
+            MINE, old.policy, old.options, old.tracks, self.published, now_ns=lambda: self.now_ns,
             post=self.events.append, own=self._own,
             note=lambda kind, fields: self.notes.append((kind, fields)), numerics=self.numerics,
             script=script, rank=0, report=report, comparer=comparer, states=StateFiles(folder),

@@ -411,7 +411,7 @@ def test_the_collective_is_taken_at_every_apply_point_news_or_not() -> None:
     for step in range(1, 13):
         hand.asked = []
         hand.step()
-        schedule = hand.trainer.schedule
+        schedule = hand.trainer.calendar.schedule
         due = schedule.captures(step - 1) or schedule.captures(step)
         assert len(hand.agreements) == int(bool(due)), step
     assert all(isinstance(request, AgreeMin) for request in hand.asked)

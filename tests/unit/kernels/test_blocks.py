@@ -5,6 +5,7 @@ Legend: b blocks, k elements of a block, c bytes of a block.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS, BlockCodec
-from mend.kernels import BlockKernels
+from mend.kernels import BlockKernels, compiled
 
 NAMES = ("e3m0", "int4", "int8", "topk")
 
@@ -84,6 +85,10 @@ def test_codecs_use_them_and_hold_no_lock(name: str) -> None:
         assert kernel.targetoptions["nogil"]
 
 
+def divide(a: float, b: float) -> float:
+    return a / b
+
+
 _WITHOUT = """
 import sys
 from pathlib import Path
@@ -108,45 +113,44 @@ def test_without_numba_torch_does_it() -> None:
     assert run(_WITHOUT) == ("[127]\n", "")
 
 
-_WITH = """
-from mend.kernels import block_kernels
-print(block_kernels("int8") is not None)
-"""
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where numba keeps what it compiles for this test, as for one process behind another: what it
+    has compiled is not remembered."""
+    config = pytest.importorskip("numba").config
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-def test_a_damaged_cache_is_not_used(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_not_used(kept: Path) -> None:
     """It ended every start of the job."""
-    pytest.importorskip("numba")
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    assert run(_WITH, **cache) == ("True\n", "")
-    indexes = list(tmp_path.rglob("*.nbi"))
-    assert len(indexes) == 2
-    os.truncate(indexes[0], 20)
-    os.truncate(indexes[1], 0)
-    assert run(_WITH, **cache) == ("True\n", "")
+
+    def again() -> float:
+        return compiled("f8(f8, f8)", divide)(1.0, 4.0)
+
+    assert again() == 0.25
+    (index,) = kept.rglob("*.nbi")
+    whole = index.read_bytes()
+    for length in (20, 0):
+        os.truncate(index, length)
+        assert again() == 0.25
+    index.write_bytes(whole)
+    (code,) = kept.rglob("*.nbc")
+    os.truncate(code, 20)
+    assert again() == 0.25
 
 
-_OPTIONS = """
-import os
-from divides import divide
-from mend.kernels import compiled
-try:
-    print(compiled("f8(f8, f8)", divide, error_model=os.environ["MODEL"])(1.0, 0.0))
-except ZeroDivisionError:
-    print("refused")
-"""
-
-
-def test_what_was_compiled_with_other_options_is_not_used(tmp_path: Path) -> None:
+def test_what_was_compiled_with_other_options_is_not_used(kept: Path) -> None:
     """numba's own key knows the code of a function, and nothing of its options."""
-    pytest.importorskip("numba")
-    (tmp_path / "divides.py").write_text("def divide(a, b):\n    return a / b\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    where = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
-    assert run(_OPTIONS, MODEL="numpy", **where) == ("inf\n", "")
-    assert run(_OPTIONS, MODEL="python", **where) == ("refused\n", "")
-    assert run(_OPTIONS, MODEL="numpy", **where) == ("inf\n", "")
-    assert len(list(tmp_path.rglob("*.nbc"))) == 2, "the third found what the first kept"
+
+    def at_zero(model: str) -> float:
+        return compiled("f8(f8, f8)", divide, error_model=model)(1.0, 0.0)
+
+    assert at_zero("numpy") == math.inf
+    with pytest.raises(ZeroDivisionError):
+        at_zero("python")
+    assert at_zero("numpy") == math.inf
+    assert len(list(kept.rglob("*.nbc"))) == 2, "the third found what the first kept"
 
 
 _FAILS = """

@@ -33,12 +33,15 @@ def bits(values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("name", ON_DEVICE)
-def test_an_offer_has_the_bits_of_the_host(name: str, numel: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "in_weights"), [*((name, False) for name in ON_DEVICE), ("topk", True)]
+)
+def test_an_offer_has_the_bits_of_the_host(name: str, in_weights: bool, numel: int) -> None:
     codec = codec_named(name)
-    host = Numerics(codec, MERGES["mean"](), Nesterov(1.0, 0.0))
-    encoder = device_encoder(codec)
+    host = Numerics(codec, MERGES["mean"](), Nesterov(1.0, 0.0), in_weights=in_weights)
+    encoder = device_encoder(codec, in_weights)
     for what, anchor_N, snapshot_N, residual_N in offers(numel):
+        residual_N = None if in_weights else residual_N
         delta_N = snapshot_N.clone()
         made = host.encode(delta_N, residual_N, anchor_N)
         given = (snapshot_N.clone(), anchor_N, residual_N)
@@ -46,8 +49,9 @@ def test_an_offer_has_the_bits_of_the_host(name: str, numel: int) -> None:
         left_N, parcel_B = encoder.encode(*there)  # type: ignore[arg-type]
         found = encoder.read(parcel_B.cpu(), numel, NORM_MAX)
         assert torch.equal(found.payload, made.payload), what
-        assert made.pend is not None
-        assert torch.equal(bits(left_N), bits(made.pend)), what
+        theirs_N = made.sent if in_weights else made.pend
+        assert theirs_N is not None
+        assert torch.equal(bits(left_N), bits(theirs_N)), what
         assert torch.equal(bits(there[0]), bits(delta_N)), what  # type: ignore[arg-type]
         assert (found.bad, found.norm) == (None, made.norm), what
         assert found.unsent == pytest.approx(made.unsent, rel=1e-4, abs=1e-18), what

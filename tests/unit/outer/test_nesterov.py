@@ -157,3 +157,19 @@ def test_a_part_of_last_offers_is_a_part_of_the_mean() -> None:
 def test_a_ramp_of_less_than_no_rounds_cannot_be_built() -> None:
     with pytest.raises(ConfigError, match="outer_ramp_rounds"):
         OUTERS["nesterov"](1.0, 0.5, -1)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_stretch_is_of_the_step_and_not_of_the_momentum(momentum: float) -> None:
+    """A' = A - s lr (f D + mu b'), b' = (1 - s (1 - mu)) b + s D: by hand."""
+    outer = Nesterov(0.5, momentum)
+    stretched = rates(outer, 3, Fraction(1, 2))._replace(stretch=1.5)
+    anchor, state = torch.empty(2), torch.empty(2)
+    states = ([torch.tensor([4.0, 0.0])], [state]) if momentum else ([], [])
+    outer.block(torch.tensor([1.0, 1.0]), states[0], torch.tensor([2.0, -8.0]), anchor, states[1],
+                stretched)  # fmt: skip
+    if momentum:
+        assert state.tolist() == [4.0, -4.0]
+        assert anchor.tolist() == [1 - 0.25 * (3 + 2), 1 - 0.25 * (-12 - 2)]
+    else:
+        assert anchor.tolist() == [1 - 0.25 * 3, 1 + 0.25 * 12]

@@ -138,6 +138,7 @@ def test_a_directory_that_cannot_be_is_told(tmp_path: Path, said: Said) -> None:
     file.close()
     assert file.lost == 1
     assert said.kinds == ["events-stopped", "events-lost"]
+    assert str(said.lines[0][1]["remedy"]).startswith("set diagnostics_dir to a folder that")
 
 
 # -------------------------------------------------------------- a disk that hangs

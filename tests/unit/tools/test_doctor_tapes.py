@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from mend.coordination.machines import Parts
 from mend.errors import TapeError
 from mend.tools import app
-from mend.tools.doctor.tapes import header_of, of_planned, planned_in
+from mend.tools.doctor.tapes import of_planned, planned_in
 from mend.trace import writer as trace_writer
+from mend.trace.reader import read_header
 from mend.types import MB, WITNESS, Member, Peer
 
 
@@ -61,7 +62,7 @@ def test_what_is_no_tape_is_told_with_its_name(tmp_path: Path) -> None:
     for spoiled in (b"", whole[:12], whole[:30], whole[:40] + b"\xff" + whole[41:]):
         path.write_bytes(spoiled)
         with pytest.raises(TapeError, match=r"tape-rack0-rank0\.mend"):
-            header_of(path)
+            read_header(path)
 
 
 def test_the_size_of_the_model_comes_from_the_tapes(

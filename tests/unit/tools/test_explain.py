@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 
@@ -11,8 +12,8 @@ from mend.errors import ConfigError
 from mend.sim import World
 from mend.sim.scenario import Fault, Scenario
 from mend.tools.explain import chosen, left_out, overview, sentences
-from mend.tools.trace_timeline import RoundFacts, Story, story_of
-from mend.trace.format import Header
+from mend.tools.trace_timeline import RoundFacts, Story, newest_job, story_of
+from mend.trace.format import Entry, Header
 from mend.types import MS, SECOND, WITNESS
 
 CALM = Scenario(steps=(24, 24))
@@ -52,6 +53,46 @@ def reasons(story: Story, rack: int) -> list[str]:
         left_out(story, made, rack)
         for made in story.decided
         if made.commit is not None and rack not in {s.member.rack for s in made.commit.members}
+    ]
+
+
+class Tape(NamedTuple):
+    """As it was read."""
+
+    header: Header
+    all: list[Entry]
+
+    def entries(self) -> list[Entry]:
+        return self.all
+
+
+def tapes(scenario: Scenario, wall_ns: int) -> list[Tape]:
+    """Of all processes of a job that was begun then."""
+    world = World(scenario, record=True)
+    world.run()
+    about = {"payload_bytes": (1_000_000,) * scenario.fragments, "wall_ns": wall_ns}
+    return [
+        Tape(
+            Header(
+                job="sim", rack=p.me.rack, rank=p.me.rank, parts=p.tape.parts,
+                mono_ns=p.clock_ns, **about,
+            ),
+            [*p.tape.entries()],
+        )
+        for p in world.processes() if p.tape is not None
+    ]  # fmt: skip
+
+
+def test_of_several_jobs_in_one_folder_the_newest_is_told() -> None:
+    """The rounds of both were mixed, and one took -50 s."""
+    old, new = tapes(CRASH, 0), tapes(CALM, 3600 * SECOND)
+    jobs, newest = newest_job([*new, *old])
+    assert jobs == 2
+    number, alone = newest_job(new)
+    assert number == 1
+    story, only = story_of(newest), story_of(alone)
+    assert [text(story, made) for made in story.decided] == [
+        text(only, made) for made in only.decided
     ]
 
 

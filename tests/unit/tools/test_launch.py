@@ -13,12 +13,14 @@ from mend.config import MendConfig
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.outcome import Ended, write_ended
 from mend.errors import ConfigError
+from mend.tools import app
 from mend.tools import launch as launch_module
 from mend.tools.launch import (
     PLAIN,
     Job,
     Launch,
     Outcome,
+    check_script,
     gpus_by_rack,
     plain_command,
     rack_environments,
@@ -195,6 +197,9 @@ def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, s
     ("wrong", "field"),
     [
         ({"racks": 0}, "racks"),
+        ({"racks": 65}, "racks"),
+        ({"max_restarts": -1}, "max_restarts"),
+        ({"job_id": "a b"}, "job_id"),
         ({"nproc_per_rack": 0}, "nproc_per_rack"),
         ({"base_port": 80}, "base_port"),
         ({"command": ()}, "command"),
@@ -206,3 +211,28 @@ def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field:
     with pytest.raises(ConfigError) as caught:
         Job(**{"command": ("train.py",), **wrong})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["no/such.py"], "SCRIPT='no/such.py': there is no such file"),
+        (["--log-dir", "/dev/null/logs", __file__], "log_dir='/dev/null/logs': cannot be made"),
+    ],
+)
+def test_the_command_says_what_is_not_there_before_it_starts_anything(
+    options: list[str], said: str
+) -> None:
+    """Each rack failed by itself, or it was a traceback."""
+    with pytest.raises(ConfigError) as caught:
+        app(["launch", *options], standalone_mode=False)
+    assert said in str(caught.value)
+
+
+def test_a_script_is_a_file_a_folder_that_runs_or_a_module(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "__main__.py").touch()
+    for script in (__file__, str(tmp_path / "runs"), "-m"):
+        check_script(script)
+    with pytest.raises(ConfigError, match="SCRIPT"):
+        check_script(str(tmp_path))

@@ -64,12 +64,14 @@ def test_an_exchange_by_hand() -> None:
 
 def test_the_memory_of_a_gpu_that_encodes_by_hand() -> None:
     """Of 25M elements an anchor and a residual, and four and a half vectors of a quarter of them;
-    0 where it cannot encode."""
+    no residual where the weights keep it; 0 where it cannot encode."""
     row = one(asked(ranks=4), payload="int4")
     assert row.device_bytes == 2.5 * 4 * 6_250_000
     assert row.encoding_bytes == 2 * 4 * 25_000_000 + 4.5 * 4 * 6_250_000
     assert one(asked(ranks=4, device="cpu"), payload="int4").encoding_bytes == 0
-    assert one(asked(ranks=4), payload="topk").encoding_bytes == 0
+    kept = one(asked(ranks=4), payload="topk").encoding_bytes
+    assert kept == 4 * 25_000_000 + 4.5 * 4 * 6_250_000
+    assert one(asked(ranks=4), payload="sparse").encoding_bytes == 0
 
 
 def test_racks_payload_ranks_and_delay_by_hand() -> None:
@@ -96,13 +98,14 @@ def test_many_racks_merge_a_slice_each_where_that_is_quicker() -> None:
     """Of 25M elements each rack of eight pulls 7/8 of a payload (100 MB) and of the result; a mesh
     would be 700 MB. Two round trips more, which a tiny fragment is not worth."""
     row = one(asked(racks=8))
-    assert settings(row)["exchange_plan"] == "sharded"
+    assert row.config.sharded
+    assert "exchange_plan" not in settings(row), "so it comes out by itself"
     assert row.exchange.bytes == 175_000_000
     assert row.exchange.trips_ms == pytest.approx(8 * 20)
     half = one(asked(racks=8), payload="bfloat16")
     assert half.exchange.bytes == 131_250_000, "the result is fp32"
     tiny = one(asked(params=10_000, racks=8))
-    assert "exchange_plan" not in settings(tiny)
+    assert settings(tiny)["exchange_plan"] == "mesh"
     mesh = plan.by_the_other_plan(asked(racks=8), row.config)
     assert mesh is not None
     assert mesh.bytes == 700_000_000

@@ -208,8 +208,20 @@ def test_slow_links_are_kept_once_with_their_worst() -> None:
 
 def test_of_an_evicted_rack_the_last_reason_is_kept() -> None:
     evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
-    run = Run().says(0, evicted).says(0, {**evicted, "reason": "rack 1 is slow again"})
+    left = {"kind": "roster", "racks": [0], "votes": [0], "reason": "rack 1 left"}
+    run = Run().says(0, evicted).says(0, left)
+    run.says(0, {**evicted, "reason": "rack 1 is slow again"}).says(0, left)
     assert run.ends().evicted == {1: "rack 1 is slow again"}
+    own = {"kind": "evicted", "step": 9, "reason": "rack 1 is slow", "remedy": "start it again"}
+    assert Run().says(1, own).ends().evicted == {1: "rack 1 is slow"}, "its own file is enough"
+
+
+def test_a_rack_whose_eviction_was_taken_back_was_not_evicted() -> None:
+    evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
+    stays = {**evicted, "kind": "slow-rack-awaited", "stage": 0, "reason": "it stays"}
+    died = {"kind": "roster", "racks": [0], "votes": [0], "reason": "rack 1 was not there"}
+    assert Run().says(0, evicted).ends().evicted == {}, "it has not left"
+    assert Run().says(0, evicted).says(0, stays).says(0, died).ends().evicted == {}
 
 
 def test_slow_racks_are_kept_once_with_their_worst() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mend.tools.retire import outcome, refusal
+from mend.tools.retire import evicted_life, outcome, refusal
 from mend.tools.top.picture import Answer
 from mend.types import WITNESS
 from tests.unit.status.seen import rack_seen, view
@@ -50,6 +50,21 @@ def test_a_rack_without_its_seat_is_out() -> None:
     assert outcome([again], 1, DEAD)[1], "its next life has the seat"
     lagging = of(0, racks=(rack_seen(0),), coordinates=False)
     assert not outcome([lagging], 1, DEAD)[1]
+
+
+def test_a_rack_that_was_evicted_and_is_not_back_may_be_retired() -> None:
+    """It has no seat that it could lose: that was the reason to refuse it, and so for ever."""
+    racks = (rack_seen(0, life=1000), rack_seen(2))
+    waits = of(0, racks=racks, evicted=(1,), evicted_lives=(DEAD,))
+    assert refusal([waits], 1) == ""
+    assert evicted_life([waits], 1) == DEAD
+    assert "rack 3 has no seat" in refusal([waits], 3)
+    assert refusal([waits, of(1, life=DEAD + 1)], 1) == (
+        "rack 1 is alive: it answers at tcp://rack1:1, and joins the job again"
+    )
+    assert not outcome([waits], 1, DEAD)[1]
+    over = of(0, racks=racks)
+    assert outcome([over], 1, DEAD) == ("rack 1 is out; the job goes on with racks 0, 2", True)
 
 
 def test_it_names_who_else_is_missing_for_a_quorum() -> None:

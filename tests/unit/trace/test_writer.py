@@ -310,6 +310,15 @@ def test_a_full_disk_is_told_once_and_nothing_stops(
     assert tape.lost == 11
     assert notes.kinds == ["tape-stopped"]
     assert "No space left" in str(notes.said[0][1]["reason"])
+    assert notes.said[0][1]["remedy"] == "free some space"
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_a_remedy_that_fits() -> None:
+    """It was told to leave the folder where it is."""
+    notes = Notes()
+    writer(Path("/proc/ck"), notes).close()
+    assert notes.kinds == ["tape-stopped"]
+    assert str(notes.said[0][1]["remedy"]).startswith("set diagnostics_dir to a folder that")
 
 
 class HungDisk:
@@ -368,4 +377,5 @@ def test_a_tape_whose_file_was_removed_says_so(
     tape.close()
     assert notes.kinds == ["tape-stopped"]
     assert notes.said[0][1]["reason"] == "the file was removed"
+    assert notes.said[0][1]["remedy"] == "leave the folder where it is"
     assert tape.lost == 3

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import statistics
+from contextlib import closing
 
 import pytest
 
 from mend.errors import ConfigError
-from mend.transport.delayed import COEFFICIENT_OF_VARIATION, DelayedLane, Distribution, delay_ns
-from mend.transport.memory import MemoryNetwork
-from mend.types import MS, SECOND, Address, Member, offer_key, state_key
+from mend.transport.delayed import (
+    COEFFICIENT_OF_VARIATION,
+    Delay,
+    DelayedLane,
+    Distribution,
+    delay_ns,
+)
+from mend.types import MS, SECOND, Member, offer_key, state_key
 
 KEYS = [offer_key(Member(n % 7, 5), n % 3, n % 11, n) for n in range(40_000)]
 
@@ -52,21 +58,17 @@ async def test_offers_and_states_come_late_by_their_delay(
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    network = MemoryNetwork()
-    inner = network.lane(Address("here", 1))
-    lane = DelayedLane(inner, 50 * MS, "bimodal", 9)
-    lane.serve(key, memoryview(b"four"))
-    into = bytearray(4)
-    monkeypatch.setattr("mend.transport.delayed.asyncio.sleep", sleep)
-    await lane.fetch([lane.address], key, "", memoryview(into))
-    assert into == b"four"
-    assert slept[-1] == delay_ns(50 * MS, "bimodal", 9, key) / SECOND
-    assert (lane.address, lane.bytes_sent, lane.bytes_received) == (inner.address, 4, 4)
+    into, delay = bytearray(4), Delay(50 * MS, "bimodal", 9)
+    with closing(DelayedLane(delay, "127.0.0.1", None, token=bytes(16))) as lane:
+        lane.serve(key, memoryview(b"four"))
+        monkeypatch.setattr("mend.transport.delayed.asyncio.sleep", sleep)
+        await lane.fetch([lane.address], key, "", memoryview(into))
+        assert into == b"four"
+        assert slept[-1] == delay_ns(50 * MS, "bimodal", 9, key) / SECOND
 
 
 def test_values_that_cannot_work_are_refused() -> None:
-    inner = MemoryNetwork().lane(Address("here", 1))
     with pytest.raises(ConfigError):
-        DelayedLane(inner, -1, "constant", 0)
+        Delay(-1, "constant", 0)
     with pytest.raises(ConfigError):
-        DelayedLane(inner, 1, "gaussian", 0)  # type: ignore[arg-type]
+        Delay(1, "gaussian", 0)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from mend.sim.model_check.parts import Table
 from mend.sim.model_check.state import Action, Bounds, Node, State, Term, epoch_name, word
 from mend.sim.model_check.world import ModelWorld
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Hashable)
 A = TypeVar("A")
 
 REPORT_STATES = 20_000
@@ -41,27 +40,24 @@ class Found:
     trace: tuple[str, ...]
 
 
-class Search(ABC, Generic[S, A]):
+class Search(Generic[S, A]):
     """Breadth first. A state is remembered as `packed` has it, and as the step that first led to
-    it."""
+    it. `steps`: what can happen, always in the same order, and what comes of it: a state, or which
+    invariant it breaks."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Callable[[S], Iterable[tuple[A, S | str]]]) -> None:
+        self.steps = steps
         self.seen: set[Hashable] = set()
         self.parents = array("L")
         self.choices = array("H")
         """Of each state: from which one it was found, by which of that one's steps."""
 
-    @abstractmethod
-    def steps(self, state: S) -> Iterable[tuple[A, S | str]]:
-        """What can happen, always in the same order, and what comes of it: a state, or which
-        invariant it breaks."""
+    def packed(self, state: S) -> Hashable:
+        return state
 
-    @abstractmethod
-    def packed(self, state: S) -> Hashable: ...
-
-    @abstractmethod
     def sentence(self, state: S, action: A, after: S | str) -> str:
         """What happened, and what came of it."""
+        return str(action)
 
     def search(self, start: S, tell: Callable[[Progress], None], limit: int | None) -> Found:
         """Stops behind `limit` states, if there is one."""
@@ -125,8 +121,8 @@ class Explorer(Search[State, Action]):
     """Packs a state into a tuple of small numbers."""
 
     def __init__(self, bounds: Bounds) -> None:
-        super().__init__()
         self.world = ModelWorld(bounds)
+        super().__init__(self.world.steps)
         self.nodes: Table[Node] = Table()
         self.terms: Table[tuple[Term, ...]] = Table()
         self.rest: Table[tuple[object, ...]] = Table()
@@ -139,9 +135,6 @@ class Explorer(Search[State, Action]):
     ) -> Found:
         """From `start` or the beginning of a job. Stops behind `limit` states, if there is one."""
         return self.search(start or self.world.start(), tell, limit)
-
-    def steps(self, state: State) -> Iterable[tuple[Action, State | str]]:
-        return self.world.steps(state)
 
     def packed(self, state: State) -> Hashable:
         return (

@@ -155,7 +155,7 @@ class ModelWorld:
         self.hears: Callable[[Member, Ear, Said, bool, int], Ear | None] = cache(self._hears)
         self.promises: Callable[[Member, Ear, Asked, bool], tuple[Ear, int] | None]
         self.promises = cache(self._promises)
-        self.counts: Callable[[Right, Member, int], Right] = cache(self._counts)
+        self.counts: Callable[..., Right] = cache(self._counts)
 
     def start(self) -> State:
         nodes = tuple(self._born(rack, 1) for rack in self.racks)
@@ -248,23 +248,30 @@ class ModelWorld:
             else (self._ear(follower), self.acceptor_states.number(vote.acceptor_state))
         )
 
-    def _counts(self, right: Right, member: Member, acceptor_state: int) -> Right:
+    def _counts(
+        self,
+        right: Right,
+        member: Member,
+        acceptor_state: int,
+        dead: frozenset[Member],
+        held: tuple[tuple[Member, int], ...] | None,
+    ) -> Right:
         """Who leads or stands hears an acceptor's state; one that would depose it is left to
-        steps that do nothing."""
+        steps that do nothing. `held`: who holds which version; None: who has a log has a version.
+        """
         proposer = self._proposer(right)
         if not proposer.hear(member, self.acceptor_states[acceptor_state]):
             return right
         if not proposer.leading:
-            proposer.held = {
-                m: (0 if b.decided or b.last else -1,) for m, b in proposer.acceptor_states.items()
-            }
-            proposer.dead = set(self.dead)
+            if held is None:
+                states = proposer.acceptor_states.items()
+                held = tuple((m, 0 if b.decided or b.last else -1) for m, b in states)
+            proposer.held = {who: (version,) for who, version in held}
+            proposer.dead = set(dead)
             proposer.try_lead()
         if proposer.leading:
             proposer.decide()
         return self._right(proposer)
-
-    dead: frozenset[Member] = frozenset()
 
     # -------------------------------------------------------------- what can happen
 
@@ -514,10 +521,14 @@ class ModelWorld:
 
     def _count(self, state: State, node: int, told: Told) -> State | None:
         right = state.nodes[node].right
-        self.dead = self._gone(state) if self.bounds.lineages else frozenset()
-        counts = self._counts if self.bounds.lineages else self.counts
-        after = counts(right, told.sender, told.acceptor_state)
+        dead = self._gone(state) if self.bounds.lineages else frozenset[Member]()
+        held = self._held(state, right)
+        after = self.counts(right, told.sender, told.acceptor_state, dead, held)
         return None if after == right else self._says(state, node, after)
+
+    def _held(self, state: State, right: Right) -> tuple[tuple[Member, int], ...] | None:
+        """Who has told the owner of this right that it holds which version."""
+        return None
 
     def _gone(self, state: State) -> frozenset[Member]:
         """Lives that are over."""
@@ -594,23 +605,6 @@ def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None
     return state
 
 
-class Founding(Search[State, str]):
-    """The search behind `explore`; a state is remembered as it is."""
-
-    def __init__(self, world: ModelWorld) -> None:
-        super().__init__()
-        self.world = world
-
-    def steps(self, state: State) -> Iterator[Step]:
-        return self.world.steps(state)
-
-    def packed(self, state: State) -> State:
-        return state
-
-    def sentence(self, state: State, action: str, after: State | str) -> str:
-        return action
-
-
 def explore(
     world: ModelWorld,
     tell: Callable[[Progress], None] = lambda _: None,
@@ -619,4 +613,4 @@ def explore(
 ) -> Found:
     """From where the world begins, or behind a part that is played. Stops behind `limit` states, if
     there is one."""
-    return Founding(world).search(play(world, behind), tell, limit)
+    return Search(world.steps).search(play(world, behind), tell, limit)

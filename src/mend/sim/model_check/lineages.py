@@ -16,7 +16,7 @@ from mend.consensus.log import Log
 from mend.consensus.quorum import quorum
 from mend.consensus.records import Lineage
 from mend.sim.model_check import founding
-from mend.sim.model_check.founding import Act, Node, Right, State, Told, name, play
+from mend.sim.model_check.founding import Act, Node, Right, State, name, play
 from mend.sim.model_check.membership import proposals
 from mend.sim.model_check.state import Broken, word
 from mend.types import WITNESS, Member
@@ -40,7 +40,6 @@ class ModelWorld(founding.ModelWorld):
     def __init__(self, bounds: Bounds) -> None:
         super().__init__(bounds)
         self.proposals: Callable[..., tuple[int, ...]] = cache(self._proposals)
-        self.counts_with: Callable[..., Right] = cache(self._counts_with)
         self.problem: Callable[..., str] = cache(self._problem)
 
     def start(self) -> State:
@@ -105,30 +104,8 @@ class ModelWorld(founding.ModelWorld):
 
     # -------------------------------------------------------------- promises, with the bytes
 
-    def _count(self, state: State, node: int, told: Told) -> State | None:
-        right = state.nodes[node].right
-        said = tuple(sorted({(t.sender, t.held) for t in state.told if t.epoch == right.epoch}))
-        after = self.counts_with(right, told.sender, told.acceptor_state, self._gone(state), said)
-        return None if after == right else self._says(state, node, after)
-
-    def _counts_with(
-        self,
-        right: Right,
-        member: Member,
-        acceptor_state: int,
-        dead: frozenset[Member],
-        said: tuple[tuple[Member, int], ...],
-    ) -> Right:
-        proposer = self._proposer(right)
-        if not proposer.hear(member, self.acceptor_states[acceptor_state]):
-            return right
-        if not proposer.leading:
-            proposer.held = {who: (held,) for who, held in said}
-            proposer.dead = set(dead)
-            proposer.try_lead()
-        if proposer.leading:
-            proposer.decide()
-        return self._right(proposer)
+    def _held(self, state: State, right: Right) -> tuple[tuple[Member, int], ...]:
+        return tuple(sorted({(t.sender, t.held) for t in state.told if t.epoch == right.epoch}))
 
     # -------------------------------------------------------------- what must hold
 

@@ -186,9 +186,9 @@ def synchronized() -> bool | None:
 # ------------------------------------------------------------------ reading
 
 
-def network_of(config: MendConfig, system: System | None = None) -> Network:
+def network_of(config: MendConfig) -> Network:
     """Looks up every host that the settings name, and the way there."""
-    system = system or System()
+    system = System()
     cards = tuple(system.card(name, number) for name, number in probe.cards().items())
     by_number = {card.address: card.name for card in cards if card.address is not None}
 

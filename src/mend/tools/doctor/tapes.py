@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mend.config.settings import RANK_DEFAULT, codec_of
-from mend.errors import TapeError
 from mend.tools.doctor.estimate import params_of_tapes
 from mend.tools.doctor.terms import Finding
-from mend.trace import format as form
 from mend.trace.format import Header
-from mend.trace.reader import tapes_in
+from mend.trace.reader import read_header, tapes_in
 from mend.types import WITNESS
 
 
@@ -29,30 +27,9 @@ class Planned:
     """Whose tapes are there."""
 
 
-def header_of(path: Path) -> Header:
-    """Raises TapeError."""
-    try:
-        with path.open("rb") as file:
-            form.check_begin(file.read(form.FILE_BYTES))
-            data = file.read(form.HEAD_BYTES)
-            if len(data) < form.HEAD_BYTES:
-                raise TapeError("it ends before its header does")
-            head = form.read_head(data, 0)
-            deflated = file.read(head.deflated)
-            form.check_chunk(head, deflated)
-        for record in form.Unpacker().records(head, deflated):
-            header = form.read_record(record, 0)
-            if isinstance(header, Header):
-                return header
-            break
-    except (TapeError, OSError) as error:
-        raise TapeError(f"{path}: {error}") from error
-    raise TapeError(f"{path}: it does not begin with a header")
-
-
 def planned_in(folder: Path) -> list[Planned]:
     """By rack, ascending, without the witness. Raises TapeError for what cannot be read."""
-    headers = [header_of(path) for path in tapes_in([folder])]
+    headers = [read_header(path) for path in tapes_in([folder])]
     racks = sorted({header.rack for header in headers} - {WITNESS})
     return [_planned([each for each in headers if each.rack == rack]) for rack in racks]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mend.coordination.ladder import PUT_OUT
+from mend.coordination.ladder import AWAITED_AGAIN, PUT_OUT
 from mend.coordination.slow import ONSET, OWN_PAST, cause_in_words
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET
@@ -37,6 +37,10 @@ ROUNDS_KEPT = 64
 OPEN_OFFERS_MAX = 100_000
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class Told(msgspec.Struct, gc=False):
+    """An event that says enough by its kind."""
 
 
 class Progress(msgspec.Struct, gc=False):
@@ -119,8 +123,13 @@ class SlowCause(msgspec.Struct, gc=False):
 
 
 class Evicted(msgspec.Struct, gc=False):
-    slow_rack: Whole
     reason: str
+    slow_rack: int = -1
+    """-1: the rack says it of itself."""
+
+
+class Seated(msgspec.Struct, gc=False):
+    racks: tuple[Whole, ...]
 
 
 class Start(msgspec.Struct, gc=False):
@@ -255,23 +264,28 @@ class Gathering:
         self.refused = 0
         self._pending: dict[tuple[int, int], Bits] = {}
         self._captured: dict[tuple[int, int, int], int] = {}
-        self._of_kind: dict[str, Callable[[RankFacts, int, Any], None]] = {
-            "start": self._start,
-            "protection": self._protection,
-            "genesis": self._genesis,
-            "progress": self._progress,
-            "recorded": self._recorded,
-            "commit": self._commit,
-            "captured": self._capture,
-            "encoded": self._encoded,
-            "applied": self._applied,
-            "still-open": self._still_open,
-            "lineage": self._lineage,
-            ONSET: self._slow,
-            LINK_ONSET: self._slow_link,
-            CAUSE: self._slow_cause,
-            PUT_OUT: self._evicted,
+        self._of_kind: dict[str, tuple[type, Callable[[RankFacts, int, Any], None]]] = {
+            "start": (Start, self._start),
+            "protection": (Protection, self._protection),
+            "genesis": (Told, self._genesis),
+            "progress": (Progress, self._progress),
+            "recorded": (Recorded, self._recorded),
+            "commit": (Commit, self._commit),
+            "captured": (Captured, self._capture),
+            "encoded": (Encoded, self._encoded),
+            "applied": (Applied, self._applied),
+            "still-open": (Told, self._still_open),
+            "lineage": (Told, self._lineage),
+            ONSET: (Slow, self._slow),
+            LINK_ONSET: (LinkSlow, self._slow_link),
+            CAUSE: (SlowCause, self._slow_cause),
+            PUT_OUT: (Evicted, self._to_be_evicted),
+            AWAITED_AGAIN: (Evicted, self._stays),
+            "evicted": (Evicted, self._evicted),
+            "roster": (Seated, self._seated),
         }
+        self._leaves: dict[int, str] = {}
+        """By rack that is to be evicted: why."""
         self._founded = False
 
     def take(self, rack: int, rank: int, time_ns: int, event: dict[str, Any]) -> None:
@@ -283,7 +297,8 @@ class Gathering:
         mine = self._rank(rack, rank)
         try:
             if kind in self._of_kind:
-                self._of_kind[kind](mine, time_ns, event)
+                fields, told = self._of_kind[kind]
+                told(mine, time_ns, msgspec.convert(event, fields))
         except (msgspec.ValidationError, OverflowError):
             self.refused += 1
             return
@@ -305,17 +320,16 @@ class Gathering:
 
     # -------------------------------------------------------------- which job
 
-    def _start(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Start)
+    def _start(self, mine: RankFacts, time_ns: int, found: Start) -> None:
         job = clean(found.job)
         if self.facts.job and self.facts.job != job:
             self._anew()
         self.facts.job, self.facts.exchange = job, found.exchange
 
-    def _protection(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        self.facts.protection[mine.rack] = clean(msgspec.convert(event, Protection).protection)
+    def _protection(self, mine: RankFacts, time_ns: int, found: Protection) -> None:
+        self.facts.protection[mine.rack] = clean(found.protection)
 
-    def _genesis(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+    def _genesis(self, mine: RankFacts, time_ns: int, found: Told) -> None:
         """A job is founded once: a second one under the same name is another run."""
         if self._founded:
             job = self.facts.job
@@ -330,8 +344,7 @@ class Gathering:
 
     # -------------------------------------------------------------- training
 
-    def _progress(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Progress)
+    def _progress(self, mine: RankFacts, time_ns: int, found: Progress) -> None:
         if mine.now is not None and found.step < mine.now.step - mine.base.step:
             mine.base, mine.lives, mine.closed = mine.now, mine.lives + 1, False
         base = mine.base
@@ -352,8 +365,7 @@ class Gathering:
         facts.begin_ns = min(facts.begin_ns or at_ns, at_ns)
         facts.end_ns = max(facts.end_ns, at_ns)
 
-    def _recorded(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Recorded)
+    def _recorded(self, mine: RankFacts, time_ns: int, found: Recorded) -> None:
         for given, value in found.values.items():
             name = clean(given[:NAME_MAX])
             if name not in mine.curves and len(mine.curves) >= NAMES_MAX:
@@ -367,57 +379,62 @@ class Gathering:
             )
         self._lasts(found.at_ns)
 
-    def _capture(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Captured)
+    def _capture(self, mine: RankFacts, time_ns: int, found: Captured) -> None:
         if mine.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
             self._captured[mine.rack, found.fragment, found.seq] = time_ns
 
-    def _encoded(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found, (size, fp32_bytes) = msgspec.convert(event, Encoded), self.facts.offered
+    def _encoded(self, mine: RankFacts, time_ns: int, found: Encoded) -> None:
         if found.moments:
             self.facts.moment_bytes += found.bytes
             return
+        size, fp32_bytes = self.facts.offered
         self.facts.offered = (size + found.bytes, fp32_bytes + found.fp32_bytes)
         self.facts.residuals.add(0, time_ns, found.residual)
 
-    def _applied(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Applied)
+    def _applied(self, mine: RankFacts, time_ns: int, found: Applied) -> None:
         if mine.rank == 0 and found.fate == "dropped":
             self._miss(mine.rack, "its offer was too old")
 
-    def _still_open(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+    def _still_open(self, mine: RankFacts, time_ns: int, found: Told) -> None:
         if mine.rank == 0:
             self._miss(mine.rack, "its last offer was still open")
 
     def _miss(self, rack: int, why: str) -> None:
         self.facts.missed.setdefault(rack, Counter())[why] += 1
 
-    def _slow(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Slow)
+    def _slow(self, mine: RankFacts, time_ns: int, found: Slow) -> None:
         known = self.facts.slow.get((found.slow_rack, found.against))
         if known is None or found.ratio > known.ratio:
             self.facts.slow[found.slow_rack, clean(found.against)] = found
 
-    def _slow_link(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, LinkSlow)
+    def _slow_link(self, mine: RankFacts, time_ns: int, found: LinkSlow) -> None:
         known = self.facts.slow_links.get((found.from_rack, found.to_rack))
         if known is None or found.ratio > known.ratio:
             self.facts.slow_links[found.from_rack, found.to_rack] = found
 
-    def _slow_cause(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, SlowCause)
+    def _slow_cause(self, mine: RankFacts, time_ns: int, found: SlowCause) -> None:
         known = self.facts.slow.get((found.slow_rack, OWN_PAST))
         if known is not None:
             known.cause = clean(cause_in_words(found.cause, found.slow_rank, found.link_to))
 
-    def _evicted(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Evicted)
-        self.facts.evicted[found.slow_rack] = clean(found.reason)
+    def _to_be_evicted(self, mine: RankFacts, time_ns: int, found: Evicted) -> None:
+        """Whether it was is known when it has left."""
+        self._leaves[found.slow_rack] = clean(found.reason)
+
+    def _stays(self, mine: RankFacts, time_ns: int, found: Evicted) -> None:
+        self._leaves.pop(found.slow_rack, None)
+
+    def _seated(self, mine: RankFacts, time_ns: int, found: Seated) -> None:
+        """The coordinator's word, where there is none of the rack itself."""
+        for rack in self._leaves.keys() - found.racks:
+            self.facts.evicted[rack] = self._leaves.pop(rack)
+
+    def _evicted(self, mine: RankFacts, time_ns: int, found: Evicted) -> None:
+        self.facts.evicted[mine.rack] = clean(found.reason)
 
     # -------------------------------------------------------------- rounds
 
-    def _commit(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
-        found = msgspec.convert(event, Commit)
+    def _commit(self, mine: RankFacts, time_ns: int, found: Commit) -> None:
         key = (found.fragment, found.version)
         digests = tuple(found.digests)
         mine.commits += 1
@@ -468,7 +485,7 @@ class Gathering:
         for share in commit.members:
             facts.tokens_merged[share.rack] += share.tokens
 
-    def _lineage(self, mine: RankFacts, time_ns: int, event: dict[str, Any]) -> None:
+    def _lineage(self, mine: RankFacts, time_ns: int, found: Told) -> None:
         """What only dead racks had is undone and decided anew, to other bits."""
         for key in list(self._pending):
             self._compared(key)

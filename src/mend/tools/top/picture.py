@@ -179,7 +179,7 @@ def _state(first: JobStatus, racks: Sequence[RackLine]) -> str:
 def _told(first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]) -> list[str]:
     found = [*first.why, *map(sentence_of, first.slow)]
     start_it = "was evicted as it was slow: start it again (mend launch does), and it joins"
-    found += [f"rack {rack} {start_it}" for rack in first.evicted]
+    found += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
     if first.missing:
         found.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
     found += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]

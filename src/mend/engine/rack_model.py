@@ -1,0 +1,104 @@
+"""A model as a rack holds it: its plan, and what each of the rack's ranks has of it. Made once,
+where a rank starts. It keeps the model alive: whoever stays takes from it what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mend.engine.checkpoint import FROZEN_FACT, Cuttable, Facts
+from mend.engine.fragment_state import FragmentState, tracks_of
+from mend.engine.numerics import Numerics
+from mend.engine.rack import RackGroup
+from mend.engine.rank_config import Settings
+from mend.engine.recut import Recut
+from mend.engine.sums import check_room
+from mend.errors import UsageError
+from mend.fragment.model_plan import Cut, ModelPlan
+from mend.fragment.plan import (
+    Item,
+    first_unequal_replica,
+    items_of_others,
+    rank_facts,
+    sharded_by_rows,
+)
+from mend.fragment.shards import Holding, holding
+
+
+class RackModel:
+    """`settings`: completed. All ranks of the rack make it together.
+
+    Raises UsageError where the model is spread beyond the rack, or two ranks hold a part of it with
+    different bits; ConfigError where its tensors are too many for the merge rule.
+    """
+
+    def __init__(
+        self, plan: ModelPlan, settings: Settings, group: RackGroup, numerics: Numerics
+    ) -> None:
+        self.plan, self._settings, self._numerics = plan, settings, numerics
+        self._rank = group.rank
+        if beyond := sorted(plan.spread() - set(group.members)):
+            raise UsageError(  # what synchronises the ranks at every step must stay inside the rack
+                f"the model is spread over ranks {beyond}, which are not of rack {settings.rack} "
+                f"(ranks {list(group.members)}); give DDP or fully_shard a mesh of this rack, "
+                "such as mend.rack_mesh()['dp']; if all ranks of this torchrun are one rack, set "
+                "MEND_RACK"
+            )
+        mine = plan.inventory(hash_all=group.ranks > 1)
+        self._inventories = group.gather(mine, tuple[Item, ...])
+        if unequal := first_unequal_replica(self._inventories):
+            name, one, other = unequal
+            raise UsageError(  # each replica speaks for a slice of all of them
+                f"ranks {one} and {other} of this rack hold different values of {name}; wrap the "
+                "model in DistributedDataParallel, or broadcast its parameters, before mend_init"
+            )
+        measures = numerics.measuring is not None
+        self.plain = plan.plain_slots(settings.merge_mean_names) if measures else []
+        """Per fragment, which tensors the mean merges where the rule is another; else nothing."""
+        check_room(plan.layouts, self.plain, settings.policy.racks, numerics.rule.name)
+        means = [
+            (f"merge {slot.name}", "mean")
+            for layout, flags in zip(plan.layouts, self.plain, strict=False)
+            for slot, flag in zip(layout.slots, flags, strict=True) if flag
+        ]  # fmt: skip
+        self._plan_facts = (*plan.facts(), *means)
+        self.facts = self._facts_of(self._inventories)
+        """In which no rack may differ, nor the checkpoint that it goes on with: (key, value)."""
+
+    def _facts_of(self, inventories: Sequence[Sequence[Item]]) -> Facts:
+        """As they would be of a rack whose ranks hold these."""
+        ranks = ("ranks per rack", str(len(inventories)))
+        return (*self._settings.facts, ranks, *self._plan_facts, *rank_facts(inventories))
+
+    def tracks(self) -> list[FragmentState]:
+        """By fragment, at version 0. Raises ConfigError where shards do not make up a tensor."""
+        boxes = [{item.name: item.shard for item in items} for items in self._inventories]
+
+        def held(cut: Cut) -> Holding:
+            shards = [[of[name] for name in self.plan.names_in(cut)] for of in boxes]
+            return holding(cut.layout, shards, self._rank)
+
+        return tracks_of(self.plan, self._numerics, held)
+
+    def cuttable(self) -> Cuttable | None:
+        """None: its ranks hold shards of another kind than rows."""
+        sharded = sharded_by_rows(self._inventories)
+        if sharded is None:
+            return None
+
+        def facts(ranks: int, rows: frozenset[str]) -> Facts:
+            if rows or sharded:
+                return self._facts_of(self._of_others(rows, ranks, hashes=False))
+            return self._facts_of([self._inventories[0]] * ranks)
+
+        return Cuttable(self.plan.layouts, self._settings.policy.of_weights, facts, sharded)
+
+    def frozen_then(self, recut: Recut) -> str:
+        """The fact of what is not exchanged, as the old ranks would have it. Collective."""
+        items = self._of_others(recut.sharded_then, recut.then, hashes=True)
+        return dict(rank_facts(items))[FROZEN_FACT]
+
+    def _of_others(
+        self, rows: frozenset[str], ranks: int, *, hashes: bool
+    ) -> list[tuple[Item, ...]]:
+        named, exchanged = dict(self.plan.module.named_parameters()), self.plan.parameters.keys()
+        return items_of_others(named, exchanged, rows, ranks, hashes=hashes)

@@ -7,7 +7,6 @@ started by the nursery with MEND_REPLAY, which is all that the command adds.
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from mend.tools.replay_training import read_script, told_first
 from mend.trace import format as form
 from mend.trace.format import Entry
 from mend.trace.reader import read_tape
-from mend.trace.replay_script import APPLIED, ReplayScript, encode_script, recite
+from mend.trace.replay_script import APPLIED, CAPTURED, ReplayScript, encode_script, recite
 from mend.types import Peer
 from tests.process import train
 from tests.process.conftest import Jobs
@@ -165,13 +164,19 @@ def test_training_is_replayed_to_the_same_digests(
     assert sorted(path.name for path in recorded.events_folder.iterdir()) == before
 
 
+def firsts(script: ReplayScript) -> list[str]:
+    """The first capture of each rack; a slow one makes it when the round of a fast one opens."""
+    acts = [next(act for act in part.acts[0] if act.kind == CAPTURED) for part in script.parts]
+    return [f"rack {k} rank 0, step {a.step}, fragment {a.fragment}" for k, a in enumerate(acts)]
+
+
 def test_the_first_difference_is_told(recorded: Job, jobs: Jobs) -> None:
     """Other training by what was captured, a script that ends early by its next act, another merge
     by round, fragment and tensor."""
     folder, commits = recorded.events_folder, recorded.result(0).commits
     script = read_script([folder])
     told = Replay(jobs, script).first(steps=STEPS, learning_rate=0.051)
-    assert re.search(r"different: rack [01] rank 0, step 4, fragment 0: what was captured", told)
+    assert any(f"different: {capture}: what was captured" in told for capture in firsts(script))
     assert "training itself diverged, before any merge of it" in told
     assert "may mean  other data" in told
 

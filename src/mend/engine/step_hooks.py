@@ -97,16 +97,22 @@ class StepHooks:
         self._between, self._before, self._after = between, before, after
         self._take_tokens, self._found = take_tokens, found
         self._answers = WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]()
+        self._unfinished = False
+        """Another optimizer has moved exchanged parameters since the last counted step."""
         self._inside: list[int] = []
         """ids of the optimizers whose step has begun, outermost first."""
         self._waiting: list[int | None] = []
         """Tokens of the step that is not counted yet, while UNDECIDED."""
         mine = ref(self)
 
+        # A step may be compiled (`torch.compile` of a function that calls it): dynamo must not
+        # trace into counting, captures and applies, which it would run once and bake in.
+        @torch.compiler.disable
         def pre(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
                 hooks._begin(optimizer)
 
+        @torch.compiler.disable
         def post(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
                 hooks._end(optimizer)
@@ -115,6 +121,11 @@ class StepHooks:
             register_optimizer_step_pre_hook(pre),
             register_optimizer_step_post_hook(post),
         ]
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step that concerns mend has begun and not ended. Any thread."""
+        return bool(self._inside)
 
     def count_by_hand(self) -> int | None:
         """`runtime.step()` was called: returns the tokens of the step that it means, if one waits.
@@ -132,7 +143,15 @@ class StepHooks:
         """Count the step that still waits for a decision: there will be no `runtime.step()`."""
         if self._waiting:
             self.counting = Counting.FOUND
-            self._after(self._waiting.pop())
+            self._count(self._waiting.pop())
+
+    def flush_last(self) -> None:
+        """There will be no further step: what other optimizers have moved since the last counted
+        one (a discriminator that steps more often, one that steps after the counted one) is a step
+        of its own. No capture would hold it otherwise."""
+        self.flush()
+        if self._unfinished and self.counting in (Counting.GIVEN, Counting.FOUND):
+            self._count(self._take_tokens())
 
     def close(self) -> None:
         """Count nothing from here on. Idempotent."""
@@ -159,17 +178,23 @@ class StepHooks:
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._inside:
+            if not (self._inside or self._unfinished):
+                self._unfinished = any(id(p) in self._exchanged for p in held_by(optimizer))
             return
         del self._inside[self._inside.index(id(optimizer)) :]
         if self._inside or self.counting is Counting.MANUAL:
             return
         if self.counting is not Counting.UNDECIDED:
-            self._after(self._take_tokens())
+            self._count(self._take_tokens())
         elif not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self._counted = {id(p) for p in held_by(optimizer)}
             self._answers.clear()
             self._waiting = [self._take_tokens()]
             self._found(optimizer)
+
+    def _count(self, tokens: int | None) -> None:
+        self._unfinished = False
+        self._after(tokens)
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether its step moves what is counted. Remembered until it gets another group."""

@@ -154,8 +154,8 @@ class CountedSteps:
         if torch._C._current_graph_task_id() != NO_BACKWARD:
             raise UsageError(
                 "the optimizer steps inside a backward pass, where mend can write no weights: give "
-                "mend_init no optimizer, and call runtime.step() after each backward pass, from the "
-                "first one on"
+                "mend_init no optimizer, and call runtime.step() after each backward pass, from "
+                "the first one on"
             )
         trainer = self._trainer
         if trainer.beside is not None and torch.cuda.is_current_stream_capturing():

@@ -69,6 +69,13 @@ def held_by(optimizer: HoldsParameters) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, for a step inside `torch.compile`: dynamo must not trace into counting, captures
+    and applies, which are not the same at each step."""
+    call: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return call
+
+
 class StepHooks:
     """Calls `before` and `after` around each step that moves the counted parameters.
 
@@ -105,21 +112,17 @@ class StepHooks:
         """Tokens of the step that is not counted yet, while UNDECIDED."""
         mine = ref(self)
 
-        # A step may be compiled (`torch.compile` of a function that calls it): dynamo must not
-        # trace into counting, captures and applies, which it would run once and bake in.
-        @torch.compiler.disable
         def pre(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
                 hooks._begin(optimizer)
 
-        @torch.compiler.disable
         def post(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
                 hooks._end(optimizer)
 
         self._handles = [
-            register_optimizer_step_pre_hook(pre),
-            register_optimizer_step_post_hook(post),
+            register_optimizer_step_pre_hook(_uncompiled(pre)),
+            register_optimizer_step_post_hook(_uncompiled(post)),
         ]
 
     @property

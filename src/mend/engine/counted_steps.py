@@ -29,6 +29,10 @@ WHOLE_MAX = 2**40
 and the wire has room for 2^50."""
 
 
+NO_BACKWARD = -1
+"""Of torch: this thread runs no backward pass."""
+
+
 class CountedSteps:
     """Counts steps and tokens, and hands each step to the trainer. Holds no model alive."""
 
@@ -59,7 +63,7 @@ class CountedSteps:
             take_tokens=self._take_tokens,
             found=self._found,
         )
-        rank.watch(self.movement.look)
+        rank.watch(self._look)
 
     def count_tokens(self, tokens: int) -> None:
         """Weight of the current step. Several calls add up."""
@@ -91,7 +95,7 @@ class CountedSteps:
     def finish(self) -> Outcome | None:
         """Count the step that still waits to be, and say why the weights may not be overwritten, if
         there is a reason; from here on only mend writes to them. Raises what a step raises."""
-        self._hooks.flush()
+        self._hooks.flush_last()
         try:
             self.refuse_newcomers()
         except UsageError as error:
@@ -114,6 +118,12 @@ class CountedSteps:
         if self._trainer.benchmark is not None:
             self._trainer.benchmark.close()
         self.movement.close()
+
+    def _look(self) -> None:
+        """Any thread, now and then. A step that takes long (LBFGS, an optimizer on the host) writes
+        many times before it is counted: that is no training without steps."""
+        if not self._hooks.in_step:
+            self.movement.look()
 
     # -------------------------------------------------------------- around a step
 
@@ -141,6 +151,12 @@ class CountedSteps:
     def _after(self, tokens: int | None) -> None:
         if self.borrowed:
             raise UsageError("a step inside `with runtime.anchor_weights()`")
+        if torch._C._current_graph_task_id() != NO_BACKWARD:
+            raise UsageError(
+                "the optimizer steps inside a backward pass, where mend can write no weights: give "
+                "mend_init no optimizer, and call runtime.step() after each backward pass, from "
+                "the first one on"
+            )
         trainer = self._trainer
         if trainer.beside is not None and torch.cuda.is_current_stream_capturing():
             raise UsageError(

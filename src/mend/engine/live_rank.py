@@ -51,7 +51,7 @@ from mend.engine.training_state import Mirror, Replicas, TrainingState
 from mend.errors import CheckpointError, GaveUp
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
-from mend.fragment.statistics import buffer_digests, in_few_words
+from mend.fragment.statistics import digests_of_rest, in_few_words
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
@@ -90,7 +90,9 @@ class LiveRank:
             self.recorder.close()
             self.group.close()
             raise
-        digests = buffer_digests(plan.module) if settings.policy.racks > 1 else {}
+        digests = dict[str, str]()
+        if settings.policy.racks > 1:
+            digests = digests_of_rest(plan.module, plan.parameters.values())
         self._buffers = weakref.ref(plan.module), digests
         self.pace = TrainingProgress(
             self.recorder.note, lambda: (self.io_loop.bytes_sent, self.io_loop.bytes_received)
@@ -381,11 +383,12 @@ class LiveRank:
         self.io_loop.every(PERIOD_S, look)
 
     def _note_buffers(self) -> None:
-        """Buffers whose module did not tell at the start that training changes them."""
+        """Buffers whose module did not tell at the start that training changes them, and frozen
+        parameters."""
         module, before = self._buffers[0](), self._buffers[1]
         if module is None or not before:
             return
-        after = buffer_digests(module)
+        after = digests_of_rest(module, ())
         if changed := [name for name, digest in before.items() if after.get(name) != digest]:
             effect = "changed in training and are not exchanged: each rack has its own"
             self.recorder.note(

@@ -21,6 +21,7 @@ from torch import nn
 
 from mend.coordination.events import Event, Probe, Probed, Validate, Validated
 from mend.engine.host import HostInterface
+from mend.engine.movement import hook_of_a_copy
 from mend.types import MS, probe_key
 
 PROBE_BYTES = 256 << 10
@@ -115,16 +116,29 @@ class LiveBenchmark:
         return 0 if self._thread.is_alive() else found[0]
 
 
+class _ForwardHook:
+    """Before the forward of the model. A copy of the model, and one that was pickled, has `ignore`
+    in its place. Compiled code does not call back."""
+
+    def __init__(self, called: Callable[[], None]) -> None:
+        self._called = called
+
+    def __call__(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._called()
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return hook_of_a_copy, ()
+
+
 def watch_forward(find: Callable[[], nn.Module | None]) -> Watch:
-    """Of the model that `find` returns. Compiled code does not call back."""
+    """Of the model that `find` returns."""
 
     def watch(called: Callable[[], None]) -> Removable | None:
-        def before(*_: Any) -> None:
-            if not torch.compiler.is_compiling():
-                called()
-
         model = find()
-        return None if model is None else model.register_forward_pre_hook(before, prepend=True)
+        if model is None:
+            return None
+        return model.register_forward_pre_hook(_ForwardHook(called), prepend=True)
 
     return watch
 

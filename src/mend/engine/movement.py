@@ -186,10 +186,11 @@ class _LoadHook:
             self._call(movement)
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _hook_of_a_copy, ()
+        return hook_of_a_copy, ()
 
 
-def _hook_of_a_copy() -> Callable[..., None]:
+def hook_of_a_copy() -> Callable[..., None]:
+    """What a hook of mend's is in a copy of the model, by its `__reduce__`."""
     return ignore
 
 

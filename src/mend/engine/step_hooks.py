@@ -69,6 +69,13 @@ def held_by(optimizer: HoldsParameters) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, for a step inside `torch.compile`: dynamo must not trace into counting, captures
+    and applies, which are not the same at each step."""
+    call: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return call
+
+
 class StepHooks:
     """Calls `before` and `after` around each step that moves the counted parameters.
 
@@ -97,6 +104,8 @@ class StepHooks:
         self._between, self._before, self._after = between, before, after
         self._take_tokens, self._found = take_tokens, found
         self._answers = WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]()
+        self._unfinished = False
+        """Another optimizer has moved exchanged parameters since the last counted step."""
         self._inside: list[int] = []
         """ids of the optimizers whose step has begun, outermost first."""
         self._waiting: list[int | None] = []
@@ -112,9 +121,14 @@ class StepHooks:
                 hooks._end(optimizer)
 
         self._handles = [
-            register_optimizer_step_pre_hook(pre),
-            register_optimizer_step_post_hook(post),
+            register_optimizer_step_pre_hook(_uncompiled(pre)),
+            register_optimizer_step_post_hook(_uncompiled(post)),
         ]
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step that concerns mend has begun and not ended. Any thread."""
+        return bool(self._inside)
 
     def count_by_hand(self) -> int | None:
         """`runtime.step()` was called: returns the tokens of the step that it means, if one waits.
@@ -132,7 +146,15 @@ class StepHooks:
         """Count the step that still waits for a decision: there will be no `runtime.step()`."""
         if self._waiting:
             self.counting = Counting.FOUND
-            self._after(self._waiting.pop())
+            self._count(self._waiting.pop())
+
+    def flush_last(self) -> None:
+        """There will be no further step: what other optimizers have moved since the last counted
+        one (a discriminator that steps more often, one that steps after the counted one) is a step
+        of its own. No capture would hold it otherwise."""
+        self.flush()
+        if self._unfinished and self.counting in (Counting.GIVEN, Counting.FOUND):
+            self._count(self._take_tokens())
 
     def close(self) -> None:
         """Count nothing from here on. Idempotent."""
@@ -159,17 +181,23 @@ class StepHooks:
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._inside:
+            if not (self._inside or self._unfinished):
+                self._unfinished = any(id(p) in self._exchanged for p in held_by(optimizer))
             return
         del self._inside[self._inside.index(id(optimizer)) :]
         if self._inside or self.counting is Counting.MANUAL:
             return
         if self.counting is not Counting.UNDECIDED:
-            self._after(self._take_tokens())
+            self._count(self._take_tokens())
         elif not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self._counted = {id(p) for p in held_by(optimizer)}
             self._answers.clear()
             self._waiting = [self._take_tokens()]
             self._found(optimizer)
+
+    def _count(self, tokens: int | None) -> None:
+        self._unfinished = False
+        self._after(tokens)
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether its step moves what is counted. Remembered until it gets another group."""

@@ -132,6 +132,7 @@ class Trainer(TrainerRounds):
         limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
         refused = yield from self._agree_and_apply([], [-int(refusal is not None)])
+        kept = self.local_weights() if refused[0] else []
         if refused[0]:
             self._carry_from_here()
         else:
@@ -145,6 +146,8 @@ class Trainer(TrainerRounds):
         self._post(Leaving())
         yield from self._leave(max(deadline_ns, self._now_ns()))
         if refused[0]:
+            # To be told that they are its own: a merge applied meanwhile does not belong in there.
+            self.put_back(kept)
             self.outcome = refusal or Outcome("kept-local", "another rank of this rack says why")
             self._stand()
             return
@@ -676,18 +679,17 @@ class Trainer(TrainerRounds):
             yield from self._write(track, fragment, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
-        """A copy of what this rank holds of the live model, one vector (fp32) per fragment."""
-        found = []
-        for track in self.weights:
-            held = track.holding.everything
-            held_N = torch.empty(held.numel, dtype=torch.float32)
-            track.view.read(held, held_N)
-            found.append(held_N)
-        return found
+        """A copy on the host of what this rank holds of the live model, in its types."""
+        return [live.to("cpu", copy=True) for live in self._held()]
 
+    @torch.no_grad()
     def put_back(self, weights: list[Tensor]) -> None:
-        for track, held_N in zip(self.weights, weights, strict=True):
-            track.view.write(track.holding.everything, held_N)
+        """`weights`: of `local_weights`."""
+        for live, kept in zip(self._held(), weights, strict=True):
+            live.copy_(kept)
+
+    def _held(self) -> list[Tensor]:
+        return [live for track in self.weights for live in track.view.held()]
 
 
 def _feed(digest: StateDigest, pieces: Pieces) -> None:

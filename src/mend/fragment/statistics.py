@@ -1,23 +1,27 @@
-"""Buffers that training changes, which nobody exchanges: which of them there are. Reads the model;
-never peers, clocks, files.
+"""Buffers and frozen parameters that training changes, which nobody exchanges: which of them there
+are. Reads the model; never peers, clocks, files.
 
-Only buffers that a state dict has and that are floating point count; a module's type tells some of
+Only those that a state dict has and that are floating point count; a module's type tells some of
 them, and for the rest only their values tell whether training changed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import xxhash
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from mend.fragment.plan import unwrap
-from mend.fragment.shards import bytes_held
+from mend.fragment.shards import as_dtensor, bytes_held
 
 NAMED_MAX = 4
 """Names in a sentence; the rest is counted."""
+
+FROZEN_NUMEL_MAX = 1 << 16
+"""Elements of a frozen parameter that are compared: an average moves all of them, and a frozen base
+may be large."""
 
 
 def running_statistics(model: nn.Module) -> list[str]:
@@ -29,11 +33,23 @@ def running_statistics(model: nn.Module) -> list[str]:
     ]
 
 
-def buffer_digests(model: nn.Module) -> dict[str, str]:
-    """Name -> digest of what this rank holds of it, but for those of `running_statistics`."""
+def digests_of_rest(model: nn.Module, exchanged: Collection[Tensor]) -> dict[str, str]:
+    """Name -> digest of what nobody exchanges, as this rank holds it: buffers, but for those of
+    `running_statistics`, and the first elements of parameters that need no gradient and are not
+    `exchanged`, as the teacher of a student that is an average of it."""
+    module, known = unwrap(model), {id(p) for p in exchanged}
+    frozen = (
+        (name, parameter.detach().reshape(-1)[:FROZEN_NUMEL_MAX])
+        for name, parameter in module.named_parameters()
+        if not parameter.requires_grad
+        and id(parameter) not in known
+        and parameter.is_floating_point()
+        and not parameter.is_meta
+        and as_dtensor(parameter) is None  # FSDP2 may have another in its place at the end
+    )
     return {
-        name: xxhash.xxh3_128_hexdigest(bytes_held(buffer))
-        for name, buffer in _others(unwrap(model))
+        name: xxhash.xxh3_128_hexdigest(bytes_held(tensor))
+        for name, tensor in (*_others(module), *frozen)
     }
 
 

@@ -113,18 +113,18 @@ class FragmentView:
 
     def pieces(self, owned: Owned) -> Iterator[tuple[Tensor, slice, slice]]:
         """(what the rank holds of a tensor, its owned elements, their place in the vector) of every
-        tensor the rank owns something of.
-
-        Shards are looked up each time: FSDP2 may put others in their place.
-        """
-        self._check_place()
+        tensor the rank owns something of."""
         places = pairwise(owned.cuts)
         for span, place, held in zip(owned.spans, places, self.held(), strict=True):
             if span.numel:
                 yield held, slice(*span), slice(*place)
 
     def held(self) -> list[Tensor]:
-        """What the rank holds of every tensor, sharing its memory."""
+        """What the rank holds of every tensor, sharing its memory.
+
+        Shards are looked up each time: FSDP2 may put others in their place.
+        """
+        self._check_place()
         return [local_of(parameter) for parameter in self._parameters]
 
     def _check(self, owned: Owned, vector_N: Tensor) -> None:

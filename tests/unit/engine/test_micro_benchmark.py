@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from contextlib import nullcontext
 
 import torch
@@ -91,6 +93,16 @@ def test_the_end_takes_the_hook_along() -> None:
     loop.benchmark.close()
     loop.steps(9)
     assert (loop.posted, dict(loop.model._forward_pre_hooks)) == ([], {})
+
+
+def test_a_model_can_be_pickled_and_copied_while_it_is_watched() -> None:
+    """torch.save(model) raised AttributeError where it fell into a micro-benchmark."""
+    calls = list[int]()
+    model = nn.Linear(2, 2)
+    watch_forward(lambda: model)(lambda: calls.append(1))
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        other(torch.ones(2))
+    assert calls == []
 
 
 def test_compiled_code_does_not_call_back() -> None:

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from mend.fragment.statistics import buffer_digests, in_few_words, running_statistics
+from mend.fragment.statistics import (
+    FROZEN_NUMEL_MAX,
+    digests_of_rest,
+    in_few_words,
+    running_statistics,
+)
 
 
 class Table(nn.Module):
@@ -38,26 +43,26 @@ def test_modules_with_running_statistics_are_named_by_their_path() -> None:
 
 def test_constant_buffers_keep_their_digests_and_statistics_have_none() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4), Table())
-    before = buffer_digests(model)
+    before = digests_of_rest(model, ())
     assert list(before) == ["1.mask", "1.scale", "1.none_yet"]
     model(torch.randn(8, 4))
-    assert buffer_digests(model) == before
+    assert digests_of_rest(model, ()) == before
     with torch.no_grad():
         model[1].scale += 1
         model[1].scratch += 1
         model[1].count += 1
-    after = buffer_digests(model)
+    after = digests_of_rest(model, ())
     assert [name for name in after if after[name] != before[name]] == ["1.scale"]
 
 
 def test_a_buffer_that_no_type_tells_of_shows_by_its_values() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(spectral_norm(nn.Linear(4, 4)))
-    before = buffer_digests(model)
+    before = digests_of_rest(model, ())
     with torch.no_grad():  # its vectors may have converged to the last bit for the first weight
         model[0].parametrizations.weight.original.copy_(torch.randn(4, 4))
     model(torch.randn(2, 4))
-    after = buffer_digests(model)
+    after = digests_of_rest(model, ())
     changed = [name for name in after if after[name] != before[name]]
     assert changed == ["0.parametrizations.weight.0._u", "0.parametrizations.weight.0._v"]
 
@@ -65,3 +70,22 @@ def test_a_buffer_that_no_type_tells_of_shows_by_its_values() -> None:
 def test_many_names_are_counted() -> None:
     assert in_few_words(["a", "b"]) == "a, b"
     assert in_few_words(f"m{n}" for n in range(53)) == "m0, m1, m2, m3 and 49 more"
+
+
+def test_a_frozen_teacher_that_is_averaged_is_found_and_a_frozen_base_is_not() -> None:
+    """As of BYOL or MoCo: racks ended `merged` with other teachers, and nobody said so."""
+    model = nn.ModuleDict({"student": nn.Linear(2, 2), "teacher": nn.Linear(2, 2)})
+    model["base"] = nn.Linear(FROZEN_NUMEL_MAX, 2, bias=False)
+    model["taken along"] = nn.Linear(2, 2)
+    for name in ("teacher", "base", "taken along"):
+        model[name].requires_grad_(False)
+    before = digests_of_rest(model, list(model["taken along"].parameters()))
+    assert sorted(before) == ["base.weight", "teacher.bias", "teacher.weight"]
+    with torch.no_grad():
+        for student, teacher in zip(
+            model["student"].parameters(), model["teacher"].parameters(), strict=True
+        ):
+            teacher.data = teacher.data * 0.9 + student.data * 0.1  # no version counts this
+    after = digests_of_rest(model, ())
+    changed = [name for name, digest in before.items() if after[name] != digest]
+    assert changed == ["teacher.weight", "teacher.bias"]

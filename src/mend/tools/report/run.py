@@ -27,7 +27,7 @@ def report(folder: Path, out: Path | None = None, png: Path | None = None) -> Pa
     runs = []
     for name, path in found[-RUNS_MAX:]:
         facts = read_run(path)
-        runs.append(Run(name, str(path), facts, rounds_of(path, facts.newest, facts.end_ns)))
+        runs.append(Run(name, facts, rounds_of(path, facts.newest, facts.end_ns)))
     left_out = len(found) - len(runs)
     notes = [f"{left_out} older runs of this folder are left out"] if left_out else []
     title = runs[0].name if len(runs) == 1 else folder.resolve().name
@@ -36,7 +36,7 @@ def report(folder: Path, out: Path | None = None, png: Path | None = None) -> Pa
     if png is not None:
         try:
             png.parent.mkdir(parents=True, exist_ok=True)
-            write_png(png, [(run.title(), run.panels()) for run in runs])
+            write_png(png, [(f"{run.name}: {run.headline}", run.panels) for run in runs])
         except OSError as error:
             raise _unwritable("--png", png, error) from error
     return target

@@ -17,10 +17,10 @@ from mend.errors import ConfigError
 from mend.tools import app, main
 from mend.tools.report.draw import svg_of
 from mend.tools.report.facts import FRAGMENTS_MAX
-from mend.tools.report.summary import Verdict, total, verdicts
 from mend.tools.report.panels import rate_of, recorded_panels, time_scale
 from mend.tools.report.read import read_run
 from mend.tools.report.run import NAME, report
+from mend.tools.report.summary import Verdict, total, verdicts
 
 S = 1_000_000_000
 BEGIN = 1_800_000_000 * S

@@ -102,8 +102,8 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
         answers.append(Verdict("Work merged", merged, None if late else share > 0.99))
     if facts.turnout:
         rounds = list(facts.turnout.elements())
-        fine = 2 * short_of(rounds) <= len(rounds) or None
-        answers.append(Verdict("Racks in a round", told(rounds), fine))
+        enough = 2 * short_of(rounds) <= len(rounds) or None
+        answers.append(Verdict("Racks in a round", told(rounds), enough))
     slow = [
         f"rack {rack}{one.cause and ' '}{one.cause}, {one.ratio:.1f}x its {against}, found at "
         f"its step {one.step}"
@@ -122,7 +122,7 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
         ("Slow links", links, False),
         ("Evicted racks", evicted, None),
     )
-    for question, sentences, fine in lists:
+    for question, sentences, fine in lists:  # None: an eviction is neither right nor wrong
         if sentences:
             answers.append(Verdict(question, "; ".join(sentences[:SLOW_SHOWN]), fine))
     ended = "yes" if not late else f"no: {', '.join(map(rack_name, late))} stopped, or still trains"

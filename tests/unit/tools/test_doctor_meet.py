@@ -54,13 +54,13 @@ def test_the_venue_is_that_of_the_job(tmp_path: Path) -> None:
 def test_what_a_doctor_says_of_itself_has_no_control_characters_and_ends() -> None:
     names = tuple(f"layer{number}*" for number in range(500))
     versions = {"python": "3.11\x1b[2J", "mend": "9"}
-    about = about_of(config(merge_mean_names=names), versions, 8, "ab")
+    about = about_of(config(merge_mean_names=names), versions, 8)
     facts = dict(about.facts)
     assert facts["tau"] == "8"
     assert facts["ranks per rack"] == "8"
     assert facts["witness"] == "none"
     assert len(facts["merge_mean_names"]) < 300
-    other = dict(about_of(config(merge_mean_names=names[:-1]), versions, None, "").facts)
+    other = dict(about_of(config(merge_mean_names=names[:-1]), versions, None).facts)
     assert other["merge_mean_names"] != facts["merge_mean_names"], "the digest is of the whole"
     assert other["ranks per rack"] == ""
     assert dict(about.versions) == {"python": "3.11 [2J"}
@@ -81,7 +81,7 @@ def test_what_was_heard_becomes_plain_data() -> None:
     met = Met(circle, circle.begun_ns + 9 * SECOND, Address("a", 5))
     met.knocks = {2: Knock("refused", False, "no"), None: Knock("open", True)}
     met.ever_open = {1, None}
-    about = about_of(config(), {}, None, "")
+    about = about_of(config(), {}, None)
     meeting = meeting_of(met, config(witness_addr="tcp://w:9"), about, System())
     assert (meeting.rack, meeting.racks, meeting.seconds) == (0, 3, 9.0)
     assert meeting.address == "tcp://a:1"
@@ -103,7 +103,7 @@ def test_a_pull_that_failed_has_no_rate() -> None:
     circle = circle_that_heard_rack_1()
     circle.pulls = [Pull(1, 1, False, 0, 0, "timed out"), Pull(2, 1, True, 0, 0, "")]
     met = Met(circle, circle.begun_ns, Address("a", 5))
-    seen = meeting_of(met, config(), about_of(config(), {}, None, ""), System()).peers[0]
+    seen = meeting_of(met, config(), about_of(config(), {}, None), System()).peers[0]
     assert seen.here == Flow(error="timed out")
     assert seen.together == Flow(error="nothing came")
 
@@ -113,5 +113,5 @@ def test_a_pong_alone_makes_no_peer() -> None:
     circle = Room(3, present=(0,)).circles[0]
     circle.hear(encode(Envelope("job", 1, 9, Pong(1, 2, 3))), 5 * MS, 0)
     met = Met(circle, circle.begun_ns, Address("a", 5))
-    seen = meeting_of(met, config(), about_of(config(), {}, None, ""), System()).peers[0]
+    seen = meeting_of(met, config(), about_of(config(), {}, None), System()).peers[0]
     assert not seen.heard

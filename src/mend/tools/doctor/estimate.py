@@ -6,12 +6,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
 
-from mend.codec import CODECS, codec_named, fragment_codec
+from mend.codec import codec_named, fragment_codec
 from mend.config.settings import MendConfig
 from mend.config.wiring import rounds_in_flight
 from mend.coordination.schedule import gap_steps
@@ -323,9 +322,3 @@ def payload_bytes(codec: str, numel: int) -> int:
 def item_bytes(codec: str) -> float:
     """Of a payload, per element of a long vector."""
     return payload_bytes(codec, NUMEL_LARGE) / NUMEL_LARGE
-
-
-def params_of_tapes(payload_bytes: Sequence[int], codec: str) -> int:
-    """Elements of what one rank owns, by the payloads on its tape; a little more where the codec
-    fills up blocks. 0 for a codec whose sizes do not say it, or that is not known here."""
-    return round(sum(payload_bytes) / item_bytes(codec)) if codec in CODECS else 0

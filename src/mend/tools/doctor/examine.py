@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mend.config.keyfile import MAKE_ONE, protection_of, secrets_of
 from mend.config.origins import in_force
 from mend.config.placing import place
 from mend.config.settings import PORT_FIRST, MendConfig
@@ -21,7 +22,6 @@ from mend.hardware.cpu_affinity import Machine, bus_id_of, host, near_cores
 from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
-from mend.tools.doctor.protection import of_keys
 from mend.tools.doctor.terms import Finding
 from mend.tools.ports import LOOPBACK
 from mend.transport.bulk_client import BulkLane
@@ -34,6 +34,11 @@ PORTS_MAX = 64
 """Of a range of data ports, so many are tried."""
 
 CANNOT_LISTEN = "cannot listen at"
+
+PROTECTIONS = {
+    "keys": "a key: traffic between racks is encrypted, and only who has the key is in",
+    "loopback": "this rack listens on the loopback interface only; no key is needed",
+}
 
 Report = dict[str, Any]
 
@@ -105,6 +110,28 @@ def _plain(value: object) -> object:
 def _allowed() -> int | None:
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else None
+
+
+def of_keys(config: MendConfig) -> list[Finding]:
+    """What keeps others out of the job. Empty: no address is known yet; a script may say it."""
+    if config.rack is None and not config.sideband_addr:
+        return []
+    bind = config.bind_address
+    protection = protection_of(config, bind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it says follows
+        try:
+            secrets_of(config, bind)
+        except ConfigError as error:
+            return [Finding("problem", "keys", f"{error.field}: {error.rule}.", error.remedy)]
+    if protection == "insecure":
+        found = f"{bind} is open to whoever reaches it: MEND_INSECURE is set, and there is no key."
+        return [Finding("note", "keys", found, f"{MAKE_ONE} Set MEND_KEY_FILE on every rack.")]
+    if protection == "keys" and not config.encrypt_payloads:
+        found = "a key: only who has it is in. Payloads are authenticated and not encrypted."
+        remedy = "Leave encrypt_payloads out where weights must not be read on the way."
+        return [Finding("note", "keys", found, remedy)]
+    return [Finding("ok", "keys", PROTECTIONS[protection])]
 
 
 # ------------------------------------------------------------------ devices and racks

@@ -199,17 +199,6 @@ def _of_settings(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
         change = "Racks of different versions may join; the same one everywhere is what is tested."
         yield Finding("note", topic, found, change)
-    if meeting.plan and seen.plan and meeting.plan != seen.plan:
-        yield Finding(
-            "problem",
-            topic,
-            f"The tapes are of different plans: {meeting.plan[:12]} here, {seen.plan[:12]} on "
-            f"rack {rack}.",
-            "Same script, model and settings on both; the job's own PlanMismatch names the first "
-            "difference. Or --run named runs that do not belong together.",
-        )
-    elif meeting.plan and seen.plan:
-        yield Finding("ok", topic, f"the plan of the tapes is equal ({meeting.plan[:12]})")
 
 
 def _unequal(mine: dict[str, str], theirs: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -55,7 +55,7 @@ def venue_of(config: MendConfig) -> Venue:
     )
 
 
-def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None, plan: str) -> About:
+def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None) -> About:
     """`ranks` of a rack; None: nothing tells."""
     facts = {
         "mend version": VERSION,
@@ -72,7 +72,6 @@ def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None, pl
         versions=tuple((name, _short(each)) for name, each in versions.items() if name != "mend"),
         facts=tuple((name, _short(value)) for name, value in facts.items()),
         wishes=tuple((n, _short(v)) for n, v in {**wishes, "sideband_peers": peers}.items()),
-        plan=plan,
         host=host()[:VALUE_CHARS_MAX],
         boot=Machine().boot(),
         listens=config.bind_address,
@@ -123,7 +122,6 @@ def meeting_of(met: Met, config: MendConfig, about: About, system: System) -> Me
         versions=dict(about.versions),
         facts=dict(about.facts),
         wishes=dict(about.wishes),
-        plan=about.plan,
         peers=tuple(
             _seen(met, about, rack, address)
             for rack, address in config.peer_addresses.items()
@@ -173,7 +171,6 @@ def _told(here: Here, about: About, mine: int) -> dict[str, Any]:
         "versions": dict(said.versions),
         "facts": dict(said.facts),
         "wishes": dict(said.wishes),
-        "plan": said.plan,
     }
 
 

@@ -19,7 +19,7 @@ from mend.errors import WireError
 from mend.types import Address
 
 MAGIC = b"mdr"
-VERSION = 1
+VERSION = 2
 FRAME_BYTES_MAX = 1 << 20
 
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
@@ -44,8 +44,6 @@ class About(Word, frozen=True):
     """What must be equal on all racks, as text."""
     wishes: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=64)]
     """What had better be equal."""
-    plan: Text
-    """Hash of the model's plan from a tape; empty: not known."""
     host: Text
     boot: Text
     """Differs between machines."""

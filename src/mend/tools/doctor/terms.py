@@ -52,7 +52,6 @@ class Seen:
     versions: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     wishes: dict[str, str] = field(default_factory=dict)
-    plan: str = ""
     trips: int = 0
     asked: int = 0
     p50_ms: float | None = None
@@ -83,7 +82,6 @@ class Meeting:
     versions: dict[str, str]
     facts: dict[str, str]
     wishes: dict[str, str]
-    plan: str
     peers: tuple[Seen, ...]
     witness: tuple[str, str, bool] | None = None
     """(address, answer to a knock, whether it speaks as mend does)."""

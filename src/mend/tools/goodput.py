@@ -19,9 +19,10 @@ compares this with an account of the same failure by failure.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ class Row:
     closing: tuple[float, ...] = ()
     """Time in which rounds close; of racks that exchange."""
     published: tuple[int, ...] = ()
+
+
+def report(
+    assume: Iterable[str], quorum: int, picture: Path | None, as_json: bool, console: Console
+) -> None:
+    """Print the table, and draw it where `picture` names a file. Raises ConfigError."""
+    assumed = assumed_by(assume)
+    rows = rows_of(assumed, quorum=quorum)
+    if picture is not None:
+        plot(rows, picture)
+    if as_json:
+        print(json.dumps(as_data(assumed, rows), indent=2))
+    else:
+        show(assumed, rows, console)
 
 
 def assumed_by(pairs: Iterable[str]) -> Assumed:
@@ -183,7 +198,7 @@ def as_data(assumed: Assumed, rows: list[Row]) -> dict[str, Any]:
 
     return {
         "model": "cost model, no run of mend",
-        "assumed": {field.name: getattr(assumed, field.name) for field in fields(assumed)},
+        "assumed": asdict(assumed),
         "chips": list(CHIPS),
         "rows": [
             {
@@ -213,9 +228,7 @@ def show(assumed: Assumed, rows: list[Row], console: Console) -> None:
         ends = [f"{100 * share:.0f}" for share in row.closing]
         table.add_row(row.name, *cells, f"{ends[0]} .. {ends[-1]}" if ends else "")
     console.print(table)
-    values = ", ".join(
-        f"{field.name}={getattr(assumed, field.name):g}" for field in fields(assumed)
-    )
+    values = ", ".join(f"{name}={value:g}" for name, value in asdict(assumed).items())
     console.print(
         f"assumed: {values}. Change one with --assume NAME=VALUE; where each comes from: "
         "docs/simulator.md. Rounds close: the share of time, from the least to the most chips.",

@@ -15,7 +15,7 @@ from mend.tools.doctor.meeting_messages import About, Envelope, Here, Ping, Pong
 from mend.types import Address
 
 ABOUT = About(
-    versions=(("python", "3.11"),), facts=(("tau", "8"),), wishes=(), host="a",
+    versions=(("python", "3.11"),), facts=(("tau", "8"),), wishes=(), plan="", host="a",
     boot="", listens="tcp://a:1", lane=Address("a", 2), serves=True,
 )  # fmt: skip
 HERE = Here(

@@ -72,6 +72,7 @@ def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None) ->
         versions=tuple((name, _short(each)) for name, each in versions.items() if name != "mend"),
         facts=tuple((name, _short(value)) for name, value in facts.items()),
         wishes=tuple((n, _short(v)) for n, v in {**wishes, "sideband_peers": peers}.items()),
+        plan="",
         host=host()[:VALUE_CHARS_MAX],
         boot=Machine().boot(),
         listens=config.bind_address,

@@ -19,7 +19,7 @@ from mend.errors import WireError
 from mend.types import Address
 
 MAGIC = b"mdr"
-VERSION = 2
+VERSION = 1
 FRAME_BYTES_MAX = 1 << 20
 
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
@@ -44,6 +44,8 @@ class About(Word, frozen=True):
     """What must be equal on all racks, as text."""
     wishes: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=64)]
     """What had better be equal."""
+    plan: Text
+    """Empty; it keeps the layout of this version."""
     host: Text
     boot: Text
     """Differs between machines."""

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -126,16 +125,9 @@ def _device(hub: str, net: Net, said: list[str]) -> Child:
         *(SEED, *sites),
     ]
     child = Child("link", command, os.environ, lambda _, line: said.append(line), None)
-    limit = time.monotonic() + START_S
-    while "ready" not in said:
-        running = child.running()
-        child.read()
-        if "ready" in said:
-            break
-        if not running or time.monotonic() > limit:
-            _end(child)
-            raise LinkError(f"the link's device did not start: {' / '.join(said[-3:]) or 'silent'}")
-        time.sleep(0.01)
+    if not child.await_line(lambda: "ready" in said, START_S):
+        _end(child)
+        raise LinkError(f"the link's device did not start: {' / '.join(said[-3:]) or 'silent'}")
     return child
 
 

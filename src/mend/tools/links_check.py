@@ -11,7 +11,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,11 +80,8 @@ def verified(net: Net) -> Measured:
 
 def difference(link: Link, found: Measured) -> str:
     """What is not within the tolerance, in words; empty when all is."""
-    if (
-        not (1 - TOLERANCE) * link.rtt_ms
-        <= found.rtt_ms
-        <= (max((1 + TOLERANCE) * link.rtt_ms, link.rtt_ms + RTT_SLACK_MS))
-    ):
+    most_ms = max((1 + TOLERANCE) * link.rtt_ms, link.rtt_ms + RTT_SLACK_MS)
+    if not (1 - TOLERANCE) * link.rtt_ms <= found.rtt_ms <= most_ms:
         return f"the round trip is {found.rtt_ms:.1f} ms"
     for rate in found.rate_bits:
         if abs(rate / link.rate_bits - 1) > TOLERANCE:
@@ -106,14 +102,14 @@ def measure(net: Net) -> Measured:
     with _server(there):
         if not net.link.loss_pct:
             sums = _iperf3(here, there, "-P", str(STREAMS), "-O", str(OMITTED_S))
-            return Measured(rtt_ms, _rates(sums), None)
+            return Measured(rtt_ms, _both(sums, "bits_per_second"), None)
         datagram = str(net.link.mtu - DATAGRAM_HEADERS_BYTES)
         udp = ("-u", "-l", datagram, "-w", str(_buffer_bytes()), "-b")
         loss = _iperf3(here, there, *udp, str(round(UDP_LOSS_OFFERED * net.link.rate_bits)))
         rate = _iperf3(here, there, *udp, str(round(UDP_OFFERED * net.link.rate_bits)))
     kept = 1 - net.link.loss_pct / 100
-    there_bits, back_bits = _rates(rate)
-    return Measured(rtt_ms, (there_bits / kept, back_bits / kept), _losses(loss))
+    there_bits, back_bits = _both(rate, "bits_per_second")
+    return Measured(rtt_ms, (there_bits / kept, back_bits / kept), _both(loss, "lost_percent"))
 
 
 def _buffer_bytes() -> int:
@@ -122,16 +118,10 @@ def _buffer_bytes() -> int:
     return min(BUFFER_BYTES, *(int(path.read_text()) for path in allowed))
 
 
-def _rates(sums: dict[str, Any]) -> tuple[float, float]:
-    names = ("sum_received", "sum_received_bidir_reverse")
-    there, back = (float(sums[name]["bits_per_second"]) for name in names)
-    return there, back
-
-
-def _losses(sums: dict[str, Any]) -> tuple[float, float]:
-    names = ("sum_received", "sum_received_bidir_reverse")
-    there, back = (float(sums[name]["lost_percent"]) for name in names)
-    return there, back
+def _both(sums: dict[str, Any], figure: str) -> tuple[float, float]:
+    """A figure of iperf3's, of each direction."""
+    there, back = sums["sum_received"], sums["sum_received_bidir_reverse"]
+    return float(there[figure]), float(back[figure])
 
 
 def _handshakes(here: Site, there: Site) -> list[float]:
@@ -169,12 +159,8 @@ def _server(site: Site) -> Iterator[None]:
     command = [*site.prefix, "iperf3", "-s", "--forceflush"]
     child = Child("iperf3", command, os.environ, lambda _, line: said.append(line), None)
     try:
-        limit = time.monotonic() + START_S
-        while not any("listening" in line for line in said):
-            if not child.running() or time.monotonic() > limit:
-                raise LinkError(f"iperf3 does not listen: {' / '.join(said[-3:]) or 'silent'}")
-            time.sleep(0.01)
-            child.read()
+        if not child.await_line(lambda: any("listening" in line for line in said), START_S):
+            raise LinkError(f"iperf3 does not listen: {' / '.join(said[-3:]) or 'silent'}")
         yield
     finally:
         child.process.kill()

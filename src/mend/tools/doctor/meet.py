@@ -1,12 +1,11 @@
-"""`mend doctor --meet`: takes the job's addresses from the settings, lets the racks meet, and lays
-out what each learnt. Says progress to stderr."""
+"""`mend doctor --meet`: lets the racks meet at the addresses of the job, and lays out what each
+measured as a `Meeting`. Prints progress to stderr."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 from dataclasses import replace
-from typing import Any
 
 from mend.config.keyfile import protection_of, secrets_of
 from mend.config.settings import MendConfig
@@ -16,7 +15,7 @@ from mend.hardware.cpu_affinity import Machine, host
 from mend.tools.doctor.local import System
 from mend.tools.doctor.meeting import Met, Venue, longest_s, meet
 from mend.tools.doctor.meeting_circle import Rules
-from mend.tools.doctor.meeting_messages import About, Here, Pull, Trips, clean
+from mend.tools.doctor.meeting_messages import About, Pull, clean
 from mend.tools.doctor.terms import Flow, Meeting, Seen
 from mend.transport.probe import host_and_port
 from mend.types import MS, SECOND, VERSION, Address
@@ -159,46 +158,32 @@ def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
     )
     if other is None or here is None:
         return seen
-    measured = {**_timed(other.trips(rack)), **_moved(circle.pulls, here, mine, rack)}
-    return replace(seen, asked=other.sent, **_told(here, about, mine), **measured)
+    peer, trips = here.about, other.trips(rack)
+    pulls = [pull for pull in circle.pulls if pull.holder == rack]
+    answered = trips.count > 0
+    return replace(
+        seen,
+        host=peer.host,
+        same_machine=bool(peer.boot) and peer.boot == about.boot,
+        lane=f"{peer.lane.host}:{peer.lane.port}",
+        versions=dict(peer.versions),
+        facts=dict(peer.facts),
+        wishes=dict(peer.wishes),
+        asked=other.sent,
+        trips=trips.count,
+        p50_ms=trips.p50_ns / MS if answered else None,
+        p99_ms=trips.p99_ns / MS if answered else None,
+        clock_ms=trips.offset_ns / MS if answered else None,
+        here=_newest_flow(pulls, together=False),
+        there=_newest_flow([pull for pull in here.pulls if pull.holder == mine], together=False),
+        together=_newest_flow(pulls, together=True),
+    )
 
 
-def _told(here: Here, about: About, mine: int) -> dict[str, Any]:
-    said = here.about
-    return {
-        "host": said.host,
-        "same_machine": bool(said.boot) and said.boot == about.boot,
-        "lane": f"{said.lane.host}:{said.lane.port}",
-        "versions": dict(said.versions),
-        "facts": dict(said.facts),
-        "wishes": dict(said.wishes),
-    }
-
-
-def _timed(trips: Trips) -> dict[str, Any]:
-    if not trips.count:
-        return {}
-    return {
-        "trips": trips.count,
-        "p50_ms": trips.p50_ns / MS,
-        "p99_ms": trips.p99_ns / MS,
-        "clock_ms": trips.offset_ns / MS,
-    }
-
-
-def _moved(pulls: list[Pull], here: Here, mine: int, rack: int) -> dict[str, Any]:
-    """The newest of each kind."""
-    flows = {}
-    for pull in pulls:
-        if pull.holder == rack:
-            flows["together" if pull.together else "here"] = _flow(pull)
-    for pull in here.pulls:
-        if pull.holder == mine and not pull.together:
-            flows["there"] = _flow(pull)
-    return flows
-
-
-def _flow(pull: Pull) -> Flow:
-    if pull.error or not pull.ns:
-        return Flow(error=pull.error or "nothing came")
-    return Flow(pull.bytes * 8e3 / pull.ns, pull.bytes / 1e6)
+def _newest_flow(pulls: list[Pull], *, together: bool) -> Flow | None:
+    newest = next((pull for pull in reversed(pulls) if pull.together == together), None)
+    if newest is None:
+        return None
+    if newest.error or not newest.ns:
+        return Flow(error=newest.error or "nothing came")
+    return Flow(newest.bytes * 8e3 / newest.ns, newest.bytes / 1e6)

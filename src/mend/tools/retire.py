@@ -16,7 +16,7 @@ from mend.coordination import wire
 from mend.coordination.messages import Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
 from mend.tools.top.picture import Answer, name_of
-from mend.tools.top.run import Wanted, Watch, addresses_in_force, terminated
+from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, addresses_in_force, terminated
 from mend.transport.status_client import StatusClient
 from mend.types import PERSON, WITNESS
 
@@ -26,16 +26,13 @@ ASK_S = 0.25
 FIRST_S = 3.0
 """So long for the first answer."""
 
-STRAGGLER_S = 1.0
-"""So long for all others, once one has answered: a rack that answers is alive."""
-
 INTERRUPTED = 130
 
 
 def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> int:
     """Returns the exit status. Raises ConfigError for what is no address."""
     asked = list(dict.fromkeys(addresses)) or addresses_in_force()
-    wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S, None)
+    wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S)
     with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
         watch = Watch(onlooker, wanted, asked)
         try:
@@ -46,7 +43,7 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
 
 
 def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> int:
-    _look(watch)
+    watch.gather(FIRST_S, ASK_S)
     answers = answering(watch.answers())
     if not answers:
         silent = ", ".join(f"{a.address} ({a.way})" for a in watch.answers())
@@ -80,17 +77,6 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
 def _refuse(reason: str) -> int:
     print(f"mend retire: {reason}", file=sys.stderr)
     return 1
-
-
-def _look(watch: Watch) -> None:
-    end = time.monotonic() + FIRST_S
-    while not watch.anybody and time.monotonic() < end:
-        watch.ask()
-        watch.listen(ASK_S)
-    end = time.monotonic() + STRAGGLER_S
-    while not watch.complete and time.monotonic() < end:
-        watch.ask()
-        watch.listen(ASK_S)
 
 
 # ------------------------------------------------------------------ pure

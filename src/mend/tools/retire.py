@@ -15,7 +15,7 @@ from mend.config.keyfile import secrets_in_force
 from mend.coordination import wire
 from mend.coordination.messages import Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
-from mend.tools.top.picture import Answer, name_of
+from mend.tools.top.picture import Answer, name_of, worth
 from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, addresses_in_force, terminated
 from mend.transport.status_client import StatusClient
 from mend.types import PERSON, WITNESS
@@ -94,7 +94,7 @@ def views_of(answers: Sequence[Answer]) -> list[JobStatus]:
 
 def best(answers: Sequence[Answer]) -> JobStatus:
     """Of whoever coordinates, else of who knows most."""
-    return max(views_of(answers), key=lambda v: (v.coordinates, v.epoch, v.decided, -v.rack))
+    return max(views_of(answers), key=worth)
 
 
 def seat_of(answers: Sequence[Answer], rack: int) -> RackSeen | None:

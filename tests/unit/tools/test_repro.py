@@ -33,7 +33,9 @@ def recording(folder: Path, *records: object) -> Path:
 
 def test_ranks_are_started_by_torchrun() -> None:
     asked = Asked(("train.py", "--lr", "1"), (Setting("A"), Setting("B", 2, ("--x",))))
-    plain, many = (command_of(asked, each, Path("f"), 0, (3, 4)) for each in asked.settings)
+    plain, many = (
+        command_of(asked, each, Path("f"), repro.Extent(0, (3, 4))) for each in asked.settings
+    )
     assert plain[1:] == ["-m", "mend.tools.repro_child", "f", "0", "3:4", "train.py", "--lr", "1"]
     assert many[1:3] == ["-m", "mend.tools.torchrun"]
     assert many[-4:] == ["train.py", "--lr", "1", "--x"]

@@ -122,7 +122,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     known = [(answer.view, answer) for answer in answers if answer.view is not None]
     fresh = [view for view, answer in known if answer.age_s <= late_s and view.state != "ended"]
     views = fresh or [view for view, _ in known]
-    first = max(views, key=_worth, default=None)
+    first = max(views, key=worth, default=None)
     others = [view for view in views if first is not None and view.job == first.job]
     silent = tuple(_silence(a, job) for a in answers if _is_silent(a, late_s))
     if first is None:
@@ -166,8 +166,8 @@ def is_over(answers: Iterable[Answer]) -> bool:
     return any(view.over for view in goodbyes) or bool(members and members <= gone)
 
 
-def _worth(view: JobStatus) -> tuple[bool, int, int, int]:
-    """Who is believed where two describe the same: who coordinates, then who knows most."""
+def worth(view: JobStatus) -> tuple[bool, int, int, int]:
+    """Orders views of one job: that of the coordinator first, then the one that knows most."""
     return view.coordinates, view.epoch, view.decided, -view.rack
 
 
@@ -207,7 +207,7 @@ def _lines(
 ) -> Iterable[RackLine]:
     """Ascending. `own`: what racks said of themselves last; `lively`: who says it now."""
     seen = {each.rack: (each, first) for each in first.racks}
-    for view in sorted(others, key=_worth, reverse=True):
+    for view in sorted(others, key=worth, reverse=True):
         for each in view.racks:
             known = seen.get(each.rack)
             if known is None or (known[0].step < 0 <= each.step):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +9,11 @@ import pytest
 from mend.config import MendConfig
 from mend.errors import ConfigError
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meet import about_of, meeting_of, rules_of, venue_of
+from mend.tools.doctor.meet import about_of, meeting_of, rules_of
 from mend.tools.doctor.meeting import Met
 from mend.tools.doctor.meeting_circle import Circle
 from mend.tools.doctor.meeting_messages import Envelope, Pong, Pull, encode
 from mend.tools.doctor.terms import Flow
-from mend.tools.keys_command import create
 from mend.transport.probe import Knock
 from mend.types import MS, SECOND, Address
 from tests.unit.tools.test_doctor_meeting_circle import Room
@@ -36,19 +34,6 @@ def test_the_rules_of_a_meeting() -> None:
     assert 0 < many.pull_ns < SECOND // 2, "many turns are short ones"
     with pytest.raises(ConfigError, match="nothing says which rack this is"):
         rules_of(config(rack=None), 30.0, 2.0)
-
-
-def test_the_venue_is_that_of_the_job(tmp_path: Path) -> None:
-    bind = {"sideband_addr": "tcp://0.0.0.0:7", "advertise_host": "me", "data_ports": "5-9"}
-    with pytest.raises(ConfigError, match="there is no key"):
-        venue_of(config(**bind))
-    create(key := tmp_path / "key", (bytes(32),))
-    venue = venue_of(config(**bind, key_file=key))
-    assert venue.secrets == (bytes(32),)
-    assert str(bytes(32)) not in repr(venue)
-    assert (venue.bind, venue.lane_host) == ("tcp://0.0.0.0:7", "0.0.0.0")
-    assert (venue.ports, venue.advertise) == ((5, 9), "me")
-    assert venue.peers == {0: "tcp://a:1", 1: "tcp://b:2", 2: "tcp://c:3"}
 
 
 def test_what_a_doctor_says_of_itself_has_no_control_characters_and_ends() -> None:

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mend.config import MendConfig
 from mend.errors import AddressInUse
-from mend.tools.doctor.meeting import Met, Venue, _key, _shortly, _sizes, longest_s, meet
+from mend.tools.doctor.meeting import Met, _key, _shortly, _sizes, longest_s, meet
 from mend.tools.doctor.meeting_circle import Rules
 from mend.types import KEY_BYTES, MS, SECOND
 from tests.unit.tools.test_doctor_meeting_messages import ABOUT
@@ -18,18 +19,17 @@ from tests.unit.tools.test_doctor_meeting_messages import ABOUT
 Ports = Callable[[int], list[int]]
 
 
-def venue(ports: list[int], rack: int, **more: str) -> Venue:
-    peers = {rack: f"tcp://127.0.0.1:{port}" for rack, port in enumerate(ports)}
-    told = {"advertise": "", "witness": "", **more}
-    return Venue(peers[rack], "127.0.0.1", None, peers=peers, **told)
+def config(ports: list[int], rack: int, **more: str) -> MendConfig:
+    peers = tuple(f"tcp://127.0.0.1:{port}" for port in ports)
+    return MendConfig(rack=rack, racks=len(ports), sideband_peers=peers, **more)  # type: ignore[arg-type]
 
 
 def both(ports: list[int], pull_ms: int, **more: str) -> list[Met]:
-    """`more`: of rack 1's venue."""
+    """`more`: settings of rack 1."""
 
     def one(rack: int) -> Met:
         rules = Rules("job", rack, 2, 60 * SECOND, pull_ms * MS)
-        return meet(rules, venue(ports, rack, **(more if rack else {})), ABOUT, lambda _: None)
+        return meet(rules, config(ports, rack, **(more if rack else {})), ABOUT, lambda _: None)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(one, range(2)))
@@ -37,7 +37,7 @@ def both(ports: list[int], pull_ms: int, **more: str) -> list[Met]:
 
 def test_two_meet_and_leave_nothing_behind(free_ports: Ports) -> None:
     before, ports = threading.active_count(), free_ports(3)
-    first, second = both(ports[:2], 50, witness=f"tcp://127.0.0.1:{ports[2]}")
+    first, second = both(ports[:2], 50, witness_addr=f"tcp://127.0.0.1:{ports[2]}")
     for met in (first, second):
         assert met.circle.turn is not None
         assert met.circle.turn.last
@@ -55,7 +55,7 @@ def test_two_meet_and_leave_nothing_behind(free_ports: Ports) -> None:
 
 def test_a_lane_that_cannot_be_reached_is_told_with_the_direction(free_ports: Ports) -> None:
     """Rack 1 says that its payloads are where nobody listens."""
-    first, second = both(free_ports(2), 50, advertise="127.0.0.77")
+    first, second = both(free_ports(2), 50, advertise_host="127.0.0.77")
     assert [pull.error != "" for pull in first.circle.pulls] == [True, True]
     assert "127.0.0.77" in first.circle.pulls[0].error
     assert "failed" not in first.circle.pulls[0].error
@@ -70,21 +70,13 @@ def test_a_port_that_is_taken_ends_it_before_anything_is_sent(free_ports: Ports)
         taken.set()
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, rules, venue(ports, 0), ABOUT, say)
+        first = pool.submit(meet, rules, config(ports, 0), ABOUT, say)
         assert taken.wait(30)
         with pytest.raises(AddressInUse, match="the port is taken"):
-            meet(rules, venue(ports, 0), ABOUT, say)
+            meet(rules, config(ports, 0), ABOUT, say)
         met = first.result()
     assert met.knocks[1].answer == "refused"
     assert met.circle.pulls == []
-
-
-def test_an_address_that_is_none_is_told(free_ports: Ports) -> None:
-    ports = free_ports(1)
-    peers = {0: f"tcp://127.0.0.1:{ports[0]}", 1: "tcp://127.0.0.1:x"}
-    place = Venue(peers[0], "127.0.0.1", None, "", peers, "")
-    met = meet(Rules("job", 0, 2, 0, 0), place, ABOUT, lambda _: None)
-    assert "127.0.0.1:x" in met.refused[1]
 
 
 def test_the_limits() -> None:
@@ -105,7 +97,7 @@ def test_an_error_loses_its_key_and_its_advice() -> None:
 
 def test_time_is_not_spent_where_nobody_is(free_ports: Ports) -> None:
     begun = time.monotonic()
-    met = meet(Rules("job", 0, 1, 30 * SECOND, SECOND), venue(free_ports(1), 0), ABOUT, print)
+    met = meet(Rules("job", 0, 1, 30 * SECOND, SECOND), config(free_ports(1), 0), ABOUT, print)
     assert met.circle.turn is not None
     assert met.circle.turn.last
     assert time.monotonic() - begun < 30, "a rack alone waits for nobody"

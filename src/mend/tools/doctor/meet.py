@@ -7,17 +7,16 @@ import hashlib
 import sys
 from dataclasses import replace
 
-from mend.config.keyfile import protection_of, secrets_of
+from mend.config.keyfile import protection_of
 from mend.config.settings import MendConfig
 from mend.coordination import wire
 from mend.engine.witness import detect_ns
 from mend.hardware.cpu_affinity import Machine, host
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meeting import Met, Venue, longest_s, meet
+from mend.tools.doctor.meeting import Met, longest_s, meet
 from mend.tools.doctor.meeting_circle import Rules
 from mend.tools.doctor.meeting_messages import About, Pull, clean
 from mend.tools.doctor.terms import Flow, Meeting, Seen
-from mend.transport.probe import host_and_port
 from mend.types import MS, SECOND, VERSION, Address
 
 TURNS_S_MAX = 60.0
@@ -39,19 +38,6 @@ def rules_of(config: MendConfig, wait_s: float, pull_s: float) -> Rules:
     each_s = min(pull_s, TURNS_S_MAX / turns)
     rack = config.rack_number
     return Rules(config.job_id, rack, config.racks, int(wait_s * SECOND), int(each_s * SECOND))
-
-
-def venue_of(config: MendConfig) -> Venue:
-    """The addresses of a job."""
-    return Venue(
-        bind=config.bind_address,
-        lane_host=host_and_port(config.bind_address)[0],
-        ports=config.data_port_range,
-        advertise=config.advertise_host,
-        peers=config.peer_addresses,
-        witness=config.witness_addr,
-        secrets=secrets_of(config, config.bind_address),
-    )
 
 
 def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None) -> About:
@@ -98,7 +84,7 @@ def held_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) 
 
     wait_s, most_s = rules.wait_ns / SECOND, longest_s(rules)
     say(f"waiting up to {wait_s:g} s for {rules.racks - 1} other rack(s); {most_s:.0f} s at most")
-    return meeting_of(meet(rules, venue_of(config), about, say), config, about, System())
+    return meeting_of(meet(rules, config, about, say), config, about, System())
 
 
 # ------------------------------------------------------------------ what was learnt
@@ -153,7 +139,7 @@ def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
         hears_us=circle.hears_us(rack),
         heard_by=tuple(sorted(heard_by)),
         answer="open" if opened else (knock.answer if knock is not None else ""),
-        detail=met.refused.get(rack, "" if knock is None or opened else knock.detail),
+        detail="" if knock is None or opened else knock.detail,
         speaks=rack in met.ever_speaks,
     )
     if other is None or here is None:

@@ -8,13 +8,15 @@ import hashlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
-from mend.errors import ConfigError, MendError, TransportError
+from mend.config.keyfile import secrets_of
+from mend.config.settings import MendConfig
+from mend.errors import MendError
 from mend.tools.doctor.meeting_circle import FAREWELL_NS, LATE_NS, TURN_SPARE_NS, Circle, Rules
 from mend.tools.doctor.meeting_messages import FRAME_BYTES_MAX, About, Pull, Turn, clean
 from mend.transport.bulk_client import BulkLane
@@ -48,19 +50,6 @@ SPENT_PCT = 25
 PATTERN_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Venue:
-    """Where to listen, and where the others do."""
-
-    bind: str
-    lane_host: str
-    ports: tuple[int, int] | None
-    advertise: str
-    peers: Mapping[int, str]
-    witness: str
-    secrets: tuple[bytes, ...] = field(default=(), repr=False)
-
-
 @dataclass
 class Met:
     """What came of a meeting. `knocks`: by rack, of those that did not meet us; None: the
@@ -72,41 +61,39 @@ class Met:
     knocks: dict[int | None, Knock] = field(default_factory=dict)
     ever_open: set[int | None] = field(default_factory=set)
     ever_speaks: set[int | None] = field(default_factory=set)
-    refused: dict[int, str] = field(default_factory=dict)
-    """Addresses that cannot be one, in words."""
 
 
-def meet(rules: Rules, venue: Venue, about: About, say: Callable[[str], None]) -> Met:
-    """Blocks until everything is measured or the time is over.
+def meet(rules: Rules, config: MendConfig, about: About, say: Callable[[str], None]) -> Met:
+    """At the addresses of a job. Blocks until everything is measured or the time is over.
 
     `about.lane` is filled in here. `say` is told of progress. Raises AddressInUse, ConfigError,
     TransportError when this rack cannot listen; KeyboardInterrupt leaves nothing behind.
     """
-    return asyncio.run(_Meeting(rules, venue, say).run(about))
+    return asyncio.run(_Meeting(rules, config, say).run(about))
 
 
 class _Meeting:
-    def __init__(self, rules: Rules, venue: Venue, say: Callable[[str], None]) -> None:
-        self._rules, self._venue, self._say = rules, venue, say
-        others = rules.racks - 1
-        self._slower = max(1.0, others / CROWD)
+    def __init__(self, rules: Rules, config: MendConfig, say: Callable[[str], None]) -> None:
+        self._rules, self._config, self._say = rules, config, say
+        self._peers = {r: at for r, at in config.peer_addresses.items() if r != rules.rack}
+        self._slower = max(1.0, (rules.racks - 1) / CROWD)
 
     async def run(self, about: About) -> Met:
         with contextlib.ExitStack() as opened:
-            venue, job = self._venue, self._rules.job
-            token = hashlib.sha256(b"mend doctor " + job.encode()).digest()[:16]
-            me = Peer(self._rules.rack, 0)
-            keys = Secrets(venue.secrets, me) if venue.secrets else None
+            config, bind = self._config, self._config.bind_address
+            token = hashlib.sha256(b"mend doctor " + self._rules.job.encode()).digest()[:16]
+            secret = secrets_of(config, bind)
+            keys = Secrets(secret, Peer(self._rules.rack, 0)) if secret else None
             lane = BulkLane(
-                venue.lane_host,
-                venue.ports,
+                host_and_port(bind)[0],
+                config.data_port_range,
                 token=token,
-                advertise=venue.advertise,
+                advertise=config.advertise_host,
                 stall_ns=STALL_NS,
                 secrets=keys,
             )
             opened.callback(lane.close)
-            sideband = ZmqSideband(venue.bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
+            sideband = ZmqSideband(bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
             opened.callback(sideband.close)
             self._lane, self._sideband = lane, sideband
             serves = self._rules.pull_ns > 0
@@ -123,18 +110,11 @@ class _Meeting:
                 time.monotonic_ns(),
             )
             self._met = Met(self._circle, 0, lane.address)
-            self._connect()
+            for rack, address in self._peers.items():
+                sideband.connect(Peer(rack, 0), address)
             await self._attend()
             self._met.ended_ns = time.monotonic_ns()
         return self._met
-
-    def _connect(self) -> None:
-        for rack, address in self._venue.peers.items():
-            if rack != self._rules.rack:
-                try:
-                    self._sideband.connect(Peer(rack, 0), address)
-                except (ConfigError, TransportError) as error:
-                    self._met.refused[rack] = str(error)
 
     async def _attend(self) -> None:
         """Until it is over; an error of any part ends the whole."""
@@ -158,9 +138,8 @@ class _Meeting:
             part.result()
 
     def _tell(self, frame: bytes) -> None:
-        for rack in self._venue.peers:
-            if rack != self._rules.rack:
-                self._sideband.send(Peer(rack, 0), frame)
+        for rack in self._peers:
+            self._sideband.send(Peer(rack, 0), frame)
 
     async def _listen(self) -> None:
         while True:
@@ -192,16 +171,14 @@ class _Meeting:
         """Knock where nobody answers; the last word counts, and whether it was ever open."""
         await asyncio.sleep(TICK_S)
         while True:
-            now_ns, mine = time.monotonic_ns(), self._rules.rack
-            live = self._circle.live(now_ns)
+            live = self._circle.live(time.monotonic_ns())
             doors: dict[int | None, str] = {
                 rack: address
-                for rack, address in self._venue.peers.items()
-                if rack not in (mine, *self._met.refused)
-                and not (rack in live and self._circle.hears_us(rack))
+                for rack, address in self._peers.items()
+                if not (rack in live and self._circle.hears_us(rack))
             }
-            if self._venue.witness:
-                doors[None] = self._venue.witness
+            if self._config.witness_addr:
+                doors[None] = self._config.witness_addr
             if self._circle.turn is None:
                 await asyncio.gather(*(self._knock(who, doors[who]) for who in doors))
             await asyncio.sleep(KNOCKS_APART_S * self._slower)

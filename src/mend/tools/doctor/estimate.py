@@ -17,7 +17,7 @@ from mend.coordination.schedule import gap_steps
 from mend.engine.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.outer import OUTERS
-from mend.tools.doctor.terms import Finding, rate
+from mend.tools.doctor.terms import Finding, note, ok, problem, rate
 from mend.types import Owned, Span
 
 ROUND_TRIPS = 6
@@ -131,21 +131,14 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
     )
     found = []
     if room.limit is not None and need > room.limit:
-        found.append(
-            Finding("problem", "memory", f"{told}; there are {amount(room.limit)}.", shrink)
-        )
+        found.append(problem("memory", f"{told}; there are {amount(room.limit)}.", shrink))
     elif room.available is not None and need > MEMORY_SHARE * room.available:
-        found.append(
-            Finding(
-                "note", "memory", f"{told}; {amount(room.available)} are available now.", shrink
-            )
-        )
+        found.append(note("memory", f"{told}; {amount(room.available)} are available now.", shrink))
     else:
-        found.append(Finding("ok", "memory", told))
+        found.append(ok("memory", told))
     if gpu and room.locked is not None and need > room.locked:
         found.append(
-            Finding(
-                "note",
+            note(
                 "memory",
                 f"Only {amount(room.locked)} may be page-locked here (ulimit -l); copies to and "
                 "from the GPU would hold training up.",
@@ -217,19 +210,19 @@ def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -
         f"{exchange.work_ms:.0f} to encode and merge"
     )
     if not config.concurrent_outer_step or config.tau == 0:
-        return [Finding("note", "overlap", f"{told}; training waits for each (tau=0 or blocking).")]
+        return [note("overlap", f"{told}; training waits for each (tau=0 or blocking).")]
     if step_ms is None:
         least = exchange.total_ms / MARGIN / config.tau
         told += f"; tau={config.tau} covers it where a step takes {least:.0f} ms or longer"
-        return [Finding("ok", "overlap", told)]
+        return [ok("overlap", told)]
     window_ms = config.tau * step_ms
     covers = f"tau={config.tau} steps of {step_ms:g} ms are {window_ms:.0f} ms"
     if exchange.total_ms <= MARGIN * window_ms:
-        found = [Finding("ok", "overlap", f"{told}; {covers} and cover it")]
+        found = [ok("overlap", f"{told}; {covers} and cover it")]
     else:
         scarce = "hardly cover it" if exchange.total_ms <= window_ms else "do not cover it"
         change = _longer(config, exchange, step_ms)
-        found = [Finding("note", "overlap", f"{told}; {covers} and {scarce}.", change)]
+        found = [note("overlap", f"{told}; {covers} and {scarce}.", change)]
     return found + _of_load(config, exchange, step_ms)
 
 
@@ -260,14 +253,14 @@ def _of_load(config: MendConfig, exchange: Exchange, step_ms: float) -> list[Fin
     share = exchange.transfer_ms / gap_ms
     told = f"payloads keep the link busy for {100 * share:.0f} % of the time"
     if share <= BUSY:
-        return [Finding("ok", "overlap", told)]
+        return [ok("overlap", told)]
     period = math.ceil(exchange.transfer_ms * config.fragments / BUSY / step_ms)
     change = f"MEND_SYNC_PERIOD_STEPS={period} makes it {100 * BUSY:.0f} %"
     if config.codec == "float32":
         change += "; MEND_PAYLOAD_DTYPE=bfloat16 halves it"
     if share > 1:
         told = f"The link is too slow for these rounds: {told}; they would come late for ever"
-    return [Finding("note", "overlap", f"{told}.", f"{change}.")]
+    return [note("overlap", f"{told}.", f"{change}.")]
 
 
 def merge_ns_per_element(merge: str, racks: int) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mend.tools.doctor.rates import of_flows, of_trips
-from mend.tools.doctor.terms import Finding, Meeting, Seen
+from mend.tools.doctor.terms import Finding, Meeting, Seen, note, ok, problem
 from mend.types import WITNESS
 
 
@@ -16,7 +16,7 @@ def of_meeting(meeting: Meeting) -> list[Finding]:
     for seen in meeting.peers:
         topic = f"rack {seen.rack}"
         if not (seen.heard and seen.hears_us):
-            found.append(Finding("problem", topic, *_absent(meeting, seen)))
+            found.append(problem(topic, *_absent(meeting, seen)))
         if seen.heard:
             found += _of_settings(meeting, seen)
             found += of_trips(meeting, seen)
@@ -30,38 +30,34 @@ def of_meeting(meeting: Meeting) -> list[Finding]:
 def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
     met = [seen.rack for seen in meeting.peers if seen.heard and seen.hears_us]
     if meeting.racks == 1:
-        yield Finding("note", "meeting", "racks=1: there is nobody to meet.", "Set MEND_RACKS.")
+        yield note("meeting", "racks=1: there is nobody to meet.", "Set MEND_RACKS.")
     elif len(met) == len(meeting.peers):
-        yield Finding("ok", "meeting", f"all {meeting.racks} racks met in {meeting.seconds:.1f} s")
+        yield ok("meeting", f"all {meeting.racks} racks met in {meeting.seconds:.1f} s")
     elif met:
         named = ", ".join(map(str, met))
-        yield Finding("note", "meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
+        yield note("meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
     for rack in meeting.doubles:
-        yield Finding(
-            "problem",
+        yield problem(
             f"rack {rack}",
             f"Two processes say that they are rack {rack} of job {meeting.job!r}.",
             "Give every rack a MEND_RACK of its own; one doctor per rack (its local rank 0).",
         )
     for rack, job in meeting.jobs:
         who = "the witness" if rack == WITNESS else f"rack {rack}"
-        yield Finding(
-            "problem",
+        yield problem(
             f"rack {rack}",
             f"A job is running: {who} of job {job!r} sent frames of a job to {meeting.address}.",
             "Doctors meet where a job would: stop the job first, or choose other ports.",
         )
     outside = [rack for rack, job in meeting.strangers if job == meeting.job]
     for rack in outside:
-        yield Finding(
-            "problem",
+        yield problem(
             f"rack {rack}",
             f"Rack {rack} of this job came, but there are only {meeting.racks} here.",
             "Set MEND_RACKS alike on all racks, and number them from 0.",
         )
     if meeting.garbage:
-        yield Finding(
-            "note",
+        yield note(
             "meeting",
             f"{meeting.garbage} frames came that are neither a doctor's nor a job's.",
             "Another program, or another version of mend, sends to this port: see who.",
@@ -72,23 +68,20 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
 
 def _of_witness(address: str, answer: str, speaks: bool) -> Finding:
     if answer == "open" and speaks:
-        return Finding("ok", "witness", f"the witness's port answers at {address}")
+        return ok("witness", f"the witness's port answers at {address}")
     if answer == "open":
-        return Finding(
-            "problem",
+        return problem(
             "witness",
             f"What listens at MEND_WITNESS_ADDR={address} is no witness.",
             "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`.",
         )
     if answer == "refused":
-        return Finding(
-            "note",
+        return note(
             "witness",
             f"Nothing listens at MEND_WITNESS_ADDR={address} so far; the machine answers.",
             "Start `mend coordinate` there before the job.",
         )
-    return Finding(
-        "problem",
+    return problem(
         "witness",
         f"MEND_WITNESS_ADDR={address} cannot be reached ({answer or 'not tried'}).",
         _remedy_of(answer, address),
@@ -189,16 +182,16 @@ def _of_settings(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         if name not in _OF_THE_PACKAGE:
             change = f"Set {_variable(name)} alike on all racks; one MEND_CONFIG file is safest."
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
-        yield Finding("problem", topic, found, change)
+        yield problem(topic, found, change)
     if not unequal:
-        yield Finding("ok", topic, f"{len(meeting.facts)} settings are equal")
+        yield ok(topic, f"{len(meeting.facts)} settings are equal")
     for name, mine, theirs in _unequal(meeting.wishes, seen.wishes):
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
-        yield Finding("note", topic, found, f"Not refused; {_variable(name)} should be alike.")
+        yield note(topic, found, f"Not refused; {_variable(name)} should be alike.")
     for name, mine, theirs in _unequal(meeting.versions, seen.versions):
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
         change = "Racks of different versions may join; the same one everywhere is what is tested."
-        yield Finding("note", topic, found, change)
+        yield note(topic, found, change)
 
 
 def _unequal(mine: dict[str, str], theirs: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -31,7 +31,7 @@ from mend.tools.doctor.jobs import STOP_IT, look_around, of_taken
 from mend.tools.doctor.local import System
 from mend.tools.doctor.meet import about_of, held_meeting, rules_of
 from mend.tools.doctor.show import show
-from mend.tools.doctor.terms import Finding, Meeting
+from mend.tools.doctor.terms import Finding, Meeting, note, problem
 from mend.transport.whereabouts import Whereabouts
 
 WAIT_S = 30.0
@@ -129,7 +129,7 @@ def _met(asked: Asked, report: Report, found: list[Finding]) -> Meeting | None:
         _forget_port(found)
         found.append(of_taken(config, error))
     except (ConfigError, TransportError) as error:
-        found.append(Finding("problem", "this rack", str(error)))
+        found.append(problem("this rack", str(error)))
     return None
 
 
@@ -139,7 +139,7 @@ def _forget_port(found: list[Finding]) -> None:
 
 
 def _cannot_meet(why: str, change: str) -> Finding:
-    return Finding("problem", "meeting", f"This rack cannot meet the others: {why}.", change)
+    return problem("meeting", f"This rack cannot meet the others: {why}.", change)
 
 
 def _sized(asked: Asked, report: Report, params: int, meeting: Meeting | None) -> list[Finding]:
@@ -155,7 +155,7 @@ def _sized(asked: Asked, report: Report, params: int, meeting: Meeting | None) -
     if mbit is None or trip_ms is None:
         if asked.step_ms is not None:
             why = "Whether tau covers an exchange is not known: bandwidth was not measured to all."
-            found.append(Finding("note", "overlap", why, "Run it with --meet on all racks."))
+            found.append(note("overlap", why, "Run it with --meet on all racks."))
         return found
     merge_ns = merge_ns_per_element(config.merge, config.racks)
     exchange = exchange_of(config, params, ranks, mbit=mbit, trip_ms=trip_ms, merge_ns=merge_ns)

@@ -22,6 +22,18 @@ class Finding:
         return f"{self.found} {self.change}".strip()
 
 
+def ok(topic: str, found: str) -> Finding:
+    return Finding("ok", topic, found)
+
+
+def note(topic: str, found: str, change: str = "") -> Finding:
+    return Finding("note", topic, found, change)
+
+
+def problem(topic: str, found: str, change: str = "") -> Finding:
+    return Finding("problem", topic, found, change)
+
+
 @dataclass(frozen=True, slots=True)
 class Flow:
     """Bytes one way, as they arrived. error: why nothing did."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mend.tools.doctor.findings import of_meeting
-from mend.tools.doctor.rates import WINDOW_MS_MIN, window_mbit
+from mend.tools.doctor.findings import WINDOW_MS_MIN, of_meeting, window_mbit
 from mend.tools.doctor.terms import Finding, Flow, Meeting, Seen, rate
 
 FACTS = {"mend version": "0.1.0", "tau": "8", "sync_period_steps": "128", "ranks per rack": ""}

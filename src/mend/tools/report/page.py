@@ -16,15 +16,16 @@ from mend.tools.report import summary
 from mend.tools.report.draw import svg_of
 from mend.tools.report.facts import FAULTS_SHOWN, RunFacts, clean
 from mend.tools.report.panels import (
+    PHASE_COLOURS,
     Panel,
     colour,
     participation_panel,
     progress_panels,
     reasons_panel,
     recorded_panels,
+    timeline_panel,
 )
 from mend.tools.report.rounds import MEANS, Rounds
-from mend.tools.report.timeline import COLOURS, timeline_panel
 from mend.types import VERSION
 
 PROTECTIONS = {"keys": "encrypted, with a key", "loopback": "on loopback, without a key"}
@@ -93,7 +94,7 @@ def page(title: str, runs: Sequence[Run], notes: Sequence[str]) -> str:
         words=summary,
         svg=svg_of,
         colour=colour,
-        phase_colours=COLOURS,
+        phase_colours=PHASE_COLOURS,
         meanings=MEANS,
         protections=PROTECTIONS,
         rack_names=lambda racks: [summary.rack_name(rack) for rack in racks],

@@ -18,7 +18,7 @@ from mend.tools.doctor.command import doctor_command
 from mend.tools.keys_command import keys_app
 from mend.tools.launch_command import PASS_ON, launch_command
 from mend.tools.plan_command import plan_command
-from mend.tools.prefixed_output import let_go
+from mend.tools.prefixed_output import detach_broken_streams
 from mend.tools.report.command import report_command
 from mend.tools.repro_command import HELP as REPRO_HELP
 from mend.tools.repro_command import repro_command
@@ -375,4 +375,4 @@ def main() -> None:
             typer.echo(f"mend: {type(error).__name__}: {error}", err=True)
         sys.exit(2)
     finally:
-        let_go()
+        detach_broken_streams()

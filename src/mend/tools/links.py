@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mend.errors import LinkError
-from mend.tools.links_check import verified
+from mend.tools.links_check import verify
 from mend.tools.links_spec import Link, Net, Site
 from mend.tools.processes import Child
 
@@ -76,7 +76,7 @@ def links(
         for number, site in enumerate(net.sites):
             _join(site, f"site{number}", base + "-hub", link)
         alone = "not measured: joins nobody" if len(net.sites) < 2 else ""
-        measured = alone or (str(verified(net)) if measure else "not measured")
+        measured = alone or (str(verify(net)) if measure else "not measured")
         if say is not None:
             say(f"link={link} {measured}")
         yield replace(net, measured=measured)

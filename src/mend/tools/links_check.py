@@ -61,7 +61,7 @@ class Measured:
         return text
 
 
-def verified(net: Net) -> Measured:
+def verify(net: Net) -> Measured:
     """Measure between the first two sites: all are made alike.
 
     Raises LinkError when the link is not what was asked for, with what was measured.

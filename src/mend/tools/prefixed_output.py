@@ -56,7 +56,7 @@ class Printer:
             if self._bytes + len(data) > BACKLOG_BYTES_MAX:
                 self._dropped += 1
                 return
-            self._confess()
+            self._report_dropped()
             self._add(data)
 
     def _add(self, data: bytes) -> None:
@@ -64,7 +64,7 @@ class Printer:
         self._bytes += len(data)
         self._changed.notify()
 
-    def _confess(self) -> None:
+    def _report_dropped(self) -> None:
         """Say in its place how much is missing."""
         if self._dropped:
             why = 'reason="nobody read them in time"'
@@ -79,7 +79,7 @@ class Printer:
                 if not self._waiting:
                     return
                 data = self._waiting.popleft()
-            if not _written(self.fd, data):
+            if not _write(self.fd, data):
                 self._go_silent()
                 return
             with self._changed:
@@ -103,14 +103,14 @@ class Printer:
         """Wait until the reader has all, LAST_WORDS_S at most, or until the next Ctrl-C."""
         with self._changed:
             if self._thread.is_alive():
-                self._confess()
+                self._report_dropped()
             self._closed = True
             self._changed.notify()
         with suppress(KeyboardInterrupt):
             self._thread.join(LAST_WORDS_S)
 
 
-def _written(fd: int, data: bytes) -> bool:
+def _write(fd: int, data: bytes) -> bool:
     """Whether somebody took it; waits as long as that takes."""
     while data:
         try:
@@ -122,7 +122,7 @@ def _written(fd: int, data: bytes) -> bool:
     return True
 
 
-def let_go() -> None:
+def detach_broken_streams() -> None:
     """Point a standard stream that cannot be written any more to nowhere: what is left in it would
     fail when the program ends, and change its exit status."""
     for stream in (sys.stdout, sys.stderr):

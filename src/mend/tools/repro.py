@@ -101,7 +101,7 @@ def repro(asked: Asked) -> int:
         except Stopped:
             say("stopped")
             return INTERRUPTED
-    return told(one, other, finding, asked.as_json, pairs)
+    return print_verdict(one, other, finding, asked.as_json, pairs)
 
 
 def search(asked: Asked, folder: Path, say: Say) -> tuple[Run, Run, Finding | None, int]:
@@ -144,7 +144,7 @@ def compare_folders(folders: Sequence[Path], as_json: bool) -> int:
     if len(folders) != 2:
         raise UsageError(f"{len(folders)} recordings; name two, or a script behind --")
     one, other = (read(folder) for folder in folders)
-    return told(one, other, compare(one, other), as_json, 1)
+    return print_verdict(one, other, compare(one, other), as_json, 1)
 
 
 def read(folder: Path) -> list[Recording]:
@@ -320,7 +320,7 @@ def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def told(one: Run, other: Run, finding: Finding | None, as_json: bool, pairs: int) -> int:
+def print_verdict(one: Run, other: Run, finding: Finding | None, as_json: bool, pairs: int) -> int:
     """Print the verdict; returns the exit status."""
     steps, facts = min(len(run[0].steps) for run in (one, other)), different_facts(one, other)
     if as_json:

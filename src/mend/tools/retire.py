@@ -16,7 +16,7 @@ from mend.coordination import wire
 from mend.coordination.messages import Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
 from mend.tools.top.picture import Answer, name_of, worth
-from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, addresses_in_force, terminated
+from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, addresses_in_force, sigterm_exits
 from mend.transport.status_client import StatusClient
 from mend.types import PERSON, WITNESS
 
@@ -33,7 +33,7 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
     """Returns the exit status. Raises ConfigError for what is no address."""
     asked = list(dict.fromkeys(addresses)) or addresses_in_force()
     wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S)
-    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, sigterm_exits():
         watch = Watch(onlooker, wanted, asked)
         try:
             return _retire(rack, watch, onlooker, wait_s)
@@ -44,7 +44,7 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
 
 def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> int:
     watch.gather(FIRST_S, ASK_S)
-    answers = answering(watch.answers())
+    answers = live_answers(watch.answers())
     if not answers:
         silent = ", ".join(f"{a.address} ({a.way})" for a in watch.answers())
         return _refuse(f"nobody answers at {silent}. Name a rack's leader or the witness")
@@ -66,7 +66,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
         watch.listen(ASK_S / 2)
         watch.ask()
         watch.listen(ASK_S)
-        answers = answering(watch.answers()) or answers
+        answers = live_answers(watch.answers()) or answers
         told, final = outcome(answers, rack, life)
         if final:
             break
@@ -82,7 +82,7 @@ def _refuse(reason: str) -> int:
 # ------------------------------------------------------------------ pure
 
 
-def answering(answers: Sequence[Answer]) -> list[Answer]:
+def live_answers(answers: Sequence[Answer]) -> list[Answer]:
     """Who is there now."""
     late_s = FIRST_S + STRAGGLER_S
     return [a for a in answers if a.view and a.view.state != "ended" and a.age_s <= late_s]

@@ -22,7 +22,7 @@ from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
 from mend.trace.format import Entry, Gap, Header
 
-Made = tuple[int, int]
+RoundKey = tuple[int, int]
 """A round: its fragment, and the version that it made."""
 
 Span = tuple[int, int]
@@ -52,7 +52,7 @@ class RankFacts:
     pulls: dict[int, Span] = field(default_factory=dict)
     pulled_bytes: int = 0
     merge: Span | None = None
-    told_ns: int | None = None
+    learnt_ns: int | None = None
     """When the rank learned that it is decided."""
     applied_ns: int | None = None
     in_mend_ns: int | None = None
@@ -85,7 +85,7 @@ class RoundFacts:
 
 @dataclass(eq=False)
 class Story:
-    rounds: dict[Made, RoundFacts] = field(default_factory=dict)
+    rounds: dict[RoundKey, RoundFacts] = field(default_factory=dict)
     offers: dict[tuple[int, int, int], OfferFacts] = field(default_factory=dict)
     """By rack, fragment, seq."""
     rosters: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -191,7 +191,7 @@ def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:
     story = Story()
     for header, entries in tapes:
         offset_ns = header.wall_ns - header.mono_ns
-        coordinator, rank_machine = _OfCoordinator(story), _OfLearner(story, header)
+        coordinator, rank_machine = _CoordinatorReader(story), _RankReader(story, header)
         story.payload_bytes[(header.rack, header.rank)] = header.payload_bytes
         for entry in entries:
             if isinstance(entry, Gap):
@@ -228,7 +228,7 @@ def _records(story: Story, prev: int, records: tuple[Record, ...], at_ns: int) -
             story.rosters.append((index, tuple(seat.member.rack for seat in record.members)))
 
 
-class _OfCoordinator:
+class _CoordinatorReader:
     """Reads what a coordinator heard and said."""
 
     def __init__(self, story: Story) -> None:
@@ -312,7 +312,7 @@ class _OfCoordinator:
                 made.whys.append((at_ns, text))
 
 
-class _OfLearner:
+class _RankReader:
     """Reads what one rank did."""
 
     def __init__(self, story: Story, header: Header) -> None:
@@ -325,7 +325,7 @@ class _OfLearner:
         self._pulled: dict[tuple[int, int, int], Span] = {}
         self._slices: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         """(rack, fragment, version) -> from when to when slices were pulled from it, and bytes."""
-        self._merging: dict[Made, int] = {}
+        self._merging: dict[RoundKey, int] = {}
         self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
         self._steps: dict[tuple[int, int], int] = {}
         """Of the same captures."""
@@ -391,7 +391,7 @@ class _OfLearner:
         if not self._story.coordinated:
             made.decided_ns = _first(made.decided_ns, at_ns)
         mine = self._mine(commit.fragment, commit.version)
-        mine.told_ns = at_ns
+        mine.learnt_ns = at_ns
         for share in commit.members:
             rack = share.member.rack
             if (

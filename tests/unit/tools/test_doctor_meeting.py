@@ -11,7 +11,7 @@ import pytest
 
 from mend.config import MendConfig
 from mend.errors import AddressInUse
-from mend.tools.doctor.meeting import Met, _key, _shortly, _sizes, longest_s, meet
+from mend.tools.doctor.meeting import Met, _key, _shorten, _sizes, longest_s, meet
 from mend.tools.doctor.meeting_circle import Rules
 from mend.types import KEY_BYTES, MS, SECOND
 from tests.unit.tools.test_doctor_meeting_messages import ABOUT
@@ -91,8 +91,8 @@ def test_the_limits() -> None:
 
 def test_an_error_loses_its_key_and_its_advice() -> None:
     error = AddressInUse("key ab: 1 holder(s) failed: holder a:1: timed out. Check that it runs.")
-    assert _shortly(error) == "holder a:1: timed out"
-    assert _shortly(AddressInUse("plain")) == "plain"
+    assert _shorten(error) == "holder a:1: timed out"
+    assert _shorten(AddressInUse("plain")) == "plain"
 
 
 def test_time_is_not_spent_where_nobody_is(free_ports: Ports) -> None:

@@ -17,8 +17,8 @@ from mend.tools.repro import (
     command_of,
     compare_folders,
     lines_of,
+    print_verdict,
     read,
-    told,
 )
 
 HEADER = {"format": 1, "rank": 0, "ranks": 1, "facts": {"threads": 1}}
@@ -69,7 +69,7 @@ def test_two_folders_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert said.startswith("different: step 1, weights, rank 0\n")
     assert "record both again with --at 1" in said
     assert "threads: 1 and 2" in said
-    assert told(read(one), read(other), None, True, 1) == 0
+    assert print_verdict(read(one), read(other), None, True, 1) == 0
     assert json.loads(capsys.readouterr().out)["finding"] is None
 
 

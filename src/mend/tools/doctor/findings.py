@@ -112,7 +112,7 @@ def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
     if seen.heard:
         return (
             f"One direction fails: rack {rack} is heard here, but nothing from here reaches it "
-            f"at {at} ({_told(seen)}).",
+            f"at {at} ({_state_of_port(seen)}).",
             _remedy_of(seen.answer, at),
         )
     foreign = [job for other, job in meeting.strangers if other == rack and job != meeting.job]
@@ -125,7 +125,7 @@ def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
         named = ", ".join(map(str, seen.heard_by))
         return (
             f"Rack {rack} runs (heard by rack {named}), but nothing of it arrives here "
-            f"({_told(seen)}).",
+            f"({_state_of_port(seen)}).",
             f"Look at the way from rack {rack} to {meeting.address}: its entry {mine} of "
             "MEND_SIDEBAND_PEERS, and the firewalls between the two. " + _remedy_of("", at),
         )
@@ -144,10 +144,10 @@ def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
             f"Another program has the port: change entry {rack} of MEND_SIDEBAND_PEERS on all "
             "racks, and where that rack listens.",
         )
-    return f"Rack {rack} did not come: {at} {_told(seen)}.", _remedy_of(seen.answer, at)
+    return f"Rack {rack} did not come: {at} {_state_of_port(seen)}.", _remedy_of(seen.answer, at)
 
 
-def _told(seen: Seen) -> str:
+def _state_of_port(seen: Seen) -> str:
     says = {
         "open": "accepts connections",
         "refused": "refused the connection",

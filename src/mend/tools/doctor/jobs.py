@@ -35,7 +35,7 @@ def jobs_at(
     """
     views: dict[str, JobStatus] = {}
     with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker:
-        known = [address for address in addresses if _watched(onlooker, address)]
+        known = [address for address in addresses if _watch(onlooker, address)]
         end, question = time.monotonic() + limit_s, encode_look(Look(""))
         while (left_s := end - time.monotonic()) > 0 and len(views) < len(set(known)):
             for address in known:
@@ -48,7 +48,7 @@ def jobs_at(
     return views, speaking | set(views)
 
 
-def _watched(onlooker: StatusClient, address: str) -> bool:
+def _watch(onlooker: StatusClient, address: str) -> bool:
     """False: it is no address, which the meeting will tell."""
     try:
         onlooker.watch(address)
@@ -72,10 +72,10 @@ def of_jobs(views: Mapping[str, JobStatus], job: str) -> Iterator[Finding]:
             change = "Start `mend coordinate` with this --job-id, or set MEND_JOB_ID alike."
             yield problem("witness", found, change)
         elif view.rack != WITNESS:
-            yield problem(f"rack {view.rack}", _told(view, address), STOP_IT)
+            yield problem(f"rack {view.rack}", _describe(view, address), STOP_IT)
 
 
-def _told(view: JobStatus, address: str) -> str:
+def _describe(view: JobStatus, address: str) -> str:
     state = f"{view.state}, {view.commits} rounds committed"
     return f"A job is running: rack {view.rack} of job {view.job!r} at {address} ({state})."
 
@@ -91,7 +91,7 @@ def of_taken(config: MendConfig, error: AddressInUse, system: System | None = No
     holder = (system or System()).holder(port)
     who = holder or "a process that this user may not see (`sudo ss -ltnp` names it)"
     if address in views:
-        return problem("this rack", f"{_told(views[address], address)} ({who})", STOP_IT)
+        return problem("this rack", f"{_describe(views[address], address)} ({who})", STOP_IT)
     if speaking:
         found = f"Another doctor, or a job, is running here: {who} listens at {where}:{port}."
         return problem("this rack", found, "Let it end or stop it; then run this again.")

@@ -75,7 +75,7 @@ def _short(value: object) -> str:
     return f"{clean(text[:VALUE_CHARS_MAX])}... ({digest})"
 
 
-def held_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) -> Meeting:
+def hold_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) -> Meeting:
     """Blocks until it is over. Raises AddressInUse, ConfigError, TransportError."""
 
     def say(line: str) -> None:

@@ -109,14 +109,14 @@ class _Meeting:
                 nonce,
                 time.monotonic_ns(),
             )
-            self._met = Met(self._circle, 0, lane.address)
+            self._result = Met(self._circle, 0, lane.address)
             for rack, address in self._peers.items():
                 sideband.connect(Peer(rack, 0), address)
-            await self._attend()
-            self._met.ended_ns = time.monotonic_ns()
-        return self._met
+            await self._run_parts()
+            self._result.ended_ns = time.monotonic_ns()
+        return self._result
 
-    async def _attend(self) -> None:
+    async def _run_parts(self) -> None:
         """Until it is over; an error of any part ends the whole."""
         parts = {
             asyncio.create_task(part)
@@ -185,11 +185,11 @@ class _Meeting:
 
     async def _knock(self, who: int | None, address: str) -> None:
         found = await knock(*host_and_port(address), KNOCK_S)
-        self._met.knocks[who] = found
+        self._result.knocks[who] = found
         if found.answer == "open":
-            self._met.ever_open.add(who)
+            self._result.ever_open.add(who)
         if found.speaks:
-            self._met.ever_speaks.add(who)
+            self._result.ever_speaks.add(who)
 
     async def _pull(self) -> None:
         while True:
@@ -198,11 +198,11 @@ class _Meeting:
                 turn, holders = wanted
                 whom = "everybody at once" if turn.together else f"rack {holders[0]}"
                 self._say(f"rack {self._rules.rack} pulls from {whom}")
-                self._circle.pulled(turn, await self._measured(turn, holders))
+                self._circle.pulled(turn, await self._measure(turn, holders))
                 self._tell(self._circle.here(time.monotonic_ns()))
             await asyncio.sleep(TICK_S)
 
-    async def _measured(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
+    async def _measure(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
         """All of them at once, each into a part of the room of its own."""
         share = len(self._room) // len(holders)
         most = max(size for size in _sizes() if size <= max(share, PIECE_BYTES_MIN))
@@ -241,12 +241,12 @@ class _Meeting:
                 slow = f"not even {PIECE_BYTES_MIN >> 10} KiB came in {OVERTIME_S:g} s and more"
                 return Pull(turn.number, holder, turn.together, 0, 0, slow)
         except MendError as error:
-            return Pull(turn.number, holder, turn.together, 0, 0, _shortly(error))
+            return Pull(turn.number, holder, turn.together, 0, 0, _shorten(error))
         got, took_ns = (total, time.monotonic_ns() - begun_ns) if turn.together else last
         return Pull(turn.number, holder, turn.together, got, max(1, took_ns), "")
 
 
-def _shortly(error: MendError) -> str:
+def _shorten(error: MendError) -> str:
     """What went wrong with the one holder, without the advice, which the findings give."""
     text = str(error)
     return clean((text.partition(" failed: ")[2] or text).partition(". ")[0])

@@ -29,7 +29,7 @@ from mend.tools.doctor.examine import CANNOT_LISTEN, Report, examine
 from mend.tools.doctor.findings import of_meeting
 from mend.tools.doctor.jobs import STOP_IT, look_around, of_taken
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meet import about_of, held_meeting, rules_of
+from mend.tools.doctor.meet import about_of, hold_meeting, rules_of
 from mend.tools.doctor.show import show
 from mend.tools.doctor.terms import Finding, Meeting, note, problem
 from mend.transport.whereabouts import Whereabouts
@@ -72,7 +72,7 @@ def doctor(asked: Asked) -> int:
     params = params_of(asked.params) if asked.params else None
     report, found = examine(asked.topology)
     try:
-        meeting = _met(asked, report, found)
+        meeting = _try_to_meet(asked, report, found)
     except KeyboardInterrupt:
         print("mend doctor: stopped; nothing was changed anywhere", file=sys.stderr)
         return INTERRUPTED
@@ -80,7 +80,7 @@ def doctor(asked: Asked) -> int:
         report["meeting"] = asdict(meeting)
         found += of_meeting(meeting)
     if report["readable"] and params is not None:
-        found += _sized(asked, report, params, meeting)
+        found += _estimates(asked, report, params, meeting)
     report["findings"] = [asdict(each) for each in found]
     report["problems"] = [str(each) for each in found if each.severity == "problem"]
     if asked.as_json:
@@ -97,7 +97,7 @@ def _settings() -> tuple[MendConfig, Hints]:
         return MendConfig(), read_hints()
 
 
-def _met(asked: Asked, report: Report, found: list[Finding]) -> Meeting | None:
+def _try_to_meet(asked: Asked, report: Report, found: list[Finding]) -> Meeting | None:
     """None: not wanted, or not possible; then `found` says why."""
     if not asked.meet:
         return None
@@ -124,7 +124,7 @@ def _met(asked: Asked, report: Report, found: list[Finding]) -> Meeting | None:
             _forget_port(found)
         return None  # not a word to a job that trains
     try:
-        return held_meeting(config, about, rules, loud=not asked.as_json)
+        return hold_meeting(config, about, rules, loud=not asked.as_json)
     except AddressInUse as error:
         _forget_port(found)
         found.append(of_taken(config, error))
@@ -142,7 +142,7 @@ def _cannot_meet(why: str, change: str) -> Finding:
     return problem("meeting", f"This rack cannot meet the others: {why}.", change)
 
 
-def _sized(asked: Asked, report: Report, params: int, meeting: Meeting | None) -> list[Finding]:
+def _estimates(asked: Asked, report: Report, params: int, meeting: Meeting | None) -> list[Finding]:
     """Memory, and the exchange where the network was measured."""
     config, hints = _settings()
     ranks = hints.world or hints.ranks_per_rack or 1

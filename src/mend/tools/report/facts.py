@@ -285,7 +285,7 @@ class Gathering:
             CAUSE: (SlowCause, self._slow_cause),
             PUT_OUT: (Evicted, self._announce_eviction),
             AWAITED_AGAIN: (Evicted, self._take_eviction_back),
-            "evicted": (Evicted, self._evicted),
+            "evicted": (Evicted, self._eviction),
             "roster": (RosterChange, self._roster),
         }
         self._leaves: dict[int, str] = {}
@@ -431,7 +431,7 @@ class Gathering:
         for rack in self._leaves.keys() - event.racks:
             self.facts.evicted[rack] = self._leaves.pop(rack)
 
-    def _evicted(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
+    def _eviction(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
         self.facts.evicted[source.rack] = clean(event.reason)
 
     # -------------------------------------------------------------- rounds

@@ -174,7 +174,7 @@ def _spans(mine: RankFacts) -> dict[str, tuple[int | None, int | None] | None]:
         "encode": (mine.captured_ns, mine.encoded_ns),
         "exchange": (min(a for a, _ in pulled), max(b for _, b in pulled)) if pulled else None,
         "merge": mine.merge,
-        "ready": (mine.told_ns, begun_ns),
+        "ready": (mine.learnt_ns, begun_ns),
         "apply": (begun_ns, mine.applied_ns) if mine.in_mend_ns is not None else None,
     }
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -81,13 +81,15 @@ class Watch:
 
     def gather(self, wait_s: float, every_s: float) -> None:
         """Ask every `every_s` until somebody has answered, at most `wait_s`; then the others."""
-        for limit_s, done in ((wait_s, lambda: self.anybody), (STRAGGLER_S, lambda: self.complete)):
-            end = time.monotonic() + limit_s
-            while not done() and (left_s := end - time.monotonic()) > 0:
-                self.ask()
-                self.listen(min(every_s, left_s))
-            if not self.anybody:
-                return
+        self._ask_until(lambda: self.anybody, wait_s, every_s)
+        if self.anybody:
+            self._ask_until(lambda: self.complete, STRAGGLER_S, every_s)
+
+    def _ask_until(self, done: Callable[[], bool], limit_s: float, every_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while not done() and (left_s := end - time.monotonic()) > 0:
+            self.ask()
+            self.listen(min(every_s, left_s))
 
     def _take(self, address: str, frame: bytes) -> None:
         try:
@@ -146,7 +148,7 @@ class Watch:
 def top(wanted: Wanted) -> int:
     """Returns the exit status. Raises ConfigError for what is no address."""
     addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
-    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, sigterm_exits():
         watch = Watch(onlooker, wanted, addresses)
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)
@@ -169,7 +171,7 @@ def addresses_in_force() -> list[str]:
 
 
 @contextmanager
-def terminated() -> Iterator[None]:
+def sigterm_exits() -> Iterator[None]:
     """SIGTERM ends it as Ctrl-C does, so that the terminal is left as it was."""
 
     def leave(number: int, _: FrameType | None) -> None:

@@ -1,7 +1,4 @@
-"""What the demo's runs say side by side. Reads files, compares; no run.
-
-Every answer is computed from results that the ranks wrote, none from what a run was meant to do.
-"""
+"""Compares the runs of the demo by the result and event files that their ranks wrote."""
 
 from __future__ import annotations
 

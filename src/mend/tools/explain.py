@@ -1,4 +1,4 @@
-"""`mend explain`: what happened in a round, in sentences. The facts are `story`'s."""
+"""`mend explain`: tells a round in sentences, from the facts of `trace_timeline`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""All racks of a job on one machine. Starts processes, passes lines on, ends them all.
+"""`mend launch`: starts all racks of a job on one machine, passes their lines on, and ends them.
 
-Each rack is a torchrun of its own, so a rack that dies takes nobody with it; that is the point.
+Each rack is a torchrun of its own, so that one rack can die alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Copies lines of child processes to a terminal, file or pipe, even one that nobody reads.
+"""Copies lines of child processes to a terminal, file or pipe, from a thread of its own.
 
-What is shown never holds up what is shown of: a job does not wait for a reader that has paused, and
-does not end with one that has gone.
+A slow reader never holds up the children, and a reader that has gone does not end them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Child processes of which none is left behind. Starts, reads, signals, kills.
+"""Starts, reads and signals child processes, and leaves none behind.
 
-No threads: whoever starts a child polls it, and a child dies with the *thread* that started it
+No threads: the caller polls its children, and a child dies with the *thread* that started it
 (see pdeathsig.py).
 """
 

@@ -1,4 +1,4 @@
-"""`mend replay`: the machines of a tape once more. Same events, same effects?"""
+"""`mend replay`: feeds the machines of a tape its events again, and compares their effects."""
 
 from __future__ import annotations
 

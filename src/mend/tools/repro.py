@@ -1,5 +1,4 @@
-"""`mend repro`: a training script twice, and where the two runs part. Starts processes, one run
-after the other."""
+"""`mend repro`: runs a training script twice and finds where the runs part."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`mend retire`. Finds the job as `mend top` does, tells all of it, says what follows.
+"""`mend retire`: finds the job as `mend top` does, tells all its processes, and says what follows.
 
-Judged here is what everybody shows; each process judges once more by what it hears itself.
+It refuses a rack that answers; each process decides once more by what it has heard itself.
 """
 
 from __future__ import annotations

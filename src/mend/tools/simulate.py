@@ -1,4 +1,4 @@
-"""Many simulated jobs, one per seed; tells the story of each that went wrong."""
+"""`mend simulate`: runs one simulated job per seed, and tells the story of each that fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Facts and times of each round from tapes. Pure; `mend explain` puts them into words.
+"""Facts and times of each round, read from tapes. Pure.
 
-All times are those of the coordinator where its tape is among them, moved to the time of day by
-what the header of each tape says of its clock.
+Times are those of the coordinator where its tape is among them, moved to the time of day by the
+clocks in the header of each tape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arguments of `mend doctor`, and what it says of itself."""
+"""Options and help of `mend doctor`."""
 
 from __future__ import annotations
 

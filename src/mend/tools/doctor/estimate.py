@@ -1,5 +1,7 @@
-"""Memory for anchors, and whether the overlap covers an exchange. Arithmetic on settings and
-measurements; `merge_ns_per_element` does a little merging to time it."""
+"""Estimates the memory of a rank and the time of an exchange, from settings and measurements.
+
+`merge_ns_per_element` merges a little to time it; the rest is arithmetic.
+"""
 
 from __future__ import annotations
 

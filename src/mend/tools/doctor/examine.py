@@ -1,4 +1,4 @@
-"""What this machine and environment look like to mend. Reads, and listens for a moment on the ports
+"""Reads versions, devices, settings and ports of this machine. Listens for a moment on the ports that
 a job would take; sends nothing to any rack."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What a meeting of racks means, and what to change. Pure: measurements in, findings out;
-docs/doctor.md has the list of them."""
+"""Findings of a meeting of racks, and what to change. Pure; docs/doctor.md lists them."""
 
 from __future__ import annotations
 

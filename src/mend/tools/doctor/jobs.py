@@ -1,5 +1,7 @@
-"""Is a job running where the doctors are to meet? Looks, as `mend top` does, before anything is
-said to anybody: a job is not to be disturbed."""
+"""Looks for a running job at the addresses where the doctors would meet, as `mend top` does.
+
+The doctors send nothing else before that: a running job must not be disturbed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doctors of all racks measure the network between them, at the addresses of the job."""
+"""The meeting of the doctors: sockets, timers and pulls. `Circle` decides who pulls when."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which doctor pulls from which, and when. Pure: frames and times in, frames out.
+"""The state of one doctor in a meeting: who is there, and who pulls from whom. Pure.
 
-Nobody is needed: whoever comes is measured, whoever does not is missing. The lowest rack that is
-there decides whose turn it is; its orders also reach racks that hear it only through others.
+The lowest rack that is there orders the turns; its orders also reach racks that hear it only
+through others. A rack that does not come is left out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One run of `mend doctor`: looks around here, lets the racks meet where that is wanted, draws the
-conclusions, prints. Changes nothing."""
+"""`mend doctor`: examines this machine, measures the network on demand, prints findings. Changes
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of `mend doctor` for people. Prints."""
+"""Prints the report of `mend doctor` as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finding, and what a meeting of racks is made of. Plain data."""
+"""Findings, and the plain data of a meeting of racks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of `mend report`, and what it says of itself."""
+"""Options and help of `mend report`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The phases of a run's last rounds on each rack, from its tapes. `story` knows what happened; here
-it becomes spans of time."""
+"""The phases of a run's last rounds on each rack as spans of time, from the facts of
+`trace_timeline`."""
 
 from __future__ import annotations
 

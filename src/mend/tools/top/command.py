@@ -1,4 +1,4 @@
-"""The arguments of `mend top`, and what it says of itself."""
+"""Options and help of `mend top`."""
 
 from __future__ import annotations
 

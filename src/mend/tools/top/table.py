@@ -1,4 +1,4 @@
-"""The picture of a job for a terminal of any size. Pure: numbers in, rich out."""
+"""Draws the picture of a job for a terminal of any size. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun with the exit status of the rank that failed first, and with SIGUSR1 passed to the ranks.
+"""torchrun with the exit status of the rank that failed first, and SIGUSR1 passed to the ranks.
 
 torchrun itself always exits with 1, and dies of SIGUSR1. `mend launch` decides by the exit status
 whether to start a rack again, and returns it.

@@ -1,5 +1,5 @@
-"""Reads versions, devices, settings and ports of this machine. Listens for a moment on the ports that
-a job would take; sends nothing to any rack."""
+"""Reads versions, devices, settings and ports of this machine. Listens for a moment on the ports of
+a job; sends nothing to any rack."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""tools.top: `mend top` shows a running job. `run` asks, `picture` joins the answers, `table` draws."""
+"""tools.top: `mend top` shows a running job. `run` asks, `picture` joins answers, `table` draws."""

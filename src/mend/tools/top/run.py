@@ -1,4 +1,4 @@
-"""Asks the processes of a job, draws their answers, and repeats until the job or the user ends it."""
+"""Asks the processes of a job and draws their answers, until the job or the user ends it."""
 
 from __future__ import annotations
 

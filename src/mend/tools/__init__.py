@@ -263,12 +263,9 @@ def simulate_command(
     console = Console()
     _refuse_options_of_the_other(context, goodput)
     if goodput:
-        cost_model.report(assume or [], quorum, plot, as_json, console)
-        return
-    if trace and seed is not None:
-        raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
+        return cost_model.report(assume or [], quorum, plot, as_json, console)
     if trace:
-        raise ConfigError("trace", trace, "needs one seed", "Give --seed N.")
+        raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
     first, stop = simulate.span_of(seeds) if seed is None else (seed, seed + 1)
     last = None if minutes is not None else stop
     jobs = jobs if seed is None else 1

@@ -299,8 +299,12 @@ def _summary(
         _say(console, f"look closer: mend simulate --seed N --trace, N of {numbers}")
 
 
-def trace(seed: int, console: Console, config: Path | None = None) -> int:
-    """One seed with everything that its ranks noted, in virtual time."""
+def trace(seed: int | None, console: Console, config: Path | None = None) -> int:
+    """One seed with everything that its ranks noted, in virtual time; returns the problems.
+
+    Raises ConfigError without a seed."""
+    if seed is None:
+        raise ConfigError("trace", True, "needs one seed", "Give --seed N.")
     torch.set_num_threads(1)
     world = World(draw(seed, fixed_by(config)))
     _say(console, setup(world.scenario) + "\n")

@@ -104,15 +104,16 @@ def overview(story: Story) -> list[str]:
     lines = [f"{_count(len(rounds), 'decided round')} on these tapes"]
     reasons = Counter(each.commit.reason for each in rounds if each.commit)
     lines += [f"{INDENT}{count} x {reason}" for reason, count in reasons.most_common()]
-    times = [each.decided_ns - each.opened[0] for each in rounds if each.decided_ns and each.opened]
+    times = {
+        number: each.decided_ns - each.opened[0]
+        for number, each in enumerate(rounds, start=1)
+        if each.decided_ns and each.opened
+    }
     if times:
-        slowest = max(
-            (each for each in rounds if each.decided_ns and each.opened),
-            key=lambda each: (each.decided_ns or 0) - (each.opened or (0, 0))[0],
-        )
+        slowest = max(times, key=times.__getitem__)
         lines.append(
-            f"{INDENT}open to decided: median {_ms(int(median(times)))}, most {_ms(max(times))} "
-            f"(round {rounds.index(slowest) + 1})"
+            f"{INDENT}open to decided: median {_ms(int(median(times.values())))}, "
+            f"most {_ms(times[slowest])} (round {slowest})"
         )
     lines += [f"{INDENT}{_clock(at_ns)} {told}" for at_ns, told in _slow(story)]
     notes = [note for note in story.notes if note[1] not in (*SLOW_NOTES, *MOVES)]
@@ -305,26 +306,26 @@ def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
         found.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
     if made.decided_ns is not None:
         found.append((made.decided_ns, "decided"))
-    for (rack, rank), mine in made.ranks.items():
-        found += _of_rank(f"rack {rack}" + (f" rank {rank}" if rank else ""), mine)
+    for (rack, rank), facts_of_rank in made.ranks.items():
+        found += _of_rank(f"rack {rack}" + (f" rank {rank}" if rank else ""), facts_of_rank)
     return found
 
 
-def _of_rank(who: str, mine: RankFacts) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
-    if mine.captured_ns is not None:
-        found.append((mine.captured_ns, f"{who} captures"))
-    if mine.encoded_ns is not None and mine.captured_ns is not None:
-        found.append(
-            (mine.encoded_ns, f"{who} has encoded, in {_ms(mine.encoded_ns - mine.captured_ns)}")
-        )
-    for rack, (from_ns, to_ns) in mine.pulls.items():
-        found.append((to_ns, f"{who} has pulled from rack {rack}, in {_ms(to_ns - from_ns)}"))
-    if mine.merge is not None:
-        found.append((mine.merge[1], f"{who} has merged, in {_ms(mine.merge[1] - mine.merge[0])}"))
-    if mine.applied_ns is not None:
-        found.append((mine.applied_ns, f"{who} trains on it"))
-    return found
+def _of_rank(who: str, rank: RankFacts) -> list[tuple[int, str]]:
+    lines: list[tuple[int, str]] = []
+    if rank.captured_ns is not None:
+        lines.append((rank.captured_ns, f"{who} captures"))
+    spans = [(f"pulled from rack {rack}", span) for rack, span in rank.pulls.items()]
+    if rank.captured_ns is not None and rank.encoded_ns is not None:
+        spans.insert(0, ("encoded", (rank.captured_ns, rank.encoded_ns)))
+    if rank.merge is not None:
+        spans.append(("merged", rank.merge))
+    lines += [
+        (to_ns, f"{who} has {what}, in {_ms(to_ns - from_ns)}") for what, (from_ns, to_ns) in spans
+    ]
+    if rank.applied_ns is not None:
+        lines.append((rank.applied_ns, f"{who} trains on it"))
+    return lines
 
 
 def _costs(story: Story, made: RoundFacts) -> list[str]:

@@ -49,13 +49,13 @@ class Row:
 
 def load_results(folder: Path) -> Ranks:
     """All result files of a run. Raises FileNotFoundError when there is none."""
-    found = {}
+    results = {}
     for path in sorted(folder.glob("result-rack*-rank*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        found[(result["rack"], result["rank"])] = result
-    if not found:
+        results[(result["rack"], result["rank"])] = result
+    if not results:
         raise FileNotFoundError(f"no result in {folder}; its log says why")
-    return found
+    return results
 
 
 def load_commits(path: Path) -> Commits:

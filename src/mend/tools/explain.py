@@ -279,36 +279,38 @@ def _open_offer(story: Story, made: RoundFacts, rack: int) -> OfferFacts | None:
 
 
 def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
+    events: list[tuple[int, str]] = []
     if made.opened:
-        found.append((made.opened[0], f"opens: rack {made.opened[1]} has something for it"))
+        events.append((made.opened[0], f"opens: rack {made.opened[1]} has something for it"))
     names = {
         (share.member.rack, share.seq) for share in (made.commit.members if made.commit else ())
     }
     for rack, seq in sorted(names):
         facts = story.offers.get((rack, made.fragment, seq))
         if facts is not None:
-            found.append((facts.announced_ns, f"rack {rack}'s offer is announced"))
-            found += [
+            events.append((facts.announced_ns, f"rack {rack}'s offer is announced"))
+            events += [
                 (since_ns, f"rack {holder} says it has rack {rack}'s offer")
                 for holder, since_ns in facts.holders.items()
                 if holder != rack
             ]
     for count, (at_ns, _, racks) in enumerate(made.gathers, start=1):
         again = f" (attempt {count})" if count > 1 else ""
-        found.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
-    found += [(at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()]
+        events.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
+    events += [
+        (at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()
+    ]
     lockstep = made.commit is not None and made.commit.reason.startswith("lockstep")
     for at_ns, why in made.whys:
         grace = "; the grace window runs" if why.startswith("waiting for") and not lockstep else ""
-        found.append((at_ns, why + grace))
+        events.append((at_ns, why + grace))
     if made.written_ns is not None and story.coordinated:
-        found.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
+        events.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
     if made.decided_ns is not None:
-        found.append((made.decided_ns, "decided"))
+        events.append((made.decided_ns, "decided"))
     for (rack, rank), facts_of_rank in made.ranks.items():
-        found += _of_rank(f"rack {rack}" + (f" rank {rank}" if rank else ""), facts_of_rank)
-    return found
+        events += _of_rank(f"rack {rack}" + (f" rank {rank}" if rank else ""), facts_of_rank)
+    return events
 
 
 def _of_rank(who: str, rank: RankFacts) -> list[tuple[int, str]]:
@@ -329,20 +331,20 @@ def _of_rank(who: str, rank: RankFacts) -> list[tuple[int, str]]:
 
 
 def _costs(story: Story, made: RoundFacts) -> list[str]:
-    found = []
+    costs = []
     if made.opened and made.decided_ns is not None:
-        found.append(f"{_ms(made.decided_ns - made.opened[0])} from open to decided")
-    pulled = {who: mine.pulled_bytes for who, mine in made.ranks.items() if mine.pulled_bytes}
+        costs.append(f"{_ms(made.decided_ns - made.opened[0])} from open to decided")
+    pulled = {who: facts.pulled_bytes for who, facts in made.ranks.items() if facts.pulled_bytes}
     if pulled:
         total, ranks = sum(pulled.values()), _count(len(pulled), "rank")
-        found.append(f"{total / 1e6:.3f} MB pulled by {ranks}")
-    for (rack, rank), mine in sorted(made.ranks.items()):
-        if mine.in_mend_ns is not None:
-            found.append(
-                f"{_ms(mine.in_mend_ns)} of the training thread of rack {rack} rank {rank}, "
+        costs.append(f"{total / 1e6:.3f} MB pulled by {ranks}")
+    for (rack, rank), facts in sorted(made.ranks.items()):
+        if facts.in_mend_ns is not None:
+            costs.append(
+                f"{_ms(facts.in_mend_ns)} of the training thread of rack {rack} rank {rank}, "
                 "from the end of its step until it trained on"
             )
-    return found
+    return costs
 
 
 def _age(made: RoundFacts, base: int) -> str:

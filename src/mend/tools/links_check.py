@@ -66,29 +66,29 @@ def verify(net: Net) -> Measured:
 
     Raises LinkError when the link is not what was asked for, with what was measured.
     """
-    wrong, found = "", None
+    wrong, measured = "", None
     for _ in range(TRIES):
-        found = measure(net)
-        wrong = difference(net.link, found)
+        measured = measure(net)
+        wrong = difference(net.link, measured)
         if not wrong:
-            return found
+            return measured
     raise LinkError(
-        f"the link {net.link} was asked for, but {wrong} ({found}). The device forwards some "
+        f"the link {net.link} was asked for, but {wrong} ({measured}). The device forwards some "
         "1 Gbit/s on an idle core: ask for less, or for a less busy machine."
     )
 
 
-def difference(link: Link, found: Measured) -> str:
+def difference(link: Link, measured: Measured) -> str:
     """What is not within the tolerance, in words; empty when all is."""
     most_ms = max((1 + TOLERANCE) * link.rtt_ms, link.rtt_ms + RTT_SLACK_MS)
-    if not (1 - TOLERANCE) * link.rtt_ms <= found.rtt_ms <= most_ms:
-        return f"the round trip is {found.rtt_ms:.1f} ms"
-    for rate in found.rate_bits:
+    if not (1 - TOLERANCE) * link.rtt_ms <= measured.rtt_ms <= most_ms:
+        return f"the round trip is {measured.rtt_ms:.1f} ms"
+    for rate in measured.rate_bits:
         if abs(rate / link.rate_bits - 1) > TOLERANCE:
             return f"the rate is {rate / 1e6:.4g} Mbit/s"
     share = link.loss_pct / 100
     packets = UDP_LOSS_OFFERED * SECONDS * link.rate_bits / 8 / link.mtu
-    for lost in found.loss_pct or ():
+    for lost in measured.loss_pct or ():
         sigma_pct = 100 * math.sqrt(share * (1 - share) / packets)
         if abs(lost - link.loss_pct) > LOSS_SIGMAS * sigma_pct + LOSS_SLACK_PCT:
             return f"the loss is {lost:.2f} %"

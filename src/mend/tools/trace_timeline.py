@@ -334,8 +334,8 @@ class _RankReader:
 
     def end(self) -> None:
         """The tape is at its end: what came last may be of who left, long after its step."""
-        for mine in self._behind:
-            mine.in_mend_ns = mine.stepped_ns = None
+        for facts in self._behind:
+            facts.in_mend_ns = facts.stepped_ns = None
 
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
@@ -358,8 +358,8 @@ class _RankReader:
                 self._step, self._stepped_ns = step, at_ns
                 self._behind.clear()
             case ev.Captured(fragment, seq, step=step):
-                told = self._stepped_ns if step == self._step else None
-                self._captured[(fragment, seq)] = (told, at_ns)
+                stepped_ns = self._stepped_ns if step == self._step else None
+                self._captured[(fragment, seq)] = (stepped_ns, at_ns)
                 self._steps[(fragment, seq)] = step
             case ev.Encoded(fragment, seq):
                 if (fragment, seq) in self._captured:
@@ -374,15 +374,15 @@ class _RankReader:
                 self._slices[key] = (first_ns, at_ns, before + size)
             case ev.Merged(fragment, version):
                 if (begun_ns := self._merging.pop((fragment, version), None)) is not None:
-                    self._mine(fragment, version).merge = (begun_ns, at_ns)
+                    self._facts(fragment, version).merge = (begun_ns, at_ns)
             case ev.Applied(fragment, version):
-                mine = self._mine(fragment, version)
-                mine.applied_ns = at_ns
+                facts = self._facts(fragment, version)
+                facts.applied_ns = at_ns
                 if self._stepped_ns is not None:
-                    mine.in_mend_ns = at_ns - self._stepped_ns
-                self._behind.append(mine)
+                    facts.in_mend_ns = at_ns - self._stepped_ns
+                self._behind.append(facts)
 
-    def _mine(self, fragment: int, version: int) -> RankFacts:
+    def _facts(self, fragment: int, version: int) -> RankFacts:
         return self._story.round(fragment, version).ranks[self._me]
 
     def _commit(self, commit: Commit, at_ns: int) -> None:
@@ -390,23 +390,23 @@ class _RankReader:
         made.commit = commit
         if not self._story.coordinated:
             made.decided_ns = _first(made.decided_ns, at_ns)
-        mine = self._mine(commit.fragment, commit.version)
-        mine.learnt_ns = at_ns
+        facts = self._facts(commit.fragment, commit.version)
+        facts.learnt_ns = at_ns
         for share in commit.members:
             rack = share.member.rack
             if (
                 sliced := self._slices.pop((rack, commit.fragment, commit.version), None)
             ) is not None:
-                mine.pulls[rack] = sliced[:2]
-                mine.pulled_bytes += sliced[2]
+                facts.pulls[rack] = sliced[:2]
+                facts.pulled_bytes += sliced[2]
             pulled = self._pulled.pop((rack, commit.fragment, share.seq), None)
             if pulled is not None:
-                mine.pulls[rack] = pulled
+                facts.pulls[rack] = pulled
                 if commit.fragment < len(self._bytes):
-                    mine.pulled_bytes += self._bytes[commit.fragment]
+                    facts.pulled_bytes += self._bytes[commit.fragment]
             if rack == self._me[0]:
                 times = self._captured.pop((commit.fragment, share.seq), ())
                 if self._steps.pop((commit.fragment, share.seq), -1) == self._step:
-                    self._behind.append(mine)
+                    self._behind.append(facts)
                 known = (*times, None, None, None)
-                mine.stepped_ns, mine.captured_ns, mine.encoded_ns = known[:3]
+                facts.stepped_ns, facts.captured_ns, facts.encoded_ns = known[:3]

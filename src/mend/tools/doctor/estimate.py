@@ -131,15 +131,17 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
         "Fewer rounds in flight (smaller MEND_OVERLAP_STEPS or MEND_FRAGMENTS), no outer "
         "momentum, more ranks that share the model, or more memory for the job."
     )
-    found = []
+    findings = []
     if room.limit is not None and need > room.limit:
-        found.append(problem("memory", f"{told}; there are {amount(room.limit)}.", shrink))
+        findings.append(problem("memory", f"{told}; there are {amount(room.limit)}.", shrink))
     elif room.available is not None and need > MEMORY_SHARE * room.available:
-        found.append(note("memory", f"{told}; {amount(room.available)} are available now.", shrink))
+        findings.append(
+            note("memory", f"{told}; {amount(room.available)} are available now.", shrink)
+        )
     else:
-        found.append(ok("memory", told))
+        findings.append(ok("memory", told))
     if gpu and room.locked is not None and need > room.locked:
-        found.append(
+        findings.append(
             note(
                 "memory",
                 f"Only {amount(room.locked)} may be page-locked here (ulimit -l); copies to and "
@@ -147,7 +149,7 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
                 "`ulimit -l unlimited`; in containers --ulimit memlock=-1.",
             )
         )
-    return found
+    return findings
 
 
 def amount(size: float) -> str:
@@ -220,12 +222,12 @@ def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -
     window_ms = config.tau * step_ms
     covers = f"tau={config.tau} steps of {step_ms:g} ms are {window_ms:.0f} ms"
     if exchange.total_ms <= MARGIN * window_ms:
-        found = [ok("overlap", f"{told}; {covers} and cover it")]
+        findings = [ok("overlap", f"{told}; {covers} and cover it")]
     else:
         scarce = "hardly cover it" if exchange.total_ms <= window_ms else "do not cover it"
         change = _longer(config, exchange, step_ms)
-        found = [note("overlap", f"{told}; {covers} and {scarce}.", change)]
-    return found + _of_load(config, exchange, step_ms)
+        findings = [note("overlap", f"{told}; {covers} and {scarce}.", change)]
+    return findings + _of_load(config, exchange, step_ms)
 
 
 def tau_for(total_ms: float, step_ms: float) -> int:

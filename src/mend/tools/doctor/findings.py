@@ -29,16 +29,16 @@ WINDOW_MB_MAX = 256
 
 def of_meeting(meeting: Meeting) -> list[Finding]:
     """Everything there is to say, by rack."""
-    found = list(_of_the_whole(meeting))
+    findings = list(_of_the_whole(meeting))
     for seen in meeting.peers:
         topic = f"rack {seen.rack}"
         if not (seen.heard and seen.hears_us):
-            found.append(problem(topic, *_absent(meeting, seen)))
+            findings.append(problem(topic, *_absent(meeting, seen)))
         if seen.heard:
-            found += _of_settings(meeting, seen)
-            found += _of_trips(meeting, seen)
-            found += _of_flows(meeting, seen)
-    return found
+            findings += _of_settings(meeting, seen)
+            findings += _of_trips(meeting, seen)
+            findings += _of_flows(meeting, seen)
+    return findings
 
 
 # ------------------------------------------------------------------ who came

@@ -226,11 +226,11 @@ def network_of(config: MendConfig) -> Network:
 
 def of_network(network: Network, *, racks: int, gpu: bool) -> list[Finding]:
     """Pure."""
-    found = list(_of_routes(network))
+    findings = list(_of_routes(network))
     if any(not _loops(route) for route in network.routes if route.numbers):
-        found += _of_own_address(network)
-    found += _of_limits(network, racks, gpu=gpu)
-    return found
+        findings += _of_own_address(network)
+    findings += _of_limits(network, racks, gpu=gpu)
+    return findings
 
 
 def _loops(route: Route) -> bool:

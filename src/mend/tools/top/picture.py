@@ -182,21 +182,23 @@ def _state(first: JobStatus, racks: Sequence[RackLine]) -> str:
 def _sentences(
     first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]
 ) -> list[str]:
-    found = [*first.why, *map(sentence_of, first.slow)]
+    sentences = [*first.why, *map(sentence_of, first.slow)]
     start_it = "was evicted as it was slow: start it again (mend launch does), and it joins"
-    found += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
+    sentences += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
     if first.missing:
-        found.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
-    found += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]
+        sentences.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
+    sentences += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]
     for view in known:
         if view.state == "ended" and view not in others:
-            found.append(f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}"))
+            sentences.append(
+                f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}")
+            )
         if view.job != first.job:
-            found.append(f"{name_of(view.rack)} of another job answers, too: {view.job}")
+            sentences.append(f"{name_of(view.rack)} of another job answers, too: {view.job}")
     versions = {view.mend for view in others}
     if len(versions) > 1:
-        found.append("different versions of mend: " + ", ".join(sorted(versions)))
-    return list(dict.fromkeys(found))
+        sentences.append("different versions of mend: " + ", ".join(sorted(versions)))
+    return list(dict.fromkeys(sentences))
 
 
 # ------------------------------------------------------------------ racks

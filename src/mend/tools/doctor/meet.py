@@ -13,9 +13,9 @@ from mend.coordination import wire
 from mend.engine.witness import detect_ns
 from mend.hardware.cpu_affinity import Machine, host
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meeting import Met, longest_s, meet
-from mend.tools.doctor.meeting_circle import Rules
+from mend.tools.doctor.meeting import MeetingResult, longest_s, meet
 from mend.tools.doctor.meeting_messages import About, Pull, clean
+from mend.tools.doctor.meeting_state import Rules
 from mend.tools.doctor.terms import Flow, Meeting, Seen
 from mend.types import MS, SECOND, VERSION, Address
 
@@ -90,10 +90,10 @@ def hold_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) 
 # ------------------------------------------------------------------ what was learnt
 
 
-def meeting_of(met: Met, config: MendConfig, about: About, system: System) -> Meeting:
+def meeting_of(met: MeetingResult, config: MendConfig, about: About, system: System) -> Meeting:
     """As plain data."""
-    circle, mine = met.circle, met.circle.rules.rack
-    turn = circle.turn
+    state, mine = met.state, met.state.rules.rack
+    turn = state.turn
     witness = met.knocks.get(None)
     return Meeting(
         rack=mine,
@@ -103,7 +103,7 @@ def meeting_of(met: Met, config: MendConfig, about: About, system: System) -> Me
         lane=f"{met.address.host}:{met.address.port}",
         heartbeat_ms=config.sideband_heartbeat_ms,
         detect_ms=detect_ns(config.sideband_heartbeat_ms) / MS,
-        seconds=(met.ended_ns - circle.begun_ns) / SECOND,
+        seconds=(met.ended_ns - state.begun_ns) / SECOND,
         turns_done=turn is not None and turn.last,
         versions=dict(about.versions),
         facts=dict(about.facts),
@@ -114,21 +114,21 @@ def meeting_of(met: Met, config: MendConfig, about: About, system: System) -> Me
             if rack != mine
         ),
         witness=(config.witness_addr, witness.answer, witness.speaks) if witness else None,
-        strangers=tuple(sorted(circle.strangers)),
-        jobs=tuple(sorted(circle.jobs)),
-        doubles=tuple(sorted(circle.doubles)),
-        garbage=circle.garbage,
+        strangers=tuple(sorted(state.strangers)),
+        jobs=tuple(sorted(state.jobs)),
+        doubles=tuple(sorted(state.doubles)),
+        garbage=state.garbage,
         buffers=system.buffers(),
     )
 
 
-def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
-    circle, mine = met.circle, met.circle.rules.rack
-    other, knock = circle.others.get(rack), met.knocks.get(rack)
+def _seen(met: MeetingResult, about: About, rack: int, address: str) -> Seen:
+    state, mine = met.state, met.state.rules.rack
+    other, knock = state.others.get(rack), met.knocks.get(rack)
     here = other.here if other is not None else None
     heard_by = (
         who
-        for who, each in circle.others.items()
+        for who, each in state.others.items()
         if each.here is not None and rack in dict(each.here.heard)
     )
     opened = rack in met.ever_open
@@ -136,7 +136,7 @@ def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
         rack=rack,
         address=address,
         heard=here is not None,
-        hears_us=circle.hears_us(rack),
+        hears_us=state.hears_us(rack),
         heard_by=tuple(sorted(heard_by)),
         answer="open" if opened else (knock.answer if knock is not None else ""),
         detail="" if knock is None or opened else knock.detail,
@@ -145,7 +145,7 @@ def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
     if other is None or here is None:
         return seen
     peer, trips = here.about, other.trips(rack)
-    pulls = [pull for pull in circle.pulls if pull.holder == rack]
+    pulls = [pull for pull in state.pulls if pull.holder == rack]
     answered = trips.count > 0
     return replace(
         seen,

@@ -1,4 +1,4 @@
-"""The meeting of the doctors: sockets, timers and pulls. `Circle` decides who pulls when."""
+"""The meeting of the doctors: sockets, timers and pulls. `MeetingState` decides who pulls when."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from mend.config.keyfile import secrets_of
 from mend.config.settings import MendConfig
 from mend.errors import MendError
-from mend.tools.doctor.meeting_circle import FAREWELL_NS, LATE_NS, TURN_SPARE_NS, Circle, Rules
 from mend.tools.doctor.meeting_messages import FRAME_BYTES_MAX, About, Pull, Turn, clean
+from mend.tools.doctor.meeting_state import FAREWELL_NS, LATE_NS, TURN_SPARE_NS, MeetingState, Rules
 from mend.transport.bulk_client import BulkLane
 from mend.transport.probe import Knock, host_and_port, knock
 from mend.transport.security import Secrets
@@ -51,11 +51,11 @@ PATTERN_BYTES = 1 << 20
 
 
 @dataclass
-class Met:
+class MeetingResult:
     """What came of a meeting. `knocks`: by rack, of those that did not meet us; None: the
     witness."""
 
-    circle: Circle
+    state: MeetingState
     ended_ns: int
     address: Address
     knocks: dict[int | None, Knock] = field(default_factory=dict)
@@ -63,7 +63,9 @@ class Met:
     ever_speaks: set[int | None] = field(default_factory=set)
 
 
-def meet(rules: Rules, config: MendConfig, about: About, say: Callable[[str], None]) -> Met:
+def meet(
+    rules: Rules, config: MendConfig, about: About, say: Callable[[str], None]
+) -> MeetingResult:
     """At the addresses of a job. Blocks until everything is measured or the time is over.
 
     `about.lane` is filled in here. `say` is told of progress. Raises AddressInUse, ConfigError,
@@ -78,7 +80,7 @@ class _Meeting:
         self._peers = {r: at for r, at in config.peer_addresses.items() if r != rules.rack}
         self._slower = max(1.0, (rules.racks - 1) / CROWD)
 
-    async def run(self, about: About) -> Met:
+    async def run(self, about: About) -> MeetingResult:
         with contextlib.ExitStack() as opened:
             config, bind = self._config, self._config.bind_address
             token = hashlib.sha256(b"mend doctor " + self._rules.job.encode()).digest()[:16]
@@ -103,13 +105,13 @@ class _Meeting:
                 if serves:
                     lane.serve(_key(size), memoryview(self._served)[:size])
             nonce = int.from_bytes(secrets.token_bytes(7), "big")
-            self._circle = Circle(
+            self._state = MeetingState(
                 self._rules,
                 replace(about, lane=lane.address, serves=serves),
                 nonce,
                 time.monotonic_ns(),
             )
-            self._result = Met(self._circle, 0, lane.address)
+            self._result = MeetingResult(self._state, 0, lane.address)
             for rack, address in self._peers.items():
                 sideband.connect(Peer(rack, 0), address)
             await self._run_parts()
@@ -124,12 +126,12 @@ class _Meeting:
         }
         done: set[asyncio.Task[None]] = set()
         try:
-            while not self._circle.over(time.monotonic_ns()) and not done:
-                self._circle.step(time.monotonic_ns())
+            while not self._state.over(time.monotonic_ns()) and not done:
+                self._state.step(time.monotonic_ns())
                 done, _ = await asyncio.wait(
                     parts, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
                 )
-            self._tell(self._circle.here(time.monotonic_ns()))
+            self._tell(self._state.here(time.monotonic_ns()))
         finally:
             for part in parts:
                 part.cancel()
@@ -144,7 +146,7 @@ class _Meeting:
     async def _listen(self) -> None:
         while True:
             frame = await self._sideband.receive()
-            answer = self._circle.hear(frame, time.monotonic_ns(), time.time_ns())
+            answer = self._state.hear(frame, time.monotonic_ns(), time.time_ns())
             if answer is not None:
                 self._sideband.send(Peer(answer[0], 0), answer[1])
 
@@ -152,17 +154,17 @@ class _Meeting:
         heard: list[int] | None = None
         while True:
             now_ns = time.monotonic_ns()
-            self._tell(self._circle.here(now_ns))
-            if self._circle.live(now_ns) != heard:
-                heard = self._circle.live(now_ns)
+            self._tell(self._state.here(now_ns))
+            if self._state.live(now_ns) != heard:
+                heard = self._state.live(now_ns)
                 racks = ", ".join(map(str, heard)) or "nobody"
                 self._say(f"rack {self._rules.rack} hears {racks} of {self._rules.racks - 1}")
             await asyncio.sleep(BEAT_S * self._slower)
 
     async def _ping(self) -> None:
         while True:
-            for rack in tuple(self._circle.others):
-                frame = self._circle.ping(rack, time.monotonic_ns(), time.time_ns())
+            for rack in tuple(self._state.others):
+                frame = self._state.ping(rack, time.monotonic_ns(), time.time_ns())
                 if frame is not None:
                     self._sideband.send(Peer(rack, 0), frame)
             await asyncio.sleep(PING_S * self._slower)
@@ -171,15 +173,15 @@ class _Meeting:
         """Knock where nobody answers; the last word counts, and whether it was ever open."""
         await asyncio.sleep(TICK_S)
         while True:
-            live = self._circle.live(time.monotonic_ns())
+            live = self._state.live(time.monotonic_ns())
             doors: dict[int | None, str] = {
                 rack: address
                 for rack, address in self._peers.items()
-                if not (rack in live and self._circle.hears_us(rack))
+                if not (rack in live and self._state.hears_us(rack))
             }
             if self._config.witness_addr:
                 doors[None] = self._config.witness_addr
-            if self._circle.turn is None:
+            if self._state.turn is None:
                 await asyncio.gather(*(self._knock(who, doors[who]) for who in doors))
             await asyncio.sleep(KNOCKS_APART_S * self._slower)
 
@@ -193,13 +195,13 @@ class _Meeting:
 
     async def _pull(self) -> None:
         while True:
-            wanted = self._circle.wanted()
+            wanted = self._state.wanted()
             if wanted is not None:
                 turn, holders = wanted
                 whom = "everybody at once" if turn.together else f"rack {holders[0]}"
                 self._say(f"rack {self._rules.rack} pulls from {whom}")
-                self._circle.pulled(turn, await self._measure(turn, holders))
-                self._tell(self._circle.here(time.monotonic_ns()))
+                self._state.pulled(turn, await self._measure(turn, holders))
+                self._tell(self._state.here(time.monotonic_ns()))
             await asyncio.sleep(TICK_S)
 
     async def _measure(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
@@ -215,7 +217,7 @@ class _Meeting:
     async def _pull_from(self, turn: Turn, holder: int, into: memoryview) -> Pull:
         """Alone: the largest payload counts, which the time lets be up to 64 MiB. Together: all
         that came within the time, as there is something on the way all the while."""
-        other = self._circle.others.get(holder)
+        other = self._state.others.get(holder)
         if other is None or other.here is None:
             return Pull(turn.number, holder, turn.together, 0, 0, "it is not heard here")
         limit_ns, begun_ns = turn.ms * MS, time.monotonic_ns()

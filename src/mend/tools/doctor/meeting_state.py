@@ -79,7 +79,7 @@ class Other:
         return Trips(rack, len(took), int(statistics.median(took)), p99, offset)
 
 
-class Circle:
+class MeetingState:
     """The state of one doctor. `now_ns` is a clock that never jumps, `wall_ns` the time of day."""
 
     def __init__(self, rules: Rules, about: About, nonce: int, now_ns: int) -> None:

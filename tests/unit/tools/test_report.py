@@ -16,6 +16,7 @@ from mend.errors import ConfigError
 from mend.tools import app, main
 from mend.tools.report.draw import svg_of
 from mend.tools.report.facts import FRAGMENTS_MAX
+from mend.tools.report.page import page as page_of
 from mend.tools.report.panels import rate_of, recorded_panels, time_scale
 from mend.tools.report.read import read_run
 from mend.tools.report.run import NAME, report
@@ -291,3 +292,9 @@ def test_without_matplotlib_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'mend-torch\[report\]'"):
         report(tmp_path)
+
+
+def test_without_jinja_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigError, match=r"pip install 'mend-torch\[report\]'"):
+        page_of("title", [], [])

@@ -19,7 +19,7 @@ from mend.coordination.schedule import gap_steps
 from mend.engine.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.outer import OUTERS
-from mend.tools.doctor.terms import Finding, note, ok, problem, rate
+from mend.tools.doctor.terms import Finding, ok, problem, rate, remark
 from mend.types import Owned, Span
 
 ROUND_TRIPS = 6
@@ -136,13 +136,13 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
         findings.append(problem("memory", f"{told}; there are {amount(room.limit)}.", shrink))
     elif room.available is not None and need > MEMORY_SHARE * room.available:
         findings.append(
-            note("memory", f"{told}; {amount(room.available)} are available now.", shrink)
+            remark("memory", f"{told}; {amount(room.available)} are available now.", shrink)
         )
     else:
         findings.append(ok("memory", told))
     if gpu and room.locked is not None and need > room.locked:
         findings.append(
-            note(
+            remark(
                 "memory",
                 f"Only {amount(room.locked)} may be page-locked here (ulimit -l); copies to and "
                 "from the GPU would hold training up.",
@@ -214,7 +214,7 @@ def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -
         f"{exchange.work_ms:.0f} to encode and merge"
     )
     if not config.concurrent_outer_step or config.tau == 0:
-        return [note("overlap", f"{told}; training waits for each (tau=0 or blocking).")]
+        return [remark("overlap", f"{told}; training waits for each (tau=0 or blocking).")]
     if step_ms is None:
         least = exchange.total_ms / MARGIN / config.tau
         told += f"; tau={config.tau} covers it where a step takes {least:.0f} ms or longer"
@@ -226,7 +226,7 @@ def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -
     else:
         scarce = "hardly cover it" if exchange.total_ms <= window_ms else "do not cover it"
         change = _longer(config, exchange, step_ms)
-        findings = [note("overlap", f"{told}; {covers} and {scarce}.", change)]
+        findings = [remark("overlap", f"{told}; {covers} and {scarce}.", change)]
     return findings + _of_load(config, exchange, step_ms)
 
 
@@ -264,7 +264,7 @@ def _of_load(config: MendConfig, exchange: Exchange, step_ms: float) -> list[Fin
         change += "; MEND_PAYLOAD_DTYPE=bfloat16 halves it"
     if share > 1:
         told = f"The link is too slow for these rounds: {told}; they would come late for ever"
-    return [note("overlap", f"{told}.", f"{change}.")]
+    return [remark("overlap", f"{told}.", f"{change}.")]
 
 
 def merge_ns_per_element(merge: str, racks: int) -> float:

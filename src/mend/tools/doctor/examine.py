@@ -22,7 +22,7 @@ from mend.hardware.cpu_affinity import Machine, bus_id_of, host, near_cores
 from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
-from mend.tools.doctor.terms import Finding, note, ok, problem
+from mend.tools.doctor.terms import Finding, ok, problem, remark
 from mend.tools.ports import LOOPBACK
 from mend.transport.bulk_client import BulkLane
 from mend.transport.whereabouts import Whereabouts
@@ -81,7 +81,7 @@ def examine(topology: Path | None) -> tuple[Report, list[Finding]]:
         "readable": config is not None and hints is not None,
     }
     first = [problem("this rack", text) for text in problems]
-    return report, [*first, *(note("settings", text) for text in notes), *found]
+    return report, [*first, *(remark("settings", text) for text in notes), *found]
 
 
 def _settings(problems: list[str]) -> tuple[MendConfig | None, list[Report], list[str]]:
@@ -126,11 +126,11 @@ def of_keys(config: MendConfig) -> list[Finding]:
             return [problem("keys", f"{error.field}: {error.rule}.", error.remedy)]
     if protection == "insecure":
         found = f"{bind} is open to whoever reaches it: MEND_INSECURE is set, and there is no key."
-        return [note("keys", found, f"{MAKE_ONE} Set MEND_KEY_FILE on every rack.")]
+        return [remark("keys", found, f"{MAKE_ONE} Set MEND_KEY_FILE on every rack.")]
     if protection == "keys" and not config.encrypt_payloads:
         found = "a key: only who has it is in. Payloads are authenticated and not encrypted."
         remedy = "Leave encrypt_payloads out where weights must not be read on the way."
-        return [note("keys", found, remedy)]
+        return [remark("keys", found, remedy)]
     return [ok("keys", PROTECTIONS[protection])]
 
 

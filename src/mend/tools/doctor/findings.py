@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mend.tools.doctor.terms import Finding, Meeting, Seen, note, ok, problem, rate
+from mend.tools.doctor.terms import Finding, Meeting, Seen, ok, problem, rate, remark
 from mend.types import WITNESS
 
 CLOCK_MS_MAX = 1_000.0
@@ -47,12 +47,12 @@ def of_meeting(meeting: Meeting) -> list[Finding]:
 def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
     met = [seen.rack for seen in meeting.peers if seen.heard and seen.hears_us]
     if meeting.racks == 1:
-        yield note("meeting", "racks=1: there is nobody to meet.", "Set MEND_RACKS.")
+        yield remark("meeting", "racks=1: there is nobody to meet.", "Set MEND_RACKS.")
     elif len(met) == len(meeting.peers):
         yield ok("meeting", f"all {meeting.racks} racks met in {meeting.seconds:.1f} s")
     elif met:
         named = ", ".join(map(str, met))
-        yield note("meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
+        yield remark("meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
     for rack in meeting.doubles:
         yield problem(
             f"rack {rack}",
@@ -74,7 +74,7 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
             "Set MEND_RACKS alike on all racks, and number them from 0.",
         )
     if meeting.garbage:
-        yield note(
+        yield remark(
             "meeting",
             f"{meeting.garbage} frames came that are neither a doctor's nor a job's.",
             "Another program, or another version of mend, sends to this port: see who.",
@@ -93,7 +93,7 @@ def _of_witness(address: str, answer: str, speaks: bool) -> Finding:
             "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`.",
         )
     if answer == "refused":
-        return note(
+        return remark(
             "witness",
             f"Nothing listens at MEND_WITNESS_ADDR={address} so far; the machine answers.",
             "Start `mend coordinate` there before the job.",
@@ -204,11 +204,11 @@ def _of_settings(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         yield ok(topic, f"{len(meeting.facts)} settings are equal")
     for name, mine, theirs in _unequal(meeting.wishes, seen.wishes):
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
-        yield note(topic, found, f"Not refused; {_variable(name)} should be alike.")
+        yield remark(topic, found, f"Not refused; {_variable(name)} should be alike.")
     for name, mine, theirs in _unequal(meeting.versions, seen.versions):
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
         change = "Racks of different versions may join; the same one everywhere is what is tested."
-        yield note(topic, found, change)
+        yield remark(topic, found, change)
 
 
 def _unequal(mine: dict[str, str], theirs: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -238,12 +238,12 @@ def _of_trips(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
     if seen.p50_ms is None or seen.p99_ms is None:
         if seen.hears_us:
             found = f"No ping to rack {seen.rack} was answered, although each hears the other."
-            yield note(topic, found, "Run it again with a longer --for.")
+            yield remark(topic, found, "Run it again with a longer --for.")
         return
     found = f"round trip {seen.p50_ms:.2f} ms, p99 {seen.p99_ms:.2f} ms ({seen.trips} pings)"
     if seen.p99_ms > meeting.detect_ms / 4:
         wanted = round(meeting.heartbeat_ms * 4 * seen.p99_ms / meeting.detect_ms + 0.5)
-        yield note(
+        yield remark(
             topic,
             f"{found}: a rack is taken for silent after {meeting.detect_ms:.0f} ms.",
             f"Set MEND_SIDEBAND_HEARTBEAT_MS={max(wanted, 2 * meeting.heartbeat_ms)} on all racks.",
@@ -252,13 +252,13 @@ def _of_trips(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         yield ok(topic, found)
     lost_pct = 100 * (1 - seen.trips / seen.asked) if seen.asked else 0.0
     if lost_pct > LOST_PCT_MAX:
-        yield note(
+        yield remark(
             topic,
             f"{lost_pct:.0f} % of the pings had no answer in time.",
             "The link loses packets, or a machine was busy: look at both, and run it again.",
         )
     if seen.clock_ms is not None and abs(seen.clock_ms) > CLOCK_MS_MAX:
-        yield note(
+        yield remark(
             topic,
             f"its time of day is {seen.clock_ms / 1000:+.1f} s off ours.",
             "Nothing is decided by it, but logs and events of the racks cannot be laid side by "
@@ -289,7 +289,7 @@ def _of_flows(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
             told = f"rack {source} to rack {sink}: {rate(flow.mbit)} in {flow.megabytes:.3g} MB"
             yield ok(topic, told)
     if seen.here is None and seen.hears_us and not meeting.turns_done:
-        yield note(
+        yield remark(
             topic,
             f"Bandwidth to rack {rack} was not measured: the turns did not come to an end.",
             "Start the doctors closer together, or with a longer --for.",
@@ -301,7 +301,7 @@ def _of_rates(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
     rates = [flow.mbit for flow in (seen.here, seen.there) if flow is not None and flow.mbit]
     topic = f"rack {seen.rack}"
     if len(rates) == 2 and max(rates) > SLANT * min(rates):
-        yield note(
+        yield remark(
             topic,
             f"One direction is {max(rates) / min(rates):.1f} times as fast as the other.",
             "A round waits for the slower one. Look for a shaper, a slower card, losses one way "
@@ -311,7 +311,7 @@ def _of_rates(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
     best = max(rates, default=0.0)
     if limit is not None and seen.p50_ms is not None and best > WINDOW_SHARE * limit:
         wanted = min(WINDOW_MB_MAX, 2 ** (int(best * seen.p50_ms / 4000).bit_length() + 1))
-        yield note(
+        yield remark(
             topic,
             f"The socket buffers of this machine let {rate(limit)} through at a round trip of "
             f"{seen.p50_ms:.0f} ms; {rate(best)} came. They are the likely limit.",

@@ -15,7 +15,7 @@ from typing import Any
 
 from mend.config.settings import MendConfig
 from mend.tools.doctor.estimate import Room
-from mend.tools.doctor.terms import Finding, note, ok, problem
+from mend.tools.doctor.terms import Finding, ok, problem, remark
 from mend.transport import probe
 
 FILE_CHARS_MAX = 1 << 20
@@ -266,7 +266,7 @@ def _of_card(route: Route, card: Card | None, cards: Mapping[str, Card]) -> Iter
     others = (other for other in cards.values() if other.up and other.address)
     better = max(others, key=lambda other: other.speed_mbit or 0)
     if (better.speed_mbit or 0) > card.speed_mbit:
-        yield note(
+        yield remark(
             route.what,
             f"{route.host} is reached over {card.name} ({card.speed_mbit} Mbit/s), and "
             f"{better.name} has {better.speed_mbit} Mbit/s.",
@@ -321,20 +321,20 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
     number = ipaddress.ip_address(own.numbers[0])
     holder = next((c for c in network.cards if c.address == own.numbers[0]), None)
     if network.container and number in BRIDGE:
-        yield note(
+        yield remark(
             "this rack",
             f"{number} is inside a container; other machines may not reach it.",
             "Use the host's network (--network host, hostNetwork: true), or publish the ports and "
             "set MEND_ADVERTISE_HOST to the host's address.",
         )
     elif own.numbers[0] not in mine:
-        yield note(
+        yield remark(
             "this rack",
             f"It tells others to reach it at {number}, which no interface here has.",
             "Right behind NAT that forwards these ports; else correct MEND_ADVERTISE_HOST.",
         )
     elif holder is not None and peer.card is not None and holder.name != peer.card:
-        yield note(
+        yield remark(
             "this rack",
             f"It tells others {number} ({holder.name}), and reaches {peer.what} over {peer.card}.",
             f"To use one card both ways, set MEND_ADVERTISE_HOST to {peer.source}.",
@@ -346,7 +346,7 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
 def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
     needed = FILES_BASE + FILES_PER_RACK * racks
     if network.files is not None and network.files < needed:
-        yield note(
+        yield remark(
             "limits",
             f"Only {network.files} files may be open; a rank needs up to {needed}.",
             f"`ulimit -n {max(4096, needed)}` before torchrun.",
@@ -354,21 +354,21 @@ def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
     else:
         yield ok("limits", f"open files: {network.files or 'no limit'}")
     if gpu and network.locked is not None:
-        yield note(
+        yield remark(
             "limits",
             f"Only {network.locked >> 20} MiB may be page-locked (ulimit -l).",
             "`ulimit -l unlimited`; in containers --ulimit memlock=-1. Else copies to and from "
             "the GPU may hold training up.",
         )
     if network.buffers is not None and min(network.buffers) < SMALL_BUFFER_BYTES:
-        yield note(
+        yield remark(
             "limits",
             f"A TCP socket gets at most {network.buffers[0] >> 10} KiB to receive and "
             f"{network.buffers[1] >> 10} KiB to send, too little for long links.",
             "Raise the last number of net.ipv4.tcp_rmem and tcp_wmem (16777216 suits most links).",
         )
     if network.synchronized is False:
-        yield note(
+        yield remark(
             "clock",
             "Nothing keeps this machine's time of day.",
             "Nothing is decided by it, but logs of the racks are hard to compare: run chrony.",

@@ -31,7 +31,7 @@ from mend.tools.doctor.jobs import STOP_IT, look_around, of_taken
 from mend.tools.doctor.local import System
 from mend.tools.doctor.meet import about_of, hold_meeting, rules_of
 from mend.tools.doctor.show import show
-from mend.tools.doctor.terms import Finding, Meeting, note, problem
+from mend.tools.doctor.terms import Finding, Meeting, problem, remark
 from mend.transport.whereabouts import Whereabouts
 
 WAIT_S = 30.0
@@ -155,7 +155,7 @@ def _estimates(asked: Asked, report: Report, params: int, meeting: Meeting | Non
     if mbit is None or trip_ms is None:
         if asked.step_ms is not None:
             why = "Whether tau covers an exchange is not known: bandwidth was not measured to all."
-            findings.append(note("overlap", why, "Run it with --meet on all racks."))
+            findings.append(remark("overlap", why, "Run it with --meet on all racks."))
         return findings
     merge_ns = merge_ns_per_element(config.merge, config.racks)
     exchange = exchange_of(config, params, ranks, mbit=mbit, trip_ms=trip_ms, merge_ns=merge_ns)

@@ -26,7 +26,7 @@ def ok(topic: str, found: str) -> Finding:
     return Finding("ok", topic, found)
 
 
-def note(topic: str, found: str, change: str = "") -> Finding:
+def remark(topic: str, found: str, change: str = "") -> Finding:
     return Finding("note", topic, found, change)
 
 

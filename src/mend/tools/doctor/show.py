@@ -51,7 +51,7 @@ def show(report: dict[str, Any], findings: Sequence[Finding], console: Console) 
     if not report["problems"]:
         met = "meeting" in report
         tail = "the racks meet" if met else "whether other machines can be reached is not tried"
-        console.print(f"no problem findings; {tail}")
+        console.print(f"no problem found; {tail}")
 
 
 def _meeting(console: Console, meeting: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "numba": frozenset({"kernels"}),
     "triton": frozenset({"kernels"}),
     "matplotlib": frozenset({"tools"}),
+    "jinja2": frozenset({"tools"}),
     "rich": frozenset({"tools"}),
     "typer": frozenset({"tools"}),
     # the standard library, where it touches the world

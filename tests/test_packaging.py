@@ -74,6 +74,13 @@ def test_nothing_that_is_installed_imports_what_the_wheel_leaves_out() -> None:
             assert not re.search(pattern, text, re.M), f"{source} imports {module}"
 
 
+def test_files_that_are_no_modules_lie_in_the_package_and_so_in_the_wheel() -> None:
+    package = ROOT / PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"][0]
+    files = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".py"]
+    others = {str(path.relative_to(package)) for path in files if "__pycache__" not in path.parts}
+    assert others == {"py.typed", "tools/report/page.html.j2"}
+
+
 def test_the_markers_and_the_script_are_those_the_makefile_relies_on() -> None:
     options = PROJECT["tool"]["pytest"]["ini_options"]
     assert {each.split(":")[0] for each in options["markers"]} == {"gpu", "process", "slow"}

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 HELD = """
 import sys
 from mend.tools import links
-links.verified = lambda net: "not measured"
+links.verify = lambda net: "not measured"
 with links.links(links.Link.parse("100mbit"), racks=1) as net:
     print(*(site.namespace for site in net.sites), flush=True)
     sys.stdin.read()
@@ -44,7 +44,7 @@ def namespaces() -> set[str]:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring a link is the first test's part."""
-    monkeypatch.setattr(links_module, "verified", lambda net: "not measured")
+    monkeypatch.setattr(links_module, "verify", lambda net: "not measured")
 
 
 def test_a_job_trains_over_a_link_that_was_measured() -> None:

@@ -23,7 +23,7 @@ from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Merged, RecordCommitted
 from mend.engine.replay_comparison import Finding, file_name, findings_in
 from mend.fragment import build_plan
-from mend.tools.replay_training import read_script, told_first
+from mend.tools.replay_training import describe_first, read_script
 from mend.trace import format as form
 from mend.trace.format import Entry
 from mend.trace.reader import read_tape
@@ -101,7 +101,7 @@ class Replay:
         for process in self.job.processes.values():
             process.kill()
         first = min(self.findings("differs"), key=lambda finding: finding.place)
-        return "\n".join(told_first(first, self.script))
+        return "\n".join(describe_first(first, self.script))
 
 
 def rewrite(path: Path, change: Callable[[Entry], Entry]) -> None:

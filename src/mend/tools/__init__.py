@@ -18,7 +18,7 @@ from mend.tools.doctor.command import doctor_command
 from mend.tools.keys_command import keys_app
 from mend.tools.launch_command import PASS_ON, launch_command
 from mend.tools.plan_command import plan_command
-from mend.tools.prefixed_output import let_go
+from mend.tools.prefixed_output import detach_broken_streams
 from mend.tools.report.command import report_command
 from mend.tools.repro_command import HELP as REPRO_HELP
 from mend.tools.repro_command import repro_command
@@ -179,9 +179,6 @@ _Regressions = Annotated[
 ]
 
 
-SEEDS, JOBS = "300", 2
-"""Of `mend simulate`, where nothing is said."""
-
 _Goodput = Annotated[
     bool, typer.Option("--goodput", help="No run: a cost model of failures in very large jobs.")
 ]
@@ -192,56 +189,31 @@ _Assume = Annotated[
 _Quorum = Annotated[
     int, typer.Option(min=1, max=16, help="With --goodput: K, racks that a round needs to close.")
 ]
-_Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With --goodput: draw it too, .svg, .png, .pdf.")
-]
 
 
-def _changed(seeds: str, jobs: int, shrink: bool) -> dict[str, object]:
-    """Options of runs that have a value of their own; None where it is what they are by default."""
-    return {
-        "seeds": None if seeds == SEEDS else seeds,
-        "jobs": None if jobs == JOBS else jobs,
-        "shrink": None if shrink else False,
-    }
+_OF_RUNS = ("seeds", "minutes", "jobs", "seed", "trace", "shrink", "config", "regressions")
+_OF_THE_COST_MODEL = ("assume", "quorum")
+"""Options of `mend simulate`, without --goodput and with it."""
 
 
-def _goodput(
-    asked: bool,
-    others: dict[str, object],
-    assume: list[str],
-    quorum: int,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    """The cost model. `others`: options of simulate that it has no use for."""
-    import json
-
-    from mend.tools import goodput
-
-    if not asked:
-        rule = "--assume, --quorum and --plot are options of the cost model"
+def _refuse_options_of_the_other(context: typer.Context, goodput: bool) -> None:
+    for name in _OF_RUNS if goodput else _OF_THE_COST_MODEL:
+        source = context.get_parameter_source(name)
+        if source is None or source.name == "DEFAULT":
+            continue
+        if goodput:
+            rule = "is an option of runs, and --goodput runs nothing"
+            raise ConfigError(name, context.params[name], rule, "Leave it out.")
+        rule = "--assume and --quorum are options of the cost model"
         raise ConfigError("goodput", False, rule, "Add --goodput, or leave them out.")
-    for name, value in others.items():
-        if value is not None:
-            raise ConfigError(
-                name, value, "is an option of runs, and --goodput runs nothing", "Leave it out."
-            )
-    assumed = goodput.assumed_by(assume)
-    rows = goodput.rows_of(assumed, quorum=quorum)
-    if plot is not None:
-        goodput.plot(rows, plot)
-    if as_json:
-        typer.echo(json.dumps(goodput.as_data(assumed, rows), indent=2))
-    else:
-        goodput.show(assumed, rows, Console())
 
 
 @app.command("simulate")
 def simulate_command(
-    seeds: _Seeds = SEEDS,
+    context: typer.Context,
+    seeds: _Seeds = "300",
     minutes: _Minutes = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = JOBS,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = 2,
     seed: Annotated[int | None, typer.Option(min=0, help="Just this one.")] = None,
     trace: _Trace = False,
     shrink: _Shrink = True,
@@ -251,7 +223,6 @@ def simulate_command(
     goodput: _Goodput = False,
     assume: _Assume = None,
     quorum: _Quorum = 1,
-    plot: _Plot = None,
 ) -> None:
     """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.
 
@@ -280,19 +251,17 @@ def simulate_command(
     --goodput runs nothing: a cost model of failures in jobs of 150k to 2.4M chips, as data parallel
     and as 2 to 16 racks, beside published figures.
 
-      mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300 --plot goodput.svg
+      mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300
     """
+    from mend.tools import goodput as cost_model
     from mend.tools import simulate
 
-    if goodput or assume or plot or quorum != 1:
-        others: dict[str, object] = {"seed": seed, "minutes": minutes, "trace": trace or None}
-        others |= {"config": config, "regressions": regressions} | _changed(seeds, jobs, shrink)
-        return _goodput(goodput, others, assume or [], quorum, plot, as_json)
     console = Console()
-    if trace and seed is not None:
-        raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
+    _refuse_options_of_the_other(context, goodput)
+    if goodput:
+        return cost_model.report(assume or [], quorum, as_json, console)
     if trace:
-        raise ConfigError("trace", trace, "needs one seed", "Give --seed N.")
+        raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
     first, stop = simulate.span_of(seeds) if seed is None else (seed, seed + 1)
     last = None if minutes is not None else stop
     jobs = jobs if seed is None else 1
@@ -399,4 +368,4 @@ def main() -> None:
             typer.echo(f"mend: {type(error).__name__}: {error}", err=True)
         sys.exit(2)
     finally:
-        let_go()
+        detach_broken_streams()

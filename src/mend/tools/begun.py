@@ -1,6 +1,6 @@
-"""Has a job begun? Asks its processes, as `mend top` does, and never waits for them.
+"""Asks the processes of a job whether it has begun, and never waits for an answer.
 
-A rack that ends before the job has begun stops it for good: a job begins with all its racks.
+A job begins with all its racks, so a rack that ends earlier stops it for good.
 """
 
 from __future__ import annotations

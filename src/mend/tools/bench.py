@@ -1,4 +1,4 @@
-"""`mend bench`, which is benchmarks/ of the source tree: a wheel has the name, and says where."""
+"""`mend bench`: runs benchmarks/ of the source tree. An installed package says where that is."""
 
 from __future__ import annotations
 

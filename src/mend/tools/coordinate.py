@@ -1,4 +1,4 @@
-"""`mend coordinate`, the witness as a command. Prints what it says."""
+"""`mend coordinate`: runs the witness and prints its lines."""
 
 from __future__ import annotations
 

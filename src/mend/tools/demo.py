@@ -129,12 +129,12 @@ def demo(
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     show(console, settings, rows, checks)
     console.print(f"[dim]{out / 'summary.json'}; {settings['wall_s']} s in all[/dim]")
-    for line in [*again(out), *drawn(out)]:
+    for line in [*next_commands(out), *write_page(out)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0 if summary["passed"] else 1
 
 
-def again(out: Path) -> list[str]:
+def next_commands(out: Path) -> list[str]:
     """What to do with the tapes of the runs."""
     return [
         f"the machines once more, all decisions compared: mend replay {out}",
@@ -142,7 +142,7 @@ def again(out: Path) -> list[str]:
     ]
 
 
-def drawn(out: Path) -> list[str]:
+def write_page(out: Path) -> list[str]:
     """The page of all runs, and where it is."""
     try:
         return [f"all runs as figures:                            {write_report(out)}"]

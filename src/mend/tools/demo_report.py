@@ -1,7 +1,4 @@
-"""What the demo's runs say side by side. Reads files, compares; no run.
-
-Every answer is computed from results that the ranks wrote, none from what a run was meant to do.
-"""
+"""Compares the runs of the demo by the result and event files that their ranks wrote."""
 
 from __future__ import annotations
 
@@ -52,13 +49,13 @@ class Row:
 
 def load_results(folder: Path) -> Ranks:
     """All result files of a run. Raises FileNotFoundError when there is none."""
-    found = {}
+    results = {}
     for path in sorted(folder.glob("result-rack*-rank*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        found[(result["rack"], result["rank"])] = result
-    if not found:
+        results[(result["rack"], result["rank"])] = result
+    if not results:
         raise FileNotFoundError(f"no result in {folder}; its log says why")
-    return found
+    return results
 
 
 def load_commits(path: Path) -> Commits:

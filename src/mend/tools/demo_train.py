@@ -114,7 +114,7 @@ def train(
     return track
 
 
-def after(model: nn.Module, runtime: mend.Runtime, held_out: Any) -> dict[str, Any]:
+def finish(model: nn.Module, runtime: mend.Runtime, held_out: Any) -> dict[str, Any]:
     """The numbers of a run with exchange: before the last merge, and after it."""
     runtime.drain(DRAIN_S)
     with runtime.anchor_weights():
@@ -129,7 +129,7 @@ def after(model: nn.Module, runtime: mend.Runtime, held_out: Any) -> dict[str, A
     }
 
 
-def spread(model: ByteGPT, parallel: str) -> nn.Module:
+def parallelize(model: ByteGPT, parallel: str) -> nn.Module:
     """Over the ranks of the rack. FSDP2: each block a unit, what is left (embeddings, the last
     norm) in the root."""
     if parallel == "ddp":
@@ -152,7 +152,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     corpus, size = demo_corpus.standard_library(recipe.racks), SIZES[recipe.size]
     model = ByteGPT(size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained = spread(model, recipe.parallel) if ranks > 1 else model
+    trained = parallelize(model, recipe.parallel) if ranks > 1 else model
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.99), weight_decay=0.1
     )
@@ -180,7 +180,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         "own_loss": held_out(),
     }
     if recipe.exchange:
-        return result | after(trained, runtime, held_out)
+        return result | finish(trained, runtime, held_out)
     mend.mend_shutdown(trained)
     return result
 

@@ -1,4 +1,4 @@
-"""`mend explain`: what happened in a round, in sentences. The facts are `story`'s."""
+"""`mend explain`: tells a round in sentences, from the facts of `trace_timeline`."""
 
 from __future__ import annotations
 
@@ -104,15 +104,16 @@ def overview(story: Story) -> list[str]:
     lines = [f"{_count(len(rounds), 'decided round')} on these tapes"]
     reasons = Counter(each.commit.reason for each in rounds if each.commit)
     lines += [f"{INDENT}{count} x {reason}" for reason, count in reasons.most_common()]
-    times = [each.decided_ns - each.opened[0] for each in rounds if each.decided_ns and each.opened]
+    times = {
+        number: each.decided_ns - each.opened[0]
+        for number, each in enumerate(rounds, start=1)
+        if each.decided_ns and each.opened
+    }
     if times:
-        slowest = max(
-            (each for each in rounds if each.decided_ns and each.opened),
-            key=lambda each: (each.decided_ns or 0) - (each.opened or (0, 0))[0],
-        )
+        slowest = max(times, key=times.__getitem__)
         lines.append(
-            f"{INDENT}open to decided: median {_ms(int(median(times)))}, most {_ms(max(times))} "
-            f"(round {rounds.index(slowest) + 1})"
+            f"{INDENT}open to decided: median {_ms(int(median(times.values())))}, "
+            f"most {_ms(times[slowest])} (round {slowest})"
         )
     lines += [f"{INDENT}{_clock(at_ns)} {told}" for at_ns, told in _slow(story)]
     notes = [note for note in story.notes if note[1] not in (*SLOW_NOTES, *MOVES)]
@@ -278,70 +279,72 @@ def _open_offer(story: Story, made: RoundFacts, rack: int) -> OfferFacts | None:
 
 
 def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
+    events: list[tuple[int, str]] = []
     if made.opened:
-        found.append((made.opened[0], f"opens: rack {made.opened[1]} has something for it"))
+        events.append((made.opened[0], f"opens: rack {made.opened[1]} has something for it"))
     names = {
         (share.member.rack, share.seq) for share in (made.commit.members if made.commit else ())
     }
     for rack, seq in sorted(names):
         facts = story.offers.get((rack, made.fragment, seq))
         if facts is not None:
-            found.append((facts.announced_ns, f"rack {rack}'s offer is announced"))
-            found += [
+            events.append((facts.announced_ns, f"rack {rack}'s offer is announced"))
+            events += [
                 (since_ns, f"rack {holder} says it has rack {rack}'s offer")
                 for holder, since_ns in facts.holders.items()
                 if holder != rack
             ]
     for count, (at_ns, _, racks) in enumerate(made.gathers, start=1):
         again = f" (attempt {count})" if count > 1 else ""
-        found.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
-    found += [(at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()]
+        events.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
+    events += [
+        (at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()
+    ]
     lockstep = made.commit is not None and made.commit.reason.startswith("lockstep")
     for at_ns, why in made.whys:
         grace = "; the grace window runs" if why.startswith("waiting for") and not lockstep else ""
-        found.append((at_ns, why + grace))
+        events.append((at_ns, why + grace))
     if made.written_ns is not None and story.coordinated:
-        found.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
+        events.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
     if made.decided_ns is not None:
-        found.append((made.decided_ns, "decided"))
-    for (rack, rank), mine in made.ranks.items():
-        found += _of_rank(f"rack {rack}" + (f" rank {rank}" if rank else ""), mine)
-    return found
+        events.append((made.decided_ns, "decided"))
+    for (rack, rank), facts_of_rank in made.ranks.items():
+        events += _of_rank(f"rack {rack}" + (f" rank {rank}" if rank else ""), facts_of_rank)
+    return events
 
 
-def _of_rank(who: str, mine: RankFacts) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
-    if mine.captured_ns is not None:
-        found.append((mine.captured_ns, f"{who} captures"))
-    if mine.encoded_ns is not None and mine.captured_ns is not None:
-        found.append(
-            (mine.encoded_ns, f"{who} has encoded, in {_ms(mine.encoded_ns - mine.captured_ns)}")
-        )
-    for rack, (from_ns, to_ns) in mine.pulls.items():
-        found.append((to_ns, f"{who} has pulled from rack {rack}, in {_ms(to_ns - from_ns)}"))
-    if mine.merge is not None:
-        found.append((mine.merge[1], f"{who} has merged, in {_ms(mine.merge[1] - mine.merge[0])}"))
-    if mine.applied_ns is not None:
-        found.append((mine.applied_ns, f"{who} trains on it"))
-    return found
+def _of_rank(who: str, rank: RankFacts) -> list[tuple[int, str]]:
+    lines: list[tuple[int, str]] = []
+    if rank.captured_ns is not None:
+        lines.append((rank.captured_ns, f"{who} captures"))
+    spans = [(f"pulled from rack {rack}", span) for rack, span in rank.pulls.items()]
+    if rank.captured_ns is not None and rank.encoded_ns is not None:
+        spans.insert(0, ("encoded", (rank.captured_ns, rank.encoded_ns)))
+    if rank.merge is not None:
+        spans.append(("merged", rank.merge))
+    lines += [
+        (to_ns, f"{who} has {what}, in {_ms(to_ns - from_ns)}") for what, (from_ns, to_ns) in spans
+    ]
+    if rank.applied_ns is not None:
+        lines.append((rank.applied_ns, f"{who} trains on it"))
+    return lines
 
 
 def _costs(story: Story, made: RoundFacts) -> list[str]:
-    found = []
+    costs = []
     if made.opened and made.decided_ns is not None:
-        found.append(f"{_ms(made.decided_ns - made.opened[0])} from open to decided")
-    pulled = {who: mine.pulled_bytes for who, mine in made.ranks.items() if mine.pulled_bytes}
+        costs.append(f"{_ms(made.decided_ns - made.opened[0])} from open to decided")
+    pulled = {who: facts.pulled_bytes for who, facts in made.ranks.items() if facts.pulled_bytes}
     if pulled:
         total, ranks = sum(pulled.values()), _count(len(pulled), "rank")
-        found.append(f"{total / 1e6:.3f} MB pulled by {ranks}")
-    for (rack, rank), mine in sorted(made.ranks.items()):
-        if mine.in_mend_ns is not None:
-            found.append(
-                f"{_ms(mine.in_mend_ns)} of the training thread of rack {rack} rank {rank}, "
+        costs.append(f"{total / 1e6:.3f} MB pulled by {ranks}")
+    for (rack, rank), facts in sorted(made.ranks.items()):
+        if facts.in_mend_ns is not None:
+            costs.append(
+                f"{_ms(facts.in_mend_ns)} of the training thread of rack {rack} rank {rank}, "
                 "from the end of its step until it trained on"
             )
-    return found
+    return costs
 
 
 def _age(made: RoundFacts, base: int) -> str:

@@ -1,4 +1,4 @@
-"""Every order in which a small job's votes and messages can meet, within bounds."""
+"""`mend explore`: visits all states of a small job, within bounds, with the model checker."""
 
 from __future__ import annotations
 

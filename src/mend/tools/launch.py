@@ -1,6 +1,6 @@
-"""All racks of a job on one machine. Starts processes, passes lines on, ends them all.
+"""`mend launch`: starts all racks of a job on one machine, passes their lines on, and ends them.
 
-Each rack is a torchrun of its own, so a rack that dies takes nobody with it; that is the point.
+Each rack is a torchrun of its own, so that one rack can die alone.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class Launch:
         """Start everything, pass lines and signals on, return when nothing of it is left."""
         with (
             self._interrupts.caught(asked=True),
-            self._linked(),
+            self._network(),
             tempfile.TemporaryDirectory() as outcomes,
             tempfile.TemporaryDirectory(prefix="mend-key-") as keys,
         ):
@@ -304,7 +304,7 @@ class Launch:
                 for child in self._children():
                     child.signal(signal.SIGKILL)
                     child.close()
-            unmerged = self._unmerged()
+            unmerged = self._find_unmerged()
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
         if (rack := self.culprit) is not None:
             self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
@@ -313,13 +313,13 @@ class Launch:
         witness = self.witness.process.returncode if self.witness is not None else None
         return Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
 
-    def _unmerged(self) -> dict[int, Ended]:
+    def _find_unmerged(self) -> dict[int, Ended]:
         """Of each rack the first rank whose work was not merged, as its newest life told it."""
         told = [ended for ended in read_ended(self._outcomes) if not ended.good]
         return {ended.rack: ended for ended in reversed(told)}
 
     @contextmanager
-    def _linked(self) -> Iterator[None]:
+    def _network(self) -> Iterator[None]:
         """With the network that the job asks for, if any."""
         if not self.job.link:
             yield
@@ -335,7 +335,7 @@ class Launch:
     def _start(self) -> None:
         job = self.job
         environ = {**os.environ, TOKEN: self._token}
-        environ |= self._keyed({**environ, **job.env})
+        environ |= self._key_variables({**environ, **job.env})
         gpus = visible_gpus({**environ, **job.env})
         ports = free_ports(job.racks + int(job.witness), job.base_port)
         hosts, net = [LOOPBACK] * len(ports), self._net
@@ -359,9 +359,9 @@ class Launch:
             unbuffered = {**environ, **job.env, "PYTHONUNBUFFERED": "1"}
             self.witness = self._child(WITNESS_NAME, command, unbuffered, len(hosts) - 1)
         for rack in range(job.racks):
-            self.racks.append(self._life(rack))
+            self.racks.append(self._start_rack(rack))
 
-    def _keyed(self, environ: Mapping[str, str]) -> dict[str, str]:
+    def _key_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What tells the racks of the key: that of the user, or one for this job alone."""
         insecure = environ.get(INSECURE, "").strip().lower()
         if insecure not in ("", "0", "false", "no", "off"):
@@ -372,7 +372,7 @@ class Launch:
             create(self._key_file, (secrets.token_bytes(32),))
         return {KEY_FILE: str(self._key_file)}
 
-    def _life(self, rack: int) -> Child:
+    def _start_rack(self, rack: int) -> Child:
         job, restart = self.job, self._restarts[rack]
         environment = {**self._environments[rack], RESTART: str(restart)}
         environment[OUTCOMES] = str(self._outcomes)
@@ -411,7 +411,7 @@ class Launch:
                     self._say("signal=SIGUSR1 to=all-racks")
                     for child in self.racks:
                         child.ask(signal.SIGUSR1)
-                self._attend()
+                self._poll_children()
                 self._end_what_cannot_begin(begun)
                 self._end_what_came_too_late(late)
 
@@ -424,7 +424,7 @@ class Launch:
         if kill:
             kill_orphans(self._token)
 
-    def _attend(self) -> None:
+    def _poll_children(self) -> None:
         """Pass lines on; report who has ended, and kill what it left behind."""
         for child in self._children():
             ended = not child.running()  # asked first, so that its last lines are read
@@ -438,27 +438,27 @@ class Launch:
             again = rack is not None and self._may_restart(rack)
             if rack is not None and again:
                 self._restarts[rack] += 1
-                self._evictions[rack] += self._evicted(rack)
+                self._evictions[rack] += self._was_evicted(rack)
             self._report(child, left, rack if again else None)
             if rack is not None and again:
-                self.racks[rack] = self._life(rack)
+                self.racks[rack] = self._start_rack(rack)
 
-    def _failed(self, rack: int) -> bool:
-        told = self._unmerged().get(rack)
+    def _has_failed(self, rack: int) -> bool:
+        told = self._find_unmerged().get(rack)
         kept = told is not None and told.outcome in KEPT  # its weights are the only copy
         return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
 
-    def _evicted(self, rack: int) -> bool:
+    def _was_evicted(self, rack: int) -> bool:
         """Whether its newest life was put out of the job, to be started again."""
         told = [ended for ended in read_ended(self._outcomes) if ended.rack == rack]
         return any(ended.outcome == "evicted" for ended in told)
 
     def _has_lives(self, rack: int) -> bool:
         """Whether it has ended in a way after which it is started again, if others are left."""
-        if self._evicted(rack):
+        if self._was_evicted(rack):
             return self._evictions[rack] < EVICTIONS_MAX
         tries = self._restarts[rack] - self._evictions[rack]
-        return self._failed(rack) and tries < self.job.max_restarts
+        return self._has_failed(rack) and tries < self.job.max_restarts
 
     def _may_restart(self, rack: int) -> bool:
         """Whether a rack that has ended is started again, which tells the others that its former
@@ -477,7 +477,7 @@ class Launch:
             notes.append(f"signal={signal.Signals(-code).name}")
         if orphans_killed:
             notes.append(f"orphans_killed={orphans_killed}")
-        if again is not None and self._evicted(again):
+        if again is not None and self._was_evicted(again):
             notes.append(f"restart=evicted {self._evictions[again]}/{EVICTIONS_MAX}")
         elif again is not None:
             tries = self._restarts[again] - self._evictions[again]
@@ -497,7 +497,9 @@ class Launch:
             if time.monotonic() > self._kill_s:
                 self._signal(running, signal.SIGKILL)
             return
-        failed = [r for r in range(self.job.racks) if self.racks[r].reported and self._failed(r)]
+        failed = [
+            r for r in range(self.job.racks) if self.racks[r].reported and self._has_failed(r)
+        ]
         if not failed or not running or self._interrupts.count:
             return
         witness = self.witness is not None and self.witness.running()
@@ -535,14 +537,14 @@ class Launch:
         if not (all_well and not self._interrupts.count and self._witness_ended()):
             self.witness.signal(signal.SIGTERM)
             self._witness_ended()
-        self._attend()
+        self._poll_children()
 
     def _witness_ended(self) -> bool:
         limit = time.monotonic() + WITNESS_EXIT_S
         assert self.witness is not None
         while self.witness.running() and time.monotonic() < limit:
             time.sleep(POLL_S)
-            self._attend()
+            self._poll_children()
         return not self.witness.running()
 
 

@@ -1,4 +1,4 @@
-"""The arguments of `mend launch`, and what it says of itself."""
+"""Options and help of `mend launch`."""
 
 from __future__ import annotations
 

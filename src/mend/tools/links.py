@@ -14,14 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from mend.errors import LinkError
-from mend.tools.links_check import verified
+from mend.tools.links_check import verify
 from mend.tools.links_spec import Link, Net, Site
 from mend.tools.processes import Child
 
@@ -77,7 +76,7 @@ def links(
         for number, site in enumerate(net.sites):
             _join(site, f"site{number}", base + "-hub", link)
         alone = "not measured: joins nobody" if len(net.sites) < 2 else ""
-        measured = alone or (str(verified(net)) if measure else "not measured")
+        measured = alone or (str(verify(net)) if measure else "not measured")
         if say is not None:
             say(f"link={link} {measured}")
         yield replace(net, measured=measured)
@@ -126,16 +125,9 @@ def _device(hub: str, net: Net, said: list[str]) -> Child:
         *(SEED, *sites),
     ]
     child = Child("link", command, os.environ, lambda _, line: said.append(line), None)
-    limit = time.monotonic() + START_S
-    while "ready" not in said:
-        running = child.running()
-        child.read()
-        if "ready" in said:
-            break
-        if not running or time.monotonic() > limit:
-            _end(child)
-            raise LinkError(f"the link's device did not start: {' / '.join(said[-3:]) or 'silent'}")
-        time.sleep(0.01)
+    if not child.await_line(lambda: "ready" in said, START_S):
+        _end(child)
+        raise LinkError(f"the link's device did not start: {' / '.join(said[-3:]) or 'silent'}")
     return child
 
 

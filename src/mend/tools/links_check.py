@@ -11,7 +11,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,37 +61,34 @@ class Measured:
         return text
 
 
-def verified(net: Net) -> Measured:
+def verify(net: Net) -> Measured:
     """Measure between the first two sites: all are made alike.
 
     Raises LinkError when the link is not what was asked for, with what was measured.
     """
-    wrong, found = "", None
+    wrong, measured = "", None
     for _ in range(TRIES):
-        found = measure(net)
-        wrong = difference(net.link, found)
+        measured = measure(net)
+        wrong = difference(net.link, measured)
         if not wrong:
-            return found
+            return measured
     raise LinkError(
-        f"the link {net.link} was asked for, but {wrong} ({found}). The device forwards some "
+        f"the link {net.link} was asked for, but {wrong} ({measured}). The device forwards some "
         "1 Gbit/s on an idle core: ask for less, or for a less busy machine."
     )
 
 
-def difference(link: Link, found: Measured) -> str:
+def difference(link: Link, measured: Measured) -> str:
     """What is not within the tolerance, in words; empty when all is."""
-    if (
-        not (1 - TOLERANCE) * link.rtt_ms
-        <= found.rtt_ms
-        <= (max((1 + TOLERANCE) * link.rtt_ms, link.rtt_ms + RTT_SLACK_MS))
-    ):
-        return f"the round trip is {found.rtt_ms:.1f} ms"
-    for rate in found.rate_bits:
+    most_ms = max((1 + TOLERANCE) * link.rtt_ms, link.rtt_ms + RTT_SLACK_MS)
+    if not (1 - TOLERANCE) * link.rtt_ms <= measured.rtt_ms <= most_ms:
+        return f"the round trip is {measured.rtt_ms:.1f} ms"
+    for rate in measured.rate_bits:
         if abs(rate / link.rate_bits - 1) > TOLERANCE:
             return f"the rate is {rate / 1e6:.4g} Mbit/s"
     share = link.loss_pct / 100
     packets = UDP_LOSS_OFFERED * SECONDS * link.rate_bits / 8 / link.mtu
-    for lost in found.loss_pct or ():
+    for lost in measured.loss_pct or ():
         sigma_pct = 100 * math.sqrt(share * (1 - share) / packets)
         if abs(lost - link.loss_pct) > LOSS_SIGMAS * sigma_pct + LOSS_SLACK_PCT:
             return f"the loss is {lost:.2f} %"
@@ -106,14 +102,14 @@ def measure(net: Net) -> Measured:
     with _server(there):
         if not net.link.loss_pct:
             sums = _iperf3(here, there, "-P", str(STREAMS), "-O", str(OMITTED_S))
-            return Measured(rtt_ms, _rates(sums), None)
+            return Measured(rtt_ms, _both(sums, "bits_per_second"), None)
         datagram = str(net.link.mtu - DATAGRAM_HEADERS_BYTES)
         udp = ("-u", "-l", datagram, "-w", str(_buffer_bytes()), "-b")
         loss = _iperf3(here, there, *udp, str(round(UDP_LOSS_OFFERED * net.link.rate_bits)))
         rate = _iperf3(here, there, *udp, str(round(UDP_OFFERED * net.link.rate_bits)))
     kept = 1 - net.link.loss_pct / 100
-    there_bits, back_bits = _rates(rate)
-    return Measured(rtt_ms, (there_bits / kept, back_bits / kept), _losses(loss))
+    there_bits, back_bits = _both(rate, "bits_per_second")
+    return Measured(rtt_ms, (there_bits / kept, back_bits / kept), _both(loss, "lost_percent"))
 
 
 def _buffer_bytes() -> int:
@@ -122,16 +118,10 @@ def _buffer_bytes() -> int:
     return min(BUFFER_BYTES, *(int(path.read_text()) for path in allowed))
 
 
-def _rates(sums: dict[str, Any]) -> tuple[float, float]:
-    names = ("sum_received", "sum_received_bidir_reverse")
-    there, back = (float(sums[name]["bits_per_second"]) for name in names)
-    return there, back
-
-
-def _losses(sums: dict[str, Any]) -> tuple[float, float]:
-    names = ("sum_received", "sum_received_bidir_reverse")
-    there, back = (float(sums[name]["lost_percent"]) for name in names)
-    return there, back
+def _both(sums: dict[str, Any], figure: str) -> tuple[float, float]:
+    """A figure of iperf3's, of each direction."""
+    there, back = sums["sum_received"], sums["sum_received_bidir_reverse"]
+    return float(there[figure]), float(back[figure])
 
 
 def _handshakes(here: Site, there: Site) -> list[float]:
@@ -169,12 +159,8 @@ def _server(site: Site) -> Iterator[None]:
     command = [*site.prefix, "iperf3", "-s", "--forceflush"]
     child = Child("iperf3", command, os.environ, lambda _, line: said.append(line), None)
     try:
-        limit = time.monotonic() + START_S
-        while not any("listening" in line for line in said):
-            if not child.running() or time.monotonic() > limit:
-                raise LinkError(f"iperf3 does not listen: {' / '.join(said[-3:]) or 'silent'}")
-            time.sleep(0.01)
-            child.read()
+        if not child.await_line(lambda: any("listening" in line for line in said), START_S):
+            raise LinkError(f"iperf3 does not listen: {' / '.join(said[-3:]) or 'silent'}")
         yield
     finally:
         child.process.kill()

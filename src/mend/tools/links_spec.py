@@ -1,4 +1,4 @@
-"""What a link is asked to be, and the sites it joins. Reads text, opens nothing."""
+"""The description of a link, and the sites that it joins. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which H, P, tau and payload fit a link. Arithmetic on what was asked; reads nothing.
+"""Finds H, P, tau and payload for a link. Pure arithmetic; docs/plan.md has every formula.
 
-The cost of an exchange and the memory are those of `mend doctor` (doctor_estimate.py), which
-measures what is assumed here. docs/plan.md has every formula.
+The time of an exchange and the memory are those of `doctor.estimate`; `mend doctor` measures what
+is assumed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`mend plan`. Its arguments, and how its answer is shown."""
+"""`mend plan`: its options, and how it prints its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free loopback ports, found by letting a lane listen and closing it. No byte moves."""
+"""Finds free loopback ports: a lane listens on each and is closed. Sends nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Copies lines of child processes to a terminal, file or pipe, even one that nobody reads.
+"""Copies lines of child processes to a terminal, file or pipe, from a thread of its own.
 
-What is shown never holds up what is shown of: a job does not wait for a reader that has paused, and
-does not end with one that has gone.
+A slow reader never holds up the children, and a reader that has gone does not end them.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Printer:
             if self._bytes + len(data) > BACKLOG_BYTES_MAX:
                 self._dropped += 1
                 return
-            self._confess()
+            self._report_dropped()
             self._add(data)
 
     def _add(self, data: bytes) -> None:
@@ -64,7 +63,7 @@ class Printer:
         self._bytes += len(data)
         self._changed.notify()
 
-    def _confess(self) -> None:
+    def _report_dropped(self) -> None:
         """Say in its place how much is missing."""
         if self._dropped:
             why = 'reason="nobody read them in time"'
@@ -79,7 +78,7 @@ class Printer:
                 if not self._waiting:
                     return
                 data = self._waiting.popleft()
-            if not _written(self.fd, data):
+            if not _write(self.fd, data):
                 self._go_silent()
                 return
             with self._changed:
@@ -103,14 +102,14 @@ class Printer:
         """Wait until the reader has all, LAST_WORDS_S at most, or until the next Ctrl-C."""
         with self._changed:
             if self._thread.is_alive():
-                self._confess()
+                self._report_dropped()
             self._closed = True
             self._changed.notify()
         with suppress(KeyboardInterrupt):
             self._thread.join(LAST_WORDS_S)
 
 
-def _written(fd: int, data: bytes) -> bool:
+def _write(fd: int, data: bytes) -> bool:
     """Whether somebody took it; waits as long as that takes."""
     while data:
         try:
@@ -122,7 +121,7 @@ def _written(fd: int, data: bytes) -> bool:
     return True
 
 
-def let_go() -> None:
+def detach_broken_streams() -> None:
     """Point a standard stream that cannot be written any more to nowhere: what is left in it would
     fail when the program ends, and change its exit status."""
     for stream in (sys.stdout, sys.stderr):

@@ -1,6 +1,6 @@
-"""Child processes of which none is left behind. Starts, reads, signals, kills.
+"""Starts, reads and signals child processes, and leaves none behind.
 
-No threads: whoever starts a child polls it, and a child dies with the *thread* that started it
+No threads: the caller polls its children, and a child dies with the *thread* that started it
 (see pdeathsig.py).
 """
 
@@ -67,6 +67,19 @@ class Child:
 
     def running(self) -> bool:
         return self.process.poll() is None
+
+    def await_line(self, said: Callable[[], bool], limit_s: float) -> bool:
+        """Read until `said` is true. False: the process ended first, or the time did."""
+        limit = time.monotonic() + limit_s
+        while not said():
+            running = self.running()  # asked first, so that its last lines are read
+            self.read()
+            if said():
+                break
+            if not running or time.monotonic() > limit:
+                return False
+            time.sleep(0.01)
+        return True
 
     def signal(self, number: int) -> None:
         """To the whole process group, if it still runs (a reaped id may be somebody else's)."""

@@ -1,4 +1,4 @@
-"""`mend replay`: the machines of a tape once more. Same events, same effects?"""
+"""`mend replay`: feeds the machines of a tape its events again, and compares their effects."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _replay(tape: RecordedTape) -> int:
             f"{found.rounds} rounds, {seconds:.2f} s{end}"
         )
         return EQUAL
-    for line in told(found.difference, tape):
+    for line in describe(found.difference, tape):
         typer.echo(line)
     return DIFFERENT
 
 
-def told(difference: Difference, tape: RecordedTape) -> list[str]:
+def describe(difference: Difference, tape: RecordedTape) -> list[str]:
     """The first difference, for people."""
     entry, header = difference.entry, tape.header
     after_s = (entry.now_ns - header.mono_ns) / SECOND

@@ -65,7 +65,7 @@ def replay_training(tapes: Sequence[Path], command: Sequence[str], log_dir: Path
         folder.mkdir(parents=True, exist_ok=True)
         rerun = Rerun(script, command, folder)
         outcome = rerun.run()
-        return rerun.told(outcome)
+        return rerun.print_result(outcome)
 
 
 def read_script(paths: Sequence[Path]) -> ReplayScript:
@@ -126,17 +126,17 @@ class Rerun(Launch):
         parts = enumerate(self._script.parts)
         return [Peer(seat, k) for seat, part in parts for k in range(len(part.acts))]
 
-    def _life(self, rack: int) -> Child:
+    def _start_rack(self, rack: int) -> Child:
         """A process per life of the recorded job; here each is a rack."""
         part = self._script.parts[rack]
         racks = int(part.config.get("racks", len(self._script.parts)))
         self._environments[rack] |= seat_environment(part.rack, racks, rack, self._addresses)
-        return super()._life(rack)
+        return super()._start_rack(rack)
 
     # -------------------------------------------------------------- while it runs
 
-    def _attend(self) -> None:
-        super()._attend()
+    def _poll_children(self) -> None:
+        super()._poll_children()
         self._found = {peer: findings_in(self._folder / file_name(peer)) for peer in self._peers()}
         now = time.monotonic()
         if (at := self._round()) > self._said and now - self._said_s >= SAY_S:
@@ -166,11 +166,11 @@ class Rerun(Launch):
 
     # -------------------------------------------------------------- when it is over
 
-    def told(self, outcome: Outcome) -> int:
+    def print_result(self, outcome: Outcome) -> int:
         """Say what was found; returns the exit status."""
         rounds, racks = len(self._script.commits), racks_of(self._script)
         if differences := self._differences():
-            for line in told_first(min(differences, key=lambda f: f.place), self._script):
+            for line in describe_first(min(differences, key=lambda f: f.place), self._script):
                 _say(line)
             return DIFFERENT
         if all(self._is_done(peer) for peer in self._peers()):
@@ -200,7 +200,7 @@ def racks_of(script: ReplayScript) -> str:
     return f"{racks} racks in {lives} lives" if lives > racks else f"{racks} racks"
 
 
-def told_first(finding: Finding, script: ReplayScript) -> list[str]:
+def describe_first(finding: Finding, script: ReplayScript) -> list[str]:
     """The first difference, for people."""
     recorded = " ".join(f"{name}={version}" for name, version in script.versions.items())
     return [

@@ -1,5 +1,4 @@
-"""`mend repro`: a training script twice, and where the two runs part. Starts processes, one run
-after the other."""
+"""`mend repro`: runs a training script twice and finds where the runs part."""
 
 from __future__ import annotations
 
@@ -65,6 +64,18 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How much of a run is recorded. 0: not known, or none."""
+
+    last: int = 0
+    """The step after which the run is ended; 0: it ends by itself."""
+    detail: tuple[int, int] = (0, 0)
+    """First and last of the steps that are recorded with their operators."""
+    made: int = 0
+    """Steps that the other run has made."""
+
+
+@dataclass(frozen=True)
 class Asked:
     command: tuple[str, ...]
     """A script and its arguments, or -m and a module."""
@@ -89,14 +100,14 @@ def repro(asked: Asked) -> int:
         except Stopped:
             say("stopped")
             return INTERRUPTED
-    return told(one, other, finding, asked.as_json, pairs)
+    return print_verdict(one, other, finding, asked.as_json, pairs)
 
 
 def search(asked: Asked, folder: Path, say: Say) -> tuple[Run, Run, Finding | None, int]:
     """Both runs; if they part, again with the operators of that step. The last int: pairs made."""
-    one = _recorded(asked, asked.settings[0], folder, asked.steps, (0, 0), say)
-    made = asked.steps or len(one[0].steps)
-    other = _recorded(asked, asked.settings[1], folder, asked.steps, (0, 0), say, made)
+    one = _record(asked, asked.settings[0], folder, Extent(asked.steps), say)
+    extent = Extent(asked.steps, made=asked.steps or len(one[0].steps))
+    other = _record(asked, asked.settings[1], folder, extent, say)
     finding = first = compare(one, other)
     seen: list[int] = []
     for pairs in range(1, 1 + DETAILS_MAX):
@@ -106,7 +117,8 @@ def search(asked: Asked, folder: Path, say: Say) -> tuple[Run, Run, Finding | No
             seen.append(finding.step)
         detail = (min(seen), min(max(seen), min(seen) + WINDOW_STEPS - 1))
         say(f"they part at step {seen[-1]}; again with the operators of {_steps(*detail)}")
-        again = [_recorded(asked, each, folder, detail[1], detail, say) for each in asked.settings]
+        extent = Extent(detail[1], detail)
+        again = [_record(asked, each, folder, extent, say) for each in asked.settings]
         finding = compare(again[0], again[1])
         if finding is not None and finding.located:
             return one, other, finding, pairs + 1
@@ -118,7 +130,7 @@ def record(asked: Asked, folder: Path, detail: tuple[int, int]) -> int:
     say = _sayer(asked.as_json)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        _run(asked, asked.settings[0], folder, detail[1] or asked.steps, detail, say)
+        _run(asked, asked.settings[0], folder, Extent(detail[1] or asked.steps, detail), say)
     except Stopped:
         say("stopped")
         return INTERRUPTED
@@ -131,7 +143,7 @@ def compare_folders(folders: Sequence[Path], as_json: bool) -> int:
     if len(folders) != 2:
         raise UsageError(f"{len(folders)} recordings; name two, or a script behind --")
     one, other = (read(folder) for folder in folders)
-    return told(one, other, compare(one, other), as_json, 1)
+    return print_verdict(one, other, compare(one, other), as_json, 1)
 
 
 def read(folder: Path) -> list[Recording]:
@@ -162,25 +174,18 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 # one run
 
 
-def _recorded(
-    asked: Asked,
-    setting: Setting,
-    folder: Path,
-    last: int,
-    detail: tuple[int, int],
-    say: Say,
-    made: int = 0,
+def _record(
+    asked: Asked, setting: Setting, folder: Path, extent: Extent, say: Say
 ) -> list[Recording]:
-    own = folder / f"{setting.name}-operators" if detail[1] else folder / setting.name
+    own = folder / (f"{setting.name}-operators" if extent.detail[1] else setting.name)
     own.mkdir(parents=True, exist_ok=True)
-    _run(asked, setting, own, last, detail, say, made)
+    _run(asked, setting, own, extent, say)
     return read(own)
 
 
-def command_of(
-    asked: Asked, setting: Setting, folder: Path, last: int, detail: tuple[int, int]
-) -> list[str]:
-    child = ["-m", "mend.tools.repro_child", str(folder), str(last), f"{detail[0]}:{detail[1]}"]
+def command_of(asked: Asked, setting: Setting, folder: Path, extent: Extent) -> list[str]:
+    steps = [str(extent.last), "{}:{}".format(*extent.detail)]
+    child = ["-m", "mend.tools.repro_child", str(folder), *steps]
     script = [*asked.command, *setting.arguments]
     if not setting.processes:
         return [sys.executable, *child, *script]
@@ -193,30 +198,23 @@ def command_of(
     ]
 
 
-def _run(
-    asked: Asked,
-    setting: Setting,
-    folder: Path,
-    last: int,
-    detail: tuple[int, int],
-    say: Say,
-    made: int = 0,
-) -> None:
+def _run(asked: Asked, setting: Setting, folder: Path, extent: Extent, say: Say) -> None:
     """Raises UsageError where the script fails, Stopped at Ctrl-C. Leaves no process behind.
 
-    `made`: so many steps the other run has made. A script that hangs behind its last step, as some
-    do in destroy_process_group(), is ended after END_S; what it has recorded is whole."""
+    A script that hangs after its last step, as some do in destroy_process_group(), is ended after
+    END_S; what it has recorded is whole."""
     for old in folder.glob("rank-*.jsonl"):
         old.unlink()
     token, lines, interrupts = os.urandom(8).hex(), deque[str](maxlen=LAST_LINES), Interrupts()
-    command = command_of(asked, setting, folder, last, detail)
+    command = command_of(asked, setting, folder, extent)
+    last = extent.last or extent.made
     env = {**os.environ, **setting.env, TOKEN: token}
     with interrupts.caught():
         child = Child(
             setting.name, command, env, lambda _, line: lines.append(line), folder / "output.log"
         )
         try:
-            end = _End(folder, setting.processes or 1, last or made)
+            end = _End(folder, setting.processes or 1, last)
             _wait(child, interrupts, _Progress(setting.name, folder, say), end)
             if end.hangs:
                 _ask_where(child, token)
@@ -227,7 +225,7 @@ def _run(
     if interrupts.count:
         raise Stopped
     if end.hangs:
-        say(f"run {setting.name}: ended by force, {END_S:g} s behind step {last or made}, its last")
+        say(f"run {setting.name}: ended by force, {END_S:g} s behind step {last}, its last")
         say(f"run {setting.name}: its last lines, and the calls that it hung in:")
         for line in lines:
             say(f"    {line}")
@@ -321,7 +319,7 @@ def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def told(one: Run, other: Run, finding: Finding | None, as_json: bool, pairs: int) -> int:
+def print_verdict(one: Run, other: Run, finding: Finding | None, as_json: bool, pairs: int) -> int:
     """Print the verdict; returns the exit status."""
     steps, facts = min(len(run[0].steps) for run in (one, other)), different_facts(one, other)
     if as_json:

@@ -1,4 +1,4 @@
-"""The arguments of `mend repro`, and what it says of itself."""
+"""Options and help of `mend repro`."""
 
 from __future__ import annotations
 

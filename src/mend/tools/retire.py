@@ -1,6 +1,6 @@
-"""`mend retire`. Finds the job as `mend top` does, tells all of it, says what follows.
+"""`mend retire`: finds the job as `mend top` does, tells all its processes, and says what follows.
 
-Judged here is what everybody shows; each process judges once more by what it hears itself.
+It refuses a rack that answers; each process decides once more by what it has heard itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mend.config.keyfile import secrets_in_force
 from mend.coordination import wire
 from mend.coordination.messages import Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
-from mend.tools.top.picture import Answer, name_of
-from mend.tools.top.run import Wanted, Watch, addresses_in_force, terminated
+from mend.tools.top.picture import Answer, name_of, worth
+from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, addresses_in_force, sigterm_exits
 from mend.transport.status_client import StatusClient
 from mend.types import PERSON, WITNESS
 
@@ -26,17 +26,14 @@ ASK_S = 0.25
 FIRST_S = 3.0
 """So long for the first answer."""
 
-STRAGGLER_S = 1.0
-"""So long for all others, once one has answered: a rack that answers is alive."""
-
 INTERRUPTED = 130
 
 
 def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> int:
     """Returns the exit status. Raises ConfigError for what is no address."""
     asked = list(dict.fromkeys(addresses)) or addresses_in_force()
-    wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S, None)
-    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
+    wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S)
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, sigterm_exits():
         watch = Watch(onlooker, wanted, asked)
         try:
             return _retire(rack, watch, onlooker, wait_s)
@@ -46,8 +43,8 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
 
 
 def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> int:
-    _look(watch)
-    answers = answering(watch.answers())
+    watch.gather(FIRST_S, ASK_S)
+    answers = live_answers(watch.answers())
     if not answers:
         silent = ", ".join(f"{a.address} ({a.way})" for a in watch.answers())
         return _refuse(f"nobody answers at {silent}. Name a rack's leader or the witness")
@@ -69,7 +66,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
         watch.listen(ASK_S / 2)
         watch.ask()
         watch.listen(ASK_S)
-        answers = answering(watch.answers()) or answers
+        answers = live_answers(watch.answers()) or answers
         told, final = outcome(answers, rack, life)
         if final:
             break
@@ -82,21 +79,10 @@ def _refuse(reason: str) -> int:
     return 1
 
 
-def _look(watch: Watch) -> None:
-    end = time.monotonic() + FIRST_S
-    while not watch.anybody and time.monotonic() < end:
-        watch.ask()
-        watch.listen(ASK_S)
-    end = time.monotonic() + STRAGGLER_S
-    while not watch.complete and time.monotonic() < end:
-        watch.ask()
-        watch.listen(ASK_S)
-
-
 # ------------------------------------------------------------------ pure
 
 
-def answering(answers: Sequence[Answer]) -> list[Answer]:
+def live_answers(answers: Sequence[Answer]) -> list[Answer]:
     """Who is there now."""
     late_s = FIRST_S + STRAGGLER_S
     return [a for a in answers if a.view and a.view.state != "ended" and a.age_s <= late_s]
@@ -108,7 +94,7 @@ def views_of(answers: Sequence[Answer]) -> list[JobStatus]:
 
 def best(answers: Sequence[Answer]) -> JobStatus:
     """Of whoever coordinates, else of who knows most."""
-    return max(views_of(answers), key=lambda v: (v.coordinates, v.epoch, v.decided, -v.rack))
+    return max(views_of(answers), key=worth)
 
 
 def seat_of(answers: Sequence[Answer], rack: int) -> RackSeen | None:

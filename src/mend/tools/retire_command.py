@@ -1,4 +1,4 @@
-"""The arguments of `mend retire`, and what it says of itself."""
+"""Options and help of `mend retire`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many simulated jobs, one per seed; tells the story of each that went wrong."""
+"""`mend simulate`: runs one simulated job per seed, and tells the story of each that fails."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def simulate(wanted: Wanted, console: Console) -> int:
                 tally.add(outcome)
                 progress.update(bar, description=_progress(wanted, tally))
                 if outcome.problems:
-                    _failed(outcome, wanted, fixed, tally, console)
+                    _report_failure(outcome, wanted, fixed, tally, console)
         except KeyboardInterrupt:
             interrupted = True
     _summary(wanted, tally, time.monotonic_ns() - started_ns, interrupted, console)
@@ -178,13 +178,13 @@ def _outcomes(wanted: Wanted, fixed: Fixed) -> Iterator[Outcome]:
         return
     # Fresh processes: a fork would copy the locks that the progress display's thread holds.
     fresh = multiprocessing.get_context("spawn")
-    stop = fresh.Event()  # which also starts Python's resource tracker, before `_submitted` does
+    stop = fresh.Event()  # which also starts Python's resource tracker, before `_submit` does
     running: set[Future[list[Outcome]]] = set()
     with ProcessPoolExecutor(wanted.jobs, fresh, _enter, (stop,)) as pool:
         try:
             while True:
                 for seeds in itertools.islice(tasks, 2 * wanted.jobs - len(running)):
-                    running.add(_submitted(pool, seeds, fixed))
+                    running.add(_submit(pool, seeds, fixed))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -194,7 +194,7 @@ def _outcomes(wanted: Wanted, fixed: Fixed) -> Iterator[Outcome]:
             stop.set()
 
 
-def _submitted(pool: ProcessPoolExecutor, seeds: range, fixed: Fixed) -> Future[list[Outcome]]:
+def _submit(pool: ProcessPoolExecutor, seeds: range, fixed: Fixed) -> Future[list[Outcome]]:
     """Ctrl-C goes to the whole group of processes; the parent alone answers it. A process that
     this starts inherits the mask, so it is deaf from its first moment on. The parent answers once
     it has handed over what that process is to run; the mask does not bind its other threads."""
@@ -242,7 +242,9 @@ def _tasks(wanted: Wanted, ends_ns: int | None) -> Iterator[range]:
 # ------------------------------------------------------------------ telling
 
 
-def _failed(outcome: Outcome, wanted: Wanted, fixed: Fixed, tally: Tally, console: Console) -> None:
+def _report_failure(
+    outcome: Outcome, wanted: Wanted, fixed: Fixed, tally: Tally, console: Console
+) -> None:
     """A seed that broke something: shrunk, told, and kept."""
     if len(tally.failed) > FAILURES_SHOWN:
         return
@@ -297,8 +299,12 @@ def _summary(
         _say(console, f"look closer: mend simulate --seed N --trace, N of {numbers}")
 
 
-def trace(seed: int, console: Console, config: Path | None = None) -> int:
-    """One seed with everything that its ranks noted, in virtual time."""
+def trace(seed: int | None, console: Console, config: Path | None = None) -> int:
+    """One seed with everything that its ranks noted, in virtual time; returns the problems.
+
+    Raises ConfigError without a seed."""
+    if seed is None:
+        raise ConfigError("trace", True, "needs one seed", "Give --seed N.")
     torch.set_num_threads(1)
     world = World(draw(seed, fixed_by(config)))
     _say(console, setup(world.scenario) + "\n")

@@ -1,4 +1,4 @@
-"""The arguments of `mend replay` and `mend explain`, and what they say of themselves."""
+"""Options and help of `mend replay` and `mend explain`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Torchrun with the exit status of the rank that failed first; its own is always 1. And SIGUSR1,
-of which torchrun dies, goes to the ranks.
+"""torchrun with the exit status of the rank that failed first, and SIGUSR1 passed to the ranks.
 
-What ended a rack decides whether `mend launch` starts it again, and is what it answers itself.
+torchrun itself always exits with 1, and dies of SIGUSR1. `mend launch` decides by the exit status
+whether to start a rack again, and returns it.
 """
 
 from __future__ import annotations

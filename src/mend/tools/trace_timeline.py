@@ -1,7 +1,7 @@
-"""Facts and times of each round from tapes. Pure; `mend explain` puts them into words.
+"""Facts and times of each round, read from tapes. Pure.
 
-All times are those of the coordinator where its tape is among them, moved to the time of day by
-what the header of each tape says of its clock.
+Times are those of the coordinator where its tape is among them, moved to the time of day by the
+clocks in the header of each tape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
 from mend.trace.format import Entry, Gap, Header
 
-Made = tuple[int, int]
+RoundKey = tuple[int, int]
 """A round: its fragment, and the version that it made."""
 
 Span = tuple[int, int]
@@ -52,7 +52,7 @@ class RankFacts:
     pulls: dict[int, Span] = field(default_factory=dict)
     pulled_bytes: int = 0
     merge: Span | None = None
-    told_ns: int | None = None
+    learnt_ns: int | None = None
     """When the rank learned that it is decided."""
     applied_ns: int | None = None
     in_mend_ns: int | None = None
@@ -85,7 +85,7 @@ class RoundFacts:
 
 @dataclass(eq=False)
 class Story:
-    rounds: dict[Made, RoundFacts] = field(default_factory=dict)
+    rounds: dict[RoundKey, RoundFacts] = field(default_factory=dict)
     offers: dict[tuple[int, int, int], OfferFacts] = field(default_factory=dict)
     """By rack, fragment, seq."""
     rosters: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -191,7 +191,7 @@ def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:
     story = Story()
     for header, entries in tapes:
         offset_ns = header.wall_ns - header.mono_ns
-        coordinator, rank_machine = _OfCoordinator(story), _OfLearner(story, header)
+        coordinator, rank_machine = _CoordinatorReader(story), _RankReader(story, header)
         story.payload_bytes[(header.rack, header.rank)] = header.payload_bytes
         for entry in entries:
             if isinstance(entry, Gap):
@@ -228,7 +228,7 @@ def _records(story: Story, prev: int, records: tuple[Record, ...], at_ns: int) -
             story.rosters.append((index, tuple(seat.member.rack for seat in record.members)))
 
 
-class _OfCoordinator:
+class _CoordinatorReader:
     """Reads what a coordinator heard and said."""
 
     def __init__(self, story: Story) -> None:
@@ -312,7 +312,7 @@ class _OfCoordinator:
                 made.whys.append((at_ns, text))
 
 
-class _OfLearner:
+class _RankReader:
     """Reads what one rank did."""
 
     def __init__(self, story: Story, header: Header) -> None:
@@ -325,7 +325,7 @@ class _OfLearner:
         self._pulled: dict[tuple[int, int, int], Span] = {}
         self._slices: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         """(rack, fragment, version) -> from when to when slices were pulled from it, and bytes."""
-        self._merging: dict[Made, int] = {}
+        self._merging: dict[RoundKey, int] = {}
         self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
         self._steps: dict[tuple[int, int], int] = {}
         """Of the same captures."""
@@ -334,8 +334,8 @@ class _OfLearner:
 
     def end(self) -> None:
         """The tape is at its end: what came last may be of who left, long after its step."""
-        for mine in self._behind:
-            mine.in_mend_ns = mine.stepped_ns = None
+        for facts in self._behind:
+            facts.in_mend_ns = facts.stepped_ns = None
 
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
@@ -358,8 +358,8 @@ class _OfLearner:
                 self._step, self._stepped_ns = step, at_ns
                 self._behind.clear()
             case ev.Captured(fragment, seq, step=step):
-                told = self._stepped_ns if step == self._step else None
-                self._captured[(fragment, seq)] = (told, at_ns)
+                stepped_ns = self._stepped_ns if step == self._step else None
+                self._captured[(fragment, seq)] = (stepped_ns, at_ns)
                 self._steps[(fragment, seq)] = step
             case ev.Encoded(fragment, seq):
                 if (fragment, seq) in self._captured:
@@ -374,15 +374,15 @@ class _OfLearner:
                 self._slices[key] = (first_ns, at_ns, before + size)
             case ev.Merged(fragment, version):
                 if (begun_ns := self._merging.pop((fragment, version), None)) is not None:
-                    self._mine(fragment, version).merge = (begun_ns, at_ns)
+                    self._facts(fragment, version).merge = (begun_ns, at_ns)
             case ev.Applied(fragment, version):
-                mine = self._mine(fragment, version)
-                mine.applied_ns = at_ns
+                facts = self._facts(fragment, version)
+                facts.applied_ns = at_ns
                 if self._stepped_ns is not None:
-                    mine.in_mend_ns = at_ns - self._stepped_ns
-                self._behind.append(mine)
+                    facts.in_mend_ns = at_ns - self._stepped_ns
+                self._behind.append(facts)
 
-    def _mine(self, fragment: int, version: int) -> RankFacts:
+    def _facts(self, fragment: int, version: int) -> RankFacts:
         return self._story.round(fragment, version).ranks[self._me]
 
     def _commit(self, commit: Commit, at_ns: int) -> None:
@@ -390,23 +390,23 @@ class _OfLearner:
         made.commit = commit
         if not self._story.coordinated:
             made.decided_ns = _first(made.decided_ns, at_ns)
-        mine = self._mine(commit.fragment, commit.version)
-        mine.told_ns = at_ns
+        facts = self._facts(commit.fragment, commit.version)
+        facts.learnt_ns = at_ns
         for share in commit.members:
             rack = share.member.rack
             if (
                 sliced := self._slices.pop((rack, commit.fragment, commit.version), None)
             ) is not None:
-                mine.pulls[rack] = sliced[:2]
-                mine.pulled_bytes += sliced[2]
+                facts.pulls[rack] = sliced[:2]
+                facts.pulled_bytes += sliced[2]
             pulled = self._pulled.pop((rack, commit.fragment, share.seq), None)
             if pulled is not None:
-                mine.pulls[rack] = pulled
+                facts.pulls[rack] = pulled
                 if commit.fragment < len(self._bytes):
-                    mine.pulled_bytes += self._bytes[commit.fragment]
+                    facts.pulled_bytes += self._bytes[commit.fragment]
             if rack == self._me[0]:
                 times = self._captured.pop((commit.fragment, share.seq), ())
                 if self._steps.pop((commit.fragment, share.seq), -1) == self._step:
-                    self._behind.append(mine)
+                    self._behind.append(facts)
                 known = (*times, None, None, None)
-                mine.stepped_ns, mine.captured_ns, mine.encoded_ns = known[:3]
+                facts.stepped_ns, facts.captured_ns, facts.encoded_ns = known[:3]

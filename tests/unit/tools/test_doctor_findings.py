@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mend.tools.doctor.findings import of_meeting
-from mend.tools.doctor.rates import WINDOW_MS_MIN, window_mbit
+from mend.tools.doctor.findings import WINDOW_MS_MIN, of_meeting, window_mbit
 from mend.tools.doctor.terms import Finding, Flow, Meeting, Seen, rate
 
 FACTS = {"mend version": "0.1.0", "tau": "8", "sync_period_steps": "128", "ranks per rack": ""}
@@ -28,7 +27,7 @@ def seen_from_rack_0(*peers: Seen, **more: Any) -> Meeting:
         "lane": "a:22000",
         "heartbeat_ms": 100, "detect_ms": 2000.0, "seconds": 3.0, "turns_done": True,
         "versions": VERSIONS, "facts": FACTS, "wishes": {"sideband_heartbeat_ms": "100"},
-        "plan": "", "peers": peers,
+        "peers": peers,
     }  # fmt: skip
     return Meeting(**{**usual, **more})
 
@@ -162,13 +161,6 @@ def test_what_had_better_be_equal_is_a_note() -> None:
     assert [each.severity for each in found] == ["note", "note"]
     assert "MEND_SIDEBAND_HEARTBEAT_MS" in found[0].change
     assert "torch is 2.9 here and 2.8 on rack 1." in found[1].found
-
-
-def test_plans() -> None:
-    equal = of_meeting(seen_from_rack_0(replace(GOOD, plan="ab" * 16), plan="ab" * 16))
-    assert "the plan of the tapes is equal" in "\n".join(map(str, equal))
-    other = of_meeting(seen_from_rack_0(replace(GOOD, plan="ab" * 16), plan="cd" * 16))
-    assert "different plans: cdcdcdcdcdcd here, abababababab" in the("problem", other).found
 
 
 # ------------------------------------------------------------------ how long, how much

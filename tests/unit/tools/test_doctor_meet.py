@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +9,15 @@ import pytest
 from mend.config import MendConfig
 from mend.errors import ConfigError
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meet import about_of, meeting_of, rules_of, venue_of
-from mend.tools.doctor.meeting import Met
-from mend.tools.doctor.meeting_circle import Circle
+from mend.tools.doctor.meet import about_of, meeting_of, rules_of
+from mend.tools.doctor.meeting import MeetingResult
 from mend.tools.doctor.meeting_messages import Envelope, Pong, Pull, encode
+from mend.tools.doctor.meeting_state import MeetingState
 from mend.tools.doctor.terms import Flow
-from mend.tools.keys_command import create
 from mend.transport.probe import Knock
 from mend.types import MS, SECOND, Address
-from tests.unit.tools.test_doctor_meeting_circle import Room
 from tests.unit.tools.test_doctor_meeting_messages import HERE
+from tests.unit.tools.test_doctor_meeting_state import Room
 
 PEERS = ("tcp://a:1", "tcp://b:2", "tcp://c:3")
 
@@ -38,50 +36,37 @@ def test_the_rules_of_a_meeting() -> None:
         rules_of(config(rack=None), 30.0, 2.0)
 
 
-def test_the_venue_is_that_of_the_job(tmp_path: Path) -> None:
-    bind = {"sideband_addr": "tcp://0.0.0.0:7", "advertise_host": "me", "data_ports": "5-9"}
-    with pytest.raises(ConfigError, match="there is no key"):
-        venue_of(config(**bind))
-    create(key := tmp_path / "key", (bytes(32),))
-    venue = venue_of(config(**bind, key_file=key))
-    assert venue.secrets == (bytes(32),)
-    assert str(bytes(32)) not in repr(venue)
-    assert (venue.bind, venue.lane_host) == ("tcp://0.0.0.0:7", "0.0.0.0")
-    assert (venue.ports, venue.advertise) == ((5, 9), "me")
-    assert venue.peers == {0: "tcp://a:1", 1: "tcp://b:2", 2: "tcp://c:3"}
-
-
 def test_what_a_doctor_says_of_itself_has_no_control_characters_and_ends() -> None:
     names = tuple(f"layer{number}*" for number in range(500))
     versions = {"python": "3.11\x1b[2J", "mend": "9"}
-    about = about_of(config(merge_mean_names=names), versions, 8, "ab")
+    about = about_of(config(merge_mean_names=names), versions, 8)
     facts = dict(about.facts)
     assert facts["tau"] == "8"
     assert facts["ranks per rack"] == "8"
     assert facts["witness"] == "none"
     assert len(facts["merge_mean_names"]) < 300
-    other = dict(about_of(config(merge_mean_names=names[:-1]), versions, None, "").facts)
+    other = dict(about_of(config(merge_mean_names=names[:-1]), versions, None).facts)
     assert other["merge_mean_names"] != facts["merge_mean_names"], "the digest is of the whole"
     assert other["ranks per rack"] == ""
     assert dict(about.versions) == {"python": "3.11 [2J"}
     assert encode(Envelope("j", 0, 1, HERE))
 
 
-def circle_that_heard_rack_1() -> Circle:
+def state_that_heard_rack_1() -> MeetingState:
     """Of three racks; rack 1 hears everybody, rack 2 does not come."""
     room = Room(3, present=(0, 1)).run(60 * SECOND)
-    circle = room.circles[0]
-    there = circle.others[1].here
+    state = room.states[0]
+    there = state.others[1].here
     assert there is not None
-    return circle
+    return state
 
 
 def test_what_was_heard_becomes_plain_data() -> None:
-    circle = circle_that_heard_rack_1()
-    met = Met(circle, circle.begun_ns + 9 * SECOND, Address("a", 5))
+    state = state_that_heard_rack_1()
+    met = MeetingResult(state, state.begun_ns + 9 * SECOND, Address("a", 5))
     met.knocks = {2: Knock("refused", False, "no"), None: Knock("open", True)}
     met.ever_open = {1, None}
-    about = about_of(config(), {}, None, "")
+    about = about_of(config(), {}, None)
     meeting = meeting_of(met, config(witness_addr="tcp://w:9"), about, System())
     assert (meeting.rack, meeting.racks, meeting.seconds) == (0, 3, 9.0)
     assert meeting.address == "tcp://a:1"
@@ -100,18 +85,18 @@ def test_what_was_heard_becomes_plain_data() -> None:
 
 
 def test_a_pull_that_failed_has_no_rate() -> None:
-    circle = circle_that_heard_rack_1()
-    circle.pulls = [Pull(1, 1, False, 0, 0, "timed out"), Pull(2, 1, True, 0, 0, "")]
-    met = Met(circle, circle.begun_ns, Address("a", 5))
-    seen = meeting_of(met, config(), about_of(config(), {}, None, ""), System()).peers[0]
+    state = state_that_heard_rack_1()
+    state.pulls = [Pull(1, 1, False, 0, 0, "timed out"), Pull(2, 1, True, 0, 0, "")]
+    met = MeetingResult(state, state.begun_ns, Address("a", 5))
+    seen = meeting_of(met, config(), about_of(config(), {}, None), System()).peers[0]
     assert seen.here == Flow(error="timed out")
     assert seen.together == Flow(error="nothing came")
 
 
 def test_a_pong_alone_makes_no_peer() -> None:
     """Who sent no state is nobody that one has met."""
-    circle = Room(3, present=(0,)).circles[0]
-    circle.hear(encode(Envelope("job", 1, 9, Pong(1, 2, 3))), 5 * MS, 0)
-    met = Met(circle, circle.begun_ns, Address("a", 5))
-    seen = meeting_of(met, config(), about_of(config(), {}, None, ""), System()).peers[0]
+    state = Room(3, present=(0,)).states[0]
+    state.hear(encode(Envelope("job", 1, 9, Pong(1, 2, 3))), 5 * MS, 0)
+    met = MeetingResult(state, state.begun_ns, Address("a", 5))
+    seen = meeting_of(met, config(), about_of(config(), {}, None), System()).peers[0]
     assert not seen.heard

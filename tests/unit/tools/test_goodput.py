@@ -24,7 +24,6 @@ from mend.tools.goodput import (
     Assumed,
     assumed_by,
     goodput,
-    plot,
     rows_of,
     running,
 )
@@ -143,17 +142,9 @@ def test_the_most_extreme_assumptions_have_a_goodput() -> None:
             assert all(0 <= share <= 1 for share in (*row.goodput, *row.closing))
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("no/a.svg", "cannot be written"), ("a.bmp", "End it in")]
-)
-def test_a_picture_that_cannot_be_drawn_is_refused(tmp_path: Path, name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        plot(rows_of(PLAIN), tmp_path / name)
-
-
-def test_the_command_says_that_it_is_a_model_and_what_it_assumes(tmp_path: Path) -> None:
+def test_the_command_says_that_it_is_a_model_and_what_it_assumes() -> None:
     asked = ["simulate", "--goodput", "--assume", "restart_s=300"]
-    shown = CliRunner().invoke(app, [*asked, "--plot", str(tmp_path / "a.svg")])
+    shown = CliRunner().invoke(app, asked)
     assert shown.exit_code == 0, shown.output
     assert "cost model" in shown.output
     assert "restart_s=300" in shown.output
@@ -163,7 +154,6 @@ def test_the_command_says_that_it_is_a_model_and_what_it_assumes(tmp_path: Path)
     by_name = {row["name"]: row for row in told["rows"]}
     assert by_name[DATA_PARALLEL]["goodput_pct"][0] < 40
     assert by_name[ELASTIC]["published_pct"] == list(PUBLISHED[ELASTIC])
-    assert (tmp_path / "a.svg").read_text().count("racks") >= 8
 
 
 def test_the_docs_have_the_figures_of_the_model() -> None:
@@ -185,7 +175,7 @@ def test_options_of_runs_and_of_the_model_do_not_mix() -> None:
         ["--goodput", "--seeds", "5"],
         ["--goodput", "--jobs", "1"],
         ["--goodput", "--no-shrink"],
-        ["--plot", "a.svg"],
+        ["--quorum", "2"],
         ["--assume", "a=1"],
     ):
         assert isinstance(CliRunner().invoke(app, ["simulate", *asked]).exception, ConfigError)

@@ -14,7 +14,7 @@ from mend.tools import links as links_module
 from mend.tools import links_check
 from mend.tools.launch import Job, inner_interfaces, rack_environments, witness_command
 from mend.tools.links import Link, Net, Site, links, remove_leftovers
-from mend.tools.links_check import Measured, difference, measure, verified
+from mend.tools.links_check import Measured, difference, measure, verify
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_a_link_with_losses_is_measured_by_udp(asked_of_iperf3: list[list[str]])
 def test_a_link_is_asked_thrice_and_refused_with_what_it_is(
     asked_of_iperf3: list[list[str]],
 ) -> None:
-    assert verified(two_sites("100mbit,20ms")).rtt_ms == 21.0
+    assert verify(two_sites("100mbit,20ms")).rtt_ms == 21.0
     assert len(asked_of_iperf3) == 1
     with pytest.raises(LinkError, match=r"the rate is 97 Mbit/s \(measured rtt=21.0ms"):
-        verified(two_sites("200mbit,20ms"))
+        verify(two_sites("200mbit,20ms"))
     assert len(asked_of_iperf3) == 1 + 3

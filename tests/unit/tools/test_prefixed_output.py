@@ -101,10 +101,10 @@ def test_a_reader_that_never_comes_back_keeps_no_process_for_ever(
 def test_a_stream_that_nobody_reads_does_not_change_the_exit_status() -> None:
     code = """
 import sys
-from mend.tools.prefixed_output import let_go
+from mend.tools.prefixed_output import detach_broken_streams
 sys.stdout.reconfigure(write_through=False)
 sys.stdout.write("x")
-let_go()
+detach_broken_streams()
 sys.exit(7)
 """
     ours, theirs = os.pipe()

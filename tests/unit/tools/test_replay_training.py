@@ -33,9 +33,9 @@ def told(made: Rerun, folder: Path, findings: Sequence[Sequence[Finding]], **out
     for rack, found in enumerate(findings):
         for each in found:
             ReplayReport(folder, Peer(rack, 0)).tell(each)
-    made._attend()
+    made._poll_children()
     ended = {rack: outcome.get(f"rack{rack}", 0) for rack in (0, 1)}
-    return made.told(Outcome(ended, None, outcome.get("interrupted", 0)))
+    return made.print_result(Outcome(ended, None, outcome.get("interrupted", 0)))
 
 
 ROUND, DONE = [Finding("round", 1), Finding("round", 2)], Finding("done", ROUNDS)

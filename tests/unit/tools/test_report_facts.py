@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mend.tools.report import html
+from mend.tools.report import summary
 from mend.tools.report.facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
 
 S = 1_000_000_000
@@ -56,10 +56,10 @@ def test_what_a_codec_saved_and_left_for_later_is_shown() -> None:
     facts = run.says(0, {"kind": "encoded", "bytes": -1, "fp32_bytes": 8, "residual": 0}).ends()
     assert facts.offered == (300, 2400)
     assert run.gathering.refused == 1
-    tiles = {name: (figure, more) for name, figure, more in html.tiles(facts, {})}
+    tiles = {name: (figure, more) for name, figure, more in summary.tiles(facts, {})}
     assert tiles["Compression"] == ("8 x", "2.1 kB less per receiver than fp32")
     assert tiles["Residual"][0] == "20.0%"
-    assert "Compression" not in {name for name, *_ in html.tiles(Run().ends(), {})}
+    assert "Compression" not in {name for name, *_ in summary.tiles(Run().ends(), {})}
 
 
 def test_rounds_are_counted_once_with_who_was_in() -> None:
@@ -81,7 +81,7 @@ def test_rounds_of_moments_are_rounds_without_tokens_of_their_own() -> None:
     alone = Run().both(commit(0, 1, {0: 1, 1: 1})).ends()
     assert facts.tokens_merged == alone.tokens_merged
     assert (facts.moment_bytes, facts.offered) == (40, (0, 0))
-    shown = {what: (figure, more) for what, figure, more in html.tiles(facts, {})}
+    shown = {what: (figure, more) for what, figure, more in summary.tiles(facts, {})}
     assert shown["Optimizer moments"] == ("1", "of these rounds; offers of 40 B per receiver")
 
 
@@ -202,7 +202,7 @@ def test_slow_links_are_kept_once_with_their_worst() -> None:
     found = run.ends()
     assert list(found.slow_links) == [(1, 0)], "what mend does not write counts for nothing"
     assert (found.slow_links[1, 0].ratio, found.slow_links[1, 0].step) == (4.5, 90)
-    (said,) = [v.answer for v in html.verdicts(found, {}) if v.question == "Slow links"]
+    (said,) = [v.answer for v in summary.verdicts(found, {}) if v.question == "Slow links"]
     assert said == "1 -> 0, 4.5x its own past per byte, found at step 90 of rack 0"
 
 

@@ -17,8 +17,8 @@ from mend.tools.repro import (
     command_of,
     compare_folders,
     lines_of,
+    print_verdict,
     read,
-    told,
 )
 
 HEADER = {"format": 1, "rank": 0, "ranks": 1, "facts": {"threads": 1}}
@@ -33,7 +33,9 @@ def recording(folder: Path, *records: object) -> Path:
 
 def test_ranks_are_started_by_torchrun() -> None:
     asked = Asked(("train.py", "--lr", "1"), (Setting("A"), Setting("B", 2, ("--x",))))
-    plain, many = (command_of(asked, each, Path("f"), 0, (3, 4)) for each in asked.settings)
+    plain, many = (
+        command_of(asked, each, Path("f"), repro.Extent(0, (3, 4))) for each in asked.settings
+    )
     assert plain[1:] == ["-m", "mend.tools.repro_child", "f", "0", "3:4", "train.py", "--lr", "1"]
     assert many[1:3] == ["-m", "mend.tools.torchrun"]
     assert many[-4:] == ["train.py", "--lr", "1", "--x"]
@@ -67,7 +69,7 @@ def test_two_folders_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert said.startswith("different: step 1, weights, rank 0\n")
     assert "record both again with --at 1" in said
     assert "threads: 1 and 2" in said
-    assert told(read(one), read(other), None, True, 1) == 0
+    assert print_verdict(read(one), read(other), None, True, 1) == 0
     assert json.loads(capsys.readouterr().out)["finding"] is None
 
 

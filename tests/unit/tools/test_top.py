@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.unit.transport.test_status_client import Served, serving
 def wanted(*addresses: str, **changes: Any) -> Wanted:
     fields: dict[str, Any] = {
         "addresses": addresses, "job": "", "interval_s": 0.1, "once": True, "as_json": False,
-        "wait_s": 5.0, "svg": None,
+        "wait_s": 5.0,
     }  # fmt: skip
     return Wanted(**{**fields, **changes})
 
@@ -128,9 +127,7 @@ def test_it_ends_with_the_job(racks: list[Served], capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.rstrip().endswith("the job has ended")
 
 
-def test_a_file_for_a_picture_needs_one_picture() -> None:
-    with pytest.raises(ConfigError, match="--once"):
-        top(wanted("tcp://127.0.0.1:1", once=False, svg=Path("x.svg")))
+def test_what_is_no_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="tcp://host:port"):
         top(wanted("rack7:21900"))
 

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from mend.status.messages import JobStatus
 from mend.tools.top.picture import Answer, Picture, RoundLine, picture_of
-from mend.tools.top.run import svg_of
 from mend.tools.top.table import screen_of
 from mend.types import SECOND, WITNESS
 from tests.unit.status.seen import doings, rack_seen, view
@@ -133,10 +132,3 @@ def test_markup_in_what_others_say_is_text() -> None:
     text = "\n".join(drawn(replace(what, told=(evil,), rounds=rounds, racks=racks), 200))
     assert text.count(evil) == 2
     assert "[bold]x[/bold]=1" in text
-
-
-def test_the_picture_for_documents_is_one_file_and_the_same_twice() -> None:
-    svg = svg_of(picture())
-    assert svg == svg_of(picture())
-    assert "run7" in svg
-    assert "url(" not in svg.replace("url(#", "")

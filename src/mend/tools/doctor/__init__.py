@@ -1,5 +1,5 @@
-"""tools.doctor: `mend doctor`, what a machine, a network and the other racks look like to mend.
+"""tools.doctor: `mend doctor` checks a machine, its network and the other racks.
 
-`examine` and `local` look at this machine, `meet` at the others, `estimate` and `rates` at whether
-it is fast enough; `findings` says what to change, `show` prints.
+`examine` and `local` read this machine, `meet` measures the other racks, `estimate` computes memory
+and exchange times, `findings` says what to change, `show` prints.
 """

@@ -1,4 +1,4 @@
-"""The arguments of `mend doctor`, and what it says of itself."""
+"""Options and help of `mend doctor`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,6 @@ _Step = Annotated[
     float | None,
     typer.Option(min=0.001, help="An optimizer step: does the overlap cover an exchange?"),
 ]
-_Run = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Diagnostics of an earlier run: are its tapes of one plan?"),
-]
 
 
 def doctor_command(
@@ -46,7 +42,6 @@ def doctor_command(
     pull_s: _Pull = None,
     params: _Params = "",
     step_ms: _Step = None,
-    run: _Run = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Say what this machine and environment look like to mend: run it where a rack would run.
@@ -87,6 +82,5 @@ def doctor_command(
         pull_s=pull_s,
         params=params,
         step_ms=step_ms,
-        run=run,
     )
     raise typer.Exit(doctor(asked))

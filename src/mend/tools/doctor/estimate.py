@@ -1,24 +1,25 @@
-"""Memory for anchors, and whether the overlap covers an exchange. Arithmetic on settings and
-measurements; `merge_ns_per_element` does a little merging to time it."""
+"""Estimates the memory of a rank and the time of an exchange, from settings and measurements.
+
+`merge_ns_per_element` merges a little to time it; the rest is arithmetic.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
 
-from mend.codec import CODECS, codec_named, fragment_codec
+from mend.codec import codec_named, fragment_codec
 from mend.config.settings import MendConfig
 from mend.config.wiring import rounds_in_flight
 from mend.coordination.schedule import gap_steps
 from mend.engine.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.outer import OUTERS
-from mend.tools.doctor.terms import Finding, rate
+from mend.tools.doctor.terms import Finding, ok, problem, rate, remark
 from mend.types import Owned, Span
 
 ROUND_TRIPS = 6
@@ -130,30 +131,25 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
         "Fewer rounds in flight (smaller MEND_OVERLAP_STEPS or MEND_FRAGMENTS), no outer "
         "momentum, more ranks that share the model, or more memory for the job."
     )
-    found = []
+    findings = []
     if room.limit is not None and need > room.limit:
-        found.append(
-            Finding("problem", "memory", f"{told}; there are {amount(room.limit)}.", shrink)
-        )
+        findings.append(problem("memory", f"{told}; there are {amount(room.limit)}.", shrink))
     elif room.available is not None and need > MEMORY_SHARE * room.available:
-        found.append(
-            Finding(
-                "note", "memory", f"{told}; {amount(room.available)} are available now.", shrink
-            )
+        findings.append(
+            remark("memory", f"{told}; {amount(room.available)} are available now.", shrink)
         )
     else:
-        found.append(Finding("ok", "memory", told))
+        findings.append(ok("memory", told))
     if gpu and room.locked is not None and need > room.locked:
-        found.append(
-            Finding(
-                "note",
+        findings.append(
+            remark(
                 "memory",
                 f"Only {amount(room.locked)} may be page-locked here (ulimit -l); copies to and "
                 "from the GPU would hold training up.",
                 "`ulimit -l unlimited`; in containers --ulimit memlock=-1.",
             )
         )
-    return found
+    return findings
 
 
 def amount(size: float) -> str:
@@ -218,20 +214,20 @@ def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -
         f"{exchange.work_ms:.0f} to encode and merge"
     )
     if not config.concurrent_outer_step or config.tau == 0:
-        return [Finding("note", "overlap", f"{told}; training waits for each (tau=0 or blocking).")]
+        return [remark("overlap", f"{told}; training waits for each (tau=0 or blocking).")]
     if step_ms is None:
         least = exchange.total_ms / MARGIN / config.tau
         told += f"; tau={config.tau} covers it where a step takes {least:.0f} ms or longer"
-        return [Finding("ok", "overlap", told)]
+        return [ok("overlap", told)]
     window_ms = config.tau * step_ms
     covers = f"tau={config.tau} steps of {step_ms:g} ms are {window_ms:.0f} ms"
     if exchange.total_ms <= MARGIN * window_ms:
-        found = [Finding("ok", "overlap", f"{told}; {covers} and cover it")]
+        findings = [ok("overlap", f"{told}; {covers} and cover it")]
     else:
         scarce = "hardly cover it" if exchange.total_ms <= window_ms else "do not cover it"
         change = _longer(config, exchange, step_ms)
-        found = [Finding("note", "overlap", f"{told}; {covers} and {scarce}.", change)]
-    return found + _of_load(config, exchange, step_ms)
+        findings = [remark("overlap", f"{told}; {covers} and {scarce}.", change)]
+    return findings + _of_load(config, exchange, step_ms)
 
 
 def tau_for(total_ms: float, step_ms: float) -> int:
@@ -261,14 +257,14 @@ def _of_load(config: MendConfig, exchange: Exchange, step_ms: float) -> list[Fin
     share = exchange.transfer_ms / gap_ms
     told = f"payloads keep the link busy for {100 * share:.0f} % of the time"
     if share <= BUSY:
-        return [Finding("ok", "overlap", told)]
+        return [ok("overlap", told)]
     period = math.ceil(exchange.transfer_ms * config.fragments / BUSY / step_ms)
     change = f"MEND_SYNC_PERIOD_STEPS={period} makes it {100 * BUSY:.0f} %"
     if config.codec == "float32":
         change += "; MEND_PAYLOAD_DTYPE=bfloat16 halves it"
     if share > 1:
         told = f"The link is too slow for these rounds: {told}; they would come late for ever"
-    return [Finding("note", "overlap", f"{told}.", f"{change}.")]
+    return [remark("overlap", f"{told}.", f"{change}.")]
 
 
 def merge_ns_per_element(merge: str, racks: int) -> float:
@@ -323,9 +319,3 @@ def payload_bytes(codec: str, numel: int) -> int:
 def item_bytes(codec: str) -> float:
     """Of a payload, per element of a long vector."""
     return payload_bytes(codec, NUMEL_LARGE) / NUMEL_LARGE
-
-
-def params_of_tapes(payload_bytes: Sequence[int], codec: str) -> int:
-    """Elements of what one rank owns, by the payloads on its tape; a little more where the codec
-    fills up blocks. 0 for a codec whose sizes do not say it, or that is not known here."""
-    return round(sum(payload_bytes) / item_bytes(codec)) if codec in CODECS else 0

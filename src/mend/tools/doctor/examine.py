@@ -1,5 +1,5 @@
-"""What this machine and environment look like to mend. Reads, and listens for a moment on the ports
-a job would take; sends nothing to any rack."""
+"""Reads versions, devices, settings and ports of this machine. Listens for a moment on the ports of
+a job; sends nothing to any rack."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mend.config.keyfile import MAKE_ONE, protection_of, secrets_of
 from mend.config.origins import in_force
 from mend.config.placing import place
 from mend.config.settings import PORT_FIRST, MendConfig
@@ -21,8 +22,7 @@ from mend.hardware.cpu_affinity import Machine, bus_id_of, host, near_cores
 from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
-from mend.tools.doctor.protection import of_keys
-from mend.tools.doctor.terms import Finding
+from mend.tools.doctor.terms import Finding, ok, problem, remark
 from mend.tools.ports import LOOPBACK
 from mend.transport.bulk_client import BulkLane
 from mend.transport.whereabouts import Whereabouts
@@ -34,6 +34,11 @@ PORTS_MAX = 64
 """Of a range of data ports, so many are tried."""
 
 CANNOT_LISTEN = "cannot listen at"
+
+PROTECTIONS = {
+    "keys": "a key: traffic between racks is encrypted, and only who has the key is in",
+    "loopback": "this rack listens on the loopback interface only; no key is needed",
+}
 
 Report = dict[str, Any]
 
@@ -75,8 +80,8 @@ def examine(topology: Path | None) -> tuple[Report, list[Finding]]:
         "notes": notes,
         "readable": config is not None and hints is not None,
     }
-    first = [Finding("problem", "this rack", text) for text in problems]
-    return report, [*first, *(Finding("note", "settings", text) for text in notes), *found]
+    first = [problem("this rack", text) for text in problems]
+    return report, [*first, *(remark("settings", text) for text in notes), *found]
 
 
 def _settings(problems: list[str]) -> tuple[MendConfig | None, list[Report], list[str]]:
@@ -105,6 +110,28 @@ def _plain(value: object) -> object:
 def _allowed() -> int | None:
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else None
+
+
+def of_keys(config: MendConfig) -> list[Finding]:
+    """What keeps others out of the job. Empty: no address is known yet; a script may say it."""
+    if config.rack is None and not config.sideband_addr:
+        return []
+    bind = config.bind_address
+    protection = protection_of(config, bind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it says follows
+        try:
+            secrets_of(config, bind)
+        except ConfigError as error:
+            return [problem("keys", f"{error.field}: {error.rule}.", error.remedy)]
+    if protection == "insecure":
+        found = f"{bind} is open to whoever reaches it: MEND_INSECURE is set, and there is no key."
+        return [remark("keys", found, f"{MAKE_ONE} Set MEND_KEY_FILE on every rack.")]
+    if protection == "keys" and not config.encrypt_payloads:
+        found = "a key: only who has it is in. Payloads are authenticated and not encrypted."
+        remedy = "Leave encrypt_payloads out where weights must not be read on the way."
+        return [remark("keys", found, remedy)]
+    return [ok("keys", PROTECTIONS[protection])]
 
 
 # ------------------------------------------------------------------ devices and racks

@@ -1,27 +1,44 @@
-"""What a meeting of racks means, and what to change. Pure: measurements in, findings out;
-docs/doctor.md has the list of them."""
+"""Findings of a meeting of racks, and what to change. Pure; docs/doctor.md lists them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mend.tools.doctor.rates import of_flows, of_trips
-from mend.tools.doctor.terms import Finding, Meeting, Seen
+from mend.tools.doctor.terms import Finding, Meeting, Seen, ok, problem, rate, remark
 from mend.types import WITNESS
+
+CLOCK_MS_MAX = 1_000.0
+"""Times of day may differ by so much before it is worth a word: nothing is decided by them."""
+
+SLANT = 3.0
+"""One direction may be so many times faster than the other."""
+
+LOST_PCT_MAX = 5.0
+WINDOW_SHARE = 0.5
+"""From this share of what the socket buffers let through on, they are the likely limit."""
+
+STREAMS = 4
+"""Connections of one transfer."""
+
+WINDOW_MS_MIN = 5.0
+"""On a shorter round trip the buffers are no limit."""
+
+WINDOW_MB_MAX = 256
+"""No more than this is recommended for one socket."""
 
 
 def of_meeting(meeting: Meeting) -> list[Finding]:
     """Everything there is to say, by rack."""
-    found = list(_of_the_whole(meeting))
+    findings = list(_of_the_whole(meeting))
     for seen in meeting.peers:
         topic = f"rack {seen.rack}"
         if not (seen.heard and seen.hears_us):
-            found.append(Finding("problem", topic, *_absent(meeting, seen)))
+            findings.append(problem(topic, *_absent(meeting, seen)))
         if seen.heard:
-            found += _of_settings(meeting, seen)
-            found += of_trips(meeting, seen)
-            found += of_flows(meeting, seen)
-    return found
+            findings += _of_settings(meeting, seen)
+            findings += _of_trips(meeting, seen)
+            findings += _of_flows(meeting, seen)
+    return findings
 
 
 # ------------------------------------------------------------------ who came
@@ -30,38 +47,34 @@ def of_meeting(meeting: Meeting) -> list[Finding]:
 def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
     met = [seen.rack for seen in meeting.peers if seen.heard and seen.hears_us]
     if meeting.racks == 1:
-        yield Finding("note", "meeting", "racks=1: there is nobody to meet.", "Set MEND_RACKS.")
+        yield remark("meeting", "racks=1: there is nobody to meet.", "Set MEND_RACKS.")
     elif len(met) == len(meeting.peers):
-        yield Finding("ok", "meeting", f"all {meeting.racks} racks met in {meeting.seconds:.1f} s")
+        yield ok("meeting", f"all {meeting.racks} racks met in {meeting.seconds:.1f} s")
     elif met:
         named = ", ".join(map(str, met))
-        yield Finding("note", "meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
+        yield remark("meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
     for rack in meeting.doubles:
-        yield Finding(
-            "problem",
+        yield problem(
             f"rack {rack}",
             f"Two processes say that they are rack {rack} of job {meeting.job!r}.",
             "Give every rack a MEND_RACK of its own; one doctor per rack (its local rank 0).",
         )
     for rack, job in meeting.jobs:
         who = "the witness" if rack == WITNESS else f"rack {rack}"
-        yield Finding(
-            "problem",
+        yield problem(
             f"rack {rack}",
             f"A job is running: {who} of job {job!r} sent frames of a job to {meeting.address}.",
             "Doctors meet where a job would: stop the job first, or choose other ports.",
         )
     outside = [rack for rack, job in meeting.strangers if job == meeting.job]
     for rack in outside:
-        yield Finding(
-            "problem",
+        yield problem(
             f"rack {rack}",
             f"Rack {rack} of this job came, but there are only {meeting.racks} here.",
             "Set MEND_RACKS alike on all racks, and number them from 0.",
         )
     if meeting.garbage:
-        yield Finding(
-            "note",
+        yield remark(
             "meeting",
             f"{meeting.garbage} frames came that are neither a doctor's nor a job's.",
             "Another program, or another version of mend, sends to this port: see who.",
@@ -72,23 +85,20 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
 
 def _of_witness(address: str, answer: str, speaks: bool) -> Finding:
     if answer == "open" and speaks:
-        return Finding("ok", "witness", f"the witness's port answers at {address}")
+        return ok("witness", f"the witness's port answers at {address}")
     if answer == "open":
-        return Finding(
-            "problem",
+        return problem(
             "witness",
             f"What listens at MEND_WITNESS_ADDR={address} is no witness.",
             "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`.",
         )
     if answer == "refused":
-        return Finding(
-            "note",
+        return remark(
             "witness",
             f"Nothing listens at MEND_WITNESS_ADDR={address} so far; the machine answers.",
             "Start `mend coordinate` there before the job.",
         )
-    return Finding(
-        "problem",
+    return problem(
         "witness",
         f"MEND_WITNESS_ADDR={address} cannot be reached ({answer or 'not tried'}).",
         _remedy_of(answer, address),
@@ -101,7 +111,7 @@ def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
     if seen.heard:
         return (
             f"One direction fails: rack {rack} is heard here, but nothing from here reaches it "
-            f"at {at} ({_told(seen)}).",
+            f"at {at} ({_state_of_port(seen)}).",
             _remedy_of(seen.answer, at),
         )
     foreign = [job for other, job in meeting.strangers if other == rack and job != meeting.job]
@@ -114,7 +124,7 @@ def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
         named = ", ".join(map(str, seen.heard_by))
         return (
             f"Rack {rack} runs (heard by rack {named}), but nothing of it arrives here "
-            f"({_told(seen)}).",
+            f"({_state_of_port(seen)}).",
             f"Look at the way from rack {rack} to {meeting.address}: its entry {mine} of "
             "MEND_SIDEBAND_PEERS, and the firewalls between the two. " + _remedy_of("", at),
         )
@@ -133,10 +143,10 @@ def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
             f"Another program has the port: change entry {rack} of MEND_SIDEBAND_PEERS on all "
             "racks, and where that rack listens.",
         )
-    return f"Rack {rack} did not come: {at} {_told(seen)}.", _remedy_of(seen.answer, at)
+    return f"Rack {rack} did not come: {at} {_state_of_port(seen)}.", _remedy_of(seen.answer, at)
 
 
-def _told(seen: Seen) -> str:
+def _state_of_port(seen: Seen) -> str:
     says = {
         "open": "accepts connections",
         "refused": "refused the connection",
@@ -189,27 +199,16 @@ def _of_settings(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         if name not in _OF_THE_PACKAGE:
             change = f"Set {_variable(name)} alike on all racks; one MEND_CONFIG file is safest."
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
-        yield Finding("problem", topic, found, change)
+        yield problem(topic, found, change)
     if not unequal:
-        yield Finding("ok", topic, f"{len(meeting.facts)} settings are equal")
+        yield ok(topic, f"{len(meeting.facts)} settings are equal")
     for name, mine, theirs in _unequal(meeting.wishes, seen.wishes):
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
-        yield Finding("note", topic, found, f"Not refused; {_variable(name)} should be alike.")
+        yield remark(topic, found, f"Not refused; {_variable(name)} should be alike.")
     for name, mine, theirs in _unequal(meeting.versions, seen.versions):
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
         change = "Racks of different versions may join; the same one everywhere is what is tested."
-        yield Finding("note", topic, found, change)
-    if meeting.plan and seen.plan and meeting.plan != seen.plan:
-        yield Finding(
-            "problem",
-            topic,
-            f"The tapes are of different plans: {meeting.plan[:12]} here, {seen.plan[:12]} on "
-            f"rack {rack}.",
-            "Same script, model and settings on both; the job's own PlanMismatch names the first "
-            "difference. Or --run named runs that do not belong together.",
-        )
-    elif meeting.plan and seen.plan:
-        yield Finding("ok", topic, f"the plan of the tapes is equal ({meeting.plan[:12]})")
+        yield remark(topic, found, change)
 
 
 def _unequal(mine: dict[str, str], theirs: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -229,3 +228,102 @@ _OF_THE_PACKAGE = ("mend version", "wire version")
 
 def _variable(name: str) -> str:
     return _VARIABLES.get(name, f"MEND_{name.upper()}")
+
+
+# ------------------------------------------------------------------ how fast
+
+
+def _of_trips(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
+    topic = f"rack {seen.rack}"
+    if seen.p50_ms is None or seen.p99_ms is None:
+        if seen.hears_us:
+            found = f"No ping to rack {seen.rack} was answered, although each hears the other."
+            yield remark(topic, found, "Run it again with a longer --for.")
+        return
+    found = f"round trip {seen.p50_ms:.2f} ms, p99 {seen.p99_ms:.2f} ms ({seen.trips} pings)"
+    if seen.p99_ms > meeting.detect_ms / 4:
+        wanted = round(meeting.heartbeat_ms * 4 * seen.p99_ms / meeting.detect_ms + 0.5)
+        yield remark(
+            topic,
+            f"{found}: a rack is taken for silent after {meeting.detect_ms:.0f} ms.",
+            f"Set MEND_SIDEBAND_HEARTBEAT_MS={max(wanted, 2 * meeting.heartbeat_ms)} on all racks.",
+        )
+    else:
+        yield ok(topic, found)
+    lost_pct = 100 * (1 - seen.trips / seen.asked) if seen.asked else 0.0
+    if lost_pct > LOST_PCT_MAX:
+        yield remark(
+            topic,
+            f"{lost_pct:.0f} % of the pings had no answer in time.",
+            "The link loses packets, or a machine was busy: look at both, and run it again.",
+        )
+    if seen.clock_ms is not None and abs(seen.clock_ms) > CLOCK_MS_MAX:
+        yield remark(
+            topic,
+            f"its time of day is {seen.clock_ms / 1000:+.1f} s off ours.",
+            "Nothing is decided by it, but logs and events of the racks cannot be laid side by "
+            "side: run chrony or ntpd on both.",
+        )
+    elif seen.clock_ms is not None:
+        yield ok(topic, f"its clock is {seen.clock_ms:+.1f} ms off ours")
+
+
+def _of_flows(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
+    topic, rack, mine = f"rack {seen.rack}", seen.rack, meeting.rack
+    if seen.lane.startswith(("127.", "localhost:", "::1")) and not seen.same_machine:
+        yield problem(
+            topic,
+            f"Rack {rack} is on another machine ({seen.host}) and says that its payloads are at "
+            f"{seen.lane}, which is this machine.",
+            f"Set MEND_ADVERTISE_HOST on rack {rack} to the address it is reached at from here.",
+        )
+    for flow, source, sink in ((seen.here, rack, mine), (seen.there, mine, rack)):
+        if flow is not None and flow.error:
+            yield problem(
+                topic,
+                f"Rack {sink} cannot pull from rack {source}: {flow.error}.",
+                f"Set MEND_DATA_PORTS on rack {source}, let that range in there, and set its "
+                f"MEND_ADVERTISE_HOST to an address that rack {sink} reaches.",
+            )
+        elif flow is not None and flow.mbit is not None:
+            told = f"rack {source} to rack {sink}: {rate(flow.mbit)} in {flow.megabytes:.3g} MB"
+            yield ok(topic, told)
+    if seen.here is None and seen.hears_us and not meeting.turns_done:
+        yield remark(
+            topic,
+            f"Bandwidth to rack {rack} was not measured: the turns did not come to an end.",
+            "Start the doctors closer together, or with a longer --for.",
+        )
+    yield from _of_rates(meeting, seen)
+
+
+def _of_rates(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
+    rates = [flow.mbit for flow in (seen.here, seen.there) if flow is not None and flow.mbit]
+    topic = f"rack {seen.rack}"
+    if len(rates) == 2 and max(rates) > SLANT * min(rates):
+        yield remark(
+            topic,
+            f"One direction is {max(rates) / min(rates):.1f} times as fast as the other.",
+            "A round waits for the slower one. Look for a shaper, a slower card, losses one way "
+            "(`nstat -az TcpRetransSegs`), or other traffic.",
+        )
+    limit = window_mbit(meeting.buffers, seen.p50_ms)
+    best = max(rates, default=0.0)
+    if limit is not None and seen.p50_ms is not None and best > WINDOW_SHARE * limit:
+        wanted = min(WINDOW_MB_MAX, 2 ** (int(best * seen.p50_ms / 4000).bit_length() + 1))
+        yield remark(
+            topic,
+            f"The socket buffers of this machine let {rate(limit)} through at a round trip of "
+            f"{seen.p50_ms:.0f} ms; {rate(best)} came. They are the likely limit.",
+            f"Raise the last number of net.ipv4.tcp_rmem and tcp_wmem to {wanted << 20} "
+            "(sysctl -w) on all racks, and run it again.",
+        )
+
+
+def window_mbit(buffers: tuple[int, int] | None, trip_ms: float | None) -> float | None:
+    """What STREAMS connections carry at most: a window per round trip each. About half of a
+    receive buffer is window (tcp_adv_win_scale = 1), two thirds of a send buffer are payload."""
+    if buffers is None or trip_ms is None or trip_ms < WINDOW_MS_MIN:
+        return None
+    window_bytes = min(buffers[0] // 2, buffers[1] * 2 // 3)
+    return STREAMS * window_bytes * 8 / 1000 / trip_ms

@@ -1,5 +1,7 @@
-"""Is a job running where the doctors are to meet? Looks, as `mend top` does, before anything is
-said to anybody: a job is not to be disturbed."""
+"""Looks for a running job at the addresses where the doctors would meet, as `mend top` does.
+
+The doctors send nothing else before that: a running job must not be disturbed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from mend.config.settings import MendConfig
 from mend.errors import AddressInUse, ConfigError, WireError
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
 from mend.tools.doctor.local import System
-from mend.tools.doctor.terms import Finding
+from mend.tools.doctor.terms import Finding, problem
 from mend.transport.probe import host_and_port
 from mend.transport.status_client import StatusClient, Way
 from mend.types import WITNESS
@@ -35,7 +37,7 @@ def jobs_at(
     """
     views: dict[str, JobStatus] = {}
     with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker:
-        known = [address for address in addresses if _watched(onlooker, address)]
+        known = [address for address in addresses if _watch(onlooker, address)]
         end, question = time.monotonic() + limit_s, encode_look(Look(""))
         while (left_s := end - time.monotonic()) > 0 and len(views) < len(set(known)):
             for address in known:
@@ -48,7 +50,7 @@ def jobs_at(
     return views, speaking | set(views)
 
 
-def _watched(onlooker: StatusClient, address: str) -> bool:
+def _watch(onlooker: StatusClient, address: str) -> bool:
     """False: it is no address, which the meeting will tell."""
     try:
         onlooker.watch(address)
@@ -70,12 +72,12 @@ def of_jobs(views: Mapping[str, JobStatus], job: str) -> Iterator[Finding]:
         if view.rack == WITNESS and view.job != job:
             found = f"The witness at {address} is of job {view.job!r}; this rack has {job!r}."
             change = "Start `mend coordinate` with this --job-id, or set MEND_JOB_ID alike."
-            yield Finding("problem", "witness", found, change)
+            yield problem("witness", found, change)
         elif view.rack != WITNESS:
-            yield Finding("problem", f"rack {view.rack}", _told(view, address), STOP_IT)
+            yield problem(f"rack {view.rack}", _describe(view, address), STOP_IT)
 
 
-def _told(view: JobStatus, address: str) -> str:
+def _describe(view: JobStatus, address: str) -> str:
     state = f"{view.state}, {view.commits} rounds committed"
     return f"A job is running: rack {view.rack} of job {view.job!r} at {address} ({state})."
 
@@ -84,18 +86,18 @@ def of_taken(config: MendConfig, error: AddressInUse, system: System | None = No
     """Somebody has the port: who?"""
     if str(error).startswith("lane"):  # of the data ports; the sideband's comes behind it
         change = "Give MEND_DATA_PORTS a wider range, or end what holds these (`ss -ltnp`)."
-        return Finding("problem", "this rack", str(error), change)
+        return problem("this rack", str(error), change)
     where, port = host_and_port(config.bind_address)
     at = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(where, f"[{where}]" if ":" in where else where)
     views, speaking = jobs_at([address := f"tcp://{at}:{port}"])
     holder = (system or System()).holder(port)
     who = holder or "a process that this user may not see (`sudo ss -ltnp` names it)"
     if address in views:
-        return Finding("problem", "this rack", f"{_told(views[address], address)} ({who})", STOP_IT)
+        return problem("this rack", f"{_describe(views[address], address)} ({who})", STOP_IT)
     if speaking:
         found = f"Another doctor, or a job, is running here: {who} listens at {where}:{port}."
-        return Finding("problem", "this rack", found, "Let it end or stop it; then run this again.")
+        return problem("this rack", found, "Let it end or stop it; then run this again.")
     if holder:
         found = f"Another program has the port of this rack: {who} listens at {where}:{port}."
-        return Finding("problem", "this rack", found, "Stop it, or choose another port.")
-    return Finding("problem", "this rack", str(error))
+        return problem("this rack", found, "Stop it, or choose another port.")
+    return problem("this rack", str(error))

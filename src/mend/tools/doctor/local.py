@@ -15,7 +15,7 @@ from typing import Any
 
 from mend.config.settings import MendConfig
 from mend.tools.doctor.estimate import Room
-from mend.tools.doctor.terms import Finding
+from mend.tools.doctor.terms import Finding, ok, problem, remark
 from mend.transport import probe
 
 FILE_CHARS_MAX = 1 << 20
@@ -226,11 +226,11 @@ def network_of(config: MendConfig) -> Network:
 
 def of_network(network: Network, *, racks: int, gpu: bool) -> list[Finding]:
     """Pure."""
-    found = list(_of_routes(network))
+    findings = list(_of_routes(network))
     if any(not _loops(route) for route in network.routes if route.numbers):
-        found += _of_own_address(network)
-    found += _of_limits(network, racks, gpu=gpu)
-    return found
+        findings += _of_own_address(network)
+    findings += _of_limits(network, racks, gpu=gpu)
+    return findings
 
 
 def _loops(route: Route) -> bool:
@@ -241,16 +241,14 @@ def _of_routes(network: Network) -> Iterator[Finding]:
     cards = {card.name: card for card in network.cards}
     for route in network.routes:
         if not route.numbers:
-            yield Finding(
-                "problem",
+            yield problem(
                 route.what,
                 f"The name {route.host!r} of {route.what} is unknown here.",
                 "Correct MEND_SIDEBAND_PEERS or MEND_WITNESS_ADDR, enter the name in DNS or "
                 "/etc/hosts, or use the number.",
             )
         elif route.source is None:
-            yield Finding(
-                "problem",
+            yield problem(
                 route.what,
                 f"No network of this machine leads to {route.host} ({route.numbers[0]}).",
                 "Check the address, the routes (`ip route`), and that the interface is up.",
@@ -258,7 +256,7 @@ def _of_routes(network: Network) -> Iterator[Finding]:
         else:
             card = cards.get(route.card or "")
             told = f"{route.host} is reached from {route.source} over {_named(card)}"
-            yield Finding("ok", route.what, told)
+            yield ok(route.what, told)
             yield from _of_card(route, card, cards)
 
 
@@ -268,8 +266,7 @@ def _of_card(route: Route, card: Card | None, cards: Mapping[str, Card]) -> Iter
     others = (other for other in cards.values() if other.up and other.address)
     better = max(others, key=lambda other: other.speed_mbit or 0)
     if (better.speed_mbit or 0) > card.speed_mbit:
-        yield Finding(
-            "note",
+        yield remark(
             route.what,
             f"{route.host} is reached over {card.name} ({card.speed_mbit} Mbit/s), and "
             f"{better.name} has {better.speed_mbit} Mbit/s.",
@@ -293,8 +290,7 @@ def _of_own_address(network: Network) -> Iterator[Finding]:
     """For a job that spans machines: some other address is not loopback."""
     own = network.advertised
     if network.listens in ("localhost", "::1") or network.listens.startswith("127."):
-        yield Finding(
-            "problem",
+        yield problem(
             "this rack",
             f"It listens at {network.listens}, where no other machine reaches it.",
             "Set MEND_SIDEBAND_ADDR=tcp://0.0.0.0:PORT and MEND_ADVERTISE_HOST, or this machine's "
@@ -304,15 +300,13 @@ def _of_own_address(network: Network) -> Iterator[Finding]:
         return
     elsewhere = [route for route in network.routes if route.numbers and not _loops(route)]
     if not own.numbers:
-        yield Finding(
-            "problem",
+        yield problem(
             "this rack",
             f"The name {own.host!r}, under which it tells others to reach it, is unknown here.",
             "Set MEND_ADVERTISE_HOST to a name or number that the other racks know.",
         )
     elif _loops(own) and own.host != network.listens:
-        yield Finding(
-            "problem",
+        yield problem(
             "this rack",
             f"It tells others to reach it at {own.host}, which is {own.numbers[0]}: themselves.",
             "Set MEND_ADVERTISE_HOST to the number; many systems have their own name as 127.0.1.1 "
@@ -327,64 +321,57 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
     number = ipaddress.ip_address(own.numbers[0])
     holder = next((c for c in network.cards if c.address == own.numbers[0]), None)
     if network.container and number in BRIDGE:
-        yield Finding(
-            "note",
+        yield remark(
             "this rack",
             f"{number} is inside a container; other machines may not reach it.",
             "Use the host's network (--network host, hostNetwork: true), or publish the ports and "
             "set MEND_ADVERTISE_HOST to the host's address.",
         )
     elif own.numbers[0] not in mine:
-        yield Finding(
-            "note",
+        yield remark(
             "this rack",
             f"It tells others to reach it at {number}, which no interface here has.",
             "Right behind NAT that forwards these ports; else correct MEND_ADVERTISE_HOST.",
         )
     elif holder is not None and peer.card is not None and holder.name != peer.card:
-        yield Finding(
-            "note",
+        yield remark(
             "this rack",
             f"It tells others {number} ({holder.name}), and reaches {peer.what} over {peer.card}.",
             f"To use one card both ways, set MEND_ADVERTISE_HOST to {peer.source}.",
         )
     else:
-        yield Finding("ok", "this rack", f"it is reached at {number} ({_named(holder)})")
+        yield ok("this rack", f"it is reached at {number} ({_named(holder)})")
 
 
 def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
     needed = FILES_BASE + FILES_PER_RACK * racks
     if network.files is not None and network.files < needed:
-        yield Finding(
-            "note",
+        yield remark(
             "limits",
             f"Only {network.files} files may be open; a rank needs up to {needed}.",
             f"`ulimit -n {max(4096, needed)}` before torchrun.",
         )
     else:
-        yield Finding("ok", "limits", f"open files: {network.files or 'no limit'}")
+        yield ok("limits", f"open files: {network.files or 'no limit'}")
     if gpu and network.locked is not None:
-        yield Finding(
-            "note",
+        yield remark(
             "limits",
             f"Only {network.locked >> 20} MiB may be page-locked (ulimit -l).",
             "`ulimit -l unlimited`; in containers --ulimit memlock=-1. Else copies to and from "
             "the GPU may hold training up.",
         )
     if network.buffers is not None and min(network.buffers) < SMALL_BUFFER_BYTES:
-        yield Finding(
-            "note",
+        yield remark(
             "limits",
             f"A TCP socket gets at most {network.buffers[0] >> 10} KiB to receive and "
             f"{network.buffers[1] >> 10} KiB to send, too little for long links.",
             "Raise the last number of net.ipv4.tcp_rmem and tcp_wmem (16777216 suits most links).",
         )
     if network.synchronized is False:
-        yield Finding(
-            "note",
+        yield remark(
             "clock",
             "Nothing keeps this machine's time of day.",
             "Nothing is decided by it, but logs of the racks are hard to compare: run chrony.",
         )
     elif network.synchronized:
-        yield Finding("ok", "clock", "the time of day is synchronized")
+        yield ok("clock", "the time of day is synchronized")

@@ -1,24 +1,22 @@
-"""`mend doctor --meet`: takes the job's addresses from the settings, lets the racks meet, and lays
-out what each learnt. Says progress to stderr."""
+"""`mend doctor --meet`: lets the racks meet at the addresses of the job, and lays out what each
+measured as a `Meeting`. Prints progress to stderr."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 from dataclasses import replace
-from typing import Any
 
-from mend.config.keyfile import protection_of, secrets_of
+from mend.config.keyfile import protection_of
 from mend.config.settings import MendConfig
 from mend.coordination import wire
 from mend.engine.witness import detect_ns
 from mend.hardware.cpu_affinity import Machine, host
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meeting import Met, Venue, longest_s, meet
-from mend.tools.doctor.meeting_circle import Rules
-from mend.tools.doctor.meeting_messages import About, Here, Pull, Trips, clean
+from mend.tools.doctor.meeting import MeetingResult, longest_s, meet
+from mend.tools.doctor.meeting_messages import About, Pull, clean
+from mend.tools.doctor.meeting_state import Rules
 from mend.tools.doctor.terms import Flow, Meeting, Seen
-from mend.transport.probe import host_and_port
 from mend.types import MS, SECOND, VERSION, Address
 
 TURNS_S_MAX = 60.0
@@ -42,20 +40,7 @@ def rules_of(config: MendConfig, wait_s: float, pull_s: float) -> Rules:
     return Rules(config.job_id, rack, config.racks, int(wait_s * SECOND), int(each_s * SECOND))
 
 
-def venue_of(config: MendConfig) -> Venue:
-    """The addresses of a job."""
-    return Venue(
-        bind=config.bind_address,
-        lane_host=host_and_port(config.bind_address)[0],
-        ports=config.data_port_range,
-        advertise=config.advertise_host,
-        peers=config.peer_addresses,
-        witness=config.witness_addr,
-        secrets=secrets_of(config, config.bind_address),
-    )
-
-
-def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None, plan: str) -> About:
+def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None) -> About:
     """`ranks` of a rack; None: nothing tells."""
     facts = {
         "mend version": VERSION,
@@ -72,7 +57,7 @@ def about_of(config: MendConfig, versions: dict[str, str], ranks: int | None, pl
         versions=tuple((name, _short(each)) for name, each in versions.items() if name != "mend"),
         facts=tuple((name, _short(value)) for name, value in facts.items()),
         wishes=tuple((n, _short(v)) for n, v in {**wishes, "sideband_peers": peers}.items()),
-        plan=plan,
+        plan="",
         host=host()[:VALUE_CHARS_MAX],
         boot=Machine().boot(),
         listens=config.bind_address,
@@ -90,7 +75,7 @@ def _short(value: object) -> str:
     return f"{clean(text[:VALUE_CHARS_MAX])}... ({digest})"
 
 
-def held_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) -> Meeting:
+def hold_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) -> Meeting:
     """Blocks until it is over. Raises AddressInUse, ConfigError, TransportError."""
 
     def say(line: str) -> None:
@@ -99,16 +84,16 @@ def held_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) 
 
     wait_s, most_s = rules.wait_ns / SECOND, longest_s(rules)
     say(f"waiting up to {wait_s:g} s for {rules.racks - 1} other rack(s); {most_s:.0f} s at most")
-    return meeting_of(meet(rules, venue_of(config), about, say), config, about, System())
+    return meeting_of(meet(rules, config, about, say), config, about, System())
 
 
 # ------------------------------------------------------------------ what was learnt
 
 
-def meeting_of(met: Met, config: MendConfig, about: About, system: System) -> Meeting:
+def meeting_of(met: MeetingResult, config: MendConfig, about: About, system: System) -> Meeting:
     """As plain data."""
-    circle, mine = met.circle, met.circle.rules.rack
-    turn = circle.turn
+    state, mine = met.state, met.state.rules.rack
+    turn = state.turn
     witness = met.knocks.get(None)
     return Meeting(
         rack=mine,
@@ -118,33 +103,32 @@ def meeting_of(met: Met, config: MendConfig, about: About, system: System) -> Me
         lane=f"{met.address.host}:{met.address.port}",
         heartbeat_ms=config.sideband_heartbeat_ms,
         detect_ms=detect_ns(config.sideband_heartbeat_ms) / MS,
-        seconds=(met.ended_ns - circle.begun_ns) / SECOND,
+        seconds=(met.ended_ns - state.begun_ns) / SECOND,
         turns_done=turn is not None and turn.last,
         versions=dict(about.versions),
         facts=dict(about.facts),
         wishes=dict(about.wishes),
-        plan=about.plan,
         peers=tuple(
             _seen(met, about, rack, address)
             for rack, address in config.peer_addresses.items()
             if rack != mine
         ),
         witness=(config.witness_addr, witness.answer, witness.speaks) if witness else None,
-        strangers=tuple(sorted(circle.strangers)),
-        jobs=tuple(sorted(circle.jobs)),
-        doubles=tuple(sorted(circle.doubles)),
-        garbage=circle.garbage,
+        strangers=tuple(sorted(state.strangers)),
+        jobs=tuple(sorted(state.jobs)),
+        doubles=tuple(sorted(state.doubles)),
+        garbage=state.garbage,
         buffers=system.buffers(),
     )
 
 
-def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
-    circle, mine = met.circle, met.circle.rules.rack
-    other, knock = circle.others.get(rack), met.knocks.get(rack)
+def _seen(met: MeetingResult, about: About, rack: int, address: str) -> Seen:
+    state, mine = met.state, met.state.rules.rack
+    other, knock = state.others.get(rack), met.knocks.get(rack)
     here = other.here if other is not None else None
     heard_by = (
         who
-        for who, each in circle.others.items()
+        for who, each in state.others.items()
         if each.here is not None and rack in dict(each.here.heard)
     )
     opened = rack in met.ever_open
@@ -152,55 +136,40 @@ def _seen(met: Met, about: About, rack: int, address: str) -> Seen:
         rack=rack,
         address=address,
         heard=here is not None,
-        hears_us=circle.hears_us(rack),
+        hears_us=state.hears_us(rack),
         heard_by=tuple(sorted(heard_by)),
         answer="open" if opened else (knock.answer if knock is not None else ""),
-        detail=met.refused.get(rack, "" if knock is None or opened else knock.detail),
+        detail="" if knock is None or opened else knock.detail,
         speaks=rack in met.ever_speaks,
     )
     if other is None or here is None:
         return seen
-    measured = {**_timed(other.trips(rack)), **_moved(circle.pulls, here, mine, rack)}
-    return replace(seen, asked=other.sent, **_told(here, about, mine), **measured)
+    peer, trips = here.about, other.trips(rack)
+    pulls = [pull for pull in state.pulls if pull.holder == rack]
+    answered = trips.count > 0
+    return replace(
+        seen,
+        host=peer.host,
+        same_machine=bool(peer.boot) and peer.boot == about.boot,
+        lane=f"{peer.lane.host}:{peer.lane.port}",
+        versions=dict(peer.versions),
+        facts=dict(peer.facts),
+        wishes=dict(peer.wishes),
+        asked=other.sent,
+        trips=trips.count,
+        p50_ms=trips.p50_ns / MS if answered else None,
+        p99_ms=trips.p99_ns / MS if answered else None,
+        clock_ms=trips.offset_ns / MS if answered else None,
+        here=_newest_flow(pulls, together=False),
+        there=_newest_flow([pull for pull in here.pulls if pull.holder == mine], together=False),
+        together=_newest_flow(pulls, together=True),
+    )
 
 
-def _told(here: Here, about: About, mine: int) -> dict[str, Any]:
-    said = here.about
-    return {
-        "host": said.host,
-        "same_machine": bool(said.boot) and said.boot == about.boot,
-        "lane": f"{said.lane.host}:{said.lane.port}",
-        "versions": dict(said.versions),
-        "facts": dict(said.facts),
-        "wishes": dict(said.wishes),
-        "plan": said.plan,
-    }
-
-
-def _timed(trips: Trips) -> dict[str, Any]:
-    if not trips.count:
-        return {}
-    return {
-        "trips": trips.count,
-        "p50_ms": trips.p50_ns / MS,
-        "p99_ms": trips.p99_ns / MS,
-        "clock_ms": trips.offset_ns / MS,
-    }
-
-
-def _moved(pulls: list[Pull], here: Here, mine: int, rack: int) -> dict[str, Any]:
-    """The newest of each kind."""
-    flows = {}
-    for pull in pulls:
-        if pull.holder == rack:
-            flows["together" if pull.together else "here"] = _flow(pull)
-    for pull in here.pulls:
-        if pull.holder == mine and not pull.together:
-            flows["there"] = _flow(pull)
-    return flows
-
-
-def _flow(pull: Pull) -> Flow:
-    if pull.error or not pull.ns:
-        return Flow(error=pull.error or "nothing came")
-    return Flow(pull.bytes * 8e3 / pull.ns, pull.bytes / 1e6)
+def _newest_flow(pulls: list[Pull], *, together: bool) -> Flow | None:
+    newest = next((pull for pull in reversed(pulls) if pull.together == together), None)
+    if newest is None:
+        return None
+    if newest.error or not newest.ns:
+        return Flow(error=newest.error or "nothing came")
+    return Flow(newest.bytes * 8e3 / newest.ns, newest.bytes / 1e6)

@@ -1,4 +1,4 @@
-"""Doctors of all racks measure the network between them, at the addresses of the job."""
+"""The meeting of the doctors: sockets, timers and pulls. `MeetingState` decides who pulls when."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import hashlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
-from mend.errors import ConfigError, MendError, TransportError
-from mend.tools.doctor.meeting_circle import FAREWELL_NS, LATE_NS, TURN_SPARE_NS, Circle, Rules
+from mend.config.keyfile import secrets_of
+from mend.config.settings import MendConfig
+from mend.errors import MendError
 from mend.tools.doctor.meeting_messages import FRAME_BYTES_MAX, About, Pull, Turn, clean
+from mend.tools.doctor.meeting_state import FAREWELL_NS, LATE_NS, TURN_SPARE_NS, MeetingState, Rules
 from mend.transport.bulk_client import BulkLane
 from mend.transport.probe import Knock, host_and_port, knock
 from mend.transport.security import Secrets
@@ -48,65 +50,52 @@ SPENT_PCT = 25
 PATTERN_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Venue:
-    """Where to listen, and where the others do."""
-
-    bind: str
-    lane_host: str
-    ports: tuple[int, int] | None
-    advertise: str
-    peers: Mapping[int, str]
-    witness: str
-    secrets: tuple[bytes, ...] = field(default=(), repr=False)
-
-
 @dataclass
-class Met:
+class MeetingResult:
     """What came of a meeting. `knocks`: by rack, of those that did not meet us; None: the
     witness."""
 
-    circle: Circle
+    state: MeetingState
     ended_ns: int
     address: Address
     knocks: dict[int | None, Knock] = field(default_factory=dict)
     ever_open: set[int | None] = field(default_factory=set)
     ever_speaks: set[int | None] = field(default_factory=set)
-    refused: dict[int, str] = field(default_factory=dict)
-    """Addresses that cannot be one, in words."""
 
 
-def meet(rules: Rules, venue: Venue, about: About, say: Callable[[str], None]) -> Met:
-    """Blocks until everything is measured or the time is over.
+def meet(
+    rules: Rules, config: MendConfig, about: About, say: Callable[[str], None]
+) -> MeetingResult:
+    """At the addresses of a job. Blocks until everything is measured or the time is over.
 
     `about.lane` is filled in here. `say` is told of progress. Raises AddressInUse, ConfigError,
     TransportError when this rack cannot listen; KeyboardInterrupt leaves nothing behind.
     """
-    return asyncio.run(_Meeting(rules, venue, say).run(about))
+    return asyncio.run(_Meeting(rules, config, say).run(about))
 
 
 class _Meeting:
-    def __init__(self, rules: Rules, venue: Venue, say: Callable[[str], None]) -> None:
-        self._rules, self._venue, self._say = rules, venue, say
-        others = rules.racks - 1
-        self._slower = max(1.0, others / CROWD)
+    def __init__(self, rules: Rules, config: MendConfig, say: Callable[[str], None]) -> None:
+        self._rules, self._config, self._say = rules, config, say
+        self._peers = {r: at for r, at in config.peer_addresses.items() if r != rules.rack}
+        self._slower = max(1.0, (rules.racks - 1) / CROWD)
 
-    async def run(self, about: About) -> Met:
+    async def run(self, about: About) -> MeetingResult:
         with contextlib.ExitStack() as opened:
-            venue, job = self._venue, self._rules.job
-            token = hashlib.sha256(b"mend doctor " + job.encode()).digest()[:16]
-            me = Peer(self._rules.rack, 0)
-            keys = Secrets(venue.secrets, me) if venue.secrets else None
+            config, bind = self._config, self._config.bind_address
+            token = hashlib.sha256(b"mend doctor " + self._rules.job.encode()).digest()[:16]
+            secret = secrets_of(config, bind)
+            keys = Secrets(secret, Peer(self._rules.rack, 0)) if secret else None
             lane = BulkLane(
-                venue.lane_host,
-                venue.ports,
+                host_and_port(bind)[0],
+                config.data_port_range,
                 token=token,
-                advertise=venue.advertise,
+                advertise=config.advertise_host,
                 stall_ns=STALL_NS,
                 secrets=keys,
             )
             opened.callback(lane.close)
-            sideband = ZmqSideband(venue.bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
+            sideband = ZmqSideband(bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
             opened.callback(sideband.close)
             self._lane, self._sideband = lane, sideband
             serves = self._rules.pull_ns > 0
@@ -116,27 +105,20 @@ class _Meeting:
                 if serves:
                     lane.serve(_key(size), memoryview(self._served)[:size])
             nonce = int.from_bytes(secrets.token_bytes(7), "big")
-            self._circle = Circle(
+            self._state = MeetingState(
                 self._rules,
                 replace(about, lane=lane.address, serves=serves),
                 nonce,
                 time.monotonic_ns(),
             )
-            self._met = Met(self._circle, 0, lane.address)
-            self._connect()
-            await self._attend()
-            self._met.ended_ns = time.monotonic_ns()
-        return self._met
+            self._result = MeetingResult(self._state, 0, lane.address)
+            for rack, address in self._peers.items():
+                sideband.connect(Peer(rack, 0), address)
+            await self._run_parts()
+            self._result.ended_ns = time.monotonic_ns()
+        return self._result
 
-    def _connect(self) -> None:
-        for rack, address in self._venue.peers.items():
-            if rack != self._rules.rack:
-                try:
-                    self._sideband.connect(Peer(rack, 0), address)
-                except (ConfigError, TransportError) as error:
-                    self._met.refused[rack] = str(error)
-
-    async def _attend(self) -> None:
+    async def _run_parts(self) -> None:
         """Until it is over; an error of any part ends the whole."""
         parts = {
             asyncio.create_task(part)
@@ -144,12 +126,12 @@ class _Meeting:
         }
         done: set[asyncio.Task[None]] = set()
         try:
-            while not self._circle.over(time.monotonic_ns()) and not done:
-                self._circle.step(time.monotonic_ns())
+            while not self._state.over(time.monotonic_ns()) and not done:
+                self._state.step(time.monotonic_ns())
                 done, _ = await asyncio.wait(
                     parts, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
                 )
-            self._tell(self._circle.here(time.monotonic_ns()))
+            self._tell(self._state.here(time.monotonic_ns()))
         finally:
             for part in parts:
                 part.cancel()
@@ -158,14 +140,13 @@ class _Meeting:
             part.result()
 
     def _tell(self, frame: bytes) -> None:
-        for rack in self._venue.peers:
-            if rack != self._rules.rack:
-                self._sideband.send(Peer(rack, 0), frame)
+        for rack in self._peers:
+            self._sideband.send(Peer(rack, 0), frame)
 
     async def _listen(self) -> None:
         while True:
             frame = await self._sideband.receive()
-            answer = self._circle.hear(frame, time.monotonic_ns(), time.time_ns())
+            answer = self._state.hear(frame, time.monotonic_ns(), time.time_ns())
             if answer is not None:
                 self._sideband.send(Peer(answer[0], 0), answer[1])
 
@@ -173,17 +154,17 @@ class _Meeting:
         heard: list[int] | None = None
         while True:
             now_ns = time.monotonic_ns()
-            self._tell(self._circle.here(now_ns))
-            if self._circle.live(now_ns) != heard:
-                heard = self._circle.live(now_ns)
+            self._tell(self._state.here(now_ns))
+            if self._state.live(now_ns) != heard:
+                heard = self._state.live(now_ns)
                 racks = ", ".join(map(str, heard)) or "nobody"
                 self._say(f"rack {self._rules.rack} hears {racks} of {self._rules.racks - 1}")
             await asyncio.sleep(BEAT_S * self._slower)
 
     async def _ping(self) -> None:
         while True:
-            for rack in tuple(self._circle.others):
-                frame = self._circle.ping(rack, time.monotonic_ns(), time.time_ns())
+            for rack in tuple(self._state.others):
+                frame = self._state.ping(rack, time.monotonic_ns(), time.time_ns())
                 if frame is not None:
                     self._sideband.send(Peer(rack, 0), frame)
             await asyncio.sleep(PING_S * self._slower)
@@ -192,40 +173,38 @@ class _Meeting:
         """Knock where nobody answers; the last word counts, and whether it was ever open."""
         await asyncio.sleep(TICK_S)
         while True:
-            now_ns, mine = time.monotonic_ns(), self._rules.rack
-            live = self._circle.live(now_ns)
+            live = self._state.live(time.monotonic_ns())
             doors: dict[int | None, str] = {
                 rack: address
-                for rack, address in self._venue.peers.items()
-                if rack not in (mine, *self._met.refused)
-                and not (rack in live and self._circle.hears_us(rack))
+                for rack, address in self._peers.items()
+                if not (rack in live and self._state.hears_us(rack))
             }
-            if self._venue.witness:
-                doors[None] = self._venue.witness
-            if self._circle.turn is None:
+            if self._config.witness_addr:
+                doors[None] = self._config.witness_addr
+            if self._state.turn is None:
                 await asyncio.gather(*(self._knock(who, doors[who]) for who in doors))
             await asyncio.sleep(KNOCKS_APART_S * self._slower)
 
     async def _knock(self, who: int | None, address: str) -> None:
         found = await knock(*host_and_port(address), KNOCK_S)
-        self._met.knocks[who] = found
+        self._result.knocks[who] = found
         if found.answer == "open":
-            self._met.ever_open.add(who)
+            self._result.ever_open.add(who)
         if found.speaks:
-            self._met.ever_speaks.add(who)
+            self._result.ever_speaks.add(who)
 
     async def _pull(self) -> None:
         while True:
-            wanted = self._circle.wanted()
+            wanted = self._state.wanted()
             if wanted is not None:
                 turn, holders = wanted
                 whom = "everybody at once" if turn.together else f"rack {holders[0]}"
                 self._say(f"rack {self._rules.rack} pulls from {whom}")
-                self._circle.pulled(turn, await self._measured(turn, holders))
-                self._tell(self._circle.here(time.monotonic_ns()))
+                self._state.pulled(turn, await self._measure(turn, holders))
+                self._tell(self._state.here(time.monotonic_ns()))
             await asyncio.sleep(TICK_S)
 
-    async def _measured(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
+    async def _measure(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
         """All of them at once, each into a part of the room of its own."""
         share = len(self._room) // len(holders)
         most = max(size for size in _sizes() if size <= max(share, PIECE_BYTES_MIN))
@@ -238,7 +217,7 @@ class _Meeting:
     async def _pull_from(self, turn: Turn, holder: int, into: memoryview) -> Pull:
         """Alone: the largest payload counts, which the time lets be up to 64 MiB. Together: all
         that came within the time, as there is something on the way all the while."""
-        other = self._circle.others.get(holder)
+        other = self._state.others.get(holder)
         if other is None or other.here is None:
             return Pull(turn.number, holder, turn.together, 0, 0, "it is not heard here")
         limit_ns, begun_ns = turn.ms * MS, time.monotonic_ns()
@@ -264,12 +243,12 @@ class _Meeting:
                 slow = f"not even {PIECE_BYTES_MIN >> 10} KiB came in {OVERTIME_S:g} s and more"
                 return Pull(turn.number, holder, turn.together, 0, 0, slow)
         except MendError as error:
-            return Pull(turn.number, holder, turn.together, 0, 0, _shortly(error))
+            return Pull(turn.number, holder, turn.together, 0, 0, _shorten(error))
         got, took_ns = (total, time.monotonic_ns() - begun_ns) if turn.together else last
         return Pull(turn.number, holder, turn.together, got, max(1, took_ns), "")
 
 
-def _shortly(error: MendError) -> str:
+def _shorten(error: MendError) -> str:
     """What went wrong with the one holder, without the advice, which the findings give."""
     text = str(error)
     return clean((text.partition(" failed: ")[2] or text).partition(". ")[0])

@@ -45,7 +45,7 @@ class About(Word, frozen=True):
     wishes: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=64)]
     """What had better be equal."""
     plan: Text
-    """Hash of the model's plan from a tape; empty: not known."""
+    """Empty; it keeps the layout of this version."""
     host: Text
     boot: Text
     """Differs between machines."""

@@ -1,5 +1,5 @@
-"""One run of `mend doctor`: looks around here, lets the racks meet where that is wanted, draws the
-conclusions, prints. Changes nothing."""
+"""`mend doctor`: examines this machine, measures the network on demand, prints findings. Changes
+nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,10 +29,9 @@ from mend.tools.doctor.examine import CANNOT_LISTEN, Report, examine
 from mend.tools.doctor.findings import of_meeting
 from mend.tools.doctor.jobs import STOP_IT, look_around, of_taken
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meet import about_of, held_meeting, rules_of
+from mend.tools.doctor.meet import about_of, hold_meeting, rules_of
 from mend.tools.doctor.show import show
-from mend.tools.doctor.tapes import Planned, of_planned, planned_in
-from mend.tools.doctor.terms import Finding, Meeting
+from mend.tools.doctor.terms import Finding, Meeting, problem, remark
 from mend.transport.whereabouts import Whereabouts
 
 WAIT_S = 30.0
@@ -52,7 +50,6 @@ class Asked:
     pull_s: float | None = None
     params: str = ""
     step_ms: float | None = None
-    run: Path | None = None
 
     def __post_init__(self) -> None:
         needs_meet = {"--for": self.wait_s, "--bandwidth": self.pull_s}
@@ -60,130 +57,107 @@ class Asked:
             if value is not None and not self.meet:
                 rule = "says how racks meet, and nobody does"
                 raise ConfigError(name, value, rule, "Add --meet, or leave it out.")
-        if self.step_ms is not None and not (self.params or self.run):
+        if self.step_ms is not None and not self.params:
             rule = "needs the size of the model, too"
-            raise ConfigError("--step-ms", self.step_ms, rule, "Add --params 1.5B or --run DIR.")
+            raise ConfigError("--step-ms", self.step_ms, rule, "Add --params 1.5B.")
 
 
 def doctor(asked: Asked) -> int:
-    """Print it; the exit status is 1 where there is a problem. Raises ConfigError, TapeError."""
+    """Print it; the exit status is 1 where there is a problem. Raises ConfigError."""
     rank = int(os.environ.get("RANK", "0") or 0)
     if asked.meet and rank:
-        told = f"mend doctor: this is rank {rank} of its rack; local rank 0 meets the others."
-        print(told, file=sys.stderr)
+        skipped = f"mend doctor: this is rank {rank} of its rack; local rank 0 meets the others."
+        print(skipped, file=sys.stderr)
         return 0
     params = params_of(asked.params) if asked.params else None
-    plans = planned_in(asked.run) if asked.run is not None else []
-    report, found = examine(asked.topology)
-    found += of_planned(plans) if plans else []
+    report, findings = examine(asked.topology)
     try:
-        meeting = _met(asked, report, plans, found)
+        meeting = _try_to_meet(asked, report, findings)
     except KeyboardInterrupt:
         print("mend doctor: stopped; nothing was changed anywhere", file=sys.stderr)
         return INTERRUPTED
     if meeting is not None:
         report["meeting"] = asdict(meeting)
-        found += of_meeting(meeting)
-    if report["readable"]:
-        found += _sized(asked, report, params, plans, meeting)
-    report["findings"] = [asdict(each) for each in found]
-    report["problems"] = [str(each) for each in found if each.severity == "problem"]
+        findings += of_meeting(meeting)
+    if report["readable"] and params is not None:
+        findings += _estimates(asked, report, params, meeting)
+    report["findings"] = [asdict(each) for each in findings]
+    report["problems"] = [str(each) for each in findings if each.severity == "problem"]
     if asked.as_json:
         print(json.dumps(report, indent=2))
     else:
-        show(report, found, Console(emoji=False))  # a bus id such as 0000:ab:00.0 has one
+        show(report, findings, Console(emoji=False))  # a bus id such as 0000:ab:00.0 has one
     return 1 if report["problems"] else 0
 
 
 def _settings() -> tuple[MendConfig, Hints]:
-    """Once more, quietly: `examine` has told what is wrong with them."""
+    """Once more, quietly: `examine` has reported their faults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return MendConfig(), read_hints()
 
 
-def _met(
-    asked: Asked, report: Report, plans: Sequence[Planned], found: list[Finding]
-) -> Meeting | None:
-    """None: not wanted, or not possible; then `found` says why."""
+def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeting | None:
+    """None: not wanted, or not possible; then `findings` says why."""
     if not asked.meet:
         return None
     if not report["readable"]:
-        found.append(_cannot_meet("the settings cannot be read", "Correct them first."))
+        findings.append(_cannot_meet("the settings cannot be read", "Correct them first."))
         return None
     config, hints = _settings()
     try:
         config = place(config, Whereabouts())
     except ConfigError as error:
-        found.append(_cannot_meet(error.rule, error.remedy))
+        findings.append(_cannot_meet(error.rule, error.remedy))
         return None
     if config.rack is None:
-        found.append(_cannot_meet("nothing says which rack this is", "Set MEND_RACK."))
+        findings.append(_cannot_meet("nothing says which rack this is", "Set MEND_RACK."))
         return None
     wait_s = WAIT_S if asked.wait_s is None else asked.wait_s
     pull_s = PULL_S if asked.pull_s is None else asked.pull_s
-    plan = next((each.plan for each in plans if each.rack == config.rack), "")
-    about = about_of(config, report["versions"], hints.world or hints.ranks_per_rack, plan)
+    about = about_of(config, report["versions"], hints.world or hints.ranks_per_rack)
     rules = rules_of(config, wait_s, pull_s)
     running = look_around(config)
-    found += running
+    findings += running
     if any(each.change == STOP_IT for each in running):
         if any(each.topic == f"rack {config.rack}" for each in running):
-            _forget_port(found)
+            _forget_port(findings)
         return None  # not a word to a job that trains
     try:
-        return held_meeting(config, about, rules, loud=not asked.as_json)
+        return hold_meeting(config, about, rules, loud=not asked.as_json)
     except AddressInUse as error:
-        _forget_port(found)
-        found.append(of_taken(config, error))
+        _forget_port(findings)
+        findings.append(of_taken(config, error))
     except (ConfigError, TransportError) as error:
-        found.append(Finding("problem", "this rack", str(error)))
+        findings.append(problem("this rack", str(error)))
     return None
 
 
-def _forget_port(found: list[Finding]) -> None:
+def _forget_port(findings: list[Finding]) -> None:
     """That this rack's port is taken, where it is also known who has it."""
-    found[:] = [each for each in found if CANNOT_LISTEN not in each.found]
+    findings[:] = [each for each in findings if CANNOT_LISTEN not in each.found]
 
 
 def _cannot_meet(why: str, change: str) -> Finding:
-    return Finding("problem", "meeting", f"This rack cannot meet the others: {why}.", change)
+    return problem("meeting", f"This rack cannot meet the others: {why}.", change)
 
 
-def _size_of(params: int | None, plans: Sequence[Planned], ranks: int) -> int:
-    """Trained elements of the model: as said, else as the tapes say. Where those of some ranks are
-    elsewhere, these ranks have as much. 0: nothing says it."""
-    return params or max((each.params * max(1, ranks // each.ranks) for each in plans), default=0)
-
-
-def _sized(
-    asked: Asked,
-    report: Report,
-    params: int | None,
-    plans: Sequence[Planned],
-    meeting: Meeting | None,
-) -> list[Finding]:
-    """Memory, and the exchange where the network was measured; nothing where no size is known."""
+def _estimates(asked: Asked, report: Report, params: int, meeting: Meeting | None) -> list[Finding]:
+    """Memory, and the exchange where the network was measured."""
     config, hints = _settings()
     ranks = hints.world or hints.ranks_per_rack or 1
-    size = _size_of(params, plans, ranks)
-    if not size and asked.run is not None:
-        why = f"The tapes in {asked.run} do not say how large the model is."
-        return [Finding("note", "memory", why, "Give --params 1.5B.")]
-    if not size:
-        return []
     here = hints.local_world if hints.world else ranks
-    memory = memory_of(config, size, ranks)
-    report["memory"] = {**asdict(memory), "params": size, "ranks_here": here}
-    found = of_memory(memory, System().room(), here, gpu=bool(report["devices"]))
+    memory = memory_of(config, params, ranks)
+    report["memory"] = {**asdict(memory), "params": params, "ranks_here": here}
+    findings = of_memory(memory, System().room(), here, gpu=bool(report["devices"]))
     mbit = meeting.inbound_mbit if meeting is not None else None
     trip_ms = meeting.slowest_trip_ms if meeting is not None else None
     if mbit is None or trip_ms is None:
         if asked.step_ms is not None:
             why = "Whether tau covers an exchange is not known: bandwidth was not measured to all."
-            found.append(Finding("note", "overlap", why, "Run it with --meet on all racks."))
-        return found
+            findings.append(remark("overlap", why, "Run it with --meet on all racks."))
+        return findings
     merge_ns = merge_ns_per_element(config.merge, config.racks)
-    exchange = exchange_of(config, size, ranks, mbit=mbit, trip_ms=trip_ms, merge_ns=merge_ns)
+    exchange = exchange_of(config, params, ranks, mbit=mbit, trip_ms=trip_ms, merge_ns=merge_ns)
     report["exchange"] = summary_of(exchange, mbit)
-    return found + of_exchange(config, exchange, asked.step_ms)
+    return findings + of_exchange(config, exchange, asked.step_ms)

@@ -1,4 +1,4 @@
-"""The report of `mend doctor` for people. Prints."""
+"""Prints the report of `mend doctor` as text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MET = {
 """By (it is heard here, it hears us)."""
 
 
-def show(report: dict[str, Any], found: Sequence[Finding], console: Console) -> None:
-    """`found`: everything that is to be said at the end, in this order within a severity."""
+def show(report: dict[str, Any], findings: Sequence[Finding], console: Console) -> None:
+    """`findings`: everything that is to be said at the end, in this order within a severity."""
     _pairs(console, "versions", report["versions"])
     _pairs(console, "machine", report["machine"])
     if report["devices"]:
@@ -47,7 +47,7 @@ def show(report: dict[str, Any], found: Sequence[Finding], console: Console) -> 
         _rows(console, "network cards", report["network"]["cards"])
     if "meeting" in report:
         _meeting(console, report["meeting"])
-    _findings(console, found)
+    _findings(console, findings)
     if not report["problems"]:
         met = "meeting" in report
         tail = "the racks meet" if met else "whether other machines can be reached is not tried"
@@ -84,10 +84,10 @@ def _flow(flow: dict[str, Any] | None) -> str | None:
     return "FAILED" if flow["mbit"] is None else f"{flow['mbit']:.0f}"
 
 
-def _findings(console: Console, found: Sequence[Finding]) -> None:
+def _findings(console: Console, findings: Sequence[Finding]) -> None:
     """The worst at the end, where people look."""
     for severity in ("ok", "note", "problem"):
-        for each in found:
+        for each in findings:
             if each.severity != severity:
                 continue
             colour = COLOURS[severity]

@@ -1,4 +1,4 @@
-"""A finding, and what a meeting of racks is made of. Plain data."""
+"""Findings, and the plain data of a meeting of racks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.found} {self.change}".strip()
+
+
+def ok(topic: str, found: str) -> Finding:
+    return Finding("ok", topic, found)
+
+
+def remark(topic: str, found: str, change: str = "") -> Finding:
+    return Finding("note", topic, found, change)
+
+
+def problem(topic: str, found: str, change: str = "") -> Finding:
+    return Finding("problem", topic, found, change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,6 @@ class Seen:
     versions: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     wishes: dict[str, str] = field(default_factory=dict)
-    plan: str = ""
     trips: int = 0
     asked: int = 0
     p50_ms: float | None = None
@@ -83,7 +94,6 @@ class Meeting:
     versions: dict[str, str]
     facts: dict[str, str]
     wishes: dict[str, str]
-    plan: str
     peers: tuple[Seen, ...]
     witness: tuple[str, str, bool] | None = None
     """(address, answer to a knock, whether it speaks as mend does)."""

@@ -1,5 +1,5 @@
-"""tools.report: `mend report`, a run as one HTML file.
+"""tools.report: `mend report` writes a run as one HTML file.
 
-`read` takes events and tapes from disk, `facts`, `curve` and `rounds` say what they mean, `panels`
-and `timeline` draw, `page` puts it together, `words` explain.
+`read` reads events, `rounds` tapes; `facts` and `curve` keep their figures; `summary` puts them
+into words, `panels` and `draw` into pictures, and `page` puts all together.
 """

@@ -1,4 +1,4 @@
-"""The arguments of `mend report`, and what it says of itself."""
+"""Options and help of `mend report`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ def report_command(
         Path | None,
         typer.Option(metavar="FILE.html", help="Where to write; else report.html in RUN_DIR."),
     ] = None,
-    png: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="All figures as one picture, too.")
-    ] = None,
 ) -> None:
     """Draw a run: one HTML file that needs no other, for screen and paper.
 
@@ -36,16 +33,14 @@ def report_command(
 
     Where RUN_DIR holds folders of several runs, the page compares them first.
     Files that are torn or damaged are used as far as they go, and it says so.
-    Needs matplotlib: pip install 'mend-torch\\[report]'.
+    Needs matplotlib and Jinja: pip install 'mend-torch\\[report]'.
 
     [bold]Examples[/bold]
 
       mend report events
 
-      mend report runs/demo --out demo.html --png demo.png
+      mend report runs/demo --out demo.html
     """
     from mend.tools.report.run import report
 
-    typer.echo(report(run_dir, out, png))
-    if png is not None:
-        typer.echo(png)
+    typer.echo(report(run_dir, out))

@@ -1,4 +1,4 @@
-"""Series that stay small however long a run is. Pure."""
+"""Series of a bounded length, however long a run is. Pure."""
 
 from __future__ import annotations
 

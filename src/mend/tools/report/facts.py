@@ -1,6 +1,6 @@
-"""What the events of a run come to, gathered one event at a time. Pure.
+"""Facts of a run, gathered one event at a time. Pure.
 
-However long the run is, what is kept is bounded: curves are thinned, lists are cut and say so.
+They are bounded however long the run is: curves are thinned, and lists are cut and say so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPEN_OFFERS_MAX = 100_000
 Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class Told(msgspec.Struct, gc=False):
+class Marker(msgspec.Struct, gc=False):
     """An event that says enough by its kind."""
 
 
@@ -128,7 +128,7 @@ class Evicted(msgspec.Struct, gc=False):
     """-1: the rack says it of itself."""
 
 
-class Seated(msgspec.Struct, gc=False):
+class RosterChange(msgspec.Struct, gc=False):
     racks: tuple[Whole, ...]
 
 
@@ -139,6 +139,10 @@ class Start(msgspec.Struct, gc=False):
 
 class Protection(msgspec.Struct, gc=False):
     protection: str
+
+
+def _ratio(event: Slow | LinkSlow) -> float:
+    return event.ratio
 
 
 def clean(text: str) -> str:
@@ -267,22 +271,22 @@ class Gathering:
         self._of_kind: dict[str, tuple[type, Callable[[RankFacts, int, Any], None]]] = {
             "start": (Start, self._start),
             "protection": (Protection, self._protection),
-            "genesis": (Told, self._genesis),
+            "genesis": (Marker, self._genesis),
             "progress": (Progress, self._progress),
             "recorded": (Recorded, self._recorded),
             "commit": (Commit, self._commit),
             "captured": (Captured, self._capture),
             "encoded": (Encoded, self._encoded),
             "applied": (Applied, self._applied),
-            "still-open": (Told, self._still_open),
-            "lineage": (Told, self._lineage),
+            "still-open": (Marker, self._still_open),
+            "lineage": (Marker, self._lineage),
             ONSET: (Slow, self._slow),
             LINK_ONSET: (LinkSlow, self._slow_link),
             CAUSE: (SlowCause, self._slow_cause),
-            PUT_OUT: (Evicted, self._to_be_evicted),
-            AWAITED_AGAIN: (Evicted, self._stays),
-            "evicted": (Evicted, self._evicted),
-            "roster": (Seated, self._seated),
+            PUT_OUT: (Evicted, self._announce_eviction),
+            AWAITED_AGAIN: (Evicted, self._take_eviction_back),
+            "evicted": (Evicted, self._eviction),
+            "roster": (RosterChange, self._roster),
         }
         self._leaves: dict[int, str] = {}
         """By rack that is to be evicted: why."""
@@ -294,20 +298,20 @@ class Gathering:
         if not isinstance(kind, str):
             self.refused += 1
             return
-        mine = self._rank(rack, rank)
+        source = self._rank(rack, rank)
         try:
             if kind in self._of_kind:
-                fields, told = self._of_kind[kind]
-                told(mine, time_ns, msgspec.convert(event, fields))
+                fields, handle = self._of_kind[kind]
+                handle(source, time_ns, msgspec.convert(event, fields))
         except (msgspec.ValidationError, OverflowError):
             self.refused += 1
             return
         if kind in FAULTS:
-            self._fault(mine, time_ns, kind, event)
+            self._fault(source, time_ns, kind, event)
 
     def finish(self) -> RunFacts:
         for key in list(self._pending):
-            self._compared(key)
+            self._close_comparison(key)
         self.facts.waits.finish()
         self.facts.residuals.finish()
         for each in self.facts.ranks.values():
@@ -320,151 +324,151 @@ class Gathering:
 
     # -------------------------------------------------------------- which job
 
-    def _start(self, mine: RankFacts, time_ns: int, found: Start) -> None:
-        job = clean(found.job)
+    def _start(self, source: RankFacts, time_ns: int, event: Start) -> None:
+        job = clean(event.job)
         if self.facts.job and self.facts.job != job:
-            self._anew()
-        self.facts.job, self.facts.exchange = job, found.exchange
+            self._begin_anew()
+        self.facts.job, self.facts.exchange = job, event.exchange
 
-    def _protection(self, mine: RankFacts, time_ns: int, found: Protection) -> None:
-        self.facts.protection[mine.rack] = clean(found.protection)
+    def _protection(self, source: RankFacts, time_ns: int, event: Protection) -> None:
+        self.facts.protection[source.rack] = clean(event.protection)
 
-    def _genesis(self, mine: RankFacts, time_ns: int, found: Told) -> None:
+    def _genesis(self, source: RankFacts, time_ns: int, event: Marker) -> None:
         """A job is founded once: a second one under the same name is another run."""
         if self._founded:
             job = self.facts.job
-            self._anew()
+            self._begin_anew()
             self.facts.job = job
         self._founded = True
 
-    def _anew(self) -> None:
+    def _begin_anew(self) -> None:
         earlier = self.facts.earlier_jobs + 1
         self.facts = RunFacts(earlier_jobs=earlier)
         self._pending, self._captured, self._founded = {}, {}, False
 
     # -------------------------------------------------------------- training
 
-    def _progress(self, mine: RankFacts, time_ns: int, found: Progress) -> None:
-        if mine.now is not None and found.step < mine.now.step - mine.base.step:
-            mine.base, mine.lives, mine.closed = mine.now, mine.lives + 1, False
-        base = mine.base
-        mine.now = Point(
-            found.at_ns,
-            base.step + found.step,
-            base.tokens + found.tokens,
-            base.stall_ms + found.stall_ms_total,
-            base.bytes_sent + found.bytes_sent,
-            base.bytes_received + found.bytes_received,
+    def _progress(self, source: RankFacts, time_ns: int, event: Progress) -> None:
+        if source.now is not None and event.step < source.now.step - source.base.step:
+            source.base, source.lives, source.closed = source.now, source.lives + 1, False
+        base = source.base
+        source.now = Point(
+            event.at_ns,
+            base.step + event.step,
+            base.tokens + event.tokens,
+            base.stall_ms + event.stall_ms_total,
+            base.bytes_sent + event.bytes_sent,
+            base.bytes_received + event.bytes_received,
         )
-        mine.track.add(mine.now)
-        mine.closed = mine.closed or found.last
-        self._lasts(found.at_ns)
+        source.track.add(source.now)
+        source.closed = source.closed or event.last
+        self._extend(event.at_ns)
 
-    def _lasts(self, at_ns: int) -> None:
+    def _extend(self, at_ns: int) -> None:
         facts = self.facts
         facts.begin_ns = min(facts.begin_ns or at_ns, at_ns)
         facts.end_ns = max(facts.end_ns, at_ns)
 
-    def _recorded(self, mine: RankFacts, time_ns: int, found: Recorded) -> None:
-        for given, value in found.values.items():
+    def _recorded(self, source: RankFacts, time_ns: int, event: Recorded) -> None:
+        for given, value in event.values.items():
             name = clean(given[:NAME_MAX])
-            if name not in mine.curves and len(mine.curves) >= NAMES_MAX:
+            if name not in source.curves and len(source.curves) >= NAMES_MAX:
                 continue
             try:
                 number = float(value)
             except ValueError as error:
                 raise msgspec.ValidationError(str(error)) from error
-            mine.curves.setdefault(name, Curve()).add(
-                mine.base.tokens + found.tokens, found.at_ns, number
+            source.curves.setdefault(name, Curve()).add(
+                source.base.tokens + event.tokens, event.at_ns, number
             )
-        self._lasts(found.at_ns)
+        self._extend(event.at_ns)
 
-    def _capture(self, mine: RankFacts, time_ns: int, found: Captured) -> None:
-        if mine.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
-            self._captured[mine.rack, found.fragment, found.seq] = time_ns
+    def _capture(self, source: RankFacts, time_ns: int, event: Captured) -> None:
+        if source.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
+            self._captured[source.rack, event.fragment, event.seq] = time_ns
 
-    def _encoded(self, mine: RankFacts, time_ns: int, found: Encoded) -> None:
-        if found.moments:
-            self.facts.moment_bytes += found.bytes
+    def _encoded(self, source: RankFacts, time_ns: int, event: Encoded) -> None:
+        if event.moments:
+            self.facts.moment_bytes += event.bytes
             return
         size, fp32_bytes = self.facts.offered
-        self.facts.offered = (size + found.bytes, fp32_bytes + found.fp32_bytes)
-        self.facts.residuals.add(0, time_ns, found.residual)
+        self.facts.offered = (size + event.bytes, fp32_bytes + event.fp32_bytes)
+        self.facts.residuals.add(0, time_ns, event.residual)
 
-    def _applied(self, mine: RankFacts, time_ns: int, found: Applied) -> None:
-        if mine.rank == 0 and found.fate == "dropped":
-            self._miss(mine.rack, "its offer was too old")
+    def _applied(self, source: RankFacts, time_ns: int, event: Applied) -> None:
+        if source.rank == 0 and event.fate == "dropped":
+            self._miss(source.rack, "its offer was too old")
 
-    def _still_open(self, mine: RankFacts, time_ns: int, found: Told) -> None:
-        if mine.rank == 0:
-            self._miss(mine.rack, "its last offer was still open")
+    def _still_open(self, source: RankFacts, time_ns: int, event: Marker) -> None:
+        if source.rank == 0:
+            self._miss(source.rack, "its last offer was still open")
 
     def _miss(self, rack: int, why: str) -> None:
         self.facts.missed.setdefault(rack, Counter())[why] += 1
 
-    def _slow(self, mine: RankFacts, time_ns: int, found: Slow) -> None:
-        known = self.facts.slow.get((found.slow_rack, found.against))
-        if known is None or found.ratio > known.ratio:
-            self.facts.slow[found.slow_rack, clean(found.against)] = found
+    def _slow(self, source: RankFacts, time_ns: int, event: Slow) -> None:
+        key = (event.slow_rack, clean(event.against))
+        self.facts.slow[key] = max(self.facts.slow.get(key, event), event, key=_ratio)
 
-    def _slow_link(self, mine: RankFacts, time_ns: int, found: LinkSlow) -> None:
-        known = self.facts.slow_links.get((found.from_rack, found.to_rack))
-        if known is None or found.ratio > known.ratio:
-            self.facts.slow_links[found.from_rack, found.to_rack] = found
+    def _slow_link(self, source: RankFacts, time_ns: int, event: LinkSlow) -> None:
+        key = (event.from_rack, event.to_rack)
+        self.facts.slow_links[key] = max(self.facts.slow_links.get(key, event), event, key=_ratio)
 
-    def _slow_cause(self, mine: RankFacts, time_ns: int, found: SlowCause) -> None:
-        known = self.facts.slow.get((found.slow_rack, OWN_PAST))
+    def _slow_cause(self, source: RankFacts, time_ns: int, event: SlowCause) -> None:
+        known = self.facts.slow.get((event.slow_rack, OWN_PAST))
         if known is not None:
-            known.cause = clean(cause_in_words(found.cause, found.slow_rank, found.link_to))
+            known.cause = clean(cause_in_words(event.cause, event.slow_rank, event.link_to))
 
-    def _to_be_evicted(self, mine: RankFacts, time_ns: int, found: Evicted) -> None:
+    def _announce_eviction(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
         """Whether it was is known when it has left."""
-        self._leaves[found.slow_rack] = clean(found.reason)
+        self._leaves[event.slow_rack] = clean(event.reason)
 
-    def _stays(self, mine: RankFacts, time_ns: int, found: Evicted) -> None:
-        self._leaves.pop(found.slow_rack, None)
+    def _take_eviction_back(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
+        self._leaves.pop(event.slow_rack, None)
 
-    def _seated(self, mine: RankFacts, time_ns: int, found: Seated) -> None:
+    def _roster(self, source: RankFacts, time_ns: int, event: RosterChange) -> None:
         """The coordinator's word, where there is none of the rack itself."""
-        for rack in self._leaves.keys() - found.racks:
+        for rack in self._leaves.keys() - event.racks:
             self.facts.evicted[rack] = self._leaves.pop(rack)
 
-    def _evicted(self, mine: RankFacts, time_ns: int, found: Evicted) -> None:
-        self.facts.evicted[mine.rack] = clean(found.reason)
+    def _eviction(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
+        self.facts.evicted[source.rack] = clean(event.reason)
 
     # -------------------------------------------------------------- rounds
 
-    def _commit(self, mine: RankFacts, time_ns: int, found: Commit) -> None:
-        key = (found.fragment, found.version)
-        digests = tuple(found.digests)
-        mine.commits += 1
-        mine.versions[found.fragment] = (found.version, "".join(d[:8] for d in digests[:8]))
-        for share in found.members:
-            if share.rack == mine.rack and mine.rank == 0:
-                begun_ns = self._captured.pop((share.rack, found.fragment, share.seq), None)
+    def _commit(self, source: RankFacts, time_ns: int, event: Commit) -> None:
+        key = (event.fragment, event.version)
+        digests = tuple(event.digests)
+        source.commits += 1
+        source.versions[event.fragment] = (event.version, "".join(d[:8] for d in digests[:8]))
+        for share in event.members:
+            if share.rack == source.rack and source.rank == 0:
+                begun_ns = self._captured.pop((share.rack, event.fragment, share.seq), None)
                 if begun_ns is not None:
                     self.facts.waits.add(0, time_ns, (time_ns - begun_ns) / 1e9)
         if key not in self._pending:
             self._pending[key] = (digests, set())
-            self._decided(found, time_ns)
-        said, ranks = self._pending[key]
-        ranks.add((mine.rack, mine.rank))
-        if said != digests and len(self.facts.differences) < DIFFERENCES_MAX:
+            self._count_round(event, time_ns)
+        first_digests, ranks = self._pending[key]
+        ranks.add((source.rack, source.rank))
+        if first_digests != digests and len(self.facts.differences) < DIFFERENCES_MAX:
             self.facts.differences.append(
-                f"fragment {found.fragment} version {found.version}: rack {mine.rack} rank "
-                f"{mine.rank} has other digests than rack {min(ranks)[0]} rank {min(ranks)[1]}"
+                f"fragment {event.fragment} version {event.version}: rack {source.rack} rank "
+                f"{source.rank} has other digests than rack {min(ranks)[0]} rank {min(ranks)[1]}"
             )
         if len(ranks) == len(self._files) or len(self._pending) > PENDING_MAX:
-            self._compared(key if len(ranks) == len(self._files) else next(iter(self._pending)))
+            self._close_comparison(
+                key if len(ranks) == len(self._files) else next(iter(self._pending))
+            )
 
-    def _compared(self, key: tuple[int, int]) -> None:
+    def _close_comparison(self, key: tuple[int, int]) -> None:
         _, ranks = self._pending.pop(key)
         if len(ranks) > 1:
             self.facts.agreed += 1
         else:
             self.facts.alone += 1
 
-    def _decided(self, commit: Commit, time_ns: int) -> None:
+    def _count_round(self, commit: Commit, time_ns: int) -> None:
         """The first file that has it."""
         facts = self.facts
         facts.rounds += 1
@@ -485,17 +489,17 @@ class Gathering:
         for share in commit.members:
             facts.tokens_merged[share.rack] += share.tokens
 
-    def _lineage(self, mine: RankFacts, time_ns: int, found: Told) -> None:
+    def _lineage(self, source: RankFacts, time_ns: int, event: Marker) -> None:
         """What only dead racks had is undone and decided anew, to other bits."""
         for key in list(self._pending):
-            self._compared(key)
+            self._close_comparison(key)
 
     # -------------------------------------------------------------- faults
 
-    def _fault(self, mine: RankFacts, time_ns: int, kind: str, event: dict[str, Any]) -> None:
+    def _fault(self, source: RankFacts, time_ns: int, kind: str, event: dict[str, Any]) -> None:
         fields = {name: value for name, value in event.items() if name not in ("kind", "time_ns")}
         text = " ".join(f"{name}={value}" for name, value in fields.items())[:TEXT_MAX]
-        fault = Fault(time_ns, mine.rack, mine.rank, kind, text)
+        fault = Fault(time_ns, source.rack, source.rank, kind, text)
         self.facts.kinds[kind] += 1
         if len(self.facts.first_faults) < FAULTS_SHOWN:
             self.facts.first_faults.append(fault)

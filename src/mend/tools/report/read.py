@@ -1,5 +1,5 @@
-"""The files of run folders, read in the order of time. Believes no length and no line: what is torn
-or foreign is counted and told, and never stops the rest."""
+"""Reads the event files of run folders in the order of time. Damaged files are used as far as they
+go, and what is left out is counted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The phases of a run's last rounds on each rack, from its tapes. `story` knows what happened; here
-it becomes spans of time."""
+"""The phases of a run's last rounds on each rack as spans of time, from the facts of
+`trace_timeline`."""
 
 from __future__ import annotations
 
@@ -164,18 +164,18 @@ def _bars(made: RoundFacts) -> Iterator[Bar]:
                 yield Bar(rack, made.fragment, made.version, phase, begin_ns, end_ns)
 
 
-def _spans(mine: RankFacts) -> dict[str, tuple[int | None, int | None] | None]:
-    begun_ns = mine.applied_ns
-    if mine.applied_ns is not None and mine.in_mend_ns is not None:
-        begun_ns = mine.applied_ns - mine.in_mend_ns
-    pulled = list(mine.pulls.values())
+def _spans(rank: RankFacts) -> dict[str, tuple[int | None, int | None] | None]:
+    begun_ns = rank.applied_ns
+    if rank.applied_ns is not None and rank.in_mend_ns is not None:
+        begun_ns = rank.applied_ns - rank.in_mend_ns
+    pulled = list(rank.pulls.values())
     return {
-        "capture": (mine.stepped_ns, mine.captured_ns),
-        "encode": (mine.captured_ns, mine.encoded_ns),
+        "capture": (rank.stepped_ns, rank.captured_ns),
+        "encode": (rank.captured_ns, rank.encoded_ns),
         "exchange": (min(a for a, _ in pulled), max(b for _, b in pulled)) if pulled else None,
-        "merge": mine.merge,
-        "ready": (mine.told_ns, begun_ns),
-        "apply": (begun_ns, mine.applied_ns) if mine.in_mend_ns is not None else None,
+        "merge": rank.merge,
+        "ready": (rank.learnt_ns, begun_ns),
+        "apply": (begun_ns, rank.applied_ns) if rank.in_mend_ns is not None else None,
     }
 
 

@@ -1,1 +1,1 @@
-"""tools.top: `mend top`, a running job live. `picture` joins answers, `table` draws, `run` asks."""
+"""tools.top: `mend top` shows a running job. `run` asks, `picture` joins answers, `table` draws."""

@@ -1,8 +1,7 @@
-"""The arguments of `mend top`, and what it says of itself."""
+"""Options and help of `mend top`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,9 +29,6 @@ def top_command(
     wait: Annotated[
         float, typer.Option(min=0.1, max=600.0, help="With --once: seconds to wait for answers.")
     ] = 3.0,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --once: also write it as a picture.")
-    ] = None,
 ) -> None:
     """Watch a running job: every rack's step, speed, lag, stall and traffic, and what rounds wait
     for.
@@ -62,5 +58,5 @@ def top_command(
     """
     from mend.tools.top.run import Wanted, top
 
-    wanted = Wanted(tuple(addresses or ()), job_id, interval, once, as_json, wait, svg)
+    wanted = Wanted(tuple(addresses or ()), job_id, interval, once, as_json, wait)
     raise typer.Exit(top(wanted))

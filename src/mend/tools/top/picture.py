@@ -1,7 +1,7 @@
-"""One picture of a job out of the Views of its processes. Pure.
+"""One picture of a job, made of the JobStatus of its processes. Pure.
 
-Every rack is described by itself where it answers, else by the coordinator, else by whoever has a
-word on it. Times are seconds, rates are per second.
+Every rack is described by itself where it answers, else by the coordinator, else by any process
+that knows it. Times are seconds, rates are per second.
 """
 
 from __future__ import annotations
@@ -17,6 +17,20 @@ from mend.types import SECOND, WITNESS
 
 SLOW_RATIO = 1.5
 """A rack whose step takes so many times the median of the racks is called slow."""
+
+TAKEN_OVER = (
+    "epoch", "configured", "fragments", "period_steps", "overlap_steps", "quorum_min_learners",
+    "lockstep", "commits", "versions", "in_flight",
+)  # fmt: skip
+"""Fields of a JobStatus that a picture shows as they are."""
+
+SILENCES = {
+    "closed": "no connection: nothing listens there (any more, or yet), or a firewall is between",
+    "open": "something listens there that is no sideband of mend",
+    "locked": "it is a sideband of a job with another key, or with one where MEND_KEY_FILE is not "
+    "set",
+}
+"""How far one comes to an address -> why it does not answer."""
 
 LATE_S = 3.0
 """Without an answer for longer than this, and than three questions, an address is silent."""
@@ -108,9 +122,9 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     known = [(answer.view, answer) for answer in answers if answer.view is not None]
     fresh = [view for view, answer in known if answer.age_s <= late_s and view.state != "ended"]
     views = fresh or [view for view, _ in known]
-    first = max(views, key=_worth, default=None)
+    first = max(views, key=worth, default=None)
     others = [view for view in views if first is not None and view.job == first.job]
-    silent = tuple(_silence(a, late_s, job) for a in answers if _is_silent(a, late_s))
+    silent = tuple(_silence(a, job) for a in answers if _is_silent(a, late_s))
     if first is None:
         return Picture(job, silent=silent)
     own = {view.rack: view for view, _ in known if view.job == first.job and view.doings}
@@ -121,26 +135,15 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
         job=first.job,
         state="ended" if is_over(answers) else _state(first, racks) if fresh else "nobody",
         coordinator=name_of(first.coordinator),
-        epoch=first.epoch,
-        configured=first.configured,
-        fragments=first.fragments,
-        period_steps=first.period_steps,
-        overlap_steps=first.overlap_steps,
-        quorum_min_learners=first.quorum_min_learners,
-        lockstep=first.lockstep,
-        commits=first.commits,
-        versions=first.versions,
+        **{name: getattr(first, name) for name in TAKEN_OVER},
         closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
         turnout=next((each.turnout for each in doings if each.turnout), ""),
         racks=tuple(racks),
-        in_flight=first.in_flight,
         rounds=tuple(
-            RoundLine(
-                r.fragment, r.version, r.phase, r.racks, _seconds(r.for_ms, 1000), r.why
-            )
+            RoundLine(r.fragment, r.version, r.phase, r.racks, _seconds(r.for_ms, 1000), r.why)
             for r in first.rounds
         ),
-        told=tuple(_told(first, others, [view for view, _ in known])),
+        told=tuple(_sentences(first, others, [view for view, _ in known])),
         silent=silent,
     )  # fmt: skip
 
@@ -163,8 +166,8 @@ def is_over(answers: Iterable[Answer]) -> bool:
     return any(view.over for view in goodbyes) or bool(members and members <= gone)
 
 
-def _worth(view: JobStatus) -> tuple[bool, int, int, int]:
-    """Who is believed where two describe the same: who coordinates, then who knows most."""
+def worth(view: JobStatus) -> tuple[bool, int, int, int]:
+    """Orders views of one job: that of the coordinator first, then the one that knows most."""
     return view.coordinates, view.epoch, view.decided, -view.rack
 
 
@@ -176,22 +179,26 @@ def _state(first: JobStatus, racks: Sequence[RackLine]) -> str:
     return "leaving" if going and set(going) == {"leaving"} else "running"
 
 
-def _told(first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]) -> list[str]:
-    found = [*first.why, *map(sentence_of, first.slow)]
+def _sentences(
+    first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]
+) -> list[str]:
+    sentences = [*first.why, *map(sentence_of, first.slow)]
     start_it = "was evicted as it was slow: start it again (mend launch does), and it joins"
-    found += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
+    sentences += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
     if first.missing:
-        found.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
-    found += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]
+        sentences.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
+    sentences += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]
     for view in known:
         if view.state == "ended" and view not in others:
-            found.append(f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}"))
+            sentences.append(
+                f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}")
+            )
         if view.job != first.job:
-            found.append(f"{name_of(view.rack)} of another job answers, too: {view.job}")
+            sentences.append(f"{name_of(view.rack)} of another job answers, too: {view.job}")
     versions = {view.mend for view in others}
     if len(versions) > 1:
-        found.append("different versions of mend: " + ", ".join(sorted(versions)))
-    return list(dict.fromkeys(found))
+        sentences.append("different versions of mend: " + ", ".join(sorted(versions)))
+    return list(dict.fromkeys(sentences))
 
 
 # ------------------------------------------------------------------ racks
@@ -202,7 +209,7 @@ def _lines(
 ) -> Iterable[RackLine]:
     """Ascending. `own`: what racks said of themselves last; `lively`: who says it now."""
     seen = {each.rack: (each, first) for each in first.racks}
-    for view in sorted(others, key=_worth, reverse=True):
+    for view in sorted(others, key=worth, reverse=True):
         for each in view.racks:
             known = seen.get(each.rack)
             if known is None or (known[0].step < 0 <= each.step):
@@ -268,17 +275,14 @@ def _with_comparisons(lines: list[RackLine]) -> list[RackLine]:
     step times is the median, so that of two racks the slow one is compared with the other."""
     front = max((line.step for line in lines if line.step is not None), default=0)
     times = [line.step_ms for line in lines if line.step_ms]
-    median = statistics.median_low(times) if len(times) > 1 else math.inf
-    return [_compared(line, front, median) for line in lines]
-
-
-def _compared(line: RackLine, front: int, median_ms: float) -> RackLine:
-    ratio = line.step_ms / median_ms if line.step_ms else 0.0
-    return replace(
-        line,
-        lag_steps=front - line.step if line.step is not None else None,
-        slow=ratio if ratio >= SLOW_RATIO else None,
-    )
+    median_ms = statistics.median_low(times) if len(times) > 1 else math.inf
+    compared = []
+    for line in lines:
+        ratio = line.step_ms / median_ms if line.step_ms else 0.0
+        lag = front - line.step if line.step is not None else None
+        slow = ratio if ratio >= SLOW_RATIO else None
+        compared.append(replace(line, lag_steps=lag, slow=slow))
+    return compared
 
 
 def _rate(count: int, took_ns: int) -> float | None:
@@ -297,24 +301,14 @@ def _is_silent(answer: Answer, late_s: float) -> bool:
     return not gone and (answer.view is None or answer.age_s > late_s)
 
 
-def _silence(answer: Answer, late_s: float, job: str) -> str:
+def _silence(answer: Answer, job: str) -> str:
     """Why an address does not answer, as far as one can tell from here."""
     if answer.view is not None:
-        reason = f"no answer for {answer.age_s:.0f} s"
-        if answer.way == "closed":
-            reason += ", and no connection: that process is gone, or the way to it"
-    elif answer.way == "closed":
-        reason = "no connection: nothing listens there (any more, or yet), or a firewall is between"
-    elif answer.way == "open":
-        reason = "something listens there that is no sideband of mend"
-    elif answer.way == "locked":
-        reason = (
-            "it is a sideband of a job with another key, or with one where MEND_KEY_FILE is not set"
-        )
+        gone = ", and no connection: that process is gone, or the way to it"
+        reason = f"no answer for {answer.age_s:.0f} s{gone if answer.way == 'closed' else ''}"
     else:
-        reason = (
-            f"it is a sideband, but not of job {job!r}, or it runs with observe=false"
-            if job
-            else "it is a sideband, but runs with observe=false, or is not that of a rack's leader"
-        )
+        of_no_leader = "runs with observe=false, or is not that of a rack's leader"
+        of_another_job = f"not of job {job!r}, or it runs with observe=false"
+        speaks = f"it is a sideband, but {of_another_job if job else of_no_leader}"
+        reason = SILENCES.get(answer.way, speaks)
     return f"{answer.address}: {reason}"

@@ -1,17 +1,15 @@
-"""Asks, draws, and asks again until the job or the user ends it."""
+"""Asks the processes of a job and draws their answers, until the job or the user ends it."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
@@ -29,12 +27,10 @@ WATCHED_MAX = 80
 """Addresses in all: 64 racks, a witness, and some that are wrong."""
 
 STRAGGLER_S = 1.0
-"""With --once: so long for the other addresses, once one has answered."""
+"""How long `gather` waits for the other addresses, once one has answered."""
 
 FIRST_S = 0.25
 """So long for the first answers, before there is something to be seen."""
-
-SVG_COLUMNS = 116
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,6 @@ class Wanted:
     once: bool
     as_json: bool
     wait_s: float
-    svg: Path | None
 
 
 class Watch:
@@ -68,11 +63,8 @@ class Watch:
     def asked(self) -> list[str]:
         """Where to ask: what was given, and the racks of the newest rosters."""
         named = [address for each in self._named.values() for address in each]
-        found = [each for each in dict.fromkeys((*self._given, *named)) if self._is_new(each)]
-        return found[:WATCHED_MAX]
-
-    def _is_new(self, address: str) -> bool:
-        return address not in self._aliases
+        addresses = dict.fromkeys((*self._given, *named))
+        return [each for each in addresses if each not in self._aliases][:WATCHED_MAX]
 
     def ask(self) -> None:
         for address in self.asked():
@@ -86,6 +78,18 @@ class Watch:
                 self._take(address, frame)
             if self._wanted.once and self.complete:
                 return
+
+    def gather(self, wait_s: float, every_s: float) -> None:
+        """Ask every `every_s` until somebody has answered, at most `wait_s`; then the others."""
+        self._ask_until(lambda: self.anybody, wait_s, every_s)
+        if self.anybody:
+            self._ask_until(lambda: self.complete, STRAGGLER_S, every_s)
+
+    def _ask_until(self, done: Callable[[], bool], limit_s: float, every_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while not done() and (left_s := end - time.monotonic()) > 0:
+            self.ask()
+            self.listen(min(every_s, left_s))
 
     def _take(self, address: str, frame: bytes) -> None:
         try:
@@ -144,9 +148,7 @@ class Watch:
 def top(wanted: Wanted) -> int:
     """Returns the exit status. Raises ConfigError for what is no address."""
     addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
-    if wanted.svg is not None and not wanted.once:
-        raise ConfigError("svg", str(wanted.svg), "is one picture", "Add --once.")
-    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, terminated():
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, sigterm_exits():
         watch = Watch(onlooker, wanted, addresses)
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)
@@ -169,7 +171,7 @@ def addresses_in_force() -> list[str]:
 
 
 @contextmanager
-def terminated() -> Iterator[None]:
+def sigterm_exits() -> Iterator[None]:
     """SIGTERM ends it as Ctrl-C does, so that the terminal is left as it was."""
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -183,16 +185,8 @@ def terminated() -> Iterator[None]:
 
 
 def _once(watch: Watch, wanted: Wanted) -> int:
-    end = time.monotonic() + wanted.wait_s
-    while not watch.anybody and time.monotonic() < end:
-        watch.ask()
-        watch.listen(min(wanted.interval_s, STRAGGLER_S, max(0.0, end - time.monotonic())))
-    watch.listen(min(STRAGGLER_S, max(0.0, end - time.monotonic())))
-    picture = watch.picture()
-    console = Console(highlight=False)
-    _print(picture, console, wanted)
-    if wanted.svg is not None:
-        wanted.svg.write_text(svg_of(picture), encoding="utf-8")
+    watch.gather(wanted.wait_s, min(wanted.interval_s, STRAGGLER_S))
+    _print(watch.picture(), Console(highlight=False), wanted)
     return 0 if watch.anybody else 1
 
 
@@ -225,16 +219,3 @@ def _print(picture: Picture, console: Console, wanted: Wanted) -> None:
     console.print(screen_of(picture, console.width))
     if not wanted.once:
         console.print()
-
-
-def svg_of(picture: Picture) -> str:
-    """For documents: as a terminal shows it, without fonts from elsewhere."""
-    from rich.terminal_theme import MONOKAI
-
-    with open(os.devnull, "w") as nowhere:
-        console = Console(
-            record=True, width=SVG_COLUMNS, file=nowhere, force_terminal=True, highlight=False
-        )
-        console.print(screen_of(picture, SVG_COLUMNS))
-    found = console.export_svg(title="mend top", theme=MONOKAI, unique_id="mend-top")
-    return re.sub(r"@font-face\s*\{.*?\}\s*", "", found, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The picture of a job for a terminal of any size. Pure: numbers in, rich out."""
+"""Draws the picture of a job for a terminal of any size. Pure."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ COLUMNS = (
     Column("missed", lambda r: _whole(r.missed), WIDE),
     Column("out B/s", lambda r: _number(r.sent_per_s), NARROW),
     Column("in B/s", lambda r: _number(r.received_per_s), NARROW),
-    Column("recorded", lambda r: _recorded(r), WIDER, left=True),
+    Column("recorded", lambda r: _recorded_values(r), WIDER, left=True),
     Column("told by", lambda r: r.told_by or NOTHING, WIDER, left=True),
 )
 
@@ -147,7 +147,7 @@ def _racks(lines: tuple[RackLine, ...], width: int, shown_max: int) -> list[Rend
     return [table, *([_line(Text(f"and {more} more racks", "dim"))] if more else [])]
 
 
-def _recorded(line: RackLine) -> str:
+def _recorded_values(line: RackLine) -> str:
     pairs = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in line.recorded.items()

@@ -1,7 +1,7 @@
-"""Which doctor pulls from which, and when. Pure: frames and times in, frames out.
+"""The state of one doctor in a meeting: who is there, and who pulls from whom. Pure.
 
-Nobody is needed: whoever comes is measured, whoever does not is missing. The lowest rack that is
-there decides whose turn it is; its orders also reach racks that hear it only through others.
+The lowest rack that is there orders the turns; its orders also reach racks that hear it only
+through others. A rack that does not come is left out.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Other:
         return Trips(rack, len(took), int(statistics.median(took)), p99, offset)
 
 
-class Circle:
+class MeetingState:
     """The state of one doctor. `now_ns` is a clock that never jumps, `wall_ns` the time of day."""
 
     def __init__(self, rules: Rules, about: About, nonce: int, now_ns: int) -> None:
@@ -109,13 +109,13 @@ class Circle:
         except WireError:
             self._not_ours(frame)
             return None
-        rack, other = envelope.rack, self._known(envelope, now_ns)
+        rack, other = envelope.rack, self._sender(envelope, now_ns)
         if other is None:
             return None
         other.heard_ns = now_ns
         match envelope.body:
             case Ping(number=number):
-                return rack, self._said(Pong(number, wall_ns, wall_ns))
+                return rack, self._frame(Pong(number, wall_ns, wall_ns))
             case Pong() as pong:
                 self._take(other, pong, now_ns, wall_ns)
             case Here() as here if other.here is None or here.serial > other.here.serial:
@@ -136,7 +136,7 @@ class Circle:
         if len(self.jobs) < STRANGERS_MAX:
             self.jobs.add((envelope.rack, envelope.job))
 
-    def _known(self, envelope: Envelope, now_ns: int) -> Other | None:
+    def _sender(self, envelope: Envelope, now_ns: int) -> Other | None:
         """None: not one to listen to."""
         rack, rules = envelope.rack, self.rules
         if envelope.job != rules.job or rack >= rules.racks:
@@ -174,13 +174,13 @@ class Circle:
             return None
         other.sent += 1
         other.asked[other.sent] = now_ns, wall_ns
-        return self._said(Ping(other.sent))
+        return self._frame(Ping(other.sent))
 
     def here(self, now_ns: int) -> bytes:
         """The state, for everybody."""
         self._serial += 1
         left_ns = max(0, self.begun_ns + self.rules.wait_ns - now_ns)
-        return self._said(
+        return self._frame(
             Here(
                 serial=self._serial,
                 about=self.about,
@@ -193,7 +193,7 @@ class Circle:
             )
         )
 
-    def _said(self, body: Here | Ping | Pong) -> bytes:
+    def _frame(self, body: Here | Ping | Pong) -> bytes:
         return encode(Envelope(self.rules.job, self.rules.rack, self.nonce, body))
 
     # ------------------------------------------------------------------ who is there
@@ -233,7 +233,7 @@ class Circle:
             if live and live[0] < rack:
                 return
             if self.complete(now_ns) or self._due(live, now_ns):
-                self._ordered = turns_of(rack, self._measured(live), self.rules.pull_ns // MS)
+                self._ordered = turns_of(rack, self._participants(live), self.rules.pull_ns // MS)
                 self._adopt(self._ordered[0], now_ns)
         elif self.turn.by == rack and not self.turn.last:
             pullers = {puller for puller, _ in self.turn.pairs}
@@ -248,7 +248,7 @@ class Circle:
             here is not None and here.left_ms == 0 for here in heres
         )
 
-    def _measured(self, live: Iterable[int]) -> list[int]:
+    def _participants(self, live: Iterable[int]) -> list[int]:
         """Who pulls and is pulled from: whoever an order reaches, maybe through another, but for
         those that do not want to. Nobody, where this rack does not."""
         if not self.about.serves:

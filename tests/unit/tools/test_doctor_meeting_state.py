@@ -12,18 +12,18 @@ from mend.coordination import wire
 from mend.coordination.messages import Envelope as JobEnvelope
 from mend.coordination.messages import Refusal
 from mend.status.messages import Look, encode_look
-from mend.tools.doctor.meeting_circle import (
+from mend.tools.doctor.meeting_messages import Envelope, Ping, Pull, decode, encode
+from mend.tools.doctor.meeting_state import (
     FAREWELL_NS,
     LATE_NS,
     LIVE_NS,
     PINGS,
     STRANGERS_MAX,
     TURN_SPARE_NS,
-    Circle,
+    MeetingState,
     Rules,
     turns_of,
 )
-from mend.tools.doctor.meeting_messages import Envelope, Ping, Pull, decode, encode
 from mend.types import MS, SECOND
 from tests.unit.tools.test_doctor_meeting_messages import ABOUT
 
@@ -41,8 +41,8 @@ class Room:
         unwilling: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.now_ns, self.cut, self.way_ns = 0, set(cut), way_ns
-        self.circles = {
-            rack: Circle(
+        self.states = {
+            rack: MeetingState(
                 Rules("job", rack, racks, WAIT_NS, SECOND),
                 replace(ABOUT, serves=rack not in unwilling), 100 + rack, 0,
             )
@@ -56,54 +56,54 @@ class Room:
         return self.now_ns + (rack + 1000) * SECOND
 
     def send(self, source: int, sink: int, frame: bytes) -> None:
-        if (source, sink) not in self.cut and sink in self.circles:
+        if (source, sink) not in self.cut and sink in self.states:
             self._mail.append((self.now_ns + self.way_ns, source, sink, frame))
 
     def leave(self, rack: int) -> None:
-        del self.circles[rack]
+        del self.states[rack]
 
     def run(self, until_ns: int) -> Room:
-        while self.now_ns < until_ns and self.circles.keys() - self.over.keys():
+        while self.now_ns < until_ns and self.states.keys() - self.over.keys():
             self.now_ns += 5 * MS
             self._deliver()
-            for rack, circle in self.circles.items():
+            for rack, state in self.states.items():
                 if rack not in self.over:
-                    self._live(rack, circle)
+                    self._live(rack, state)
         return self
 
     def _deliver(self) -> None:
         due = [mail for mail in self._mail if mail[0] <= self.now_ns]
         self._mail = [mail for mail in self._mail if mail[0] > self.now_ns]
         for _, _, sink, frame in due:
-            if sink in self.circles and sink not in self.over:
-                said = self.circles[sink].hear(frame, self.now_ns, self.wall_ns(sink))
+            if sink in self.states and sink not in self.over:
+                said = self.states[sink].hear(frame, self.now_ns, self.wall_ns(sink))
                 if said is not None:
                     self.send(sink, said[0], said[1])
 
-    def _live(self, rack: int, circle: Circle) -> None:
+    def _live(self, rack: int, state: MeetingState) -> None:
         now_ns = self.now_ns
-        circle.step(now_ns)
-        others = [other for other in self.circles if other != rack]
+        state.step(now_ns)
+        others = [other for other in self.states if other != rack]
         for other in others:
-            if (frame := circle.ping(other, now_ns, self.wall_ns(rack))) is not None:
+            if (frame := state.ping(other, now_ns, self.wall_ns(rack))) is not None:
                 self.send(rack, other, frame)
-        wanted = circle.wanted()
+        wanted = state.wanted()
         if wanted is not None and now_ns >= self._pulling.setdefault(rack, now_ns + 2 * BEAT_NS):
             turn, holders = wanted
             del self._pulling[rack]
-            circle.pulled(turn, [Pull(turn.number, h, turn.together, 8, 9, "") for h in holders])
-        if circle.over(now_ns):
+            state.pulled(turn, [Pull(turn.number, h, turn.together, 8, 9, "") for h in holders])
+        if state.over(now_ns):
             self.over[rack] = now_ns
         if now_ns % BEAT_NS == 0 or rack in self.over:
             for other in others:
-                self.send(rack, other, circle.here(now_ns))
+                self.send(rack, other, state.here(now_ns))
 
 
 def test_two_meet_measure_and_leave_together() -> None:
     room = Room(2).run(60 * SECOND)
     assert set(room.over) == {0, 1}
     assert max(room.over.values()) < 4 * SECOND
-    first, second = room.circles[0], room.circles[1]
+    first, second = room.states[0], room.states[1]
     assert [(pull.holder, pull.together) for pull in first.pulls] == [(1, False), (1, True)]
     assert [(pull.holder, pull.together) for pull in second.pulls] == [(0, False), (0, True)]
     here = first.others[1].here
@@ -113,7 +113,7 @@ def test_two_meet_measure_and_leave_together() -> None:
 
 def test_the_offset_of_the_clocks_is_theirs_less_ours() -> None:
     room = Room(2, way_ns=20 * MS).run(60 * SECOND)
-    trips = room.circles[0].others[1].trips(1)
+    trips = room.states[0].others[1].trips(1)
     assert trips.count >= PINGS
     assert trips.offset_ns == pytest.approx(SECOND, abs=6 * MS)
     assert trips.p50_ns == pytest.approx(40 * MS, abs=6 * MS)
@@ -138,20 +138,20 @@ def test_who_is_missing_is_waited_for_and_no_longer() -> None:
     room = Room(3, present=(0, 2)).run(60 * SECOND)
     assert set(room.over) == {0, 2}
     assert all(WAIT_NS <= when < WAIT_NS + 5 * SECOND for when in room.over.values())
-    assert {pull.holder for pull in room.circles[0].pulls} == {2}
-    assert room.circles[0].hears_us(2)
-    assert not room.circles[0].hears_us(1)
+    assert {pull.holder for pull in room.states[0].pulls} == {2}
+    assert room.states[0].hears_us(2)
+    assert not room.states[0].hears_us(1)
 
 
 def test_nobody_comes() -> None:
     room = Room(2, present=(1,)).run(60 * SECOND)
     assert room.over[1] < WAIT_NS + SECOND
-    assert room.circles[1].pulls == []
+    assert room.states[1].pulls == []
 
 
 def test_one_direction_fails() -> None:
     room = Room(2, cut={(0, 1)}).run(60 * SECOND)
-    deaf, heard = room.circles[1], room.circles[0]
+    deaf, heard = room.states[1], room.states[0]
     assert deaf.others == {}
     assert heard.others[1].here is not None
     assert not heard.hears_us(1)
@@ -163,17 +163,17 @@ def test_orders_reach_a_rack_through_another() -> None:
     """0 and 1 do not hear each other; 2 hears both, so all follow 0, and all end."""
     room = Room(3, cut={(0, 1), (1, 0)}).run(90 * SECOND)
     assert set(room.over) == {0, 1, 2}
-    first, second = room.circles[0].turn, room.circles[1].turn
+    first, second = room.states[0].turn, room.states[1].turn
     assert first is not None
     assert first == second
     assert first.by == 0
     assert first.last
-    assert {pull.holder for pull in room.circles[1].pulls} == {0, 2}, "it tries what it is told"
+    assert {pull.holder for pull in room.states[1].pulls} == {0, 2}, "it tries what it is told"
 
 
 def test_the_one_that_orders_dies() -> None:
     room = Room(3).run(1200 * MS)
-    assert room.circles[1].turn is not None
+    assert room.states[1].turn is not None
     room.leave(0)
     room.run(120 * SECOND)
     assert {1, 2} <= set(room.over)
@@ -182,16 +182,16 @@ def test_the_one_that_orders_dies() -> None:
 
 def test_who_wants_no_bandwidth_is_left_out_of_it() -> None:
     room = Room(3, unwilling={1}).run(60 * SECOND)
-    assert {pull.holder for pull in room.circles[0].pulls} == {2}
-    assert room.circles[1].pulls == []
-    assert all(circle.pulls == [] for circle in Room(2, unwilling={0}).run(SECOND).circles.values())
+    assert {pull.holder for pull in room.states[0].pulls} == {2}
+    assert room.states[1].pulls == []
+    assert all(state.pulls == [] for state in Room(2, unwilling={0}).run(SECOND).states.values())
 
 
 # ------------------------------------------------------------------ those that do not belong
 
 
-def alone() -> Circle:
-    return Circle(Rules("job", 0, 2, WAIT_NS, SECOND), ABOUT, 100, 0)
+def alone() -> MeetingState:
+    return MeetingState(Rules("job", 0, 2, WAIT_NS, SECOND), ABOUT, 100, 0)
 
 
 def from_(rack: int, *, job: str = "job", nonce: int = 7) -> bytes:
@@ -199,54 +199,54 @@ def from_(rack: int, *, job: str = "job", nonce: int = 7) -> bytes:
 
 
 def test_another_job_and_a_rack_too_many_are_noted_and_not_answered() -> None:
-    circle = alone()
-    assert circle.hear(from_(1, job="other"), 0, 0) is None
-    assert circle.hear(from_(2), 0, 0) is None
-    assert circle.strangers == {(1, "other"), (2, "job")}
-    assert circle.others == {}
+    state = alone()
+    assert state.hear(from_(1, job="other"), 0, 0) is None
+    assert state.hear(from_(2), 0, 0) is None
+    assert state.strangers == {(1, "other"), (2, "job")}
+    assert state.others == {}
 
 
 def test_two_that_say_they_are_the_same_rack() -> None:
-    circle = alone()
-    assert circle.hear(from_(1, nonce=7), 0, 0) is not None
-    assert circle.hear(from_(1, nonce=8), SECOND, 0) is None
-    assert circle.doubles == {1}
-    circle.hear(from_(0, nonce=9), SECOND, 0)
-    assert circle.doubles == {0, 1}
+    state = alone()
+    assert state.hear(from_(1, nonce=7), 0, 0) is not None
+    assert state.hear(from_(1, nonce=8), SECOND, 0) is None
+    assert state.doubles == {1}
+    state.hear(from_(0, nonce=9), SECOND, 0)
+    assert state.doubles == {0, 1}
 
 
 def test_a_doctor_that_was_started_again_takes_its_former_place() -> None:
-    circle = alone()
-    circle.hear(from_(1, nonce=7), 0, 0)
-    circle.hear(from_(1, nonce=8), LIVE_NS, 0)
-    assert circle.others[1].nonce == 8
-    assert circle.doubles == set()
+    state = alone()
+    state.hear(from_(1, nonce=7), 0, 0)
+    state.hear(from_(1, nonce=8), LIVE_NS, 0)
+    assert state.others[1].nonce == 8
+    assert state.doubles == set()
 
 
 def test_a_job_that_runs_is_recognized_and_garbage_is_counted() -> None:
-    circle = alone()
-    circle.hear(wire.encode(JobEnvelope("train", 1, 0, 5, Refusal(1, "plan", "x"))), 0, 0)
+    state = alone()
+    state.hear(wire.encode(JobEnvelope("train", 1, 0, 5, Refusal(1, "plan", "x"))), 0, 0)
     for garbage in (b"", b"mnd", b"mdr\x01", bytes(100)):
-        circle.hear(garbage, 0, 0)
-    circle.hear(encode_look(Look("")), 0, 0)  # no garbage: every doctor looks first
-    assert circle.jobs == {(1, "train")}
-    assert circle.garbage == 4
+        state.hear(garbage, 0, 0)
+    state.hear(encode_look(Look("")), 0, 0)  # no garbage: every doctor looks first
+    assert state.jobs == {(1, "train")}
+    assert state.garbage == 4
 
 
 def test_strangers_fill_no_memory() -> None:
-    circle = alone()
+    state = alone()
     for number in range(1000):
-        circle.hear(from_(1, job=f"j{number}"), 0, 0)
-        circle.hear(wire.encode(JobEnvelope(f"j{number}", 1, 0, 5, Refusal(1, "plan", "x"))), 0, 0)
-    assert len(circle.strangers) == len(circle.jobs) == STRANGERS_MAX
+        state.hear(from_(1, job=f"j{number}"), 0, 0)
+        state.hear(wire.encode(JobEnvelope(f"j{number}", 1, 0, 5, Refusal(1, "plan", "x"))), 0, 0)
+    assert len(state.strangers) == len(state.jobs) == STRANGERS_MAX
 
 
 def test_an_answer_that_nobody_asked_for_measures_nothing() -> None:
     room = Room(2).run(500 * MS)
-    circle = room.circles[0]
-    taken = len(circle.others[1].samples)
-    answer = room.circles[1].hear(encode(Envelope("job", 0, 100, Ping(77_777))), room.now_ns, 0)
+    state = room.states[0]
+    taken = len(state.others[1].samples)
+    answer = room.states[1].hear(encode(Envelope("job", 0, 100, Ping(77_777))), room.now_ns, 0)
     assert answer is not None
     assert decode(answer[1]).rack == 1
-    circle.hear(answer[1], room.now_ns, 0)
-    assert len(circle.others[1].samples) == taken
+    state.hear(answer[1], room.now_ns, 0)
+    assert len(state.others[1].samples) == taken

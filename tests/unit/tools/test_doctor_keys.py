@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mend import MendConfig
-from mend.tools.doctor.protection import of_keys
+from mend.tools.doctor.examine import of_keys
 from mend.tools.keys_command import create
 
 OUTSIDE = {"sideband_addr": "tcp://0.0.0.0:7", "advertise_host": "me"}

@@ -1,0 +1,275 @@
+"""What a run comes to, in figures and words: totals, verdicts, tiles, digests, settings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from mend.config import describe
+from mend.engine.turnout import short_of, told
+from mend.tools.report.facts import RankFacts, RunFacts
+from mend.tools.report.rounds import Rounds
+from mend.types import SECOND, WITNESS
+
+FRAGMENTS_SHOWN = 16
+SLOW_SHOWN = 8
+OF_A_PLACE = frozenset(
+    {"rack", "sideband_addr", "sideband_peers", "witness_addr", "advertise_host", "diagnostics_dir"}
+)
+"""Settings that differ from rack to rack; and a page that is shown around tells no addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A question with its answer; `fine` None: it cannot be said."""
+
+    question: str
+    answer: str
+    fine: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What a rack came to."""
+
+    ranks: int
+    steps: int
+    tokens: int
+    tokens_per_s: float
+    stall_share: float
+    bytes_sent: int
+    bytes_received: int
+    merged_share: float
+    """Of its tokens; averaged over fragments."""
+    closed: bool
+
+
+def total(facts: RunFacts, rack: int) -> Total:
+    ranks = [each for each in facts.of_rack(rack) if each.track.newest is not None]
+    newest = [each.track.newest for each in ranks if each.track.newest is not None]
+    tokens = sum(point.tokens for point in newest)
+    stall_s = sum(point.stall_ms for point in newest) / 1000 / max(1, len(newest))
+    merged = facts.tokens_merged[rack] / max(1, len(facts.fragments))
+    seconds = max((_seconds(each) for each in ranks), default=0.0)
+    return Total(
+        ranks=len(ranks),
+        steps=max((point.step for point in newest), default=0),
+        tokens=tokens,
+        tokens_per_s=sum(_rate(each) for each in ranks),
+        stall_share=min(1.0, stall_s / seconds) if seconds else 0.0,
+        bytes_sent=sum(point.bytes_sent for point in newest),
+        bytes_received=sum(point.bytes_received for point in newest),
+        merged_share=min(1.0, merged / tokens) if tokens else 0.0,
+        closed=bool(ranks) and all(each.closed for each in ranks),
+    )
+
+
+def _seconds(rank: RankFacts) -> float:
+    points = rank.track.points()
+    return (points[-1].at_ns - points[0].at_ns) / SECOND if points else 0.0
+
+
+def _rate(rank: RankFacts) -> float:
+    """Tokens per second from the end of the first step to the end of the last."""
+    points, seconds = rank.track.points(), _seconds(rank)
+    return (points[-1].tokens - points[0].tokens) / seconds if seconds > 0 else 0.0
+
+
+def wall_s(facts: RunFacts) -> float:
+    return max(0.0, (facts.end_ns - facts.begin_ns) / SECOND)
+
+
+def loss_of(facts: RunFacts) -> float | None:
+    """The newest smoothed loss: mean of the last tenth of every curve."""
+    tails = []
+    for each in facts.ranks.values():
+        if "loss" in each.curves and (values := each.curves["loss"].values):
+            tail = values[-max(1, len(values) // 10) :]
+            tails.append(sum(tail) / len(tail))
+    return sum(tails) / len(tails) if tails else None
+
+
+# ------------------------------------------------------------------ verdicts and tiles
+
+
+def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
+    answers = [same_bits(facts)] if facts.exchange else []
+    late = [rack for rack, one in totals.items() if not one.closed]
+    if facts.rounds:
+        share = min((one.merged_share for one in totals.values()), default=0.0)
+        merged = f"{'' if share > 0.999 else 'at least '}{share:.1%} of every rack's tokens"
+        answers.append(Verdict("Work merged", merged, None if late else share > 0.99))
+    if facts.turnout:
+        rounds = list(facts.turnout.elements())
+        enough = 2 * short_of(rounds) <= len(rounds) or None
+        answers.append(Verdict("Racks in a round", told(rounds), enough))
+    slow = [
+        f"rack {rack}{one.cause and ' '}{one.cause}, {one.ratio:.1f}x its {against}, found at "
+        f"its step {one.step}"
+        for (rack, against), one in sorted(facts.slow.items(), key=lambda item: item[0])
+    ]
+    links = [
+        f"{source} -> {sink}, {one.ratio:.1f}x its own past per byte, found at step {one.step} of "
+        f"rack {sink}"
+        for (source, sink), one in sorted(facts.slow_links.items())
+    ]
+    evicted = [
+        f"rack {rack}, to be started again: {why}" for rack, why in sorted(facts.evicted.items())
+    ]
+    lists = (
+        ("Slow racks", slow, False),
+        ("Slow links", links, False),
+        ("Evicted racks", evicted, None),
+    )
+    for question, sentences, fine in lists:  # None: an eviction is neither right nor wrong
+        if sentences:
+            answers.append(Verdict(question, "; ".join(sentences[:SLOW_SHOWN]), fine))
+    ended = "yes" if not late else f"no: {', '.join(map(rack_name, late))} stopped, or still trains"
+    answers.append(Verdict("Ended in order", ended, not late))
+    count = sum(facts.kinds.values())
+    answers.append(Verdict("Warnings and faults", str(count or "none"), count == 0))
+    return answers
+
+
+def same_bits(facts: RunFacts) -> Verdict:
+    question = "All digests equal"
+    if facts.differences:
+        return Verdict(question, f"NO: {facts.differences[0]}", False)
+    if not facts.rounds:
+        return Verdict(question, "nothing was merged", None)
+    if not facts.agreed:
+        return Verdict(question, "only one rank's events are here", None)
+    alone = f"; {facts.alone} are in one file only" if facts.alone else ""
+    return Verdict(question, f"yes, in {facts.agreed} rounds{alone}", True)
+
+
+def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str]]:
+    """(name, figure, explanation)."""
+    speed = short(sum(one.tokens_per_s for one in totals.values()))
+    found = [("Throughput", speed, "tokens per second, all racks")]
+    if (loss := loss_of(facts)) is not None:
+        found.insert(0, ("Loss", f"{loss:.4f}", "as recorded, mean of the last tenth"))
+    if facts.rounds or facts.exchange:
+        found.append(("Stall", f"{worst_stall(totals):.1%}", "of the time, worst rack"))
+    if facts.rounds:
+        sent = sum(one.bytes_sent for one in totals.values())
+        missed = sum(facts.rounds - facts.merged[rack] for rack in facts.racks)
+        per_s = short(sent / max(wall_s(facts), 1e-9))
+        found += [
+            ("Rounds", str(facts.rounds), f"decided; {missed} times without a rack"),
+            ("Round time", round_time(facts), "from capture to decision, median"),
+            ("Sent", f"{short(sent)}B", f"{per_s}B/s, all racks"),
+        ]
+    size, fp32_bytes = facts.offered
+    if size:
+        residual = middle(facts.residuals.values) or 0.0
+        saved = f"{short(fp32_bytes - size)}B less per receiver than fp32"
+        found += [
+            ("Compression", f"{fp32_bytes / size:.3g} x", saved),
+            ("Residual", f"{residual:.1%}", "of an offer's length, sent later; median"),
+            ("Captured", f"{1 - residual**2:.1%}", "of an offer's energy (squares), median"),
+        ]
+    if facts.moment_rounds:
+        of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"
+        found.append(("Optimizer moments", str(facts.moment_rounds), of_all))
+    rounds, momentum = facts.outer
+    if momentum:
+        after = f"after {rounds:g} rounds, of the last one"
+        found.append(("Outer momentum", f"{momentum:.2f}", after))
+    return found
+
+
+def worst_stall(totals: dict[int, Total]) -> float:
+    return max((one.stall_share for one in totals.values()), default=0.0)
+
+
+def round_time(facts: RunFacts) -> str:
+    """The median from a rack's capture to the decision; "-" where none was captured."""
+    median_s = middle(facts.waits.values)
+    return "-" if median_s is None else duration(median_s)
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """The upper of the two middle values where their number is even."""
+    return sorted(values)[len(values) // 2] if values else None
+
+
+def headline(facts: RunFacts, totals: dict[int, Total]) -> str:
+    """One sentence: how large the run was."""
+    if not totals:
+        return "no rack has written an event"
+    count, ranks = len(totals), sorted({one.ranks for one in totals.values()})
+    inside = f" of {ranks[0]} ranks" if len(ranks) == 1 and ranks[0] > 1 else ""
+    least, most = (
+        min(one.steps for one in totals.values()),
+        max(one.steps for one in totals.values()),
+    )
+    steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    tokens = sum(one.tokens for one in totals.values())
+    begun = datetime.fromtimestamp(facts.begin_ns / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return (
+        f"{count} rack{'s' * (count != 1)}{inside}, {steps} steps and {short(tokens)} tokens in "
+        f"{duration(wall_s(facts))} from {begun}"
+    )
+
+
+# ------------------------------------------------------------------ tables
+
+
+Digest = tuple[int, str] | None
+"""(version, its bits) of a fragment on a rack; None: the rack was told of none."""
+
+
+def digests(facts: RunFacts) -> tuple[list[int], list[tuple[int, list[Digest], bool]]]:
+    """The racks whose leaders were told of versions, and by fragment the newest version on each
+    of these racks, and whether the bits of the newest are equal."""
+    leaders = {each.rack: each for each in facts.ranks.values() if each.versions and not each.rank}
+    fragments = sorted({fragment for each in leaders.values() for fragment in each.versions})
+    rows = []
+    for fragment in fragments:
+        known: list[Digest] = [leaders[rack].versions.get(fragment) for rack in sorted(leaders)]
+        newest = max(each for each in known if each)[0]
+        bits = {each[1] for each in known if each and each[0] == newest}
+        rows.append((fragment, known, len(bits) == 1))
+    return sorted(leaders), rows
+
+
+def changed_settings(rounds: Rounds) -> list[tuple[str, object]]:
+    """Those that differ from their defaults, as the tape says; by name."""
+    defaults = {setting.field: setting.default for setting in describe()}
+    return [
+        (name, value)
+        for name, value in sorted(rounds.settings.items())
+        if name not in OF_A_PLACE and _plain(defaults.get(name)) != _plain(value)
+    ]
+
+
+def _plain(value: object) -> str:
+    """A tape has lists where the settings have tuples."""
+    return str(list(value)) if isinstance(value, list | tuple) else str(value)
+
+
+# ------------------------------------------------------------------ words
+
+
+def rack_name(rack: int) -> str:
+    return "the witness" if rack == WITNESS else f"rack {rack}"
+
+
+def short(value: float) -> str:
+    """Three figures and a prefix, with a space: `12.3 M`, `812 `."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} " if value != int(value) else f"{int(value)} "
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -189,10 +189,13 @@ _Assume = Annotated[
 _Quorum = Annotated[
     int, typer.Option(min=1, max=16, help="With --goodput: K, racks that a round needs to close.")
 ]
+_Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --goodput: draw it too, .svg, .png, .pdf.")
+]
 
 
 _OF_RUNS = ("seeds", "minutes", "jobs", "seed", "trace", "shrink", "config", "regressions")
-_OF_THE_COST_MODEL = ("assume", "quorum")
+_OF_THE_COST_MODEL = ("assume", "quorum", "plot")
 """Options of `mend simulate`, without --goodput and with it."""
 
 
@@ -204,7 +207,7 @@ def _refuse_options_of_the_other(context: typer.Context, goodput: bool) -> None:
         if goodput:
             rule = "is an option of runs, and --goodput runs nothing"
             raise ConfigError(name, context.params[name], rule, "Leave it out.")
-        rule = "--assume and --quorum are options of the cost model"
+        rule = "--assume, --quorum and --plot are options of the cost model"
         raise ConfigError("goodput", False, rule, "Add --goodput, or leave them out.")
 
 
@@ -223,6 +226,7 @@ def simulate_command(
     goodput: _Goodput = False,
     assume: _Assume = None,
     quorum: _Quorum = 1,
+    plot: _Plot = None,
 ) -> None:
     """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.
 
@@ -251,7 +255,7 @@ def simulate_command(
     --goodput runs nothing: a cost model of failures in jobs of 150k to 2.4M chips, as data parallel
     and as 2 to 16 racks, beside published figures.
 
-      mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300
+      mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300 --plot goodput.svg
     """
     from mend.tools import goodput as cost_model
     from mend.tools import simulate
@@ -259,7 +263,7 @@ def simulate_command(
     console = Console()
     _refuse_options_of_the_other(context, goodput)
     if goodput:
-        return cost_model.report(assume or [], quorum, as_json, console)
+        return cost_model.report(assume or [], quorum, plot, as_json, console)
     if trace:
         raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
     first, stop = simulate.span_of(seeds) if seed is None else (seed, seed + 1)

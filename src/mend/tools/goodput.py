@@ -23,6 +23,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -33,6 +34,8 @@ from mend.errors import ConfigError
 DAY_S = 86_400.0
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 RACKS = (2, 4, 8, 16)
+KINDS = (".svg", ".png", ".pdf")
+"""Of pictures."""
 DATA_PARALLEL, ELASTIC = "data parallel", "elastic data parallel"
 
 PUBLISHED = {
@@ -97,10 +100,14 @@ class Row:
     published: tuple[int, ...] = ()
 
 
-def report(assume: Iterable[str], quorum: int, as_json: bool, console: Console) -> None:
-    """Print the table. Raises ConfigError."""
+def report(
+    assume: Iterable[str], quorum: int, picture: Path | None, as_json: bool, console: Console
+) -> None:
+    """Print the table, and draw it where `picture` names a file. Raises ConfigError."""
     assumed = assumed_by(assume)
     rows = rows_of(assumed, quorum=quorum)
+    if picture is not None:
+        plot(rows, picture)
     if as_json:
         print(json.dumps(as_data(assumed, rows), indent=2))
     else:
@@ -228,6 +235,47 @@ def show(assumed: Assumed, rows: list[Row], console: Console) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Lines: the model; dots: published. SVG, PNG or PDF by the name of the file; equal calls
+    write equal bytes. Raises ConfigError without matplotlib, for another kind of file, and where
+    it cannot be written."""
+    from mend.tools.report.draw import NOTHING, STYLE, check_matplotlib
+
+    if path.suffix not in KINDS:
+        rule = "is no name of a picture that can be drawn"
+        raise ConfigError("plot", str(path), rule, f"End it in {', '.join(KINDS)}.")
+    check_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8.6, 4.4), layout="constrained")
+        axes = figure.subplots()
+        colours: dict[str, str] = {}
+        for row in rows:
+            kind = row.name.split(",")[0]
+            colour = colours.setdefault(kind, f"C{len(colours)}")
+            dashes = "-" if kind == row.name else "--"
+            percent = [100 * share for share in row.goodput]
+            axes.plot(CHIPS, percent, dashes, lw=1.2, color=colour, label=row.name)
+            if row.published:
+                axes.plot(CHIPS, row.published, "o", ms=4, color=colour)
+        axes.set_xscale("log")
+        axes.set_xticks(CHIPS, [_short(chips) for chips in CHIPS])
+        axes.minorticks_off()
+        axes.set_ylim(0, 102)
+        axes.set_xlabel("chips")
+        axes.set_ylabel("goodput, %")
+        axes.set_title("Goodput: cost model (lines) and published figures (dots)")
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside right upper", frameon=False)
+        try:
+            figure.savefig(path, metadata=NOTHING if path.suffix == ".svg" else None)
+        except OSError as error:
+            rule = f"cannot be written ({error.strerror})"
+            raise ConfigError("plot", str(path), rule, "Name a file in another folder.") from error
 
 
 def _short(chips: int) -> str:

@@ -24,6 +24,7 @@ from mend.tools.goodput import (
     Assumed,
     assumed_by,
     goodput,
+    plot,
     rows_of,
     running,
 )
@@ -142,9 +143,17 @@ def test_the_most_extreme_assumptions_have_a_goodput() -> None:
             assert all(0 <= share <= 1 for share in (*row.goodput, *row.closing))
 
 
-def test_the_command_says_that_it_is_a_model_and_what_it_assumes() -> None:
+@pytest.mark.parametrize(
+    ("name", "why"), [("no/a.svg", "cannot be written"), ("a.bmp", "End it in")]
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        plot(rows_of(PLAIN), tmp_path / name)
+
+
+def test_the_command_says_that_it_is_a_model_and_what_it_assumes(tmp_path: Path) -> None:
     asked = ["simulate", "--goodput", "--assume", "restart_s=300"]
-    shown = CliRunner().invoke(app, asked)
+    shown = CliRunner().invoke(app, [*asked, "--plot", str(tmp_path / "a.svg")])
     assert shown.exit_code == 0, shown.output
     assert "cost model" in shown.output
     assert "restart_s=300" in shown.output
@@ -154,6 +163,7 @@ def test_the_command_says_that_it_is_a_model_and_what_it_assumes() -> None:
     by_name = {row["name"]: row for row in told["rows"]}
     assert by_name[DATA_PARALLEL]["goodput_pct"][0] < 40
     assert by_name[ELASTIC]["published_pct"] == list(PUBLISHED[ELASTIC])
+    assert (tmp_path / "a.svg").read_text().count("racks") >= 8
 
 
 def test_the_docs_have_the_figures_of_the_model() -> None:
@@ -175,7 +185,7 @@ def test_options_of_runs_and_of_the_model_do_not_mix() -> None:
         ["--goodput", "--seeds", "5"],
         ["--goodput", "--jobs", "1"],
         ["--goodput", "--no-shrink"],
-        ["--quorum", "2"],
+        ["--plot", "a.svg"],
         ["--assume", "a=1"],
     ):
         assert isinstance(CliRunner().invoke(app, ["simulate", *asked]).exception, ConfigError)

@@ -34,6 +34,12 @@ GIVEN: deque[int] = deque(maxlen=64)
 PROCESS_TESTS = Path(__file__).parent / "process"
 
 
+def worker() -> int | None:
+    """The number of this worker of pytest-xdist; None: there is but one process."""
+    name = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return int(name[2:]) if name.startswith("gw") else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
@@ -48,8 +54,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting of the shell must not decide a test."""
     for name in [name for name in os.environ if name.startswith("MEND_")]:
         monkeypatch.delenv(name)
-    if (worker := os.environ.get("PYTEST_XDIST_WORKER", "")).startswith("gw"):
-        first = 20_000 + 2_000 * (int(worker[2:]) % 5)  # ports that no other worker picks
+    if (number := worker()) is not None:  # ports that no worker of a run beside this one picks
+        first = 20_000 + 2_000 * ((number + int(os.environ.get("WORKERS_BEFORE", "0"))) % 5)
         monkeypatch.setenv(LAUNCH_PORTS, f"{first}-{first + 1_999}")
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
 from mend.config.sources import LAUNCH_PORTS
@@ -24,9 +23,6 @@ settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background deaf to Ctrl-C, and so all that this starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 GIVEN: deque[int] = deque(maxlen=64)
 """The ports that were given last."""
@@ -47,6 +43,10 @@ if os.environ.get("CORE_EACH") and worker() is not None and hasattr(os, "sched_s
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch  # here, as the process that only hands tests to the workers needs none
+
+    if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if PROCESS_TESTS in item.path.parents:
@@ -69,6 +69,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_thread() -> None:
     """Of torch: the workers of pytest share the cores, and threads that wait for each other took
     half of the time of long vectors. A test of threads sets a number of its own."""
+    import torch
+
     torch.set_num_threads(1)
 
 

@@ -7,7 +7,7 @@ STAMP := $(VENV)/stamp
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-processes test-rest test-all check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -16,17 +16,24 @@ demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; 
 	$(BIN)/mend demo $(ARGS)
 
 PROCESS := tests/process tests/storm/test_storm.py
-SPEED := tests/process/test_failslow.py tests/process/test_evicted.py tests/process/test_causes.py
+CLOCK := tests/process/test_failslow.py tests/process/test_evicted.py tests/process/test_causes.py
+ALONE := tests/process/test_neighbours.py
 WHICH := not slow
 
 test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
-test: $(STAMP) ## run the tests but those marked slow, three or four at a time
-	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30
-	$(PYTEST) -n 4 --dist worksteal -m "$(WHICH)" $(PROCESS) $(SPEED:%=--ignore=%) --durations=30
-	$(PYTEST) -m "$(WHICH)" $(SPEED) # which rack is slow, by the clock: beside others any may be
+test: $(STAMP) ## run the tests but those marked slow, five at a time
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-rest
+	CORE_EACH=1 $(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(CLOCK) --durations=10 # which rack is slow, by the clock
+
+test-processes: # they wait for each other half of the time, in which the rest computes
+	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS) $(CLOCK:%=--ignore=%) $(ALONE:%=--ignore=%) --durations=30
+
+test-rest:
+	WORKERS_BEFORE=3 $(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30
 
 test-all: ## run all tests, also those that take long
 	@$(MAKE) --no-print-directory test WHICH="slow or not slow"
+	$(PYTEST) $(ALONE)
 
 check: $(STAMP) ## format, lint, types, and who may import what
 	$(BIN)/ruff format --check .

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
 from mend.config.sources import LAUNCH_PORTS
@@ -25,16 +24,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background deaf to Ctrl-C, and so all that this starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
 GIVEN: deque[int] = deque(maxlen=64)
 """The ports that were given last."""
 
 PROCESS_TESTS = Path(__file__).parent / "process"
 
 
+def worker() -> int | None:
+    """The number of this worker of pytest-xdist; None: there is but one process."""
+    name = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return int(name[2:]) if name.startswith("gw") else None
+
+
+if os.environ.get("CORE_EACH") and worker() is not None and hasattr(os, "sched_setaffinity"):
+    # What one worker starts is on its core: nothing that another one does makes a rack slow.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[(worker() or 0) % len(cores)]})
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch  # here, as the process that only hands tests to the workers needs none
+
+    if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if PROCESS_TESTS in item.path.parents:
@@ -48,8 +60,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting of the shell must not decide a test."""
     for name in [name for name in os.environ if name.startswith("MEND_")]:
         monkeypatch.delenv(name)
-    if (worker := os.environ.get("PYTEST_XDIST_WORKER", "")).startswith("gw"):
-        first = 20_000 + 2_000 * (int(worker[2:]) % 5)  # ports that no other worker picks
+    if (number := worker()) is not None:  # ports that no worker of a run beside this one picks
+        first = 20_000 + 2_000 * ((number + int(os.environ.get("WORKERS_BEFORE", "0"))) % 5)
         monkeypatch.setenv(LAUNCH_PORTS, f"{first}-{first + 1_999}")
 
 
@@ -57,6 +69,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_thread() -> None:
     """Of torch: the workers of pytest share the cores, and threads that wait for each other took
     half of the time of long vectors. A test of threads sets a number of its own."""
+    import torch
+
     torch.set_num_threads(1)
 
 

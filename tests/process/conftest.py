@@ -12,9 +12,25 @@ import pytest
 
 import mend
 from mend.tools.keys_command import create
-from tests.process.racks import Job, Nursery
+from tests.process.racks import Job, Nursery, Whole
 
 Jobs = Callable[..., Job]
+
+
+def ends_of(request: pytest.FixtureRequest) -> Whole:
+    """WHOLE_ENDS in a module: its tests ask how processes end. Of any other module the first test
+    that has a job asks it of one process: the end of an interpreter costs a fork 0.3 s of CPU, and
+    all else that a rack of a few steps does costs it less."""
+    if getattr(request.module, "WHOLE_ENDS", False):
+        return Whole.ALL
+    with_jobs = (
+        item
+        for item in request.session.items
+        if item.path == request.path
+        and "jobs" in item.fixturenames  # type: ignore[attr-defined]
+        and not item.get_closest_marker("skip")
+    )
+    return Whole.ONE if next(with_jobs) is request.node else Whole.NONE
 
 
 @pytest.fixture
@@ -22,9 +38,8 @@ def jobs(
     request: pytest.FixtureRequest, nursery: Nursery, tmp_path: Path,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[Jobs]:  # fmt: skip
-    """WHOLE_ENDS in a test's module: its tests ask how processes end; see `nursery.End`."""
     made: list[Job] = []
-    whole = getattr(request.module, "WHOLE_ENDS", False)
+    whole = ends_of(request)
 
     def make(
         racks: int = 2, *, ranks: int = 1, witness: bool = False, name: str = "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -264,21 +266,33 @@ class Result:
         return sorted(self.commits, key=lambda commit: (commit["fragment"], commit["version"]))
 
 
+class Whole(Enum):
+    """The ranks of a job that end as an interpreter does, see `nursery.End`."""
+
+    NONE = auto()
+    ONE = auto()
+    """Rank 0 of rack 0."""
+    ALL = auto()
+
+
 class Job:
     """Some racks, perhaps a witness, one folder. `start` what is needed, then `finish`."""
 
     def __init__(
         self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
-        witness: bool, name: str, torchrun: bool, whole: bool = False,
+        witness: bool, name: str, torchrun: bool, whole: Whole = Whole.ONE,
         key_file: Path | None = None, sites: Sequence[tuple[str, str]] = (),
         settings: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """`key_file`: with a key. `whole`: all its ranks end as an interpreter does, not only the
-        first of rack 0. `sites`: (network namespace, address) of every rack and of the witness;
-        none: all are on the loopback interface of this machine. `settings`: MEND_* of all
+        """`key_file`: with a key. `sites`: (network namespace, address) of every rack and of the
+        witness; none: all are on the loopback interface of this machine. `settings`: MEND_* of all
         processes."""
         self._settings = settings or {}
-        self.whole = whole
+        self._whole = {
+            Whole.NONE: set[tuple[int, int]](),
+            Whole.ONE: {(0, 0)},
+            Whole.ALL: set(itertools.product(range(racks), range(ranks))),
+        }[whole]
         self._sites = [*sites] or [("", "127.0.0.1")] * (racks + 1)
         self.folder, self.racks, self.ranks, self.name = folder, racks, ranks, name
         at = zip(self._sites, ports, strict=False)
@@ -332,14 +346,15 @@ class Job:
         told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
         argv, log = [script, json.dumps(told)], self.folder / f"{who}.log"
         environ = {**self.environment(rack), **(env or {})}
-        whole, namespace = range(self.ranks if self.whole else rack == 0), self._sites[rack][0]
+        whole = frozenset(rank for rank in range(self.ranks) if (rack, rank) in self._whole)
+        namespace = self._sites[rack][0]
         started: Forked | Siblings | Torchrun
         if self.ranks > 1 and self._torchrun:
             started = Torchrun(self.nursery, argv, self.ranks, environ, log)
         elif self.ranks > 1:
             meeting = self._meetings[rack]
             started = Siblings(
-                self.nursery, argv, self.ranks, environ, log, meeting, whole=frozenset(whole),
+                self.nursery, argv, self.ranks, environ, log, meeting, whole=whole,
                 namespace=namespace,
             )  # fmt: skip
         else:

@@ -1,6 +1,5 @@
-"""Real causes: a rack that shares its core with busy neighbours, a link whose rate falls. Each is
-named rightly, something is done about it, and it is taken back on relief. test_failslow.py has
-loaders that sleep.
+"""A real cause: a link whose rate falls. It is named rightly, something is done about it, and it is
+taken back on relief. test_failslow.py has loaders that sleep, test_neighbours.py a busy core.
 
 The machine has other work: what is judged are verdicts, causes and moves, not times. Racks train
 until all of that was seen, and are killed.
@@ -13,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ import pytest
 
 from mend.tools.keys_command import create
 from mend.tools.links import INTERFACE, Link, Net, links
-from tests.process.conftest import Jobs
 from tests.process.racks import Job, Nursery, until
 
 CONFIG: dict[str, Any] = {
@@ -32,9 +29,6 @@ FOREVER = 1_000_000
 KNOWN_ROUNDS = 16
 """By then a rack has a past: twice `failslow_min_samples` samples, and time to spare."""
 
-NEIGHBOURS = 5
-BUSY = "import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-
 
 def known(job: Job) -> None:
     """Wait until every rack knows how fast it and its links are."""
@@ -43,46 +37,6 @@ def known(job: Job) -> None:
             lambda rack=rack: len(job.events(rack, kind="commit")) >= KNOWN_ROUNDS,
             lambda rack=rack: f"rack {rack} merges {KNOWN_ROUNDS} rounds\n{job.stacks()}",
         )
-
-
-@contextlib.contextmanager
-def neighbours(core: int) -> Iterator[None]:
-    """Busy processes on one core, in sessions of their own: Linux shares a core among these."""
-    command = [sys.executable, "-ISc", BUSY.format(core=core)]
-    started = [subprocess.Popen(command, start_new_session=True) for _ in range(NEIGHBOURS)]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
-@pytest.mark.slow  # beside other tests the reference product is slow itself: the cause is "unknown"
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-def test_a_rack_with_busy_neighbours_is_slow_by_compute_and_takes_fewer_micro_batches(
-    jobs: Jobs,
-) -> None:
-    """Rack 1 shares its core with five of them: it computes on a sixth of it, at most."""
-    core, job = max(os.sched_getaffinity(0)), jobs()
-    config = {**CONFIG, "lockstep": True, "give_up_s": 60, "failslow_min_samples": 8}
-    del config["grace_window_ms"]
-    config["fragments"], config["sync_period_steps"] = 1, 4
-    config["overlap_steps"] = 1
-    for rack in range(2):
-        acts = {"1": [["pin", core]]} if rack else {}
-        job.start(rack, steps=FOREVER, config=config, products=6, micro_batches=4, at=acts)
-    known(job)
-    with neighbours(core):
-        slow = job.event(1, "fail-slow", slow_rack=1, against="own past")
-        cause = job.event(1, "fail-slow-cause", slow_rack=1, cause="compute")
-        fewer = job.event(0, "slow-rack-batch", slow_rack=1, stage=2)
-    assert slow["ratio"] > 1.2
-    assert cause["gemm_ratio"] > 1.1
-    assert "rack 1 is slow" in fewer["reason"], "the cause may be known a little later"
-    assert job.event(1, "local-batch", batch_pct=fewer["batch_pct"])
-    job.event(1, "fail-slow-over", slow_rack=1)
-    job.event(1, "local-batch", batch_pct=100)
 
 
 MISSING = [program for program in ("ip", "tc") if shutil.which(program) is None]

@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import mend
 from mend.errors import UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
-from tests.process.racks import Job
+from tests.process.racks import Job, Nursery
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 WHOLE_ENDS = True
@@ -238,16 +237,19 @@ print("rack", runtime.status().step, runtime.status().outcome)
 """
 
 
-def test_the_end_of_a_forked_process_is_not_the_racks(alone: Configure) -> None:
+def test_the_end_of_a_forked_process_is_not_the_racks(
+    alone: Configure, nursery: Nursery, tmp_path: Path
+) -> None:
     """It said that the rack had left with work unmerged, to the launcher as well, and waited for
     threads that are in the other process."""
-    config = alone()
+    config, script = alone(), tmp_path / "forks.py"
+    script.write_text(FORKS)
     environment = {
         "MEND_RACK": "0", "MEND_RACKS": "1", "MEND_SYNC_PERIOD_STEPS": "8",
         "MEND_SIDEBAND_ADDR": config.sideband_addr, "MEND_SIDEBAND_PEERS": config.sideband_addr,
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", FORKS], env={**os.environ, **environment},
+        [nursery.python, str(script)], env={**os.environ, **environment},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["child 9", "ended 0", "rack 18 merged"], done.stderr

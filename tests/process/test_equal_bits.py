@@ -35,13 +35,14 @@ STEPS, SOME_STEPS, FEW_STEPS = 50, 10, 2
 
 FEWER = {
     **dict.fromkeys(["ddp 8", "tp 8", "sp 8"], SOME_STEPS),
+    **dict.fromkeys(["fsdp 2", "fsdp 4", "tp 2", "tp 4", "sp 2", "sp 4"], SOME_STEPS),
     **dict.fromkeys(ONE_PROCESS[:3], FEW_STEPS),
     **dict.fromkeys(["ddp 2, microbatches 2", "ddp 4, as if large"], FEW_STEPS),
     **dict.fromkeys(["fsdp 2, microbatches 2", "tp 4, microbatches 2"], FEW_STEPS),
     **dict.fromkeys(["tp 8, checkpointed", "fused tp 2", "sp 2, whole head"], FEW_STEPS),
     **dict.fromkeys(["sp 4, microbatches 2", "wide sp 8"], FEW_STEPS),
 }
-"""Steps in `make test` of cases whose cuts others make for STEPS, too."""
+"""Steps in `make test`, where one process and DDP train for STEPS."""
 
 APART = ["run: one", "run: microbatches 4", "run: ddp 4"]
 REFUSED = {"unfixed ddp 4": "c10d.allreduce_", "torch's tp 2": "linear of a DTensor"}

@@ -24,6 +24,8 @@ CONFIG: dict[str, Any] = {
     "max_age": 8,
 }
 PACE_MS = 8.0
+ROUNDS_MIN = 6
+"""Fewer say nothing."""
 
 
 def out_of_phase(job: Job, steps: int) -> list[Result]:
@@ -43,15 +45,22 @@ def trained(result: Result, last: dict[int, int]) -> list[dict[int, dict[str, An
     return list(before)
 
 
+def due(rounds: list[dict[int, dict[str, Any]]]) -> int:
+    """So many rounds are due by the steps that the first rack had made at the newest of these. On a
+    busy machine, whose steps take longer than the pace, the racks end one long before another."""
+    return max(share["capture_step"] for share in rounds[-1].values()) // GAP
+
+
 def test_racks_out_of_phase_are_in_the_same_rounds(jobs: Jobs) -> None:
     """And the tape tells at which steps they were captured, which is all that another program needs
     to come to the same bits."""
     job = jobs()
     results = out_of_phase(job, STEPS)
     assert results[0].digest == results[1].digest
-    rounds, due = trained(results[0], {0: STEPS, 1: STEPS}), STEPS // GAP
+    rounds = trained(results[0], {0: STEPS, 1: STEPS})
     assert [sorted(racks) for racks in rounds] == [[0, 1]] * len(rounds)
-    assert due // 2 < len(rounds) < 1.5 * due
+    assert due(rounds) // 2 < len(rounds) < 1.5 * due(rounds)
+    assert len(rounds) >= ROUNDS_MIN
     joined = [r for r in rounds if any(r[rack]["capture_step"] % GAP for rack in r)]
     assert len(joined) > len(rounds) // 2, "they are captured on a grid"
     outcome = replayed(results, "plain", CONFIG)
@@ -91,7 +100,7 @@ def test_racks_of_four_speeds_are_in_the_same_rounds(jobs: Jobs) -> None:
     results = jobs(4).run(config=CONFIG, per=per)
     assert len({result.digest for result in results}) == 1
     whole = trained(results[0], {rack: own["steps"] for rack, own in per.items()})
-    assert len(whole) >= STEPS // GAP // 2
+    assert len(whole) >= max(due(whole) // 2, ROUNDS_MIN)
     assert [sorted(racks) for racks in whole] == [[0, 1, 2, 3]] * len(whole)
     joined = [r for r in whole if any(r[rack]["capture_step"] % GAP for rack in r)]
     assert len(joined) > len(whole) // 2, "they wait for each other on a grid"

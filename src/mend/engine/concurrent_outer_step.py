@@ -21,7 +21,7 @@ from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
-from mend.coordination.machines import COORDINATOR, LEADER, RANK_MACHINE, Parts, machines_of
+from mend.coordination.machines import Machines, Parts, machines_of
 from mend.coordination.messages import (
     Challenge,
     Hello,
@@ -36,8 +36,7 @@ from mend.coordination.messages import (
     Vote,
 )
 from mend.coordination.rank import RankMachine
-from mend.engine.event_queue import EventQueue
-from mend.engine.host import Foreigners, HostInterface
+from mend.engine.host import EventQueue, Foreigners, HostInterface
 from mend.engine.merging import Merging, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
@@ -81,15 +80,8 @@ class Roles:
         return cls(made.rank_machine, made.leader, made.coordinator)
 
     def named(self) -> dict[str, ev.Machine]:
-        """Those that there are, by what a tape calls them."""
-        found = (self.rank_machine, self.leader, self.coordinator)
-        return {self.name(machine): machine for machine in found if machine is not None}
-
-    def name(self, machine: ev.Machine) -> str:
-        """What a tape calls it."""
-        if machine is self.rank_machine:
-            return RANK_MACHINE
-        return LEADER if machine is self.leader else COORDINATOR
+        """The machines that this process has, by their names on a tape."""
+        return Machines(self.rank_machine, self.leader, self.coordinator, None).named()
 
     def of(self, body: Message) -> list[ev.Machine]:
         """Whom a message is for. A coordinator hears first that its epoch is over."""
@@ -127,8 +119,7 @@ class ConcurrentOuterStep:
         empty: none. `tape`: where the machines' events are recorded. `moments`: how many of the
         last fragments are of moments."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
-        found: list[ev.Machine | None] = [roles.rank_machine, roles.leader, roles.coordinator]
-        self._machines = [machine for machine in found if machine is not None]
+        self._machines = roles.named()
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
         apart = numerics.for_moments()
@@ -148,7 +139,7 @@ class ConcurrentOuterStep:
         self._states = StateCopying(self)
         self.mirrors: RackStateMirrors | None = None
         """Where racks keep for each other what is of scope rack."""
-        self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
+        self._give = EventQueue(self._machines, host.now_ns, self._perform, tape).give
         self.benchmark: MicroBenchmark | None = None
         """Of the training thread, where slow racks are validated."""
         if roles.rank_machine.options.detector.validates:
@@ -213,7 +204,7 @@ class ConcurrentOuterStep:
         if not self.published.begun and self._foreigners.settled():
             self.published.fail(Refused(self._foreigners.said))
         now_ns = self.host.now_ns()
-        for machine in self._machines:
+        for machine in self._machines.values():
             due = machine.deadline_ns()
             if due is not None and due <= now_ns:
                 self._give(machine, ev.Tick())
@@ -231,8 +222,8 @@ class ConcurrentOuterStep:
         self.published.last_error = str(found)
 
     def deadline_ns(self) -> int | None:
-        dues = [due for machine in self._machines if (due := machine.deadline_ns()) is not None]
-        return min(dues, default=None)
+        dues = [machine.deadline_ns() for machine in self._machines.values()]
+        return min((due for due in dues if due is not None), default=None)
 
     # -------------------------------------------------------------- out
 

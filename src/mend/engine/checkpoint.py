@@ -33,9 +33,8 @@ from mend.engine.checkpoint_files import (
     write_whole,
 )
 from mend.engine.digest import bytes_of, digest_of
-from mend.engine.fragment_state import FragmentState, OpenOffer
+from mend.engine.fragment_state import FragmentState, OfferProgress, OpenOffer, Progress
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.progress import OfferProgress, Progress
 from mend.engine.rack import RackGroup
 from mend.engine.recut import Recut
 from mend.engine.trainer import Trainer

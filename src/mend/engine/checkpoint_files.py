@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mend.engine.digest import bytes_of
-from mend.engine.progress import OfferProgress, Progress
+from mend.engine.fragment_state import OfferProgress, Progress
 from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import CheckpointError
 

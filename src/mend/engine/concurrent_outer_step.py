@@ -36,6 +36,7 @@ from mend.coordination.messages import (
     Vote,
 )
 from mend.coordination.rank import RankMachine
+from mend.engine.fragment_state import OpenOffer
 from mend.engine.host import EventQueue, Foreigners, HostInterface
 from mend.engine.merging import Merging, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
@@ -45,9 +46,8 @@ from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.slicing import Slicing
 from mend.engine.state_copying import StateCopying
-from mend.engine.state_giving import Given
 from mend.engine.sums import tensors_of
-from mend.engine.trainer import OpenOffer
+from mend.engine.training_state import Given
 from mend.engine.turnout import REMEDY
 from mend.errors import (
     ConfigError,

@@ -30,6 +30,7 @@ from mend.engine.checkpoint_writer import (
 )
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.eviction import EvictableTrainer, startup_ns
+from mend.engine.fragment_state import AgreeMin, FragmentState, OpenOffer, Share, Spread, Wait
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import BUFFERS_PAGE
@@ -43,11 +44,9 @@ from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.replay_training import Again
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
-from mend.engine.state_giving import Given
 from mend.engine.threads import from_outside
-from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Wait
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import Mirror, Replicas, TrainingState
+from mend.engine.training_state import Given, Mirror, Replicas, TrainingState
 from mend.errors import CheckpointError, GaveUp
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan

@@ -17,13 +17,14 @@ from msgspec import structs
 
 from mend.codec import CODECS
 from mend.coordination.events import Event
+from mend.engine.fragment_state import Doing, OpenOffer
 from mend.engine.io_loop import Counters
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rank_config import Settings
 from mend.engine.threads import from_outside
-from mend.engine.trainer import Doing, OpenOffer, Trainer
+from mend.engine.trainer import Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import TrainingState
 from mend.merge import MERGES

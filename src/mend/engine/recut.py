@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mend.engine.checkpoint_files import State
 from mend.engine.digest import StateDigest
-from mend.engine.progress import FragmentProgress, OfferProgress, Progress
+from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
 from mend.errors import CheckpointError
 from mend.fragment.shards import owned_by, whole_of
 from mend.types import Layout, Owned

@@ -13,8 +13,7 @@ from mend.coordination import events as ev
 from mend.engine.buffers import unpooled
 from mend.engine.digest import StateHash, bytes_of
 from mend.engine.merging import said
-from mend.engine.state_giving import Given
-from mend.engine.training_state import LikeFirst, Received
+from mend.engine.training_state import Given, LikeFirst, Received
 from mend.types import Member, training_state_key
 
 if TYPE_CHECKING:

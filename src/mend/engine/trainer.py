@@ -30,17 +30,16 @@ from mend.engine.digest import StateDigest, digest_of_state
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
+    FragmentProgress,
     FragmentState,
     Ledger,
     OpenOffer,
-    Share,
+    Progress,
     Spread,
-    StepOptions,
     Wait,
 )
 from mend.engine.numerics import Anchor
 from mend.engine.outcome import Outcome
-from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
 from mend.engine.vectors import PORTION_NUMEL
@@ -66,19 +65,6 @@ LEAVE_NS = 5 * SECOND
 
 SAY_NS = 5 * SECOND
 """How often a rack that waits for the others to finish says so."""
-
-__all__ = [
-    "AgreeMin",
-    "Doing",
-    "FragmentState",
-    "Ledger",
-    "OpenOffer",
-    "Share",
-    "Spread",
-    "StepOptions",
-    "Trainer",
-    "Wait",
-]
 
 
 class Trainer(TrainerRounds):

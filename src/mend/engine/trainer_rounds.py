@@ -41,6 +41,7 @@ from mend.engine.fragment_state import (
     Life,
     Marks,
     OpenOffer,
+    Progress,
     Share,
     Standing,
     StepOptions,
@@ -51,11 +52,18 @@ from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.outcome import Outcome
-from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
-from mend.engine.state_giving import Given, Lacks, copy_state, room_of
 from mend.engine.step_clock import StepClock
-from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
+from mend.engine.training_state import (
+    Given,
+    Lacks,
+    LikeFirst,
+    Mirror,
+    Replicas,
+    TrainingState,
+    copy_state,
+    room_of,
+)
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
 from mend.errors import Diverged, GaveUp
 from mend.fragment.apply import realign

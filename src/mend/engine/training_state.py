@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from mend.consensus.records import TEXT_MAX
+from mend.engine.digest import digest_of_state
 from mend.engine.plain_data import Carried, Each, Packing, Path, check, said, unpack
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import StateRefused, UsageError
@@ -98,6 +102,10 @@ class Replicas:
         words = [int(digest[i : i + 8], 16) for i in range(0, 32, 8)] if digest else [-1] * 4
         agreed = self.minimum([*words, *(-word for word in words)])
         return bool(digest) and agreed == [*words, *(-word for word in words)]
+
+
+Given = Tensor | LikeFirst | str
+"""A copy of the training state, or that another rank has the same one, or why there is none."""
 
 
 class TrainingState:
@@ -395,6 +403,53 @@ class TrainingState:
             self._rack_fresh, self._lost = f"{where}: {lost}", True
         else:
             self._waiting["rack"], self._of["rack"] = dict(value["rack"]), where
+
+
+# ------------------------------------------------------------------ for a rack that joins
+
+
+class Lacks(IntEnum):
+    """What a rank has yet to do for a rack that joins."""
+
+    NOTHING = 0
+    COPY = 1
+    ROOM = 2
+    """And memory for it has to be made ready first."""
+
+
+def room_of(state: TrainingState, step: int) -> int:
+    """Bytes of memory for a copy. 0: the script's own state_dict fails; the copy will say why."""
+    try:
+        return state.room(step)
+    except Exception:
+        return 0
+
+
+def copy_state(
+    state: TrainingState, step: int, replicas: Replicas | None, room_B: Tensor | None, each: Each
+) -> Given:
+    """Of `replicas` only the first makes the copy at once. The others digest what they have where
+    it lies, and copy it only if it is not the same everywhere. `room_B`: memory for the copy."""
+    take = partial(state.take, room_B=room_B, each=each)
+    if replicas is None:
+        return _or_why_not(lambda: take(step))
+    found = _or_why_not(lambda: (take if replicas.first else state.digest)(step))
+    digest = found.digest if isinstance(found, LikeFirst) else ""
+    if isinstance(found, Tensor):
+        digest = digest_of_state(found)
+    if not replicas.alike(digest) and isinstance(found, LikeFirst):
+        return _or_why_not(lambda: state.take(step))
+    return found
+
+
+def _or_why_not(take: Callable[[], Given]) -> Given:
+    """Of what a script's own objects give."""
+    try:
+        return take()
+    except StateRefused as error:
+        return str(error)[:TEXT_MAX]
+    except Exception as error:  # of the script's own state_dict; no memory for the copy
+        return f"{type(error).__name__}: {error}"[:TEXT_MAX]
 
 
 # ------------------------------------------------------------------ optimizers

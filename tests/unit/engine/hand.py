@@ -16,11 +16,19 @@ from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.eviction import EvictableTrainer
-from mend.engine.fragment_state import AgreeMin, Doing, Spread, Wait, tracks_of
+from mend.engine.fragment_state import (
+    AgreeMin,
+    Doing,
+    FragmentState,
+    OpenOffer,
+    Spread,
+    StepOptions,
+    Wait,
+    tracks_of,
+)
 from mend.engine.fragment_state import Share as ShareSlice
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import FragmentState, OpenOffer, StepOptions
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan

@@ -86,13 +86,6 @@ class IoLoopOptions:
     """Addresses of others, from the settings: they may be named by whoever has no key."""
 
 
-@dataclass
-class Counters:
-    frames_refused: int = 0
-    strangers: int = 0
-    """Handshakes of keys that are not of this job, as far as they were told of."""
-
-
 class IoLoop:
     """Implements HostInterface. `attach` plugs in the machines: a rank's or the witness's."""
 
@@ -101,7 +94,9 @@ class IoLoop:
     ) -> None:
         self.me, self.member, self.job = me, member, job
         self.options, self.recorder = options, recorder
-        self.counters = Counters()
+        self.frames_refused = 0
+        self._strangers = 0
+        """Handshakes with keys of other jobs that are noted already."""
         self.done = threading.Event()
         self._host: Host | None = None
         self._streams = Streams(member)
@@ -370,16 +365,14 @@ class IoLoop:
     def _tell_strangers(self) -> None:
         """Somebody knocks without the key: a rack with another one, or no member at all."""
         count = self._sideband.strangers
-        if count > self.counters.strangers:
-            self.counters.strangers = count
+        if count > self._strangers:
+            self._strangers = count
             self.note("strangers", {"handshakes": count, "remedy": STRANGERS_PAGE})
 
     def _refuse(self, error: MendError) -> None:
-        self.counters.frames_refused += 1
-        if self.counters.frames_refused <= REFUSED_NOTES_MAX:
-            self.note(
-                "frame-refused", {"reason": str(error), "count": self.counters.frames_refused}
-            )
+        self.frames_refused += 1
+        if self.frames_refused <= REFUSED_NOTES_MAX:
+            self.note("frame-refused", {"reason": str(error), "count": self.frames_refused})
 
     def _guarded(self, job: Callable[[], None]) -> None:
         """Border of the loop: a bug in a machine stops this rack loudly, not the loop silently."""

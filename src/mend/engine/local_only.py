@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from msgspec import structs
@@ -18,7 +18,6 @@ from msgspec import structs
 from mend.codec import CODECS
 from mend.coordination.events import Event
 from mend.engine.fragment_state import Doing, OpenOffer
-from mend.engine.io_loop import Counters
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
@@ -42,7 +41,7 @@ class NoWire:
 
     bytes_sent: int = 0
     bytes_received: int = 0
-    counters: Counters = field(default_factory=Counters)
+    frames_refused: int = 0
 
 
 class LocalOnlyRank:

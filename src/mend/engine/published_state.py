@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -76,22 +77,6 @@ class Sent:
 
     def plus(self, size: int, fp32_bytes: int, residual: float) -> Sent:
         return Sent(self.bytes + size, self.fp32_bytes + fp32_bytes, residual)
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """What the loop has shown so far, all of one moment."""
-
-    commits: int
-    members_last: tuple[int, ...]
-    reason_last: str
-    outer_last: tuple[float, float]
-    sent: Sent
-    moment_bytes: int
-    live: tuple[int, ...]
-    why: tuple[str, ...]
-    slow: tuple[FailSlow, ...]
-    error: str
 
 
 class PublishedState:
@@ -354,21 +339,15 @@ class PublishedState:
         """In a process that was forked: a thread that held the lock then is not here."""
         self.changed = threading.Condition()
 
-    def look(self) -> Looked:
-        """Any thread."""
+    def look(self) -> PublishedState:
+        """A copy whose plain values are all of one moment. Any thread."""
         with self.changed:
-            return Looked(
-                self.commits,
-                self.members_last,
-                self.reason_last,
-                self.outer_last,
-                self.sent,
-                self.moment_bytes,
-                self.live,
-                self.why,
-                self.slow,
-                str(self.failure or "") or self.last_error,
-            )
+            return copy(self)
+
+    @property
+    def error(self) -> str:
+        """The failure, or else the last error that did not stop this rank; empty: none."""
+        return str(self.failure or "") or self.last_error
 
     def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Block until `ready()` or a failure or the limit; returns whether ready."""

@@ -18,7 +18,7 @@ from mend.consensus.records import Mark
 from mend.coordination.events import Cutting, Event
 from mend.engine.checkpoint import Facts, Taken, take, together, write_part
 from mend.engine.checkpoint_files import begin_part, complete_part
-from mend.engine.fragment_state import AgreeMin, Doing, Wait
+from mend.engine.fragment_state import AgreeMin, Doing, Request, Wait, drive
 from mend.engine.rack import RackGroup
 from mend.engine.saved_state import saved_state
 from mend.engine.threads import OWN, Hands
@@ -247,14 +247,11 @@ class CheckpointWriter:
 
     def _follow(self, group: RackGroup, doing: Doing) -> None:
         """Drive a generator that only waits and agrees, on this thread."""
-        answer: object = None
-        while True:
-            try:
-                request = doing.send(answer)
-            except StopIteration:
-                return
+
+        def answer(request: Request) -> object:
             if isinstance(request, Wait):
-                answer = self._trainer.published.wait(request.ready, request.limit_ns / SECOND)
-            else:
-                assert isinstance(request, AgreeMin), f"{request} in the background"
-                answer = group.minimum(request.values)
+                return self._trainer.published.wait(request.ready, request.limit_ns / SECOND)
+            assert isinstance(request, AgreeMin), f"{request} in the background"
+            return group.minimum(request.values)
+
+        drive(doing, answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -19,6 +19,8 @@ from mend.fragment.moments import MomentsView
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
 from mend.types import Owned
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,21 @@ class Spread:
     data_B: Tensor
 
 
-Doing = Generator[Wait | AgreeMin | Share | Spread, Any, None]
+Request = Wait | AgreeMin | Share | Spread
+Doing = Generator[Request, Any, None]
+
+
+def drive(doing: Generator[Request, Any, T], answer: Callable[[Request], object]) -> T:
+    """Run a generator to its end on this thread and return its value. `answer` answers what it
+    yields."""
+    reply: object = None
+    while True:
+        try:
+            request = doing.send(reply)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        reply = answer(request)
 
 
 @dataclass(frozen=True, slots=True)

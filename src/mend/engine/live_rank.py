@@ -6,9 +6,10 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from mend.engine.checkpoint_writer import (
 )
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.eviction import EvictableTrainer, startup_ns
-from mend.engine.fragment_state import AgreeMin, FragmentState, OpenOffer, Share, Spread, Wait
+from mend.engine.fragment_state import AgreeMin, FragmentState, Request, Share, Spread, Wait, drive
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import BUFFERS_PAGE
@@ -41,13 +42,14 @@ from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_config import Introduction, Settings, parts_of
-from mend.engine.replay_training import Again
+from mend.engine.replay_training import Again, TapeEnded
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
+from mend.engine.trainer_rounds import MirrorCalls
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import Given, Mirror, Replicas, TrainingState
-from mend.errors import CheckpointError, GaveUp
+from mend.engine.training_state import Replicas, TrainingState
+from mend.errors import CheckpointError, Evicted, GaveUp
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import buffer_digests, in_few_words
@@ -57,6 +59,7 @@ from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
 from mend.types import SECOND, WITNESS, Member, Peer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -164,7 +167,8 @@ class LiveRank:
         self.published = again.published if again else PublishedState(len(tracks))
         self.trainer = (again.trainer if again else EvictableTrainer)(
             self.member, self.settings.policy, self.settings.step, tracks, self.published,
-            now_ns=self.io_loop.now_ns, post=self._post, own=self._own, note=self.recorder.note,
+            now_ns=self.io_loop.now_ns, post=self._post, note=self.recorder.note,
+            own=lambda offer: self.io_loop.call(lambda: self.rank.own(offer)),
             numerics=self.numerics, side=self._side,
         )  # fmt: skip
         if self._resumed is not None:
@@ -294,35 +298,31 @@ class LiveRank:
     def carry(self, state: TrainingState) -> None:
         """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
         registered. Raises CheckpointError."""
-        self.trainer.training_state, self.trainer.give = state, self._give_state
+        rank, trainer, on_loop = self.rank, self.trainer, self._on_loop
+        trainer.training_state, trainer.give = state, on_loop(rank.give_state)
         if self.settings.replay is None:
-            self.trainer.reserve = self._reserve_state
+            trainer.reserve = on_loop(rank.reserve_state)
         if state.mirrored and self.settings.replay is None:
-            self.rank.mirrors = RackStateMirrors(self.rank)
-            self.trainer.mirrors = _Mirrors(self.io_loop, self.rank.mirrors)
+            rank.mirrors = mirrors = RackStateMirrors(rank)
+            calls = (on_loop(mirrors.serve), on_loop(mirrors.seek), on_loop(mirrors.fetch))
+            trainer.mirrors = MirrorCalls(*calls)
         ranks = self.group.ranks
-        boxes = [holders for t in self.trainer.tracks for holders in t.holding.replicas]
+        boxes = [holders for t in trainer.tracks for holders in t.holding.replicas]
         if ranks > 1 and all(len(holders) == ranks for holders in boxes):
-            self.trainer.replicas = Replicas(self.group.rank == 0, self.group.minimum)
+            trainer.replicas = Replicas(self.group.rank == 0, self.group.minimum)
         part = self._resumed
         if part is not None:
             together(self.group, lambda: part.registered(state))
 
-    def live(self, doing: Generator[Wait | AgreeMin | Share | Spread, Any, T]) -> T:
-        """Drive a generator of `steps` on this thread; returns what it does."""
-        answer: object = None
-        while True:
-            try:
-                request = doing.send(answer)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            except SystemExit:  # a replay whose tape is at its end
-                self.close()
-                raise
-            answer = self._answer(request)
+    def live(self, doing: Generator[Request, Any, T]) -> T:
+        """Drive a generator of the trainer on this thread and return its value."""
+        try:
+            return drive(doing, self._answer)
+        except (TapeEnded, Evicted):
+            self.close()
+            raise
 
-    def _answer(self, request: Wait | AgreeMin | Share | Spread) -> object:
+    def _answer(self, request: Request) -> object:
         match request:
             case Wait(ready, limit_ns):
                 return self.published.wait(ready, limit_ns / SECOND)
@@ -355,14 +355,9 @@ class LiveRank:
     def _post(self, event: Event) -> None:
         self.io_loop.call(lambda: self.rank.tell(event))
 
-    def _own(self, offer: OpenOffer) -> None:
-        self.io_loop.call(lambda: self.rank.own(offer))
-
-    def _give_state(self, to: Member, step: int, data_B: Given) -> None:
-        self.io_loop.call(lambda: self.rank.give_state(to, step, data_B))
-
-    def _reserve_state(self, size: int) -> None:
-        self.io_loop.call(lambda: self.rank.reserve_state(size))
+    def _on_loop(self, job: Callable[P, None]) -> Callable[P, None]:
+        """A function that has the loop's thread do `job` soon."""
+        return lambda *args, **options: self.io_loop.call(partial(job, *args, **options))
 
     # -------------------------------------------------------------- the end
 
@@ -425,23 +420,6 @@ class LiveRank:
             effect = leader.farewell()
             if effect.to != self.me:
                 self.io_loop.send(effect.to, effect.body)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mirrors:
-    """The way of the training thread to those of the loop."""
-
-    io_loop: IoLoop
-    mirrors: RackStateMirrors
-
-    def serve(self, step: int, data_B: torch.Tensor) -> None:
-        self.io_loop.call(lambda: self.mirrors.serve(step, data_B))
-
-    def seek(self) -> None:
-        self.io_loop.call(self.mirrors.seek)
-
-    def fetch(self, mirror: Mirror) -> None:
-        self.io_loop.call(lambda: self.mirrors.fetch(mirror))
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

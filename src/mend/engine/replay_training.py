@@ -63,6 +63,10 @@ class ReplayedState(PublishedState):
             super().forget(*each)
 
 
+class TapeEnded(SystemExit):
+    """The tape of this rack is at its end, and so is the script."""
+
+
 class Again:
     """What a rank of a replay has in place of what it has else: board, trainer and tape.
 
@@ -332,10 +336,10 @@ class ReplayTrainer(Trainer):
         self.outcome = Outcome("merged")
 
     def _stop_if_over(self) -> Doing:
-        """End the script of a rack whose tape ends here. Raises SystemExit."""
+        """End the script of a rack whose tape ends here. Raises TapeEnded."""
         if self._next is None and not self._ends and not self._gives:
             yield from self._finish()
-            raise SystemExit(0)
+            raise TapeEnded(0)
 
     def _finish(self) -> Doing:
         """Stay until every round is decided, as a holder of bytes, and leave with the others."""

@@ -13,8 +13,9 @@ capture, then apply).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,12 +77,13 @@ GiveState = Callable[[Member, int, Given], None]
 """Hands that of a step to the loop."""
 
 
-class MirrorsWay(Protocol):
-    """To the loop's mirrors; all calls return at once."""
+@dataclass(frozen=True, slots=True)
+class MirrorCalls:
+    """Calls of `RackStateMirrors` that the loop's thread does soon; all return at once."""
 
-    def serve(self, step: int, data_B: Tensor) -> None: ...
-    def seek(self) -> None: ...
-    def fetch(self, mirror: Mirror) -> None: ...
+    serve: Callable[[int, Tensor], None]
+    seek: Callable[[], None]
+    fetch: Callable[[Mirror], None]
 
 
 class TrainerRounds:
@@ -130,7 +132,7 @@ class TrainerRounds:
         self.give: GiveState = lambda *_: None
         self.replicas: Replicas | None = None
         """Where the ranks of this rack are such."""
-        self.mirrors: MirrorsWay | None = None
+        self.mirrors: MirrorCalls | None = None
         """Where racks keep for each other what is of scope rack."""
         self._mirrored_step = -1
         self.benchmark: MicroBenchmark | None = None

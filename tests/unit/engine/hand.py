@@ -21,9 +21,11 @@ from mend.engine.fragment_state import (
     Doing,
     FragmentState,
     OpenOffer,
+    Request,
     Spread,
     StepOptions,
     Wait,
+    drive,
     tracks_of,
 )
 from mend.engine.fragment_state import Share as ShareSlice
@@ -66,7 +68,7 @@ class Hand:
         self.published = PublishedState(fragments)
         self.events: list[Event] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.asked: list[Wait | AgreeMin | ShareSlice | Spread] = []
+        self.asked: list[Request] = []
         self.given: list[tuple[Member, int, Tensor | str]] = []
         """Copies of the training state, for racks that join."""
         self.offers: list[OpenOffer] = []
@@ -137,17 +139,11 @@ class Hand:
     def run(self, doing: Doing) -> None:
         """Until it returns or raises. `asked` is what it asked for on the way."""
         self.asked = []
-        answer: object = None
-        while True:
-            try:
-                request = doing.send(answer)
-            except StopIteration:
-                return
-            self.asked.append(request)
-            assert len(self.asked) < 1000, "it waits for ever"
-            answer = self._answer(request)
+        drive(doing, self._answer)
 
-    def _answer(self, request: Wait | AgreeMin | ShareSlice | Spread) -> object:
+    def _answer(self, request: Request) -> object:
+        self.asked.append(request)
+        assert len(self.asked) < 1000, "it waits for ever"
         if isinstance(request, AgreeMin):
             return [
                 min(pair) for pair in zip(request.values, self.agree(request.values), strict=True)

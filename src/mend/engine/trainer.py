@@ -390,10 +390,6 @@ class Trainer(TrainerRounds):
             return "the ranks of this rack got copies of different steps, or some got none"
         return found or f"no rack gave a copy within {limit_ns / SECOND:g} s"
 
-    def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
-        """The minimum over the ranks of this rack."""
-        return values if self.policy.ranks == 1 else (yield AgreeMin(values))
-
     def _go_on_from(self, copied: Received | None) -> None:
         """The donor's step is this rack's. Its fragments are due where the schedule has them; what
         it has trained so far is nothing."""

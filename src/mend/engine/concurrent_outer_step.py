@@ -1,7 +1,7 @@
-"""The asyncio side of one rank: feeds its machines and performs their effects.
+"""The asyncio side of one rank: gives its machines their events and performs their effects.
 
-Feeds the machines, performs their effects, keeps the tensors they only name. Everything here runs
-on the loop; jobs go to workers through the edge and come back as events.
+It keeps the tensors that the machines only name. Everything here runs on the loop's thread; jobs go
+to workers by way of the host and come back as events.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Payload = tuple[Member, int, int]
 
 @dataclass
 class Roles:
-    """A process's machines: every rank learns, rank 0 leads, and may coordinate the job."""
+    """The machines of one rank's process. Rank 0 also leads, and may coordinate the job."""
 
     rank_machine: RankMachine
     leader: Leader | None
@@ -75,27 +75,28 @@ class Roles:
 
     @classmethod
     def of_parts(cls, parts: Parts) -> Roles:
-        made = machines_of(parts)
-        assert made.rank_machine is not None, "every rank learns"
-        return cls(made.rank_machine, made.leader, made.coordinator)
+        machines = machines_of(parts)
+        assert machines.rank_machine is not None, "every rank has one"
+        return cls(machines.rank_machine, machines.leader, machines.coordinator)
 
     def named(self) -> dict[str, ev.Machine]:
         """The machines that this process has, by their names on a tape."""
         return Machines(self.rank_machine, self.leader, self.coordinator, None).named()
 
     def of(self, body: Message) -> list[ev.Machine]:
-        """Whom a message is for. A coordinator hears first that its epoch is over."""
-        found: list[ev.Machine | None] = []
+        """The machines that a message is for. The coordinator hears first that its epoch is over,
+        then the leader."""
+        receivers: list[ev.Machine | None] = []
         match body:
             case RankOrders():
-                found = [self.rank_machine]
+                receivers = [self.rank_machine]
             case RankReport() | Refusal() | Challenge():
-                found = [self.leader]
+                receivers = [self.leader]
             case Orders() | Prepare():
-                found = [self.coordinator, self.leader]
+                receivers = [self.coordinator, self.leader]
             case Hello() | Report() | Vote() | Retire():
-                found = [self.coordinator]
-        return [machine for machine in found if machine is not None]
+                receivers = [self.coordinator]
+        return [machine for machine in receivers if machine is not None]
 
 
 class ConcurrentOuterStep:
@@ -116,14 +117,14 @@ class ConcurrentOuterStep:
         moments: int = 0,
     ) -> None:
         """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
-        empty: none. `tape`: where the machines' events are recorded. `moments`: how many of the
-        last fragments are of moments."""
+        empty: none. `tape`: records the machines' events. `moments`: number of fragments of
+        moments, the last ones."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
         self._machines = roles.named()
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
-        apart = numerics.for_moments()
-        self.numerics_of = [numerics] * (len(owned) - moments) + [apart] * moments
+        of_moments = numerics.for_moments()
+        self.numerics_of = [numerics] * (len(owned) - moments) + [of_moments] * moments
         """Per fragment."""
         self.anchors: dict[tuple[int, int], Anchor] = {
             (p, anchor.version): anchor for p, anchor in enumerate(genesis)
@@ -133,21 +134,21 @@ class ConcurrentOuterStep:
         self.checksums: dict[Payload, str] = {}
         self.offers: dict[tuple[int, int], OpenOffer] = {}
         flags = plain or [()] * len(owned)
-        tensors = [tensors_of(mine, of) for mine, of in zip(owned, flags, strict=True)]
+        tensors = [tensors_of(part, plain) for part, plain in zip(owned, flags, strict=True)]
         self._merging = Merging(self, tensors)
         self.slicing = Slicing(self)
         self._states = StateCopying(self)
         self.mirrors: RackStateMirrors | None = None
-        """Where racks keep for each other what is of scope rack."""
+        """Set where racks keep state of scope rack for each other."""
         self._give = EventQueue(self._machines, host.now_ns, self._perform, tape).give
         self.benchmark: MicroBenchmark | None = None
-        """Of the training thread, where slow racks are validated."""
+        """Of the training thread; set where slow racks are validated."""
         if roles.rank_machine.options.detector.validates:
             serve_probes(host, me.rank)
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
-        """Other racks, and the witness, of whose processes anything was heard."""
+        """Other racks, and the witness, that have sent a message."""
         self._foreigners = Foreigners(host)
         for fragment, anchor in enumerate(genesis):
             host.serve(self._state_key(fragment, anchor), anchor.view())
@@ -155,14 +156,14 @@ class ConcurrentOuterStep:
     # -------------------------------------------------------------- in
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
-        """A message for this process, from whoever."""
+        """Handle a message of any process."""
         self._met.add(peer.rack)
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
-            # It looks here for the coordinator, so its addresses number the racks otherwise.
+            # It expects the coordinator here, so its list of addresses has another order.
             at = body.seat.address
             self._twin = (
                 f"; the process at {at} says that it is rack {self.me.rack} as well: compare "
@@ -172,7 +173,7 @@ class ConcurrentOuterStep:
             self._give(machine, ev.Heard(peer, incarnation, body))
 
     def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
-        """Say once when a rack of the roster stops being heard, and when it is back."""
+        """Note once when a rack of the roster falls silent, and when it is back."""
         if not live or self.published.finished:
             return
         silent = set(self.published.seats) - set(live) - {self.me.rack}
@@ -184,23 +185,23 @@ class ConcurrentOuterStep:
         self._silent = silent
 
     def tell(self, event: ev.Event) -> None:
-        """An event of this rank's own threads."""
+        """Give an event of this rank's own threads to the rank machine."""
         self._give(self.roles.rank_machine, event)
 
     def own(self, offer: OpenOffer) -> None:
-        """The training thread hands over the tensors of a capture, before the Captured event."""
+        """Take the tensors of a capture from the training thread, before the Captured event."""
         self.offers[(offer.fragment, offer.seq)] = offer
 
     def give_state(self, to: Member, step: int, data_B: Given) -> None:
-        """The training thread has copied its training state for a rack that joins, or cannot."""
+        """Take the copy of the training state for a joining rack, or the reason for none."""
         self._states.give(to, step, data_B)
 
     def reserve_state(self, size: int) -> None:
-        """It is about to copy so many bytes."""
+        """Prepare memory: the training thread is about to copy this many bytes."""
         self._states.reserve(size)
 
     def tick(self) -> None:
-        """Let every machine look at the clock whose deadline has passed."""
+        """Give a Tick to every machine whose deadline has passed."""
         if not self.published.begun and self._foreigners.settled():
             self.published.fail(Refused(self._foreigners.said))
         now_ns = self.host.now_ns()
@@ -210,11 +211,11 @@ class ConcurrentOuterStep:
                 self._give(machine, ev.Tick())
 
     def crashed(self, error: MendError) -> None:
-        """The loop stopped; whoever waits must know."""
+        """Fail the threads that wait: the loop stopped."""
         self.published.fail(error)
 
     def foreign(self, found: OtherVersion) -> None:
-        """No member of a running job is moved by it; who waits for the start waits in vain."""
+        """Answer a process of another version. It stops this rank only before the start."""
         leader = self.roles.leader
         self._foreigners.met(
             found, leader.options.peers if leader and not self.published.begun else ()
@@ -291,14 +292,15 @@ class ConcurrentOuterStep:
         if kind == JobLost.__name__:
             replicas = self.roles.rank_machine.replicas
             if self.published.trains or all(replica.newest >= 0 for replica in replicas):
-                return  # the last of the bytes came when a candidate was told that they had not
+                return  # the last bytes arrived after this rank had reported them missing
             if self.published.failure is None:
                 self.host.note("job-lost", {"detail": detail, "effect": "this rack begins again"})
-        told = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
-        self.published.fail(_error(kind, detail + told))
+        more = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
+        self.published.fail(_error(kind, detail + more))
 
     def _unheard(self) -> str:
-        """Where nobody answers a start: who of those that could was heard at all, and who not."""
+        """While the coordinator has not answered: the processes that were heard, and those that
+        were not, in words."""
         leader = self.roles.leader
         if leader is None or leader.orders is not None:
             return ""
@@ -306,8 +308,8 @@ class ConcurrentOuterStep:
         others = [rack for rack in asked if rack != self.me.rack]
         silent = [_name(rack) for rack in others if rack not in self._met]
         heard = [_name(rack) for rack in others if rack in self._met]
-        told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
-        return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
+        text = f"; nothing was heard from {', '.join(silent)}" if silent else ""
+        return text + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
     def _committed(self, record: Record, rounds: int, part: int) -> None:
         if not isinstance(record, Commit):
@@ -358,10 +360,8 @@ class ConcurrentOuterStep:
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
             if isinstance(result, NonFinite):
-                self.published.last_error = offer.declined = str(result)
-                self.host.note(
-                    "declined", {"fragment": fragment, "seq": seq, "reason": str(result)}
-                )
+                self.published.last_error = offer.declined = reason = str(result)
+                self.host.note("declined", {"fragment": fragment, "seq": seq, "reason": reason})
                 self.tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
             elif isinstance(result, Exception):
                 self.broken(result)
@@ -370,18 +370,18 @@ class ConcurrentOuterStep:
                 self._encoded(offer, result)
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
                 size = result.payload.numel() if self._varies(fragment) else 0
-                made = ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size)
-                self.tell(made)
+                self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size))
 
         self.host.work(job, done)
 
     def _varies(self, fragment: int) -> bool:
-        """Whether an offer of this fragment has to say how long it is."""
+        """Whether offers of this fragment differ in size, and must carry it."""
         return self.numerics_of[fragment].codecs(self.owned[fragment]).varies
 
-    def _encoded(self, offer: OpenOffer, made: Encoded) -> None:
-        size, fp32_bytes = made.payload.numel(), 4 * offer.delta_N.numel()
-        residual = made.unsent / made.length if 0 < made.length < math.inf else 0.0
+    def _encoded(self, offer: OpenOffer, encoded: Encoded) -> None:
+        """Count the bytes and note the offer."""
+        size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
+        residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0
         numerics = self.numerics_of[offer.fragment]
         about: dict[str, object] = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
         about |= {"fp32_bytes": fp32_bytes, "residual": residual}
@@ -403,8 +403,8 @@ class ConcurrentOuterStep:
         if self._varies(offer.fragment) and offer.sizes:
             size = offer.sizes[self.me.rank]
         if size > most:
-            wrong = f"its offer has {size} bytes, {most} are the most that it can have"
-            self.tell(ev.Fetched(*name, error=wrong))
+            why = f"its offer has {size} bytes, {most} are the most that it can have"
+            self.tell(ev.Fetched(*name, error=why))
             return
         payload = self.numerics.buffers.empty(size, torch.uint8)
         checksum = offer.checksum(self.me.rank) or "absent"
@@ -422,15 +422,14 @@ class ConcurrentOuterStep:
         data = numerics.empty(owned)
 
         def finish(result: Anchor | Exception) -> None:
+            error = ""
             if isinstance(result, Exception):
-                self.tell(ev.Copied(fragment, version, error=said(result)))
+                error = said(result)
             elif result.digest != effect.digest:
-                self.tell(
-                    ev.Copied(fragment, version, error="the donor's bits are not those of the log")
-                )
+                error = "the donor's bits are not those of the log"
             else:
                 self.anchors[(fragment, version)] = result
-                self.tell(ev.Copied(fragment, version))
+            self.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:
             if error is not None:
@@ -471,7 +470,7 @@ class ConcurrentOuterStep:
             self.offers.pop((fragment, seq), None)
 
     def broken(self, error: Exception) -> None:
-        """A bug or a full machine: this rack cannot go on, and says so where the user looks."""
+        """Fail this rank: a background job met a bug, or the machine is out of memory."""
         failure = WorkerFailed(f"a background job of rack {self.me.rack} failed: {error!r}")
         failure.__cause__ = error
         self.published.fail(failure)
@@ -490,36 +489,30 @@ def _name(rack: int) -> str:
 def _opened_in(orders: RankOrders) -> dict[int, int]:
     """fragment -> version that a rack with an open offer trained on when it passed a capture point,
     unless the members of that round are fixed."""
-    found: dict[int, int] = {}
+    opened: dict[int, int] = {}
     for offer in orders.offers:
-        found[offer.fragment] = max(offer.applied, found.get(offer.fragment, 0))
+        opened[offer.fragment] = max(offer.applied, opened.get(offer.fragment, 0))
     gathers = {(gather.fragment, gather.version - 1) for gather in orders.gathers}
-    return {p: version for p, version in found.items() if (p, version) not in gathers}
+    return {p: version for p, version in opened.items() if (p, version) not in gathers}
 
 
 def _error(kind: str, detail: str) -> MendError:
     """The exception of mend.errors by name; the name may come from another process."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, MendError) and found is not ConfigError:
-        return found(detail)
+    cls = getattr(errors, kind, None)
+    if isinstance(cls, type) and issubclass(cls, MendError) and cls is not ConfigError:
+        return cls(detail)
     return MendError(f"{kind}: {detail}")
 
 
 def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
-    """`live`: how many racks lived, the members among them; 0: it is not known."""
+    """The fields of a commit's note. `live`: number of live racks; 0: not known."""
+    names = ("seq", "base", "capture_step", "tokens", "steps")
     return {
         "fragment": commit.fragment,
         "version": commit.version,
         "members": [
-            {
-                "rack": s.member.rack,
-                "seq": s.seq,
-                "base": s.base,
-                "capture_step": s.capture_step,
-                "tokens": s.tokens,
-                "steps": s.steps,
-            }
-            for s in commit.members
+            {"rack": share.member.rack} | {name: getattr(share, name) for name in names}
+            for share in commit.members
         ],
         "live": live,
         "absent": [{"rack": a.rack, "tokens": a.tokens, "steps": a.steps} for a in commit.absent],

@@ -38,13 +38,12 @@ from mend.coordination.messages import (
 from mend.coordination.rank import RankMachine
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.host import EventQueue, Foreigners, HostInterface
-from mend.engine.merging import Merging, said
+from mend.engine.merging import Merging, Slicing, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
-from mend.engine.slicing import Slicing
 from mend.engine.state_copying import StateCopying
 from mend.engine.sums import tensors_of
 from mend.engine.training_state import Given

@@ -126,8 +126,7 @@ class PublishedState:
         self.asked: tuple[Member, ...] = ()
         """Joining racks that wait for a copy of this rack's training state."""
         self.given: set[Member] = set()
-        """Those of them for which the copy was made or refused. The loop removes a rack when it
-        frees the copy."""
+        """Those whose copy was made or refused; the loop removes a rack when it frees the copy."""
         self.copied: Received | str | None = None
         """A donor's copy for this rack, or the reason why there is none."""
         self.pulling = False

@@ -219,7 +219,7 @@ MUTANTS = (
     Mutant(
         "own-length: a rank takes its part of a tensor for the whole",
         "engine.sums:total_of",
-        "[mine.plus(other) for mine, other in zip(sums, grams, strict=True)]",
+        "[total.plus(gram) for total, gram in zip(sums, grams, strict=True)]",
         "list(sums)",
         ("tests/conformance/test_merges.py",),
     ),

@@ -481,7 +481,7 @@ class Runtime:
             anchor_digest=self._digest_of(marks),
             waiting=published.why,
             async_tp=self._async_tp.said,
-            frames_refused=rank.io_loop.counters.frames_refused,
+            frames_refused=rank.io_loop.frames_refused,
             events_lost=rank.recorder.lost,
             last_error=published.error,
             outcome=trainer.outcome.word,

@@ -302,7 +302,7 @@ class Sideband:
 
     def _counts(self) -> tuple[int, int, int]:
         sideband = self.io_loop._sideband
-        return self.io_loop.counters.frames_refused, self.ear.heard_count, sideband.dropped
+        return self.io_loop.frames_refused, self.ear.heard_count, sideband.dropped
 
     def _sync(self) -> None:
         """Everything before has been heard: one more frame comes through."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import mend
-from mend.engine.trainer import FragmentState, OpenOffer, Trainer
+from mend.engine.fragment_state import FragmentState, OpenOffer
+from mend.engine.trainer import Trainer
 from mend.fragment import VectorLedger
 from tests.process import train
 

@@ -184,7 +184,7 @@ def test_what_is_forged_is_heard_without_a_key_and_not_with_one(
     until(lambda: keyed.ear.of(other), "a friend is heard")
     time_passes()
     assert keyed.ear.found == [(Peer(2, 0), 77, other)]
-    assert keyed.io_loop.counters.frames_refused == 0, "the loop was not even bothered (row 10)"
+    assert keyed.io_loop.frames_refused == 0, "the loop was not even bothered (row 10)"
 
 
 def time_passes() -> None:
@@ -203,7 +203,7 @@ def test_a_member_says_nothing_in_the_name_of_another_process(
     member.send(framed(other := Refusal(5, "its own", ""), rack=2))
     until(lambda: keyed.ear.of(other), "what it says itself")
     assert [body for _, _, body in keyed.ear.found] == [other]
-    assert keyed.io_loop.counters.frames_refused == 2
+    assert keyed.io_loop.frames_refused == 2
 
 
 def test_without_keys_a_second_connection_does_not_speak_for_a_live_process(
@@ -216,7 +216,7 @@ def test_without_keys_a_second_connection_does_not_speak_for_a_live_process(
     rack.send(framed(first))
     until(lambda: bare.ear.of(first), "the rack is heard")
     attacker.send(FORGED["2 a report with the last serial"][0])
-    until(lambda: bare.io_loop.counters.frames_refused == 1, "the forged one is refused")
+    until(lambda: bare.io_loop.frames_refused == 1, "the forged one is refused")
     rack.send(framed(later := replace(first, serial=2)))
     until(lambda: bare.ear.of(later), "the rack is heard on")
     rack.close(linger=0)
@@ -257,7 +257,7 @@ def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_sa
     found = [body for _, _, body in bare.ear.found]
     assert found[:2] == [own, settled]
     assert ask not in found
-    assert bare.io_loop.counters.frames_refused >= 2
+    assert bare.io_loop.frames_refused >= 2
 
 
 def test_who_looks_learns_nothing_with_which_to_speak_and_with_keys_nothing_at_all(

@@ -15,11 +15,11 @@ from mend.config.sources import OUTCOMES
 from mend.consensus.records import Policy
 from mend.detector import DetectorOptions
 from mend.engine.cuda_staging import CudaPin
+from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
 from mend.engine.saved_state import SavedState
-from mend.engine.trainer import StepOptions
 from mend.engine.worker_pool import pool_threads
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.cpu_affinity import worker_cores

@@ -1,14 +1,11 @@
-"""Large vectors that are reused from round to round.
+"""Large vectors that are reused from round to round. Any thread may take one.
 
-Any thread takes one; the last reader gives it back without knowing.
+Fresh memory costs more than the work on it: the kernel clears every page at its first touch and
+takes every page back at the end, the latter while the interpreter waits. Each round needs the same
+few vectors, so blocks are kept for the next round.
 
-Fresh memory costs more than what is done with it: the kernel clears every page at its first touch
-and takes every page back at the end, the latter while the interpreter waits. A round needs the same
-few vectors as the round before it, so a vector whose last reader has let go of it waits here.
-
-Nobody releases anything. A reader is whatever keeps the memory alive in Python: the tensor, a slice
-of it, a memoryview that a connection is sending from. When the last of them is gone, the block
-comes back.
+Vectors are not released explicitly. A block comes back when Python frees the last object that uses
+its memory: the tensor, a slice of it, or a memoryview that a connection sends from.
 """
 
 from __future__ import annotations
@@ -23,67 +20,66 @@ import torch
 from torch import Tensor
 
 POOLED_BYTES_MIN = 1 << 20
-"""Smaller vectors come from torch: the allocator below it keeps those itself."""
+"""Smaller vectors come from torch, whose allocator reuses them itself."""
 
 FIT_PCT = 125
-"""A block is used for a vector if it is at most so many percent of its size."""
+"""Maximum size of a block for a vector, in percent of the vector's size."""
 
 FIT_LOCKED_PCT = 400
-"""The same for locked blocks: making one takes as long as it is large, longer than a round has."""
+"""The same for locked blocks: locking a new one can take longer than a round."""
 
 
 class Pin(Protocol):
-    """Locks memory so that a GPU can copy from and to it while the host goes on."""
+    """Page-locks memory, so that a GPU copies from and to it asynchronously."""
 
     def lock(self, address: int, size: int) -> None: ...
     def unlock(self, address: int) -> None: ...
 
 
 class Buffers:
-    """Unwritten vectors. At most `idle_max` blocks wait to be used again; more are given up.
-
-    With `pin` every block is locked for as long as it exists.
-    """
+    """Unwritten vectors. At most `idle_max` idle blocks are kept; more are freed. With `pin` every
+    block is locked as long as it exists."""
 
     def __init__(self, idle_max: int, pin: Pin | None = None) -> None:
         self.idle_max, self._pin = idle_max, pin
         self._bytes = 0
         self._idle: list[mmap.mmap] = []
-        # Reentrant: a block can come back in a thread that is in here, when the collector runs.
+        # Reentrant: the garbage collector may return a block in a thread that holds the lock.
         self._lock = threading.RLock()
 
     @property
     def total_bytes(self) -> int:
-        """Memory in use or waiting."""
+        """Size of all blocks, in use or idle."""
         with self._lock:
             return self._bytes
 
     @property
     def idle_bytes(self) -> int:
-        """Memory that waits to be used again."""
+        """Size of the idle blocks."""
         with self._lock:
             return sum(len(block) for block in self._idle)
 
     def empty(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A contiguous vector on the CPU with whatever is in it."""
+        """An uninitialised contiguous vector on the CPU."""
         size = numel * dtype.itemsize
         if size < POOLED_BYTES_MIN:
             return torch.empty(numel, dtype=dtype)
         block = self._fitting(size) or self._fresh(size)
         lease = np.frombuffer(block, dtype=np.uint8, count=size)
-        # The block outlives the lease by its place among the finalizer's arguments.
+        # The finalizer's arguments keep the block alive after the lease.
         weakref.finalize(lease, self._take_back, block).atexit = False
         return torch.from_numpy(lease).view(dtype)
 
     def close(self) -> None:
-        """Give up what waits, and what comes back from now on."""
+        """Free the idle blocks, and those that come back from now on."""
         with self._lock:
             self.idle_max = 0
             while self._idle:
                 self._give_up(self._idle.pop())
 
     def _fitting(self, size: int) -> mmap.mmap | None:
-        """The smallest idle block that fits, the one used last among equals: it may be in cache."""
+        """The smallest idle block that fits; among equals the last used one, which may be in
+        cache."""
         with self._lock:
             most = size * (FIT_PCT if self._pin is None else FIT_LOCKED_PCT) // 100
             fitting = [i for i, b in enumerate(self._idle) if size <= len(b) <= most]
@@ -112,7 +108,7 @@ class Buffers:
 
 
 def unpooled(size: int) -> Tensor:
-    """`size` unwritten bytes that are given back when nobody reads them any more."""
+    """`size` unwritten bytes that are freed after use, and not kept."""
     return torch.from_numpy(np.frombuffer(_mapped(size), dtype=np.uint8))
 
 

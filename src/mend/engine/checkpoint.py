@@ -1,4 +1,4 @@
-"""A rack's part of a checkpoint, written and read by all its ranks together."""
+"""The part of a checkpoint that one rack writes and reads, with all its ranks together."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ from mend.engine.checkpoint_files import (
     write_whole,
 )
 from mend.engine.digest import bytes_of, digest_of
-from mend.engine.fragment_state import FragmentState, OpenOffer
+from mend.engine.fragment_state import FragmentState, OfferProgress, OpenOffer, Progress
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.progress import OfferProgress, Progress
 from mend.engine.rack import RackGroup
 from mend.engine.recut import Recut
 from mend.engine.trainer import Trainer
@@ -54,7 +53,7 @@ FREE_FACTS = frozenset(
         "exchange_plan", "mirror_rack_state", "failslow_action", "mend version",
     }
 )  # fmt: skip
-"""What a job that resumes a checkpoint may have otherwise."""
+"""Facts in which a job may differ from the checkpoint that it resumes."""
 
 FROZEN_FACT = "frozen parameters"
 """Compared later where another number of ranks held shards of them."""
@@ -63,20 +62,20 @@ Facts = Sequence[tuple[str, str]]
 
 
 def together(group: RackGroup, job: Callable[[], T]) -> T:
-    """Do it on every rank of the rack. What fails on one of them fails on all: raises its own
-    exception there, CheckpointError elsewhere."""
+    """Do `job` on every rank of the rack. If one fails, all raise: that rank its own exception, the
+    others CheckpointError."""
     failure: BaseException | None = None
     try:
         result = job()
     except Exception as error:
         failure = error
-    mine = f"{type(failure).__name__}: {failure}" if failure is not None else ""
-    said = group.gather(mine, str)
+    text = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+    texts = group.gather(text, str)
     if isinstance(failure, OSError):
         raise CheckpointError(f"{failure.filename}: {failure.strerror}") from failure
     if failure is not None:
         raise failure
-    for rank, text in enumerate(said):
+    for rank, text in enumerate(texts):
         if text:
             raise CheckpointError(f"rank {rank} of this rack: {text}")
     return result
@@ -87,17 +86,17 @@ def together(group: RackGroup, job: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one rank writes of a checkpoint, as of one moment between two steps. Nothing changes it
-    later: anchors are never written to, nor open offers once they are encoded, which has to be
-    awaited; the rest is copied."""
+    """One rank's part of a checkpoint, of one moment between two steps. It does not change later:
+    anchors are never written to, nor are open offers once they are encoded, which has to be waited
+    for; the rest is copied."""
 
     progress: Progress
     offers: tuple[OpenOffer, ...]
     tensors: Mapping[str, Tensor]
     registered: Tensor | None
-    """Of what the script has registered, as bytes."""
+    """The registered objects, as bytes."""
     weights: int
-    """How many fragments, the first ones, are of weights."""
+    """Number of fragments of weights, the first ones."""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -122,20 +121,20 @@ def take(trainer: Trainer) -> Taken:
 def write_part(
     group: RackGroup, rack: int, facts: Facts, part: Path, mark: Mark, taken: Taken
 ) -> None:
-    """All ranks together: into the folder `part`, which then gets its final name. `facts`: of the
-    plan. What else is in the folder becomes a part of the checkpoint."""
+    """Write into the folder `part`, which then gets its final name. All ranks together. `facts`: of
+    the plan. Other files in the folder become a part of the checkpoint."""
     leads = group.rank == 0
     together(group, lambda: _write_rank(part, group.rank, taken))
     listed = together(group, lambda: files_in(part) if leads else [])
     names = group.gather(listed, list[str])[0]
-    mine = together(group, lambda: summed(part, names[group.rank :: group.ranks], sync=True))
-    found = [file for each in group.gather(mine, list[File]) for file in each]
-    manifest = manifest_of(group, rack, facts, mark, taken, found)
+    own = together(group, lambda: summed(part, names[group.rank :: group.ranks], sync=True))
+    files = [file for files in group.gather(own, list[File]) for file in files]
+    manifest = manifest_of(group, rack, facts, mark, taken, files)
     together(group, lambda: end_part(part, manifest) if leads else None)
 
 
 def state_of(taken: Taken) -> State:
-    """What is no tensor."""
+    """The part of `taken` that is not tensors."""
     open_ = tuple(
         OfferProgress(
             o.fragment, o.seq, o.anchor.version, o.capture_step, o.tokens, o.steps,
@@ -156,11 +155,11 @@ def _write_rank(part: Path, rank: int, taken: Taken) -> None:
 def manifest_of(
     group: RackGroup, rack: int, facts: Facts, mark: Mark, taken: Taken, files: Sequence[File]
 ) -> Manifest:
-    """All ranks together; the same on all of them."""
+    """The rack's manifest, the same on all ranks. All ranks together."""
     ranks = group.gather(taken.progress, Progress)
     first, weights = ranks[0], taken.weights
     open_tokens = sum(
-        mine.tokens - each.tokens_mark for mine in ranks for each in mine.fragments[:weights]
+        rank.tokens - each.tokens_mark for rank in ranks for each in rank.fragments[:weights]
     )
     return Manifest(
         mend=VERSION,
@@ -176,7 +175,7 @@ def manifest_of(
         versions=tuple(each.version for each in first.fragments),
         rounds=tuple(each.rounds for each in first.fragments),
         digests=tuple(
-            tuple(mine.fragments[p].digest for mine in ranks) for p in range(len(first.fragments))
+            tuple(rank.fragments[p].digest for rank in ranks) for p in range(len(first.fragments))
         ),
         facts=tuple(facts),
         files=tuple(sorted(files, key=lambda file: file.name)),
@@ -188,41 +187,40 @@ def manifest_of(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank has read of a checkpoint."""
+    """One rank's part of a checkpoint, as read."""
 
     folder: Path
     manifest: Manifest
     state: State
     tensors: Mapping[str, Tensor]
     registered_B: Tensor | None = None
-    """What the script had registered."""
+    """The registered objects, as bytes."""
     recut: Recut | None = None
-    """Where another number of ranks wrote it."""
+    """Set where another number of ranks wrote the checkpoint."""
     weights_then: tuple[tuple[str, ...], ...] = ()
-    """Then, of the weights: digests per old rank and fragment."""
+    """Digests of the saved weights, per old rank and fragment."""
     weights_now: tuple[tuple[str, ...], ...] = ()
-    """The same of the weights that the model holds; set where `recut` is of shards."""
+    """Digests of the model's weights, likewise; set where `recut` is of shards."""
 
     @property
     def resume(self) -> Resume:
-        """For the rack's hello."""
+        """What the rack's hello says of the checkpoint."""
         m = self.manifest
         return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds)
 
     def _anchor(self, fragment: int, owned: Owned, numerics: Numerics) -> Anchor:
-        """Raises CheckpointError for what is not as it was written."""
-        mine = self.state.progress.fragments[fragment]
+        """The anchor of a fragment. Raises CheckpointError if its digest is another one."""
+        saved = self.state.progress.fragments[fragment]
         data = numerics.empty(owned)
-        found = self._tensor(f"{fragment}.anchor", data.numel())
-        data.copy_(found)
-        anchor = numerics.adopt(data, owned, mine.version, mine.rounds)
-        if self.recut is None and anchor.digest != mine.digest:
+        data.copy_(self._tensor(f"{fragment}.anchor", data.numel()))
+        anchor = numerics.adopt(data, owned, saved.version, saved.rounds)
+        if self.recut is None and anchor.digest != saved.digest:
             raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
         return anchor
 
     def restore(self, fragment: int, track: FragmentState, numerics: Numerics) -> None:
-        """Check that the model holds the weights of then; set the anchor and what the track owes.
-        Raises CheckpointError."""
+        """Set the track's anchor and residual. Raises CheckpointError, also if the model does not
+        hold the weights of the checkpoint."""
         track.anchor = self._anchor(fragment, track.owned, numerics)
         numel = track.owned.numel
         if not self._has_weights(fragment, track):
@@ -236,7 +234,7 @@ class Part:
             track.residual_N = self._tensor(f"{fragment}.residual", numel)
 
     def _has_weights(self, fragment: int, track: FragmentState) -> bool:
-        """Whether the model holds those of then, in the slices of then."""
+        """Whether the model holds the saved weights, compared in the slices of the old ranks."""
         if self.recut is not None and self.recut.of_shards:
             pairs = zip(self.weights_then, self.weights_now, strict=True)
             return all(then[fragment] == now[fragment] for then, now in pairs)
@@ -254,21 +252,21 @@ class Part:
         return True
 
     def compared(self, parameters: Mapping[str, Tensor], frozen: Callable[[Recut], str]) -> Part:
-        """With what it takes to compare shards of another number of ranks with the model that they
-        were of. `frozen`: the fact of the frozen parameters as those ranks would have it. All ranks
+        """This part with `weights_now`, which compares shards of another number of ranks with the
+        model. `frozen`: the fact of the frozen parameters as those ranks would have it. All ranks
         together, with collectives over the model. Raises CheckpointError, on all of them."""
         if self.recut is None or not self.recut.of_shards:
             return self
         now, then = frozen(self.recut), dict(self.manifest.facts).get(FROZEN_FACT)
-        made = replace(self, weights_now=self.recut.weights_digests(parameters))
+        weights_now = self.recut.weights_digests(parameters)  # a collective, so before the error
         if now != then:
             raise CheckpointError(
                 f"{self.folder} is of another plan: {FROZEN_FACT} was {then}, is {now} here"
             )
-        return made
+        return replace(self, weights_now=weights_now)
 
     def registered(self, state: TrainingState) -> None:
-        """Have what the script had registered wait for it to be registered again."""
+        """Give `state` the registered objects of the checkpoint."""
         if self.registered_B is None:
             return
         lost = f"it was written by {self.manifest.ranks} ranks" if self.recut is not None else ""
@@ -278,36 +276,36 @@ class Part:
             raise CheckpointError(str(error)) from error
 
     def offers(self, tracks: Sequence[FragmentState]) -> list[OpenOffer]:
-        """What was open."""
-        found = []
+        """The open offers."""
+        offers = []
         for each in self.state.offers:
             track = tracks[each.fragment]
             anchor, numel = track.anchor, track.owned.numel
             if anchor.version != each.base:
                 anchor = anchor.of_base(each.base)
             delta_N = self._tensor(f"{each.fragment}.delta", numel)
-            found.append(
+            offers.append(
                 OpenOffer(
                     each.fragment, each.seq, each.capture_step, each.tokens, each.steps,
                     each.tokens_total, each.steps_total, anchor, delta_N, track.residual_N,
                     encoded=True,
                 )
             )  # fmt: skip
-        return found
+        return offers
 
     def _tensor(self, name: str, numel: int) -> Tensor:
-        found = self.tensors.get(name)
-        if found is None or found.numel() != numel:
-            has = "missing" if found is None else f"of {found.numel()} elements"
+        values_N = self.tensors.get(name)
+        if values_N is None or values_N.numel() != numel:
+            has = "missing" if values_N is None else f"of {values_N.numel()} elements"
             raise CheckpointError(f"{self.folder}: {name} is {has}, {numel} are needed")
-        return found
+        return values_N
 
 
 @dataclass(frozen=True, slots=True)
 class Cuttable:
-    """Of a rack whose ranks hold the whole model, or rows of its tensors: what it takes to go on
-    with a checkpoint of another number of ranks. `sharded`: the tensors that they hold rows of.
-    `facts`: the plan's, as they would be with so many ranks that hold rows of those tensors."""
+    """What a rack needs to resume a checkpoint of another number of ranks. Its ranks hold the whole
+    model, or rows of its tensors. `sharded`: the tensors that they hold rows of. `facts`: those of
+    the plan with another number of ranks, which hold rows of the given tensors."""
 
     layouts: Sequence[Layout]
     weights: int
@@ -318,9 +316,9 @@ class Cuttable:
 def read_part(
     path: Path, rack: int, group: RackGroup, facts: Facts, cuttable: Cuttable | None = None
 ) -> Part | None:
-    """This rank's part of a checkpoint, or of the newest in a folder of them. None where the rack
-    has none: it was not there then, or its part is lost. All ranks together. Raises
-    CheckpointError, on all of them."""
+    """This rank's part of a checkpoint, or of the newest one in a folder. None: the rack has no
+    part, as it was absent then or its part is lost. All ranks together. Raises CheckpointError, on
+    all of them."""
     return together(group, lambda: _read(path, rack, group, facts, cuttable))
 
 
@@ -344,22 +342,19 @@ def _read(
     if why := differing_fact(manifest.facts, facts, free):
         more = "" if recut is not None else as_many_ranks(manifest, group.ranks)
         raise CheckpointError(f"{folder} is of another plan: {why}{more}")
-    mine = rack_folder(folder, rack)
-    check_files(mine, manifest, group.rank, group.ranks)
+    own = rack_folder(folder, rack)
+    check_files(own, manifest, group.rank, group.ranks)
     if recut is None:
-        state, tensors = _read_rank(mine, manifest, group.rank)
-        return Part(folder, manifest, state, tensors, _registered(mine, manifest, group.rank))
-    states, tensors = recut.tensors(partial(_read_rank, mine, manifest))
+        state, tensors = _read_rank(own, manifest, group.rank)
+        return Part(folder, manifest, state, tensors, _registered(own, manifest, group.rank))
+    states, tensors = recut.tensors(partial(_read_rank, own, manifest))
     weights = tuple(tuple(p.weights for p in each.progress.fragments) for each in states)
-    registered_B = _registered(mine, manifest, 0)
-    return Part(
-        folder, manifest, recut.state(states), tensors, registered_B, recut=recut,
-        weights_then=weights,
-    )  # fmt: skip
+    state, registered_B = recut.state(states), _registered(own, manifest, 0)
+    return Part(folder, manifest, state, tensors, registered_B, recut, weights_then=weights)
 
 
 def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> Recut | None:
-    """None: as many ranks wrote it, or it cannot be cut anew, which the facts tell."""
+    """None: as many ranks wrote the checkpoint, or it cannot be recut; then the facts differ."""
     facts = dict(manifest.facts)
     stateful = facts.get("codec", "").startswith("powersgd")
     if manifest.ranks == group.ranks or cuttable is None or stateful:
@@ -367,16 +362,16 @@ def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> R
     placed = {k.removeprefix(PLACED): v for k, v in facts.items() if k.startswith(PLACED)}
     if any(placement != by_rows(manifest.ranks) for placement in placed.values()):
         return None
-    made = Recut(
+    recut = Recut(
         cuttable.layouts, cuttable.weights, manifest.ranks, group.ranks, group.rank,
         frozenset(placed), cuttable.sharded,
     )  # fmt: skip
     moments = len(cuttable.layouts) > cuttable.weights
-    return None if moments and made.of_shards else made
+    return None if moments and recut.of_shards else recut
 
 
 def as_many_ranks(manifest: Manifest, ranks: int) -> str:
-    """What to do where another number of ranks wrote a checkpoint that cannot be cut anew."""
+    """The remedy where another number of ranks wrote a checkpoint that cannot be recut."""
     if manifest.ranks == ranks:
         return ""
     return (
@@ -389,27 +384,27 @@ def as_many_ranks(manifest: Manifest, ranks: int) -> str:
     )
 
 
-def _read_rank(mine: Path, manifest: Manifest, rank: int) -> tuple[State, dict[str, Tensor]]:
-    state, tensors = read_rank(mine, manifest, rank)
-    fragments = range(len(manifest.versions))
-    mine_of = [(f.version, f.rounds, f.digest) for f in state.progress.fragments]
-    theirs = [
-        (manifest.versions[p], manifest.rounds[p], manifest.digests[p][rank]) for p in fragments
-    ]
-    if mine_of != theirs or any(offer.fragment not in fragments for offer in state.offers):
-        raise CheckpointError(f"{mine}: {rank_file(rank)} is not what its manifest says")
+def _read_rank(folder: Path, manifest: Manifest, rank: int) -> tuple[State, dict[str, Tensor]]:
+    """Read a rank's file and compare it with the manifest. Raises CheckpointError."""
+    state, tensors = read_rank(folder, manifest, rank)
+    saved = [(each.version, each.rounds, each.digest) for each in state.progress.fragments]
+    digests = [of_ranks[rank] for of_ranks in manifest.digests]
+    listed = [*zip(manifest.versions, manifest.rounds, digests, strict=True)]
+    if saved != listed or any(offer.fragment not in range(len(saved)) for offer in state.offers):
+        raise CheckpointError(f"{folder}: {rank_file(rank)} is not what its manifest says")
     return state, tensors
 
 
-def _registered(mine: Path, manifest: Manifest, rank: int) -> Tensor | None:
+def _registered(folder: Path, manifest: Manifest, rank: int) -> Tensor | None:
+    """The registered objects of a rank, as bytes; None: there are none."""
     name = registered_file(rank)
     if name not in {file.name for file in manifest.files}:
         return None
-    return torch.frombuffer(bytearray((mine / name).read_bytes()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray((folder / name).read_bytes()), dtype=torch.uint8)
 
 
 def differing_fact(then: Facts, now: Facts, free: Set[str] = FREE_FACTS) -> str:
-    """The first fact of the plan that must be as it was and is not; empty: there is none."""
+    """The first fact of the plan that must be equal and is not, in words; empty: there is none."""
     was, is_ = dict(then), dict(now)
     names = (n for n in differing(then, now) if n not in free)
     return next(
@@ -418,11 +413,11 @@ def differing_fact(then: Facts, now: Facts, free: Set[str] = FREE_FACTS) -> str:
 
 
 def left_out(part: Part, racks: int) -> dict[int, int | None]:
-    """Racks with a part of the checkpoint that the job has no more, with the tokens that only they
+    """Racks of the checkpoint that the job does not have any more, with the tokens that only they
     had; None where their part is not here."""
-    found: dict[int, int | None] = {}
+    lost: dict[int, int | None] = {}
     for rack in (rack for rack in part.manifest.racks if rack >= racks):
         here = bool(part.manifest.files)  # else each rack has a checkpoint of its own
-        theirs = read_manifest(part.folder, rack) if here else None
-        found[rack] = theirs.open_tokens if theirs is not None else None
-    return found
+        manifest = read_manifest(part.folder, rack) if here else None
+        lost[rack] = manifest.open_tokens if manifest is not None else None
+    return lost

@@ -1,5 +1,5 @@
-"""The files of a checkpoint. Written under a name that nobody reads, synced, then renamed; read
-with bounds and checksums, never unpickled.
+"""The files of a checkpoint: written under a temporary name, synced, then renamed; read with bounds
+and checksums, never unpickled.
 
     FOLDER/rack-0/rank-0.safetensors    tensors of a rank, and its progress as JSON
                   registered-0.safetensors    what it has registered (register_state)
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mend.engine.digest import bytes_of
-from mend.engine.progress import OfferProgress, Progress
+from mend.engine.fragment_state import OfferProgress, Progress
 from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import CheckpointError
 
@@ -39,7 +39,7 @@ _TYPE = "F32"
 
 
 class File(msgspec.Struct, frozen=True):
-    """`name` is relative to the rack's folder."""
+    """A file of a rack's part. `name` is relative to the rack's folder."""
 
     name: str
     size: int
@@ -47,27 +47,27 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the part of one rack."""
+    """The manifest of one rack's part."""
 
     format: int = FORMAT
     mend: str
     name: str
     lineage: str
     number: int
-    """Of the checkpoint in this lineage; the two together name it."""
+    """Number in this lineage; the two together identify the checkpoint."""
     racks: tuple[int, ...]
     rack: int
     ranks: int
     wall_ns: int
     step: int
     open_tokens: int
-    """Trained by this rack and not merged, summed over fragments and ranks."""
+    """Tokens that this rack trained and nobody merged, summed over fragments and ranks."""
     versions: tuple[int, ...]
     rounds: tuple[int, ...]
     digests: tuple[tuple[str, ...], ...]
     """Per fragment and rank."""
     facts: tuple[tuple[str, str], ...]
-    """Of the plan: a job that resumes it must have the same."""
+    """Facts of the plan, which must be equal in a job that resumes the checkpoint."""
     files: tuple[File, ...]
 
     @property
@@ -76,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a rank's file says beside its tensors."""
+    """The part of a rank's file that is not tensors."""
 
     progress: Progress
     offers: tuple[OfferProgress, ...]
@@ -98,7 +98,7 @@ def registered_file(rank: int) -> str:
 
 
 def write_rank(path: Path, state: State, tensors: Mapping[str, Tensor]) -> None:
-    """In the format of the safetensors library; `tensors` are fp32 vectors."""
+    """Write a rank's file in the format of the safetensors library. `tensors`: fp32 vectors."""
     entries, end = dict[str, Entry](), 0
     for name, values_N in tensors.items():
         begin, end = end, end + 4 * values_N.numel()
@@ -112,32 +112,33 @@ def write_rank(path: Path, state: State, tensors: Mapping[str, Tensor]) -> None:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Everything below it, sorted. Raises CheckpointError for what no checkpoint can hold."""
-    found = []
+    """Names of all files in the folder and its subfolders, sorted. Raises CheckpointError for
+    anything but plain files, and for too many."""
+    names = []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(f"{path} is no plain file; save plain files into a checkpoint")
         if path.is_file():
-            found.append(path.relative_to(folder).as_posix())
-    if len(found) > FILES_MAX:
-        raise CheckpointError(f"{len(found)} files in {folder}; at most {FILES_MAX}")
-    return found
+            names.append(path.relative_to(folder).as_posix())
+    if len(names) > FILES_MAX:
+        raise CheckpointError(f"{len(names)} files in {folder}; at most {FILES_MAX}")
+    return names
 
 
 def summed(folder: Path, names: Sequence[str], *, sync: bool = False) -> list[File]:
-    """Sizes and checksums. `sync`: and have the disk keep them."""
-    found = []
+    """Sizes and checksums of these files. `sync`: also have the disk keep them."""
+    files = []
     for name in names:
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found.append(File(name, file.tell(), digest))
+            files.append(File(name, file.tell(), digest))
             if sync:
                 os.fsync(file.fileno())
-    return found
+    return files
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """A file that is there with all its bytes, or not at all."""
+    """Write a file so that it exists with all its bytes, or not at all."""
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         file.write(data)
@@ -156,8 +157,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def begin_part(part: Path) -> None:
-    """An empty folder for a rack's files, under a name that nobody reads. Raises CheckpointError
-    where there is a complete checkpoint already, or no folder can be made."""
+    """Make the temporary folder for a rack's files. Raises CheckpointError where there is a
+    complete checkpoint already, or the folder cannot be made."""
     folder = part.parent
     if complete := sorted(folder.glob(f"rack-*/{COMPLETE}")):
         raise CheckpointError(
@@ -175,7 +176,7 @@ def begin_part(part: Path) -> None:
 
 
 def end_part(part: Path, manifest: Manifest) -> None:
-    """All files are there: give the folder its name."""
+    """Write the manifest after all other files, and rename the folder to its final name."""
     write_whole(part / MANIFEST, msgspec.json.encode(manifest))
     for folder in sorted(path for path in part.rglob("*") if path.is_dir()):
         sync_folder(folder)
@@ -186,28 +187,28 @@ def end_part(part: Path, manifest: Manifest) -> None:
 
 
 def complete_part(folder: Path, rack: int) -> None:
-    """All racks have written."""
-    mine = rack_folder(folder, rack)
-    digest = hashlib.sha256((mine / MANIFEST).read_bytes()).hexdigest()
-    write_whole(mine / COMPLETE, digest.encode())
+    """Mark a rack's part as complete: all racks have written theirs."""
+    part = rack_folder(folder, rack)
+    digest = hashlib.sha256((part / MANIFEST).read_bytes()).hexdigest()
+    write_whole(part / COMPLETE, digest.encode())
 
 
 # ------------------------------------------------------------------ reading
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """The newest complete checkpoint in a folder of them, by the clock of who wrote it; None if
-    there is none. Incomplete ones are passed over."""
-    found = [
+    """The newest complete checkpoint in a folder of checkpoints, by the clock of the process that
+    wrote it; None if there is none. Incomplete ones are skipped."""
+    complete = [
         (manifest.wall_ns, path)
         for path in Path(folder).glob("*")
         if path.is_dir() and (manifest := complete_manifest(path)) is not None
     ]
-    return max(found)[1] if found else None
+    return max(complete)[1] if complete else None
 
 
 def complete_manifest(folder: Path) -> Manifest | None:
-    """Of the lowest rack whose part says that all racks have written theirs."""
+    """The manifest of the lowest rack whose part is marked complete; None: there is none."""
     for marker in sorted(folder.glob(f"rack-*/{COMPLETE}")):
         data = _bytes(marker.parent / MANIFEST, MANIFEST_BYTES_MAX)
         if marker.read_bytes()[:64] == hashlib.sha256(data).hexdigest().encode():
@@ -217,7 +218,7 @@ def complete_manifest(folder: Path) -> Manifest | None:
 
 
 def read_manifest(folder: Path, rack: int) -> Manifest | None:
-    """Of this rack's part; None where it has none. Raises CheckpointError."""
+    """The manifest of a rack's part; None: it has no part. Raises CheckpointError."""
     complete = complete_manifest(folder)
     if complete is None:
         raise CheckpointError(
@@ -227,30 +228,30 @@ def read_manifest(folder: Path, rack: int) -> Manifest | None:
     path = rack_folder(folder, rack) / MANIFEST
     if not path.exists():
         return None
-    mine = _manifest(path, _bytes(path, MANIFEST_BYTES_MAX))
-    if mine.key != complete.key:
+    own = _manifest(path, _bytes(path, MANIFEST_BYTES_MAX))
+    if own.key != complete.key:
         return None  # left by another job that did not complete it
-    if mine.rack != rack or (mine.racks, mine.versions) != (complete.racks, complete.versions):
+    if own.rack != rack or (own.racks, own.versions) != (complete.racks, complete.versions):
         raise CheckpointError(f"{path} is not of the same checkpoint as the others in {folder}")
-    return mine
+    return own
 
 
 def _manifest(path: Path, data: bytes) -> Manifest:
     try:
-        found = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-    strange = [file.name for file in found.files if ".." in file.name or file.name[:1] in ("", "/")]
-    if strange:
-        raise CheckpointError(f"{path} is damaged: it names the file {strange[0]!r}")
-    if found.format != FORMAT:
-        raise CheckpointError(f"{path} has format {found.format}, this mend reads {FORMAT}")
-    return found
+    for name in (file.name for file in manifest.files):
+        if ".." in name or name[:1] in ("", "/"):
+            raise CheckpointError(f"{path} is damaged: it names the file {name!r}")
+    if manifest.format != FORMAT:
+        raise CheckpointError(f"{path} has format {manifest.format}, this mend reads {FORMAT}")
+    return manifest
 
 
 def check_files(folder: Path, manifest: Manifest, rank: int, ranks: int) -> None:
-    """This rank's share of the files against the manifest; those of ranks are summed by whoever
-    reads them. Raises CheckpointError."""
+    """Compare this rank's share of the files with the manifest. The checksums of rank files are
+    verified by `read_rank`. Raises CheckpointError."""
     read = {rank_file(each) for each in range(manifest.ranks)}
     for file in manifest.files[rank::ranks]:
         path = folder / file.name
@@ -263,7 +264,7 @@ def check_files(folder: Path, manifest: Manifest, rank: int, ranks: int) -> None
 
 
 def read_rank(folder: Path, manifest: Manifest, rank: int) -> tuple[State, dict[str, Tensor]]:
-    """A rank's progress and tensors. Raises CheckpointError."""
+    """Read a rank's state and tensors, and verify the checksum. Raises CheckpointError."""
     path, files = folder / rank_file(rank), {file.name: file for file in manifest.files}
     known = files.get(path.name)
     if known is None or not path.is_file() or path.stat().st_size != known.size:

@@ -1,8 +1,9 @@
-"""Makes checkpoints: takes a rank's state at the cut, and writes it on a thread of its own while
+"""Makes checkpoints: takes a rank's state at the cut, and writes it in a thread of its own while
 the rack trains on. One at a time, so that memory stays bounded.
 
-While one is written, these stay in memory: the anchors of the cut (at most one more version of each
-fragment), its open offers, what was registered, and what the script's `save` left to be done.
+While a checkpoint is written, these stay in memory: the anchors of the cut (at most one more
+version of each fragment), its open offers, the registered objects, and the rest of the script's
+`save`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mend.consensus.records import Mark
 from mend.coordination.events import Cutting, Event
 from mend.engine.checkpoint import Facts, Taken, take, together, write_part
 from mend.engine.checkpoint_files import begin_part, complete_part
-from mend.engine.fragment_state import AgreeMin, Doing, Wait
+from mend.engine.fragment_state import AgreeMin, Doing, Request, Wait, drive
 from mend.engine.rack import RackGroup
 from mend.engine.saved_state import saved_state
 from mend.engine.threads import OWN, Hands
@@ -27,7 +28,7 @@ from mend.errors import CheckpointError, MendError
 from mend.types import MS, SECOND
 
 CLOSE_S = 10.0
-"""How long a rack that leaves at once waits for a checkpoint that is being written."""
+"""How long a rack that leaves at once waits for the checkpoint that is being written."""
 
 Save = Callable[[Path], object]
 Rest = Callable[[], object]
@@ -45,7 +46,7 @@ class PendingCheckpoint:
         return self._path
 
     def done(self) -> bool:
-        """Whether it is complete or has failed; `result` does not wait any more."""
+        """Whether the checkpoint is complete or has failed; `result` does not wait then."""
         return self._written.done()
 
     def result(self, timeout_s: float | None = None) -> Path:
@@ -58,12 +59,12 @@ class PendingCheckpoint:
         return self._path
 
     def unasked(self) -> CheckpointError | None:
-        """Wait; why it failed, if nobody has heard of that."""
+        """Wait. Returns the error, unless `result` was called; None: it is complete."""
         error = self._error(None)
         return None if self._asked else error
 
-    def told_later(self, state: str) -> CheckpointError:
-        """Why it failed, for the call that makes the next one, which is in that `state`."""
+    def late_error(self, state: str) -> CheckpointError:
+        """The error to raise from the call that makes the next checkpoint, which is in `state`."""
         cause = self._cause(None)
         assert cause is not None, "it is complete"
         error = CheckpointError(
@@ -96,16 +97,15 @@ def _why(error: BaseException) -> str:
 
 
 def nothing_to_write(path: Path) -> PendingCheckpoint:
-    """Of a replay, which writes none."""
+    """The result of `checkpoint` in a replay, which writes none."""
     written: Future[None] = Future()
     written.set_result(None)
     return PendingCheckpoint(path, written)
 
 
 def rest_of(saved: object) -> Rest:
-    """What is left to be done of a script's `save`, by what it returned: a function to be called,
-    something with a result to wait for, or nothing. Of torch's AsyncSaveResponse the copy is
-    waited for here."""
+    """The rest of a script's `save`, by its return value: a function to call, an object whose
+    `result` is waited for, or nothing. Of torch's AsyncSaveResponse the copy is awaited here."""
     staged = getattr(saved, "staging_completion", None)
     if staged is not None:
         staged.result()
@@ -115,7 +115,8 @@ def rest_of(saved: object) -> Rest:
 
 
 class CheckpointWriter:
-    """Of one rank. All ranks of a rack call its methods together, from their training threads.
+    """Makes one rank's checkpoints. All ranks of a rack call its methods together, from their
+    training threads.
 
     `facts`: of the plan. `live` drives a generator of the trainer on the training thread.
     """
@@ -136,16 +137,16 @@ class CheckpointWriter:
         self._live, self._post, self._note, self._now_ns = live, post, note, now_ns
         self._hands = Hands(1, f"{OWN}checkpoint", lambda: None)
         self._beside: RackGroup | None = None
-        """The rack's ranks for that thread; made when it is first needed."""
+        """The collectives of the writing thread; made when first needed."""
         self._pending: PendingCheckpoint | None = None
         trainer.life.writes = self.writes
 
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
     ) -> PendingCheckpoint:
-        """Cut, and have what was taken written; `wait`: until all racks have. A former one is
-        waited for first. Its failure, if nobody has asked for it, is raised behind the new one:
-        another rack may not have it, and must not wait for this one in vain."""
+        """Cut, and have the state written; `wait`: until all racks have written. A former
+        checkpoint is waited for first. Its error, if `result` was not called, is raised after the
+        new one has begun: another rack may not have the error, and must not wait in vain."""
         before, former = self._pending, self.settle()
         try:
             self._pending = self._begin(folder, save, limit_ns)
@@ -157,37 +158,38 @@ class CheckpointWriter:
             raise
         if before is not None and former is not None:
             state = "is complete" if wait else "is being written"
-            raise before.told_later(f"{folder.name!r} {state}")
+            raise before.late_error(f"{folder.name!r} {state}")
         return self._pending
 
     def saved_state(self, limit_ns: int) -> dict[str, Any]:
-        """Cut, and return what was taken, for whoever writes it."""
+        """Cut, and return the state, which DCP writes."""
         name = "state_dict"
-        if self._pending is not None:  # its failure stays for whoever asks
+        if self._pending is not None:  # its error stays for `settle`
             self._pending.unasked()
         mark: Mark = self._live(self._trainer.cut(name, limit_ns))
         try:
             taken = together(self._group, lambda: take(self._trainer))
             self._live(self._trainer.cut_encoded(mark, taken.offers, limit_ns))
-            found = saved_state(self._group, self._rack, self._facts, mark, taken)
+            state = saved_state(self._group, self._rack, self._facts, mark, taken)
         finally:
             self._post(Cutting(""))
         about: dict[str, object] = {"step": self._trainer.step, "number": mark.number}
         self._note("state-dict", about | {"versions": list(taken.versions)})
-        return found
+        return state
 
     def writes(self) -> bool:
         """Whether a checkpoint is being written in the background."""
         return self._pending is not None and not self._pending.done()
 
     def settle(self) -> CheckpointError | None:
-        """Wait for the one that is being written; why it failed, if nobody has asked for that."""
+        """Wait for the checkpoint that is being written. Returns its error, unless its `result` was
+        called."""
         pending, self._pending = self._pending, None
         return pending.unasked() if pending is not None else None
 
     def close(self) -> list[str]:
-        """Any thread, when nothing is awaited any more. Returns the names of threads that are still
-        at it after CLOSE_S: what they write is never complete."""
+        """Wait CLOSE_S for the writing thread; any thread may call it. Returns the names of threads
+        that still write: their checkpoint is never complete."""
         return self._hands.close(CLOSE_S)
 
     # -------------------------------------------------------------- training thread
@@ -247,14 +249,11 @@ class CheckpointWriter:
 
     def _follow(self, group: RackGroup, doing: Doing) -> None:
         """Drive a generator that only waits and agrees, on this thread."""
-        answer: object = None
-        while True:
-            try:
-                request = doing.send(answer)
-            except StopIteration:
-                return
+
+        def answer(request: Request) -> object:
             if isinstance(request, Wait):
-                answer = self._trainer.published.wait(request.ready, request.limit_ns / SECOND)
-            else:
-                assert isinstance(request, AgreeMin), f"{request} in the background"
-                answer = group.minimum(request.values)
+                return self._trainer.published.wait(request.ready, request.limit_ns / SECOND)
+            assert isinstance(request, AgreeMin), f"{request} in the background"
+            return group.minimum(request.values)
+
+        drive(doing, answer)

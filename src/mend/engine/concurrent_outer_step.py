@@ -1,7 +1,7 @@
-"""The asyncio side of one rank: feeds its machines and performs their effects.
+"""The asyncio side of one rank: gives its machines their events and performs their effects.
 
-Feeds the machines, performs their effects, keeps the tensors they only name. Everything here runs
-on the loop; jobs go to workers through the edge and come back as events.
+It keeps the tensors that the machines only name. Everything here runs on the loop's thread; jobs go
+to workers by way of the host and come back as events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
-from mend.coordination.machines import COORDINATOR, LEADER, RANK_MACHINE, Parts, machines_of
+from mend.coordination.machines import Machines, Parts, machines_of
 from mend.coordination.messages import (
     Challenge,
     Hello,
@@ -36,19 +36,17 @@ from mend.coordination.messages import (
     Vote,
 )
 from mend.coordination.rank import RankMachine
-from mend.engine.event_queue import EventQueue
-from mend.engine.host import Foreigners, HostInterface
-from mend.engine.merging import Merging, said
+from mend.engine.fragment_state import OpenOffer
+from mend.engine.host import EventQueue, Foreigners, HostInterface
+from mend.engine.merging import Merging, Slicing, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
-from mend.engine.slicing import Slicing
 from mend.engine.state_copying import StateCopying
-from mend.engine.state_giving import Given
 from mend.engine.sums import tensors_of
-from mend.engine.trainer import OpenOffer
+from mend.engine.training_state import Given
 from mend.engine.turnout import REMEDY
 from mend.errors import (
     ConfigError,
@@ -68,7 +66,7 @@ Payload = tuple[Member, int, int]
 
 @dataclass
 class Roles:
-    """A process's machines: every rank learns, rank 0 leads, and may coordinate the job."""
+    """The machines of one rank's process. Rank 0 also leads, and may coordinate the job."""
 
     rank_machine: RankMachine
     leader: Leader | None
@@ -76,34 +74,28 @@ class Roles:
 
     @classmethod
     def of_parts(cls, parts: Parts) -> Roles:
-        made = machines_of(parts)
-        assert made.rank_machine is not None, "every rank learns"
-        return cls(made.rank_machine, made.leader, made.coordinator)
+        machines = machines_of(parts)
+        assert machines.rank_machine is not None, "every rank has one"
+        return cls(machines.rank_machine, machines.leader, machines.coordinator)
 
     def named(self) -> dict[str, ev.Machine]:
-        """Those that there are, by what a tape calls them."""
-        found = (self.rank_machine, self.leader, self.coordinator)
-        return {self.name(machine): machine for machine in found if machine is not None}
-
-    def name(self, machine: ev.Machine) -> str:
-        """What a tape calls it."""
-        if machine is self.rank_machine:
-            return RANK_MACHINE
-        return LEADER if machine is self.leader else COORDINATOR
+        """The machines that this process has, by their names on a tape."""
+        return Machines(self.rank_machine, self.leader, self.coordinator, None).named()
 
     def of(self, body: Message) -> list[ev.Machine]:
-        """Whom a message is for. A coordinator hears first that its epoch is over."""
-        found: list[ev.Machine | None] = []
+        """The machines that a message is for. The coordinator hears first that its epoch is over,
+        then the leader."""
+        receivers: list[ev.Machine | None] = []
         match body:
             case RankOrders():
-                found = [self.rank_machine]
+                receivers = [self.rank_machine]
             case RankReport() | Refusal() | Challenge():
-                found = [self.leader]
+                receivers = [self.leader]
             case Orders() | Prepare():
-                found = [self.coordinator, self.leader]
+                receivers = [self.coordinator, self.leader]
             case Hello() | Report() | Vote() | Retire():
-                found = [self.coordinator]
-        return [machine for machine in found if machine is not None]
+                receivers = [self.coordinator]
+        return [machine for machine in receivers if machine is not None]
 
 
 class ConcurrentOuterStep:
@@ -124,15 +116,14 @@ class ConcurrentOuterStep:
         moments: int = 0,
     ) -> None:
         """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
-        empty: none. `tape`: where the machines' events are recorded. `moments`: how many of the
-        last fragments are of moments."""
+        empty: none. `tape`: records the machines' events. `moments`: number of fragments of
+        moments, the last ones."""
         self.me, self.member, self.roles, self.owned = me, member, roles, owned
-        found: list[ev.Machine | None] = [roles.rank_machine, roles.leader, roles.coordinator]
-        self._machines = [machine for machine in found if machine is not None]
+        self._machines = roles.named()
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
-        apart = numerics.for_moments()
-        self.numerics_of = [numerics] * (len(owned) - moments) + [apart] * moments
+        of_moments = numerics.for_moments()
+        self.numerics_of = [numerics] * (len(owned) - moments) + [of_moments] * moments
         """Per fragment."""
         self.anchors: dict[tuple[int, int], Anchor] = {
             (p, anchor.version): anchor for p, anchor in enumerate(genesis)
@@ -142,21 +133,21 @@ class ConcurrentOuterStep:
         self.checksums: dict[Payload, str] = {}
         self.offers: dict[tuple[int, int], OpenOffer] = {}
         flags = plain or [()] * len(owned)
-        tensors = [tensors_of(mine, of) for mine, of in zip(owned, flags, strict=True)]
+        tensors = [tensors_of(part, plain) for part, plain in zip(owned, flags, strict=True)]
         self._merging = Merging(self, tensors)
         self.slicing = Slicing(self)
         self._states = StateCopying(self)
         self.mirrors: RackStateMirrors | None = None
-        """Where racks keep for each other what is of scope rack."""
-        self._give = EventQueue(roles.name, host.now_ns, self._perform, tape).give
+        """Set where racks keep state of scope rack for each other."""
+        self._give = EventQueue(self._machines, host.now_ns, self._perform, tape).give
         self.benchmark: MicroBenchmark | None = None
-        """Of the training thread, where slow racks are validated."""
+        """Of the training thread; set where slow racks are validated."""
         if roles.rank_machine.options.detector.validates:
             serve_probes(host, me.rank)
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
-        """Other racks, and the witness, of whose processes anything was heard."""
+        """Other racks, and the witness, that have sent a message."""
         self._foreigners = Foreigners(host)
         for fragment, anchor in enumerate(genesis):
             host.serve(self._state_key(fragment, anchor), anchor.view())
@@ -164,14 +155,14 @@ class ConcurrentOuterStep:
     # -------------------------------------------------------------- in
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
-        """A message for this process, from whoever."""
+        """Handle a message of any process."""
         self._met.add(peer.rack)
         if isinstance(body, RankOrders):
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
-            # It looks here for the coordinator, so its addresses number the racks otherwise.
+            # It expects the coordinator here, so its list of addresses has another order.
             at = body.seat.address
             self._twin = (
                 f"; the process at {at} says that it is rack {self.me.rack} as well: compare "
@@ -181,7 +172,7 @@ class ConcurrentOuterStep:
             self._give(machine, ev.Heard(peer, incarnation, body))
 
     def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
-        """Say once when a rack of the roster stops being heard, and when it is back."""
+        """Note once when a rack of the roster falls silent, and when it is back."""
         if not live or self.published.finished:
             return
         silent = set(self.published.seats) - set(live) - {self.me.rack}
@@ -193,37 +184,37 @@ class ConcurrentOuterStep:
         self._silent = silent
 
     def tell(self, event: ev.Event) -> None:
-        """An event of this rank's own threads."""
+        """Give an event of this rank's own threads to the rank machine."""
         self._give(self.roles.rank_machine, event)
 
     def own(self, offer: OpenOffer) -> None:
-        """The training thread hands over the tensors of a capture, before the Captured event."""
+        """Take the tensors of a capture from the training thread, before the Captured event."""
         self.offers[(offer.fragment, offer.seq)] = offer
 
     def give_state(self, to: Member, step: int, data_B: Given) -> None:
-        """The training thread has copied its training state for a rack that joins, or cannot."""
+        """Take the copy of the training state for a joining rack, or the reason for none."""
         self._states.give(to, step, data_B)
 
     def reserve_state(self, size: int) -> None:
-        """It is about to copy so many bytes."""
+        """Prepare memory: the training thread is about to copy this many bytes."""
         self._states.reserve(size)
 
     def tick(self) -> None:
-        """Let every machine look at the clock whose deadline has passed."""
+        """Give a Tick to every machine whose deadline has passed."""
         if not self.published.begun and self._foreigners.settled():
             self.published.fail(Refused(self._foreigners.said))
         now_ns = self.host.now_ns()
-        for machine in self._machines:
+        for machine in self._machines.values():
             due = machine.deadline_ns()
             if due is not None and due <= now_ns:
                 self._give(machine, ev.Tick())
 
     def crashed(self, error: MendError) -> None:
-        """The loop stopped; whoever waits must know."""
+        """Fail the threads that wait: the loop stopped."""
         self.published.fail(error)
 
     def foreign(self, found: OtherVersion) -> None:
-        """No member of a running job is moved by it; who waits for the start waits in vain."""
+        """Answer a process of another version. It stops this rank only before the start."""
         leader = self.roles.leader
         self._foreigners.met(
             found, leader.options.peers if leader and not self.published.begun else ()
@@ -231,8 +222,8 @@ class ConcurrentOuterStep:
         self.published.last_error = str(found)
 
     def deadline_ns(self) -> int | None:
-        dues = [due for machine in self._machines if (due := machine.deadline_ns()) is not None]
-        return min(dues, default=None)
+        dues = [machine.deadline_ns() for machine in self._machines.values()]
+        return min((due for due in dues if due is not None), default=None)
 
     # -------------------------------------------------------------- out
 
@@ -300,14 +291,15 @@ class ConcurrentOuterStep:
         if kind == JobLost.__name__:
             replicas = self.roles.rank_machine.replicas
             if self.published.trains or all(replica.newest >= 0 for replica in replicas):
-                return  # the last of the bytes came when a candidate was told that they had not
+                return  # the last bytes arrived after this rank had reported them missing
             if self.published.failure is None:
                 self.host.note("job-lost", {"detail": detail, "effect": "this rack begins again"})
-        told = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
-        self.published.fail(_error(kind, detail + told))
+        more = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
+        self.published.fail(_error(kind, detail + more))
 
     def _unheard(self) -> str:
-        """Where nobody answers a start: who of those that could was heard at all, and who not."""
+        """While the coordinator has not answered: the processes that were heard, and those that
+        were not, in words."""
         leader = self.roles.leader
         if leader is None or leader.orders is not None:
             return ""
@@ -315,8 +307,8 @@ class ConcurrentOuterStep:
         others = [rack for rack in asked if rack != self.me.rack]
         silent = [_name(rack) for rack in others if rack not in self._met]
         heard = [_name(rack) for rack in others if rack in self._met]
-        told = f"; nothing was heard from {', '.join(silent)}" if silent else ""
-        return told + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
+        text = f"; nothing was heard from {', '.join(silent)}" if silent else ""
+        return text + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
     def _committed(self, record: Record, rounds: int, part: int) -> None:
         if not isinstance(record, Commit):
@@ -367,10 +359,8 @@ class ConcurrentOuterStep:
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
             if isinstance(result, NonFinite):
-                self.published.last_error = offer.declined = str(result)
-                self.host.note(
-                    "declined", {"fragment": fragment, "seq": seq, "reason": str(result)}
-                )
+                self.published.last_error = offer.declined = reason = str(result)
+                self.host.note("declined", {"fragment": fragment, "seq": seq, "reason": reason})
                 self.tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
             elif isinstance(result, Exception):
                 self.broken(result)
@@ -379,18 +369,18 @@ class ConcurrentOuterStep:
                 self._encoded(offer, result)
                 self._keep((self.member, fragment, seq), result.payload, result.checksum)
                 size = result.payload.numel() if self._varies(fragment) else 0
-                made = ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size)
-                self.tell(made)
+                self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size))
 
         self.host.work(job, done)
 
     def _varies(self, fragment: int) -> bool:
-        """Whether an offer of this fragment has to say how long it is."""
+        """Whether offers of this fragment differ in size, and must carry it."""
         return self.numerics_of[fragment].codecs(self.owned[fragment]).varies
 
-    def _encoded(self, offer: OpenOffer, made: Encoded) -> None:
-        size, fp32_bytes = made.payload.numel(), 4 * offer.delta_N.numel()
-        residual = made.unsent / made.length if 0 < made.length < math.inf else 0.0
+    def _encoded(self, offer: OpenOffer, encoded: Encoded) -> None:
+        """Count the bytes and note the offer."""
+        size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
+        residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0
         numerics = self.numerics_of[offer.fragment]
         about: dict[str, object] = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
         about |= {"fp32_bytes": fp32_bytes, "residual": residual}
@@ -412,8 +402,8 @@ class ConcurrentOuterStep:
         if self._varies(offer.fragment) and offer.sizes:
             size = offer.sizes[self.me.rank]
         if size > most:
-            wrong = f"its offer has {size} bytes, {most} are the most that it can have"
-            self.tell(ev.Fetched(*name, error=wrong))
+            why = f"its offer has {size} bytes, {most} are the most that it can have"
+            self.tell(ev.Fetched(*name, error=why))
             return
         payload = self.numerics.buffers.empty(size, torch.uint8)
         checksum = offer.checksum(self.me.rank) or "absent"
@@ -431,15 +421,14 @@ class ConcurrentOuterStep:
         data = numerics.empty(owned)
 
         def finish(result: Anchor | Exception) -> None:
+            error = ""
             if isinstance(result, Exception):
-                self.tell(ev.Copied(fragment, version, error=said(result)))
+                error = said(result)
             elif result.digest != effect.digest:
-                self.tell(
-                    ev.Copied(fragment, version, error="the donor's bits are not those of the log")
-                )
+                error = "the donor's bits are not those of the log"
             else:
                 self.anchors[(fragment, version)] = result
-                self.tell(ev.Copied(fragment, version))
+            self.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:
             if error is not None:
@@ -480,7 +469,7 @@ class ConcurrentOuterStep:
             self.offers.pop((fragment, seq), None)
 
     def broken(self, error: Exception) -> None:
-        """A bug or a full machine: this rack cannot go on, and says so where the user looks."""
+        """Fail this rank: a background job met a bug, or the machine is out of memory."""
         failure = WorkerFailed(f"a background job of rack {self.me.rack} failed: {error!r}")
         failure.__cause__ = error
         self.published.fail(failure)
@@ -499,36 +488,30 @@ def _name(rack: int) -> str:
 def _opened_in(orders: RankOrders) -> dict[int, int]:
     """fragment -> version that a rack with an open offer trained on when it passed a capture point,
     unless the members of that round are fixed."""
-    found: dict[int, int] = {}
+    opened: dict[int, int] = {}
     for offer in orders.offers:
-        found[offer.fragment] = max(offer.applied, found.get(offer.fragment, 0))
+        opened[offer.fragment] = max(offer.applied, opened.get(offer.fragment, 0))
     gathers = {(gather.fragment, gather.version - 1) for gather in orders.gathers}
-    return {p: version for p, version in found.items() if (p, version) not in gathers}
+    return {p: version for p, version in opened.items() if (p, version) not in gathers}
 
 
 def _error(kind: str, detail: str) -> MendError:
     """The exception of mend.errors by name; the name may come from another process."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, MendError) and found is not ConfigError:
-        return found(detail)
+    cls = getattr(errors, kind, None)
+    if isinstance(cls, type) and issubclass(cls, MendError) and cls is not ConfigError:
+        return cls(detail)
     return MendError(f"{kind}: {detail}")
 
 
 def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
-    """`live`: how many racks lived, the members among them; 0: it is not known."""
+    """The fields of a commit's note. `live`: number of live racks; 0: not known."""
+    names = ("seq", "base", "capture_step", "tokens", "steps")
     return {
         "fragment": commit.fragment,
         "version": commit.version,
         "members": [
-            {
-                "rack": s.member.rack,
-                "seq": s.seq,
-                "base": s.base,
-                "capture_step": s.capture_step,
-                "tokens": s.tokens,
-                "steps": s.steps,
-            }
-            for s in commit.members
+            {"rack": share.member.rack} | {name: getattr(share, name) for name in names}
+            for share in commit.members
         ],
         "live": live,
         "absent": [{"rack": a.rack, "tokens": a.tokens, "steps": a.steps} for a in commit.absent],

@@ -1,4 +1,4 @@
-"""What happens around one counted step of the inner optimizer. Training thread."""
+"""The work around each counted step of the inner optimizer. Training thread."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 
 WHOLE_MAX = 2**40
-"""Tokens, or micro-batches, of one call. An offer carries those of all steps since the last one,
-and the wire has room for 2^50."""
+"""Maximum tokens, or micro-batches, of one call. An offer sums those of all steps since the last
+one, and the wire has room for 2^50."""
 
 
 NO_BACKWARD = -1
-"""Of torch: this thread runs no backward pass."""
+"""Torch: this thread runs no backward pass."""
 
 
 class CountedSteps:
-    """Counts steps and tokens, and hands each step to the trainer. Holds no model alive."""
+    """Counts steps and tokens, and gives each step to the trainer. Does not keep the model
+    alive."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class CountedSteps:
         self._trainer.before_capture = self.refuse_newcomers
         self._tokens: int | None = None
         self._taken: int | None = None
-        """Micro-batches of this step, where the script has asked how many to take."""
+        """Micro-batches of this step, if the script called `local_batch`."""
         self.borrowed = False
-        """The model holds the anchor for a while, see `Runtime.anchor_weights`."""
+        """Whether the model holds the anchor, see `Runtime.anchor_weights`."""
         self.movement = Movement(plan.module, parameters, rank.recorder.note)
         self.movement.resumed = self._trainer.resumes
         self._hooks = StepHooks(
@@ -71,21 +72,21 @@ class CountedSteps:
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def local_batch(self, count: int) -> int:
-        """How many of so many micro-batches this rank takes in the step that begins."""
+        """How many of `count` micro-batches this rank takes in the next step."""
         count = _whole("local_batch", count, 1, "the micro-batches of a step")
         self._trainer.batch = count
         self._taken = taken_of(count, self._trainer.batch_pct)
         return self._taken
 
     def count_by_hand(self, tokens: int | None) -> None:
-        """The script says that a step is done."""
+        """Count a step for a call of `Runtime.step`."""
         waiting = self._hooks.count_by_hand()
         for more in (waiting, tokens):
             if more is not None:
                 self.count_tokens(more)
         self._before()
         self._after(self._take_tokens())
-        self._between()  # the script says when a step is done, with all that belongs to it
+        self._between()  # the call ends the step with everything that belongs to it
 
     @property
     def by_given_optimizer(self) -> bool:
@@ -93,8 +94,8 @@ class CountedSteps:
         return self._hooks.counting is Counting.GIVEN
 
     def finish(self) -> Outcome | None:
-        """Count the step that still waits to be, and say why the weights may not be overwritten, if
-        there is a reason; from here on only mend writes to them. Raises what a step raises."""
+        """Count a step that waits, and return the reason why the weights may not be overwritten, if
+        there is one. From here on only mend writes to them. Raises what a step raises."""
         self._hooks.flush_last()
         try:
             self.refuse_newcomers()
@@ -105,15 +106,15 @@ class CountedSteps:
         return Outcome("uncounted", reason) if reason else None
 
     def settle(self) -> None:
-        """Before a checkpoint: count the step that still waits to be. Raises UsageError where the
-        weights are not those that this rack trains."""
+        """Count a step that waits, before a checkpoint. Raises UsageError where the weights are not
+        those that this rack trains."""
         if self.borrowed:
             raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
         self.movement.check_load()
         self._hooks.flush()
 
     def close(self) -> None:
-        """Count nothing from here on. Idempotent."""
+        """Stop counting. Idempotent."""
         self._hooks.close()
         if self._trainer.benchmark is not None:
             self._trainer.benchmark.close()
@@ -133,13 +134,13 @@ class CountedSteps:
         return tokens if tokens is not None else taken
 
     def _found(self, optimizer: torch.optim.Optimizer) -> None:
-        """No optimizer was given, and this one trains the model."""
+        """Note the optimizer that trains the model, as none was given."""
         fields: dict[str, object] = {"optimizer": type(optimizer).__name__}
         fields |= {"parameters": len(held_by(optimizer)), "exchanged": len(self._names)}
         self._rank.recorder.note("counting", fields)
 
     def _between(self) -> None:
-        """Two steps lie before and behind: what a rack that joins gets is of one moment."""
+        """Between two steps: copy the training state for a joining rack, if one waits."""
         if self._trainer.state_due is not None:
             self._trainer.give_state()
 
@@ -173,7 +174,7 @@ class CountedSteps:
         self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
 
     def refuse_newcomers(self) -> None:
-        """Raises UsageError for a parameter that is trained by now and that no other rack gets."""
+        """Raise UsageError if a parameter became trainable after mend_init: no rack gets it."""
         module = self._module()
         names = newcomers(module, self._names) if module is not None else []
         if names and self._trainer.tracks:
@@ -186,7 +187,7 @@ class CountedSteps:
 
 
 def _whole(call: str, value: object, least: int, what: str) -> int:
-    """`value` as an int. Raises UsageError for what is no whole number, less than `least`, or more
+    """`value` as an int. Raises UsageError if it is no whole number, less than `least`, or greater
     than WHOLE_MAX."""
     number = None
     if not isinstance(value, bool):

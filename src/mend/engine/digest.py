@@ -22,7 +22,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 class _BlockHashes:
-    """xxh3_128 of every 4 MiB of a byte stream, fed in pieces of any size."""
+    """xxh3_128 of every 4 MiB of a byte stream that is fed in pieces of any size."""
 
     def __init__(self) -> None:
         self._done: list[bytes] = []
@@ -42,7 +42,7 @@ class _BlockHashes:
         return b"".join(self._done)
 
     def extend(self, rest: _BlockHashes) -> None:
-        """Go on behind a part that was hashed elsewhere; this one ended at a block's end."""
+        """Append the blocks of the next part. This part ends at the end of a block."""
         assert self._room == DIGEST_BLOCK_BYTES, "parts are cut at the ends of blocks"
         rest._end()
         self._done += rest._done
@@ -60,11 +60,11 @@ class StateDigest:
     """sha256 over a header, the xxh3_128 of every 4 MiB of the values, of each of the outer
     optimizer's `states` vectors, of the codec's state.
 
-    The rounds merged so far are a part of the outer state, and in the header where there is one. So
-    is the length of the codec's state (`codec_numel`).
+    The header has the number of merged rounds if there is an outer state, and the length of the
+    codec's state (`codec_numel`) if there is one.
 
-    Detects accidents, not adversaries. Values and states are cut separately, so all can be fed as
-    they are made.
+    Detects accidents, not adversaries. Values and states are cut separately, so that all can be fed
+    as they are computed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class StateDigest:
 
 
 def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
-    """xxh3_64 of the values in [cuts[i], cuts[i + 1]), one behind the other: which tensor differs
+    """xxh3_64 of each tensor [cuts[i], cuts[i + 1]), concatenated. They tell which tensor differs
     where the digest of the whole does."""
     data = bytes_of(values_N)
     spans = pairwise(4 * cut for cut in cuts)
@@ -103,8 +103,8 @@ def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
 
 
 def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0, codec_numel: int = 0) -> str:
-    """Digest of an anchor; `data`: fp32, N = numel values, N of each vector of outer state, then
-    `codec_numel` of the codec's. `rounds`: that it has behind it, in parts of `weights.WHOLE`."""
+    """Digest of an anchor. `data`: fp32, N = numel values, N of each vector of outer state, then
+    `codec_numel` of the codec's. `rounds`: merged so far, in parts of `weights.WHOLE`."""
     end = data.numel() - codec_numel
     digest = StateDigest(numel, version, end // numel - 1 if numel else 0, rounds, codec_numel)
     if numel:
@@ -115,7 +115,7 @@ def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0, codec_num
 
 
 class StateHash:
-    """xxh3_128 of the bytes of tensors end to end, as the lane checks it."""
+    """xxh3_128 of the concatenated bytes of tensors, as the lane verifies it."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
@@ -131,6 +131,7 @@ class StateHash:
 
 
 def digest_of_state(data_B: Tensor) -> str:
-    found = StateHash()
-    found.feed(data_B)
-    return found.hexdigest()
+    """The `StateHash` of one tensor."""
+    state_hash = StateHash()
+    state_hash.feed(data_B)
+    return state_hash.hexdigest()

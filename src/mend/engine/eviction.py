@@ -1,4 +1,4 @@
-"""How a rack leaves that the log evicts: in order, with all its work merged, or not at all."""
+"""An evicted rack leaves in order, with all its work merged, or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _loaded_ns = time.monotonic_ns()
 
 
 def process_age_ns() -> int:
-    """How long ago this process was started; where the system does not tell, since mend was
+    """Time since this process was started; where the system does not tell, since mend was
     loaded."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -30,29 +30,29 @@ def process_age_ns() -> int:
 
 @cache
 def startup_ns() -> int:
-    """What starting this process took until mend began in it, for the first time: a later life in
-    the same process would be started again no more slowly."""
+    """Time from the start of this process until mend first began in it. A later life in the same
+    process would take no longer to start again."""
     return process_age_ns()
 
 
 class EvictableTrainer(Trainer):
-    """A training loop that ends where the log says that its rack is evicted."""
+    """A trainer that leaves the job when the log evicts its rack."""
 
     def work(self) -> Doing:
-        """As ever. Raises Evicted behind the last step of a rack that is evicted, on all its ranks,
-        once its work is merged and it has left."""
+        """As `Trainer.work`. Raises Evicted on all ranks of an evicted rack, once its work is
+        merged and it has left."""
         yield from super().work()
         if self.life.ends:
             with self.clock.untimed():
                 yield from self._leave_evicted()
 
     def _leave_evicted(self) -> Doing:
-        """One that the others need meanwhile, or whose work they cannot merge in time, trains on:
-        that work would be lost."""
+        """Leave, unless the eviction is taken back meanwhile or the work cannot be merged in time
+        and would be lost: then train on."""
         reason = self.life.ends
         about: dict[str, object] = {"step": self.step, "reason": reason}
         try:
-            for _ in range(2):  # what was open before goes first
+            for _ in range(2):  # offers that are open already go first
                 self._capture_tails()
                 yield from self.drain(self.options.shutdown_ns)
         except GaveUp as late:
@@ -78,7 +78,8 @@ class EvictableTrainer(Trainer):
         raise error
 
     def _stays(self, about: dict[str, object], *, for_good: bool) -> None:
-        """`for_good`: the coordinator hears of it, takes the record back and tries no more."""
+        """Train on. `for_good`: tell the coordinator, which takes the record back and tries no
+        more."""
         self._note("eviction-failed", about)
         self.life.ends, self.life.stays = "", for_good
         if for_good:

@@ -1,17 +1,20 @@
-"""The host interface: everything that a rank needs of the outside world.
+"""The host interface: everything that a rank needs from the outside world.
 
 `io_loop` implements it with threads, sockets and the monotonic clock, `mend.sim` with a virtual
-clock. The code in between (`rank`, `steps`, and the machines) is the same in both.
+clock. The code that uses it is the same in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from mend.coordination.admission import VISITOR
+from mend.coordination.events import Effect, Event, Machine
 from mend.coordination.messages import Message, Refusal
 from mend.errors import MendError, OtherVersion
+from mend.trace.writer import Tape, handled
 from mend.types import MS, SECOND, Address, Extent, Peer
 
 T = TypeVar("T")
@@ -64,7 +67,7 @@ class HostInterface(Protocol):
 
 
 class Host(Protocol):
-    """What an edge feeds: the machines of one process."""
+    """The machines of one process, as the I/O loop calls them."""
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None: ...
     def tick(self) -> None: ...
@@ -107,3 +110,42 @@ class Foreigners:
         """Whether it is no single late frame, and the others had time to hear it."""
         waited_ns = self._edge.now_ns() - self._first_ns
         return self._frames >= FOREIGN_FRAMES and waited_ns >= FOREIGN_NS
+
+
+class EventQueue:
+    """Gives the machines of one process their events, one after another. Loop thread.
+
+    `machines`: by their names on a tape. `perform` performs an effect of a machine. Events that it
+    adds are handled after those that wait already.
+    """
+
+    def __init__(
+        self,
+        machines: Mapping[str, Machine],
+        now_ns: Callable[[], int],
+        perform: Callable[[Effect, Machine], None],
+        tape: Tape | None,
+    ) -> None:
+        self._names = {id(machine): name for name, machine in machines.items()}
+        self._now_ns, self._perform, self._tape = now_ns, perform, tape
+        self._waiting: deque[tuple[Machine, Event]] = deque()
+        self._busy = False
+
+    def give(self, machine: Machine, event: Event) -> None:
+        self._waiting.append((machine, event))
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._waiting:
+                machine, event = self._waiting.popleft()
+                for effect in self._handle(machine, event):
+                    self._perform(effect, machine)
+        finally:
+            self._busy = False
+
+    def _handle(self, machine: Machine, event: Event) -> list[Effect]:
+        if self._tape is None:
+            return machine.handle(event, self._now_ns())
+        name = self._names[id(machine)]
+        return handled(self._tape, name, machine, event, self._now_ns())

@@ -1,7 +1,7 @@
-"""The live host: sockets, timers and the asyncio loop in its thread.
+"""The live host: the asyncio loop with its sockets and timers, and a worker for tensors.
 
-One loop thread with sockets and timers, one worker thread for tensors. No opinions: frames become
-events, effects become frames, jobs and pulls come back as calls on the loop.
+Each runs in a thread of its own. Frames become events, effects become frames; jobs and pulls come
+back as calls on the loop.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 START_S = 30.0
 CLOSE_S = 10.0
-"""How long the end waits for the loop, with its sockets and the lane."""
+"""How long `close` waits for the loop, with its sockets and the lane."""
 
 WORK_CLOSE_S = 10.0
-"""How long the end waits for the job that a worker is at."""
+"""How long `close` waits for the worker's current job."""
 
 STRANGERS_S = 5.0
-"""How often strangers are told of, if there were any."""
+"""How often handshakes with other keys are noted, if there were any."""
 
 STRANGERS_PAGE = "docs/troubleshooting.md, The keys differ"
 REFUSED_NOTES_MAX = 20
@@ -60,7 +60,7 @@ def _begin(cores: frozenset[int] | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IoLoopOptions:
-    """Where a process listens. ports None = any. delay_ns 0 = no simulated delay."""
+    """Where a process listens. ports None: any. delay_ns 0: no simulated delay."""
 
     bind: str
     lane_host: str
@@ -73,24 +73,18 @@ class IoLoopOptions:
     cores: frozenset[int] | None = None
     """Where the worker stays; None: anywhere."""
     observe: bool = True
-    """Whether strangers that only look are answered, see `observe`."""
+    """Whether status queries are answered, see `IoLoop.observe`."""
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    """Of the job; none: what is sent is plain, and whoever reaches this process is heard."""
+    """The job's secrets; none: messages are plain, and every process that reaches this one is
+    heard."""
     protection: str = "loopback"
-    """keys, loopback or insecure, for people."""
+    """keys, loopback or insecure; for people."""
     conceal: bool = True
     """Whether the lane encrypts with the secrets, or authenticates only."""
     ranks: int = 1
-    """Of this rack."""
+    """Number of ranks of this rack."""
     peers: tuple[str, ...] = ()
-    """Addresses of others, from the settings: they may be named by whoever has no key."""
-
-
-@dataclass
-class Counters:
-    frames_refused: int = 0
-    strangers: int = 0
-    """Handshakes of keys that are not of this job, as far as they were told of."""
+    """Addresses of other processes in the settings. A process without a key may name only them."""
 
 
 class IoLoop:
@@ -101,7 +95,9 @@ class IoLoop:
     ) -> None:
         self.me, self.member, self.job = me, member, job
         self.options, self.recorder = options, recorder
-        self.counters = Counters()
+        self.frames_refused = 0
+        self._strangers = 0
+        """Handshakes with keys of other jobs that are noted already."""
         self.done = threading.Event()
         self._host: Host | None = None
         self._streams = Streams(member)
@@ -160,8 +156,8 @@ class IoLoop:
         self.call(rest)
 
     def observe(self, view: Callable[[bool], status_messages.JobStatus]) -> None:
-        """Show `view(ended)` to whoever asks, and once more at the end. It is called on the loop,
-        a few times a second at most."""
+        """Answer status queries with `view(ended)`, and send it once more at the end. `view` is
+        called on the loop, a few times a second at most."""
 
         def job() -> None:
             if self.options.observe:
@@ -172,7 +168,7 @@ class IoLoop:
         self.call(job)
 
     def attach(self, host: Host) -> None:
-        """Start hearing. Everything received before is still queued."""
+        """Start to receive. Messages that arrived before are queued."""
 
         def job() -> None:
             self._host = host
@@ -183,8 +179,8 @@ class IoLoop:
             self.every(STRANGERS_S, self._tell_strangers)
 
     def close(self, farewell: Callable[[], None] | None = None) -> None:
-        """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop, and
-        WORK_CLOSE_S for the job that a worker is at; says what is left then."""
+        """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop and
+        WORK_CLOSE_S for the worker's job; notes the threads that still run then."""
         crashed, self._closing = self._closing, True
         if not crashed and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._stop, farewell)
@@ -200,7 +196,7 @@ class IoLoop:
         return time.monotonic_ns()
 
     def connect(self, peer: Peer, address: str) -> None:
-        """The address may come from a message: one that is none is told, and stops nobody."""
+        """The address may come from a message: note a bad one, and go on."""
         try:
             self._sideband.connect(peer, address)
         except (ConfigError, TransportError) as error:
@@ -309,46 +305,46 @@ class IoLoop:
             raise
         self._lane = lane
 
-    def _received(self, found: Received) -> None:
-        """A frame of anybody's."""
+    def _received(self, received: Received) -> None:
+        """Handle a frame from any sender."""
         if self._closing:
             return
         try:
-            envelope = self._opened(found)
+            envelope = self._opened(received)
             body = self._streams.read(envelope)
         except Unread:
             pass
         except WireError as error:
             self._refuse(error)
-            if isinstance(error, OtherVersion) and error.job == self.job:
-                self._guarded(partial(self._foreign, error))
+            if isinstance(error, OtherVersion) and error.job == self.job and self._host is not None:
+                self._guarded(partial(self._host.foreign, error))
         except Exception as error:
             self._crash(error)
         else:
             self._guarded(partial(self._hear, envelope, body))
 
-    def _opened(self, found: Received) -> Envelope:
-        """A frame of this job, said by whom it names. Raises WireError."""
+    def _opened(self, received: Received) -> Envelope:
+        """Decode a frame of this job and check its sender. Raises WireError."""
         try:
-            envelope = wire.decode(found.frame)
+            envelope = wire.decode(received.frame)
         except OtherVersion as error:
-            _check_key(found.sender, error.rack, 0)
+            _check_key(received.sender, error.rack, 0)
             raise
         rack, rank = envelope.rack, envelope.rank
         if envelope.job != self.job:
             raise WireError(f"a frame of job {envelope.job!r}, this is job {self.job!r}")
-        _check_key(found.sender, rack, rank)
+        _check_key(received.sender, rack, rank)
         if isinstance(envelope.body, Retire) != (rack == PERSON):
             raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
-        # What is no state may come over a way of its own: a refusal, a challenge.
-        speaker, bare = Member(rack, envelope.incarnation), found.sender is None
+        # Other messages (a refusal, a challenge) may come over a connection of their own.
+        speaker, bare = Member(rack, envelope.incarnation), received.sender is None
         counted = bare and isinstance(envelope.body, State | Patch)
-        if counted and not self._speakers.admits(speaker, rank, found.route, self.now_ns()):
+        if counted and not self._speakers.admits(speaker, rank, received.route, self.now_ns()):
             raise WireError(f"rack {rack} rank {rank} speaks over two connections at once")
         address = _address_in(envelope.body)
-        if bare and address and not self._origins.fits(address, found.host()):
+        if bare and address and not self._origins.fits(address, received.host()):
             raise WireError(
-                f"rack {rack} speaks from {found.host()} and is to be answered at {address!r}, "
+                f"rack {rack} speaks from {received.host()} and is to be answered at {address!r}, "
                 "which is another machine as far as can be seen. Give all racks and the witness a "
                 "key (mend keys new FILE, MEND_KEY_FILE), or correct that rack's advertise_host"
             )
@@ -358,31 +354,25 @@ class IoLoop:
         if self._host is not None:
             self._host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, body)
 
-    def _foreign(self, found: OtherVersion) -> None:
-        if self._host is not None:
-            self._host.foreign(found)
-
     def _looked(self, route: bytes, frame: bytes) -> None:
-        """Somebody who only looks. Not told to the host, so it is on no tape."""
+        """Handle a status query. The host does not see it, so no tape has it."""
         if self._observed is not None:
             self._observed.take(route, frame)
 
     def _tell_strangers(self) -> None:
-        """Somebody knocks without the key: a rack with another one, or no member at all."""
+        """Note handshakes without the job's key: of a rack with another key, or of no member."""
         count = self._sideband.strangers
-        if count > self.counters.strangers:
-            self.counters.strangers = count
+        if count > self._strangers:
+            self._strangers = count
             self.note("strangers", {"handshakes": count, "remedy": STRANGERS_PAGE})
 
     def _refuse(self, error: MendError) -> None:
-        self.counters.frames_refused += 1
-        if self.counters.frames_refused <= REFUSED_NOTES_MAX:
-            self.note(
-                "frame-refused", {"reason": str(error), "count": self.counters.frames_refused}
-            )
+        self.frames_refused += 1
+        if self.frames_refused <= REFUSED_NOTES_MAX:
+            self.note("frame-refused", {"reason": str(error), "count": self.frames_refused})
 
     def _guarded(self, job: Callable[[], None]) -> None:
-        """Border of the loop: a bug in a machine stops this rack loudly, not the loop silently."""
+        """Run `job`; stop this rack with its error if it raises one."""
         if self._closing:
             return
         try:
@@ -395,18 +385,15 @@ class IoLoop:
         self._closing = True
         self.done.set()
         if self._host is not None:
-            failure = (
-                error
-                if isinstance(error, MendError)
-                else GaveUp(f"the mend loop stopped: {error!r}")
-            )
-            if failure is not error:
+            failure = error
+            if not isinstance(failure, MendError):
+                failure = GaveUp(f"the mend loop stopped: {error!r}")
                 failure.__cause__ = error
             self._host.crashed(failure)
         self._loop.stop()
 
     def _arm(self) -> None:
-        """One timer, for the earliest deadline of the machines."""
+        """Set the one timer to the earliest deadline of the machines."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -437,7 +424,7 @@ class IoLoop:
 
 
 def _address_in(body: object) -> str | None:
-    """Where whoever says this wants to be answered."""
+    """The address at which the sender wants to be answered."""
     match body:
         case Hello(seat=seat):
             return seat.address
@@ -448,13 +435,13 @@ def _address_in(body: object) -> str | None:
 
 
 def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
-    """With keys a connection says who sends; a frame may not say it is somebody else. Raises
+    """With keys the connection names the sender, and a frame must name the same. Raises
     WireError."""
     if sender is not None and sender != (rack, rank):
-        mine = f"rack {sender.rack} rank {sender.rank}"
-        raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {mine}")
+        owner = f"rack {sender.rack} rank {sender.rank}"
+        raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {owner}")
 
 
 def _token(job: str) -> bytes:
-    """What a lane connection must begin with: keeps jobs apart, not people out."""
+    """The first bytes of a lane connection. They keep jobs apart; they are no protection."""
     return hashlib.sha256(b"mend lane " + job.encode()).digest()[:16]

@@ -1,4 +1,4 @@
-"""Starts one rank of a rack from plain settings, and takes it down again."""
+"""Starts one rank of a rack from plain settings, and ends it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from mend.engine.checkpoint_writer import (
 )
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.eviction import EvictableTrainer, startup_ns
+from mend.engine.fragment_state import AgreeMin, FragmentState, Request, Share, Spread, Wait, drive
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import BUFFERS_PAGE
@@ -40,15 +42,14 @@ from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_config import Introduction, Settings, parts_of
-from mend.engine.replay_training import Again
+from mend.engine.replay_training import Again, TapeEnded
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
-from mend.engine.state_giving import Given
 from mend.engine.threads import from_outside
-from mend.engine.trainer import AgreeMin, FragmentState, OpenOffer, Share, Spread, Wait
+from mend.engine.trainer_rounds import MirrorCalls
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import Mirror, Replicas, TrainingState
-from mend.errors import CheckpointError, GaveUp
+from mend.engine.training_state import Replicas, TrainingState
+from mend.errors import CheckpointError, Evicted, GaveUp
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import digests_of_rest, in_few_words
@@ -58,25 +59,26 @@ from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
 from mend.types import SECOND, WITNESS, Member, Peer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class LiveRank:
-    """One running rank: trainer on the caller's thread, everything else on the driver's."""
+    """One running rank: the trainer on the caller's thread, everything else on the loop's."""
 
     def __init__(self, plan: ModelPlan, settings: Settings, numerics: Numerics) -> None:
-        """How a rank starts, in order; `begin` goes on from here. All ranks of the rack together.
-        What fails takes down what there is. Raises what is made here raises."""
+        """Build everything up to the first message; `begin` goes on from here. All ranks of the
+        rack call it together. After a failure nothing is left running; the error is raised."""
         self.numerics, self._ending = numerics, threading.RLock()
         self.tape: TapeWriter | None = None
         self._told = False
-        # Who it is: its place in the rack, and its settings as the rack and the model complete them
+        # The rank's place in the rack, and the settings as the rack and the model complete them
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self.group = RackGroup(settings.members, limit_ns / SECOND)
         self.settings = settings = settings.completed(self.group.ranks, plan)
         self.me = Peer(settings.rack, self.group.rank)
         self._side = Side(plan.gpu) if plan.gpu is not None else None
-        # What it runs on: its records, and the loop with its sockets
+        # The event log, and the loop with its sockets
         self.recorder = EventLog(
             {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
         )
@@ -86,7 +88,7 @@ class LiveRank:
             self.io_loop = IoLoop(
                 self.me, self.member, settings.job, self._io_loop_options(), self.recorder
             )
-        except BaseException:  # a port that is taken: there is no driver to abort yet
+        except BaseException:  # such as a port that is taken: there is no loop to abort yet
             self.recorder.close()
             self.group.close()
             raise
@@ -94,16 +96,14 @@ class LiveRank:
         if settings.policy.racks > 1:
             digests = digests_of_rest(plan.module, plan.parameters.values())
         self._buffers = weakref.ref(plan.module), digests
-        self.pace = TrainingProgress(
-            self.recorder.note, lambda: (self.io_loop.bytes_sent, self.io_loop.bytes_received)
-        )
+        self.pace = TrainingProgress(self.recorder.note, self._traffic)
         self.io_loop.every(PERIOD_S, self.pace.write)
         try:
-            # What it trains, and from which bits on
+            # The model, and the fragments at the version to begin with
             model = RackModel(plan, settings, self.group, numerics)
             self._resumed = self._part(model)
             tracks = together(self.group, lambda: self._tracks(model))
-            # Who trains, and who exchanges
+            # The training thread's half and the loop thread's half
             again = Again(settings.replay, self.me, plan.layouts) if settings.replay else None
             self._make_trainer(model, tracks, again)
             self._make_machines(model, tracks, again)
@@ -121,15 +121,14 @@ class LiveRank:
         return replace(options, bind=f"tcp://{options.lane_host}:0")
 
     def _part(self, model: RackModel) -> Part | None:
-        """What this rack has of the checkpoint to go on from. Says what is lost by it."""
-        path, racks = self.settings.resume, self.settings.policy.racks
-        if path is None:
+        """This rack's part of the checkpoint to resume, if there is one. Notes what is lost."""
+        source, racks, note = self.settings.resume, self.settings.policy.racks, self.recorder.note
+        if source is None:
             return None
-        note = self.recorder.note
         part = (
-            together(self.group, lambda: path.part(*self.me, model.facts))
-            if isinstance(path, SavedState)
-            else read_part(path, self.me.rack, self.group, model.facts, model.cuttable())
+            together(self.group, lambda: source.part(*self.me, model.facts))
+            if isinstance(source, SavedState)
+            else read_part(source, self.me.rack, self.group, model.facts, model.cuttable())
         )
         if part is None:
             effect = "begins with a copy of the others' weights; what only it had is lost"
@@ -147,7 +146,8 @@ class LiveRank:
         return part.compared(model.plan.parameters, model.frozen_then)
 
     def _tracks(self, model: RackModel) -> list[FragmentState]:
-        """At version 0, or at that of the checkpoint. On a GPU with the memory of the whole run."""
+        """The fragments at version 0, or at those of the checkpoint. With a GPU, also allocate the
+        memory of the whole run."""
         tracks = model.tracks()
         if self._resumed is not None:
             for fragment, track in enumerate(tracks):
@@ -161,13 +161,14 @@ class LiveRank:
     def _make_trainer(
         self, model: RackModel, tracks: list[FragmentState], again: Again | None
     ) -> None:
-        """The half of the training thread: it captures and applies between steps."""
+        """Make the training thread's half, which captures and applies between steps."""
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
         self.published = again.published if again else PublishedState(len(tracks))
         self.trainer = (again.trainer if again else EvictableTrainer)(
             self.member, self.settings.policy, self.settings.step, tracks, self.published,
-            now_ns=self.io_loop.now_ns, post=self._post, own=self._own, note=self.recorder.note,
+            now_ns=self.io_loop.now_ns, post=self._post, note=self.recorder.note,
+            own=lambda offer: self.io_loop.call(lambda: self.rank.own(offer)),
             numerics=self.numerics, side=self._side,
         )  # fmt: skip
         if self._resumed is not None:
@@ -180,15 +181,13 @@ class LiveRank:
     def _make_machines(
         self, model: RackModel, tracks: list[FragmentState], again: Again | None
     ) -> None:
-        """The half of the loop thread: it agrees with the other racks, pulls and merges."""
+        """Make the loop thread's half, which agrees with the other racks, pulls and merges."""
         genesis, part = [track.anchor for track in tracks], self._resumed
         digests = tuple(anchor.digest for anchor in genesis)
-        mine = Introduction(
-            self.member.incarnation, self._advertised(), self.io_loop.lane_address, digests
-        )
-        found = self.group.gather(mine, Introduction)
+        introduction = Introduction(self._advertised(), self.io_loop.lane_address, digests)
+        ranks = self.group.gather(introduction, Introduction)
         parts = parts_of(
-            self.settings, self.me, self.member, found, model.facts,
+            self.settings, self.me, self.member, ranks, model.facts,
             sums=self.numerics.measuring is not None, started_ns=self.io_loop.now_ns(),
             script=again.script if again else None,
             resumed=(part.resume, part.manifest.step) if part else None,
@@ -204,32 +203,28 @@ class LiveRank:
             self.published, self.io_loop, model.plain, tape, self._moments,
         )  # fmt: skip
         self._show()
-        self.io_loop.call(lambda: self._connect([one.address for one in found]))
+        self.io_loop.call(lambda: self._connect([rank.address for rank in ranks]))
         self.io_loop.attach(self.rank)
 
     def _validate(self, model: nn.Module) -> None:
-        """Have the training thread make micro-benchmarks when the rank is slow."""
+        """Let the coordinator ask the training thread for micro-benchmarks."""
         device = self._side.device if self._side is not None else torch.device("cpu")
-        self.rank.benchmark = self.trainer.benchmark = MicroBenchmark(
-            self.io_loop.now_ns,
-            self._post,
-            LiveBenchmark(device).product_ns,
-            watch_forward(weakref.ref(model)),
-        )
+        product_ns, watch = LiveBenchmark(device).product_ns, watch_forward(weakref.ref(model))
+        benchmark = MicroBenchmark(self.io_loop.now_ns, self._post, product_ns, watch)
+        self.rank.benchmark = self.trainer.benchmark = benchmark
 
     @property
     def _moments(self) -> int:
-        """Fragments that are not of weights."""
+        """Number of fragments of moments, the last ones."""
         return self.settings.policy.fragments - self.settings.policy.of_weights
 
     def _roles(self, parts: Parts, payload_bytes: tuple[int, ...]) -> Roles:
-        """Make the machines, and begin their tape, if there is to be one."""
+        """Make the machines, and begin their tape if one is wanted."""
         roles = Roles.of_parts(parts)
         settings, plan = self.settings, plan_hash(parts.leader.hello) if parts.leader else ""
         if plan:
-            self.recorder.note(
-                "start", {"member": list(self.member), "plan": plan, "job": settings.job}
-            )
+            member = list(self.member)
+            self.recorder.note("start", {"member": member, "plan": plan, "job": settings.job})
         header = header_of(
             settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
             moments=self._moments,
@@ -239,13 +234,18 @@ class LiveRank:
             self.tape.watch(roles.named())
         return roles
 
+    def _traffic(self) -> tuple[int, int]:
+        """Bytes (sent, received)."""
+        return self.io_loop.bytes_sent, self.io_loop.bytes_received
+
     def _advertised(self) -> str:
+        """The address by which other processes reach this one."""
         host, address = self.settings.io_loop.advertise_host, self.io_loop.address
         return f"tcp://{host}:{address.rsplit(':', 1)[1]}" if host else address
 
     def _connect(self, addresses: Sequence[str]) -> None:
-        """Loop thread. A leader speaks to whoever may coordinate and to its ranks, a rank to its
-        leader."""
+        """Loop thread. A leader connects to its ranks and to every process that may coordinate, a
+        rank to its leader."""
         if self.me.rank != 0:
             self.io_loop.connect(Peer(self.me.rack, 0), addresses[0])
             return
@@ -258,23 +258,18 @@ class LiveRank:
                 self.io_loop.connect(Peer(rack, 0), address)
 
     def _show(self) -> None:
-        """Let whoever looks see the rack; its leader speaks for all ranks."""
+        """Answer status queries. The leader answers for all ranks of the rack."""
         io_loop, roles = self.io_loop, self.rank.roles
         leader = roles.leader
         if leader is None:
             return
 
-        def traffic() -> tuple[int, int]:
-            return io_loop.bytes_sent, io_loop.bytes_received
-
         training = Training(
-            self.published,
-            self.pace,
-            Recent(lambda: note_of(self.pace, traffic, io_loop.now_ns())),
-            self.group.ranks,
-            lambda: sum(count for _, count in self.trainer.standing[2].missed),
-            lambda: self.numerics.buffers.total_bytes,
-        )
+            self.published, self.pace,
+            Recent(lambda: note_of(self.pace, self._traffic, io_loop.now_ns())), self.group.ranks,
+            missed=lambda: sum(count for _, count in self.trainer.standing[2].missed),
+            host_bytes=lambda: self.numerics.buffers.total_bytes,
+        )  # fmt: skip
 
         def view(ended: bool) -> JobStatus:
             job, now_ns = self.settings.job, io_loop.now_ns()
@@ -286,7 +281,8 @@ class LiveRank:
     # -------------------------------------------------------------- training thread
 
     def begin(self) -> None:
-        """Wait for the other racks, then train on version 0 of the lowest. Raises what stops it."""
+        """Wait for the other racks, then train on the lowest rack's version 0. Raises the error
+        that stops the start."""
         self.trainer.life.started_ns = self.io_loop.now_ns() - startup_ns()
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
         # well.
@@ -295,37 +291,32 @@ class LiveRank:
             tell_begin(self.me, self.settings.outcomes)
 
     def carry(self, state: TrainingState) -> None:
-        """Before `begin`: what the script trains with. A checkpoint that is resumed has what was
-        registered. Raises CheckpointError."""
-        self.trainer.training_state, self.trainer.give = state, self._give_state
+        """Take what the script trains with; call it before `begin`. If a checkpoint is resumed,
+        `state` gets what was registered then. Raises CheckpointError."""
+        rank, trainer, on_loop = self.rank, self.trainer, self._on_loop
+        trainer.training_state, trainer.give = state, on_loop(rank.give_state)
         if self.settings.replay is None:
-            self.trainer.reserve = self._reserve_state
+            trainer.reserve = on_loop(rank.reserve_state)
         if state.mirrored and self.settings.replay is None:
-            self.rank.mirrors = RackStateMirrors(self.rank)
-            self.trainer.mirrors = _Mirrors(self.io_loop, self.rank.mirrors)
+            rank.mirrors = mirrors = RackStateMirrors(rank)
+            calls = (on_loop(mirrors.serve), on_loop(mirrors.seek), on_loop(mirrors.fetch))
+            trainer.mirrors = MirrorCalls(*calls)
         ranks = self.group.ranks
-        boxes = [holders for t in self.trainer.tracks for holders in t.holding.replicas]
+        boxes = [holders for t in trainer.tracks for holders in t.holding.replicas]
         if ranks > 1 and all(len(holders) == ranks for holders in boxes):
-            self.trainer.replicas = Replicas(self.group.rank == 0, self.group.minimum)
-        part = self._resumed
-        if part is not None:
+            trainer.replicas = Replicas(self.group.rank == 0, self.group.minimum)
+        if (part := self._resumed) is not None:
             together(self.group, lambda: part.registered(state))
 
-    def live(self, doing: Generator[Wait | AgreeMin | Share | Spread, Any, T]) -> T:
-        """Drive a generator of `steps` on this thread; returns what it does."""
-        answer: object = None
-        while True:
-            try:
-                request = doing.send(answer)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            except SystemExit:  # a replay whose tape is at its end
-                self.close()
-                raise
-            answer = self._answer(request)
+    def live(self, doing: Generator[Request, Any, T]) -> T:
+        """Drive a generator of the trainer on this thread and return its value."""
+        try:
+            return drive(doing, self._answer)
+        except (TapeEnded, Evicted):
+            self.close()
+            raise
 
-    def _answer(self, request: Wait | AgreeMin | Share | Spread) -> object:
+    def _answer(self, request: Request) -> object:
         match request:
             case Wait(ready, limit_ns):
                 return self.published.wait(ready, limit_ns / SECOND)
@@ -340,37 +331,33 @@ class LiveRank:
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
     ) -> PendingCheckpoint:
-        """Write this rack's part, with all other racks at one place of the log. See `api`."""
+        """See `Runtime.checkpoint`."""
         if self.settings.replay is not None:
-            return nothing_to_write(folder)  # it is written; what it applied is on the tape
+            return nothing_to_write(folder)  # the recorded run wrote it
         return self._checkpoints.checkpoint(folder, save, limit_ns, wait=wait)
 
     def saved_state(self, limit_ns: int) -> dict[str, Any]:
-        """This rank's state, with all other racks at one place of the log. See `api`."""
+        """See `Runtime.state_dict`."""
         if self.settings.replay is not None:
             return {}
         return self._checkpoints.saved_state(limit_ns)
 
     def settle_checkpoint(self) -> CheckpointError | None:
-        """Wait for the one that is being written; why it failed, if nobody has asked."""
+        """See `CheckpointWriter.settle`."""
         return self._checkpoints.settle()
 
     def _post(self, event: Event) -> None:
         self.io_loop.call(lambda: self.rank.tell(event))
 
-    def _own(self, offer: OpenOffer) -> None:
-        self.io_loop.call(lambda: self.rank.own(offer))
-
-    def _give_state(self, to: Member, step: int, data_B: Given) -> None:
-        self.io_loop.call(lambda: self.rank.give_state(to, step, data_B))
-
-    def _reserve_state(self, size: int) -> None:
-        self.io_loop.call(lambda: self.rank.reserve_state(size))
+    def _on_loop(self, job: Callable[P, None]) -> Callable[P, None]:
+        """A function that has the loop's thread do `job` soon."""
+        return lambda *args, **options: self.io_loop.call(partial(job, *args, **options))
 
     # -------------------------------------------------------------- the end
 
     def close(self) -> None:
-        """After `trainer.close()`: let the others hear the end, then stop. All ranks together."""
+        """Call it after `trainer.close()`, on all ranks of the rack together: wait until the other
+        racks have heard the end, then stop."""
         self._note_buffers()
         self.group.barrier()
         coordinator = self.rank.roles.coordinator
@@ -383,8 +370,8 @@ class LiveRank:
         self.io_loop.every(PERIOD_S, look)
 
     def _note_buffers(self) -> None:
-        """Buffers whose module did not tell at the start that training changes them, and frozen
-        parameters."""
+        """Note the buffers that training changed although no module announced it at the start, and
+        the frozen parameters that it changed."""
         module, before = self._buffers[0](), self._buffers[1]
         if module is None or not before:
             return
@@ -398,14 +385,14 @@ class LiveRank:
 
     def abort(self) -> None:
         """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent; any
-        thread. On a thread of mend's own it returns at once, and another one does it."""
+        thread. On one of mend's own threads it returns at once and another thread does the work."""
         from_outside(self._end)
 
     def _end(self) -> None:
         with self._ending:
             self.io_loop.close(self._farewell)
             if (published := getattr(self, "published", None)) is not None:
-                published.fail(GaveUp("this rack has left the job"))  # whoever waits for it still
+                published.fail(GaveUp("this rack has left the job"))  # wakes threads that wait
             if not self._told and hasattr(self, "trainer") and self.settings.replay is None:
                 self._told = True
                 tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
@@ -431,28 +418,9 @@ class LiveRank:
                 self.io_loop.send(effect.to, effect.body)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mirrors:
-    """The way of the training thread to those of the loop."""
-
-    io_loop: IoLoop
-    mirrors: RackStateMirrors
-
-    def serve(self, step: int, data_B: torch.Tensor) -> None:
-        self.io_loop.call(lambda: self.mirrors.serve(step, data_B))
-
-    def seek(self) -> None:
-        self.io_loop.call(self.mirrors.seek)
-
-    def fetch(self, mirror: Mirror) -> None:
-        self.io_loop.call(lambda: self.mirrors.fetch(mirror))
-
-
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
-    """Have all memory of the run ready: locking takes a while, and would hold up the first rounds.
-
-    A second version of every anchor, and vectors for the rounds in flight.
-    """
+    """Allocate the memory of the whole run: a second version of every anchor, and vectors for the
+    rounds in flight. Locking takes a while and would delay the first rounds."""
     second = [numerics.buffers.empty(track.anchor.data.numel()) for track in tracks]
     flying = numerics.buffers.idle_max - len(second)
     numel, parcels = max(track.owned.numel for track in tracks), list[Tensor]()
@@ -464,9 +432,9 @@ def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
 
 
 def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[int]:
-    """Elements of the vectors that the device will hold: of a round, and where it encodes also an
-    anchor and a residual (none with feedback in the weights) of every fragment, a delta and what is
-    pending."""
+    """Number of elements of each vector that the device will hold: those of a round. Where the
+    device encodes, also an anchor and a residual of every fragment (no residual with feedback in
+    the weights), a delta and a pending residual."""
     numels = [track.owned.numel for track in tracks if track.moments is None]
     if numerics.on_device is None:
         return [max(numels)] * 3

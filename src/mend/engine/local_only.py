@@ -1,8 +1,8 @@
-"""A rank of a rack that trains alone (exchange=False): counts and records, opens no socket, copies
-no weights.
+"""A rank of a rack that trains alone (exchange=False): it counts and records, opens no socket and
+copies no weights.
 
-It is the baseline that an exchange is measured against: the same script, hooks and events, and
-nothing else. It has what `api` uses of a `LiveRank`.
+It is the baseline for measurements of an exchange: the same script, hooks and events. It has the
+methods of `LiveRank` that `api` calls.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from msgspec import structs
 
 from mend.codec import CODECS
 from mend.coordination.events import Event
-from mend.engine.io_loop import Counters
+from mend.engine.fragment_state import Doing, OpenOffer
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rank_config import Settings
 from mend.engine.threads import from_outside
-from mend.engine.trainer import Doing, OpenOffer, Trainer
+from mend.engine.trainer import Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import TrainingState
 from mend.merge import MERGES
@@ -32,16 +32,16 @@ from mend.status.event_log import EventLog
 from mend.types import Member, Peer
 
 NEVER = 1 << 62
-"""A period that no run gets to the end of: nothing is ever due."""
+"""A period longer than any run: nothing is ever due."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoWire:
-    """Stands where a rank's driver does: nothing is sent, nothing comes."""
+    """Takes the place of the I/O loop: nothing is sent or received."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
-    counters: Counters = field(default_factory=Counters)
+    frames_refused: int = 0
 
 
 class LocalOnlyRank:
@@ -61,26 +61,20 @@ class LocalOnlyRank:
             CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0, 0)
         )
         self.published = PublishedState(0)
-        self.published.finish()  # leaving waits for nobody
+        self.published.finish()  # there is nobody to wait for at the end
+        policy = structs.replace(settings.policy, fragments=1, period_steps=NEVER, overlap_steps=0)
         self.trainer = Trainer(
-            Member(settings.rack, 0),
-            structs.replace(settings.policy, fragments=1, period_steps=NEVER, overlap_steps=0),
-            settings.step,
-            [],
-            self.published,
-            now_ns=time.monotonic_ns,
-            post=_nobody,
-            own=_nobody,
-            note=self.recorder.note,
+            Member(settings.rack, 0), policy, settings.step, [], self.published,
+            now_ns=time.monotonic_ns, post=_drop, own=_drop, note=self.recorder.note,
             numerics=self.numerics,
-        )
+        )  # fmt: skip
 
     def carry(self, state: TrainingState) -> None:
-        """Nobody asks for it."""
+        """Take the training state; no rack will ask for a copy."""
         self.trainer.training_state = state
 
     def begin(self) -> None:
-        """Nobody is waited for."""
+        """Begin at once."""
         member = [self.me.rack, 0]
         self.recorder.note(
             "start", {"member": member, "plan": "", "job": self.settings.job, "exchange": False}
@@ -88,24 +82,25 @@ class LocalOnlyRank:
         self._ticker.start()
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Nothing is overwritten here, so nothing has to be looked at."""
+        """Do nothing: no weights are overwritten here."""
 
     def _tick(self) -> None:
-        """What a rank's loop thread does beside all else."""
+        """Write the progress once a second, as a live rank's loop does."""
         while not self._over.wait(PERIOD_S):
             self.pace.write()
 
     def live(self, doing: Doing) -> None:
-        """Drive a generator of `steps`; without fragments and other ranks it asks for nothing."""
+        """Drive a generator of the trainer, which yields no request without fragments and other
+        ranks."""
         for request in doing:
             raise AssertionError(f"a rank alone was asked to wait: {request}")
 
     def close(self) -> None:
-        """As `abort`: there is nobody to part from."""
+        """As `abort`: there are no other racks."""
         self.abort()
 
     def abort(self) -> None:
-        """Write what is left of the events. Idempotent; any thread, see `LiveRank.abort`."""
+        """Write the rest of the events and stop. Idempotent; any thread, see `LiveRank.abort`."""
         self._over.set()
         from_outside(self._end)
 
@@ -121,8 +116,8 @@ class LocalOnlyRank:
             self.recorder.close()
 
 
-def _nobody(_: Event | OpenOffer) -> None:
-    """Whom the loop would tell."""
+def _drop(_: Event | OpenOffer) -> None:
+    """There is no loop to tell."""
 
 
 def _rank_in(members: tuple[int, ...] | None) -> int:

@@ -1,9 +1,9 @@
-"""Finds weights that moved although no step was counted. Training thread, except `look`.
+"""Detects weights that changed although no step was counted. Training thread, except `look`.
 
-A step that mend does not see is training that it would overwrite at the end. Three signs, from
-the cheapest to the surest: versions of a few parameters (torch counts writes in place, but those
-of fused optimizers and through `.data`), values while no step was counted at all, and a state dict
-that was loaded after mend_init.
+mend would overwrite the training of a step that it does not see. Three signs, from the cheapest to
+the surest: versions of a few parameters (torch counts in-place writes, except those of fused
+optimizers and through `.data`), values while no step was counted at all, and a state dict that was
+loaded after mend_init.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mend.errors import UsageError
 from mend.fragment.shards import bytes_held
 
 CANARIES_MAX = 8
-"""Parameters whose versions are read at every step; the rest is looked at when it is due."""
+"""Parameters whose versions are read at every step."""
 
 SIGNS_MAX = 3
-"""So many times `look` finds new writes and no new step before it says so."""
+"""Times in a row that `look` finds new writes and no new step before it warns."""
 
 
 class Movement:
-    """What is known of who moved the exchanged parameters. Holds no model alive."""
+    """Tracks changes of the exchanged parameters. Does not keep the model alive."""
 
     def __init__(
         self,
@@ -43,17 +43,17 @@ class Movement:
         self._canaries = self._parameters[::stride][:CANARIES_MAX]
         self._marked = self._versions()
         self._per_step = 0
-        """Writes to the canaries from one counted step to the next, the last time."""
+        """Writes to the canaries between the last two counted steps."""
         self._steps = 0
         self.resumed = False
-        """Whether the weights began with more than the anchor, from a checkpoint."""
+        """Whether the weights began with a checkpoint's, which hold more than the anchor."""
         self._seen: tuple[int, int] = (0, self._marked)
         self._signs = 0
         self._unwatched = False
-        """What is written now is mend's own, or undone: `look` takes no notice of it."""
+        """Whether `look` ignores writes, as they are mend's own or will be undone."""
         self._before_load: list[str] | None = None
         self._load_began = 0
-        """Writes to the canaries until then."""
+        """Writes to the canaries before the load."""
         self._loaded = False
         self._handles = _watch_loads(model, self)
 
@@ -71,14 +71,14 @@ class Movement:
         return sum(p._version for each in self._canaries if (p := each()) is not None)
 
     def stepped(self) -> None:
-        """A step was counted, and what mend writes behind it is written."""
+        """A step was counted, and mend has written its own changes after it."""
         now = self._versions()
         self._per_step, self._marked = now - self._marked, now
         self._steps += 1
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """mend itself writes to the parameters inside, right behind a counted step."""
+        """Inside, mend itself writes to the parameters, right after a counted step."""
         try:
             with self._not_watched():
                 yield
@@ -87,7 +87,7 @@ class Movement:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What is written inside is mend's own or undone at its end, and no part of a step."""
+        """Writes inside are mend's own or undone at the end, and no part of a step."""
         before = self._versions()
         try:
             with self._not_watched():
@@ -105,7 +105,7 @@ class Movement:
             self._unwatched = outside
 
     def look(self) -> None:
-        """Any thread, now and then: warn once when weights change and no step is counted."""
+        """Warn once when weights change and no step is counted. Any thread calls it regularly."""
         now = (self._steps, self._versions())
         if self._unwatched:
             return
@@ -123,8 +123,8 @@ class Movement:
     def uncounted(self, tracks: Sequence[FragmentState]) -> str:
         """Why these weights hold training that was not counted; empty: they do not.
 
-        What is written once more after the last step (clamped weights, an average swapped in) is
-        less than a step writes, and no training.
+        Fewer writes after the last step than a step makes (clamped weights, an average swapped in)
+        are no training.
         """
         if self._load_in_place():
             return f"a state dict was loaded after step {self._steps}"
@@ -140,7 +140,7 @@ class Movement:
     # -------------------------------------------------------------- state dicts
 
     def check_load(self) -> None:
-        """Before a step. Raises UsageError when a state dict was loaded that is still in place."""
+        """Call it before a step. Raises UsageError when a loaded state dict is still in place."""
         if self._load_in_place():
             raise UsageError(
                 f"a state dict was loaded into the model after mend_init (after step {self._steps})"
@@ -149,8 +149,8 @@ class Movement:
             )
 
     def _load_in_place(self) -> bool:
-        """Whether a load changed the parameters. Values that are back, such as those that an
-        average replaced for an evaluation, are forgotten."""
+        """Whether a load changed the parameters. A load that was undone, such as an average swapped
+        in for an evaluation, is forgotten."""
         if not self._loaded:
             return False
         if self._before_load != self._hashes():
@@ -160,23 +160,22 @@ class Movement:
         return False
 
     def begin_load(self) -> None:
-        """A state dict is about to be loaded into a module of the model."""
+        """Call it before a state dict is loaded into a module of the model."""
         if self._before_load is None:
             self._before_load, self._load_began = self._hashes(), self._versions()
 
     def end_load(self) -> None:
-        """It is loaded."""
+        """Call it after a state dict was loaded."""
         self._loaded = True
 
     def _hashes(self) -> list[str]:
-        """Of what this rank holds of every exchanged parameter."""
+        """Hashes of this rank's part of every exchanged parameter."""
         parameters = (reference() for reference in self._parameters)
         return [xxhash.xxh3_128_hexdigest(bytes_held(p)) for p in parameters if p is not None]
 
 
 class _LoadHook:
-    """Around `load_state_dict` of every module. A copy of the model, and one that was pickled, has
-    `ignore` in its place."""
+    """A hook of `load_state_dict` of a module. A copied or unpickled model has `ignore` instead."""
 
     def __init__(self, movement: Movement, call: Callable[[Movement], None]) -> None:
         self._movement, self._call = weakref.ref(movement), call

@@ -1,8 +1,8 @@
-"""The one place where codec, merge and outer step meet. Runs on workers.
+"""Combines codec, merge and outer step. Runs on workers.
 
-Everything is element-wise and done block by block, so that a block stays in the cache from decoding
-to its digest. Bits do not depend on the size of a block or the number of threads; nothing here
-reduces over elements but the checksums, which read bytes in order, and sums that are exact.
+All operations are element-wise and done block by block, so that a block stays in the cache from
+decoding to its digest. Bits do not depend on the size of a block or the number of threads: the only
+reductions are checksums, which read bytes in order, and exact sums.
 
 Legend: N elements of a rank's part of a fragment, n elements of a block, B payload bytes.
 """
@@ -53,7 +53,7 @@ _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 def _stretches(
     runs: Sequence[tuple[int, Weights]], begin: int, end: int, size: int
 ) -> Iterator[tuple[int, int, Weights]]:
-    """Blocks of [begin, end), cut where the weights change."""
+    """Blocks of [begin, end) with their weights, cut where the weights change."""
     start = 0
     for stop, weights in runs:
         first, last = max(start, begin), min(stop, end)
@@ -72,18 +72,18 @@ def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
 
 
 def _check_buffer(data: Tensor, size: int) -> None:
-    found = (tuple(data.shape), data.dtype, data.is_contiguous())
-    assert found == ((size,), torch.float32, True), f"no anchor buffer of {size}: {found}"
+    layout = (tuple(data.shape), data.dtype, data.is_contiguous())
+    assert layout == ((size,), torch.float32, True), f"no anchor buffer of {size}: {layout}"
 
 
 def _owned(part: Owned | int) -> Owned:
-    """A number of elements: of one tensor without a shape."""
+    """What is owned; a number stands for one tensor of so many elements."""
     return part if isinstance(part, Owned) else Owned((Span(0, part),), part)
 
 
 def keeps_in_weights(codec: Codec | LayoutCodec, alignment: Alignment) -> bool:
-    """Whether what the codec leaves out of offers stays in the rack's weights. Not where an apply
-    gives up a part of the weights, which would be lost with it."""
+    """Whether the error of the codec stays in the rack's weights. It cannot where an apply discards
+    a part of the weights, as the error would be lost too."""
     return codec.feedback == "weights" and alignment == "carry"
 
 
@@ -97,9 +97,9 @@ class Anchor:
     version: int
     digest: str
     rounds: int = 0
-    """That it has behind it, in parts of `weights.WHOLE`."""
+    """Rounds merged so far, in parts of `weights.WHOLE`."""
     codecs: FragmentCodec | None = None
-    """None: of an anchor that nothing is encoded against."""
+    """None: nothing is encoded against this anchor."""
 
     @property
     def values(self) -> Tensor:
@@ -107,7 +107,7 @@ class Anchor:
 
     @property
     def states(self) -> tuple[Tensor, ...]:
-        """Of the outer optimizer, N each, in the order of its names."""
+        """State vectors of the outer optimizer, N each, in the order of its names."""
         end = self.data.numel() - self.codec_numel
         return self.data[self.numel : end].view(-1, self.numel).unbind() if end > self.numel else ()
 
@@ -117,7 +117,7 @@ class Anchor:
 
     @property
     def payload_bytes(self) -> int:
-        """The most that an offer against it can be."""
+        """Maximum size of an offer against this anchor."""
         assert self.codecs is not None, f"version {self.version} is only a number here"
         return self.codecs.payload_bytes
 
@@ -127,33 +127,33 @@ class Anchor:
 
     @property
     def codec(self) -> Codec:
-        """Encodes offers against this anchor, decodes those that a merge into the next one names.
-        A new one each time: it keeps what it has read."""
+        """The codec of offers against this anchor. A new one each time, as it caches what it has
+        read."""
         assert self.codecs is not None, f"version {self.version} is only a number here"
         return self.codecs.at(self.codec_state, self.version)
 
     def of_base(self, base: int) -> Anchor:
-        """An older one, of which nothing is left but the number and what encodes against it."""
+        """An older anchor, of which only the version and the codec state are left."""
         return Anchor(self.codec_state, 0, base, "", codecs=self.codecs)
 
     def recomputed(self) -> str:
-        """The digest that its bits have now."""
+        """The digest of the current bits."""
         return digest_of(self.data, self.numel, self.version, self.rounds, self.codec_numel)
 
     def view(self) -> memoryview:
-        """The bytes a donor serves."""
+        """The bytes that a donor serves."""
         return bytes_of(self.data)
 
 
 class Numerics:
-    """codec + merge + outer step of one run. Any number of workers may share it. A part of a
-    fragment is named by what the rank owns of it, or by the number of its elements.
+    """Codec, merge and outer step of one run. Any number of workers may share it. A part of a
+    fragment is given as what the rank owns of it, or as its number of elements.
 
-    `max_age`: how many versions old an offer may be and still be merged. `pool`: threads that share
-    what is long; the bits do not depend on how many, as every operation is element-wise and every
-    digest block lies in one part. `buffers`: `spare` large vectors are kept from round to round.
-    The training thread uses both. `in_weights`: what the codec leaves out of an offer stays in the
-    rack's weights; no residual is kept.
+    `max_age`: age in versions up to which an offer may be merged. `pool`: threads that share long
+    jobs; the bits do not depend on their number, as every operation is element-wise and every
+    digest block is within one part. `buffers`: `spare` large vectors are kept from round to round.
+    The training thread uses both. `in_weights`: the error of the codec stays in the rack's weights,
+    and no residual is kept.
     """
 
     def __init__(
@@ -174,45 +174,44 @@ class Numerics:
         self.measuring = merge if isinstance(merge, Measuring) else None
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
         self.of_values = False
-        """Whether offers are values, and not what they are away from an anchor."""
+        """Whether offers are values, not differences to an anchor."""
         self.on_device: DeviceEncoder | None = None
-        """Where the GPU encodes what is captured on it."""
+        """Set where the GPU encodes captures."""
 
     def of(self, *, moments: bool) -> Numerics:
-        """These, or those of `for_moments`."""
+        """This object, or `for_moments`."""
         return self.for_moments() if moments else self
 
     def for_moments(self) -> Numerics:
-        """Of fragments of moments: their values are averaged, as fp32. Shares memory and helping
-        hands."""
-        made = copy(self)
-        made.codec, made.rule, made.outer = CODECS["float32"](), MERGES["mean"](), Replace()
-        made.measuring, made._codecs, made.of_values = None, {}, True
-        made.on_device = None
-        return made
+        """The numerics of fragments of moments, whose values are averaged as fp32. Shares the
+        buffers and the pool."""
+        numerics = copy(self)
+        numerics.codec, numerics.rule, numerics.outer = _FLOAT32, MERGES["mean"](), Replace()
+        numerics.measuring, numerics._codecs, numerics.of_values = None, {}, True
+        numerics.on_device = None
+        return numerics
 
     def close(self) -> list[str]:
-        """End the threads, give up the spare vectors; a merge in flight finishes first, if it can.
-        Returns the names of threads that did not."""
+        """End the threads and free the spare vectors; wait for a merge in flight. Returns the names
+        of threads that still run after the limit."""
         self.buffers.close()
         return self.pool.close()
 
     def codecs(self, part: Owned | int) -> FragmentCodec:
+        """The codec of a part; the first call compiles its kernels."""
         owned = _owned(part)
-        found = self._codecs.get(owned)
-        if found is None:
-            made = fragment_codec(self.codec, owned, self._max_age)
-            # Now, and not in the first round.
+        if owned not in self._codecs:
+            codecs = fragment_codec(self.codec, owned, self._max_age)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
-            found = self._codecs.setdefault(owned, made)
-        return found
+            self._codecs.setdefault(owned, codecs)
+        return self._codecs[owned]
 
     def payload_bytes(self, part: Owned | int) -> int:
-        """The most that a payload can be, but for a closing one."""
+        """Maximum size of a payload, except a closing one."""
         return self.codecs(part).payload_bytes
 
     def payload_bytes_max(self, part: Owned | int) -> int:
-        """The most that any payload can be."""
+        """Maximum size of any payload."""
         size = self.payload_bytes(part)
         if self.codec.feedback == "buffer":
             return size
@@ -223,7 +222,7 @@ class Numerics:
 
     @property
     def _vectors(self) -> int:
-        """Of an anchor: its values and the outer states."""
+        """Number of vectors of an anchor: the values and the outer states."""
         return 1 + len(self.outer.states)
 
     def empty(self, part: Owned | int) -> Tensor:
@@ -235,8 +234,8 @@ class Numerics:
         return self.begun(lambda into_N: into_N.copy_(values_N), owned or _owned(values_N.numel()))
 
     def begun(self, read: Callable[[Tensor], object], part: Owned) -> Anchor:
-        """`genesis` of values that `read` writes into the vector it is given: a copy of its own
-        would be the size of the model, and fresh memory costs more than the copying."""
+        """Version 0 of values that `read` writes into the vector it is given. This saves a copy of
+        the size of the model."""
         numel, codecs = part.numel, self.codecs(part)
         data = self.empty(part)
         read(data[:numel])
@@ -245,10 +244,10 @@ class Numerics:
         return self.adopt(data, part, 0)
 
     def adopt(self, data: Tensor, part: Owned | int, version: int, rounds: int = 0) -> Anchor:
-        """Take over a filled buffer. The caller compares the digest with the one in the log."""
+        """The anchor in a filled buffer. The caller compares its digest with the log's."""
         _check_buffer(data, self._data_numel(part))
-        made = Anchor(data, _owned(part).numel, version, "", rounds, self.codecs(part))
-        return replace(made, digest=made.recomputed())
+        anchor = Anchor(data, _owned(part).numel, version, "", rounds, self.codecs(part))
+        return replace(anchor, digest=anchor.recomputed())
 
     def encode(
         self,
@@ -260,10 +259,10 @@ class Numerics:
         """x = delta + residual; payload = C(x); pend = x - decode(payload), or with feedback in the
         weights sent = decode(payload).
 
-        With `anchor_N`, `delta_N` is a snapshot still and becomes anchor - snapshot here. `codec`:
-        that of the anchor it is against; None: the one that is the same for all. The
-        payload may share the memory of `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of
-        NORM_MAX in x, or when x leaves the range of the codec; `delta_N` is of no use then.
+        With `anchor_N`, `delta_N` is still a snapshot and becomes anchor - snapshot here. `codec`:
+        that of the anchor; None: a codec without state. The payload may share the memory of
+        `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when x leaves
+        the range of the codec; `delta_N` is of no use then.
         """
         codec = codec or self.codecs(delta_N.numel()).at(delta_N[:0], 0)
         vectors = delta_N, residual_N, anchor_N
@@ -276,8 +275,8 @@ class Numerics:
         tensors: Tensors,
         anchor: Anchor | None = None,
     ) -> bytes:
-        """The sums over this part of the tensors, for the leader. `anchor`: of the merge; needed by
-        a codec with a state. Raises WireError like `merge`."""
+        """The sums over this part of the tensors, for the leader. `anchor`: that of the merge; only
+        a codec with a state needs it. Raises WireError like `merge`."""
         rule, numel = self.measuring, tensors.cuts[-1]
         assert rule is not None, f"{self.rule.name} needs no sums"
         none = torch.empty(0)
@@ -288,15 +287,15 @@ class Numerics:
             for number, (begin, end) in enumerate(tensors.measured)
             for first, last in blocks(end - begin, PORTION_NUMEL)
         ]
-        found = [nothing(len(payloads))] * len(pieces)
+        measured = [nothing(len(payloads))] * len(pieces)
 
         def job(position: int) -> None:
             _, start, stop = pieces[position]
-            found[position] = self._measured(rule, codec, payloads, start, stop)
+            measured[position] = self._measured(rule, codec, payloads, start, stop)
 
         self.pool.each([partial(job, position) for position in range(len(pieces))])
         grams = [nothing(len(payloads))] * len(tensors.measured)
-        for (number, _, _), gram in zip(pieces, found, strict=True):
+        for (number, _, _), gram in zip(pieces, measured, strict=True):
             grams[number] = grams[number].plus(gram)
         return partial_of(tuple(weights), grams)
 
@@ -314,7 +313,7 @@ class Numerics:
         return gram
 
     def total(self, partials: Sequence[bytes]) -> bytes:
-        """What the partials of all ranks of a rack come to. Raises WireError for garbage."""
+        """The total of the partials of all ranks of a rack. Raises WireError for a bad partial."""
         assert self.measuring is not None, f"{self.rule.name} needs no sums"
         return total_of(self.measuring, partials)
 
@@ -331,9 +330,9 @@ class Numerics:
     ) -> Anchor:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
-        `out` is a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches that have
-        weights of their own. `part`: how much of a round it is, of WHOLE. `rates`: of the outer
-        step, where more than the payloads says what they are. Raises WireError for a payload of
+        `out`: a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches with weights
+        of their own. `part`: the share of a round that this merge is, in parts of WHOLE. `rates`:
+        of the outer step; None: from the number of payloads. Raises WireError for a payload of
         another size, Unmergeable when an element of the result is no number below NORM_MAX.
         """
         codecs, codec = anchor.codecs, anchor.codec
@@ -359,8 +358,8 @@ class Numerics:
         return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after, codecs)
 
     def cuts(self, part: Owned | int, count: int) -> list[int]:
-        """Where `count` slices of a part end, from 0: at borders of what its codec encodes
-        together, so that each slice of a payload is a payload."""
+        """Borders of `count` slices of a part, from 0: between the units that its codec encodes, so
+        that each slice of a payload is a payload."""
         numel = _owned(part).numel
         unit = cut_numel(self.codec)
         assert unit, f"payloads of {self.codec.name} are not cut"
@@ -368,15 +367,16 @@ class Numerics:
         return [min(units * i // count * unit, numel) for i in range(count + 1)]
 
     def slice_bytes(self, begin: int, end: int) -> tuple[int, int]:
-        """Where the elements [begin, end) lie in a payload; both are of `cuts`."""
+        """The place of the elements [begin, end) in a payload; both are of `cuts`."""
         codec = self.codecs(end).at(torch.empty(0), 0)
         return codec.payload_bytes(begin), codec.payload_bytes(end)
 
     def merge_slice(
         self, payloads: Sequence[Tensor], weights: Sequence[float], out: Tensor
     ) -> None:
-        """What the members' slices of a part come to, without the outer step. `payloads`: of the
-        slices alone. Raises Unmergeable when an element of `out` is no number below NORM_MAX."""
+        """Merge the members' slices of a part into `out`, without the outer step. `payloads`: of
+        the slices alone. Raises Unmergeable where an element of `out` is no number below NORM_MAX.
+        """
         numel = out.numel()
         codec = self.codecs(numel).at(out[:0], 0)
         self._check_payloads(codec, payloads, numel)
@@ -398,21 +398,21 @@ class Numerics:
     def finish(
         self, merged_N: Tensor, anchor: Anchor, version: int, part: int, rates: Rates
     ) -> Anchor:
-        """`merge` of which the sum over the members is there: the outer step and the digest."""
-        made = copy(self)
-        made.codec, made.rule, made._codecs = _FLOAT32, _MADE, {}
-        codecs = made.codecs(anchor.numel)
+        """The rest of a `merge` whose slices are merged: the outer step and the digest."""
+        numerics = copy(self)
+        numerics.codec, numerics.rule, numerics._codecs = _FLOAT32, _MADE, {}
         assert not anchor.codec_numel, "a codec with a state needs all payloads"
-        plain, merged_B = replace(anchor, codecs=codecs), merged_N.view(torch.uint8)
-        found = made.merge([merged_B], [1.0], plain, version, part=part, rates=rates)
-        return replace(found, codecs=anchor.codecs)
+        plain = replace(anchor, codecs=numerics.codecs(anchor.numel))
+        merged_B = merged_N.view(torch.uint8)
+        new = numerics.merge([merged_B], [1.0], plain, version, part=part, rates=rates)
+        return replace(new, codecs=anchor.codecs)
 
     def rates(
         self, rounds: int, part: int, members: int, closing: bool = False, stretch: float = 1.0
     ) -> Rates:
-        """Of the outer step behind so many rounds; both in parts of WHOLE. `closing`: all that it
-        merges are last offers. With feedback in the weights those hold what was left out of all
-        former ones, too: how many steps they count does not say how long they are."""
+        """Rates of the outer step after so many rounds; `rounds` and `part` are in parts of WHOLE.
+        `closing`: it merges only closing offers. With feedback in the weights those also hold what
+        all former offers left out, so their number of steps does not tell their length."""
         if closing and self.in_weights:
             stretch = 1.0
         plain = closing or (members == 1 and part == WHOLE)
@@ -428,8 +428,8 @@ class Numerics:
         digest: StateDigest | None,
         block: int | None = None,
     ) -> None:
-        """`merge` in the calling thread, without the bookkeeping: fills `data`, feeds `digest`
-        block by block while it is in the cache."""
+        """The core of `merge`, in the calling thread: fill `data` and feed `digest` block by block,
+        while the block is in the cache."""
         runs = [(anchor.numel, tuple(weights))]
         codec = anchor.codec
         self._check(codec, payloads, runs, anchor, data)
@@ -469,10 +469,9 @@ class Numerics:
             ]
             self.rule.block(decoded, weights, merged)
             values = data[start:stop]
-            before, after = ([each[start:stop] for each in states] for states in (old, new))
+            before, after = ([state[start:stop] for state in states] for states in (old, new))
             self.outer.block(anchor.data[start:stop], before, merged, values, after, rates)
-            # Whatever is not finite in a payload is not finite here, as NaN and Inf survive every
-            # product and sum: one look at the result is one at all that went into it.
+            # NaN and Inf survive every product and sum, so checking the result checks all inputs.
             if not sound(values):
                 raise Unmergeable("", ())
             if digest is not None:
@@ -514,8 +513,9 @@ class Numerics:
                 )
 
     def blame(self, payloads: Sequence[Tensor], anchor: Anchor) -> Unmergeable:
-        """Why `merge` gave no numbers, though every payload has its checksum and the anchor its
-        digest: payloads that hold no numbers, or else the longest. Nobody: the anchor itself."""
+        """The error of a `merge` that gave no numbers although the checksums of its inputs are
+        right. It names the payloads that hold no numbers, or else the longest one; no payload if
+        the anchor itself holds none."""
         numel = anchor.numel
         if first_unsound(anchor.values) is not None:
             return Unmergeable("the anchor itself holds no numbers", ())
@@ -528,14 +528,13 @@ class Numerics:
         for payload in payloads:
             norm = 0.0
             for start, stop in blocks(numel, block_numel()):
-                decoded = codec.decode(payload, start, stop, room_n[: stop - start])
-                found = magnitude(decoded)
-                norm = max(norm, found if found == found else math.inf)
+                part = magnitude(codec.decode(payload, start, stop, room_n[: stop - start]))
+                norm = max(norm, math.inf if math.isnan(part) else part)
             norms.append(norm)
         guilty = tuple(i for i, norm in enumerate(norms) if not norm < NORM_MAX)
         if guilty:
-            said = ", ".join(f"{norms[i]:g}" for i in guilty)
-            return Unmergeable(f"its payload holds NaN, Inf or magnitudes of {said}", guilty)
+            listed = ", ".join(f"{norms[i]:g}" for i in guilty)
+            return Unmergeable(f"its payload holds NaN, Inf or magnitudes of {listed}", guilty)
         longest = max(range(len(norms)), key=lambda i: (norms[i], -i))
         text = f"merging it leaves the range of fp32; its greatest magnitude is {norms[longest]:g}"
         return Unmergeable(text, (longest,))

@@ -1,11 +1,9 @@
-"""engine.offers: what a worker does for an offer: the delta, its check, the payload, what that
-leaves out. Runs on workers.
+"""Makes offers: the delta, its check, the payload and the error of the codec. Runs on workers.
 
-A vector is cut into portions, which threads share. Codecs that are compiled do all of a portion in
-one pass (`mend.kernels`), row by row; the others, and what is left over of a last row, go through
-torch, a pass for each of these. The bits are the same, and depend neither on the number of threads
-nor on which of the two did it: all is element-wise, but for the sums of squares, which are those of
-rows, added exactly.
+A vector is cut into portions, which threads share. Compiled codecs do all steps of a portion in one
+pass (`mend.kernels`), row by row. Other codecs, and the rest of a last row, go through torch, with
+one pass per step. The bits do not depend on the number of threads or on the way: all operations are
+element-wise, except the sums of squares, which are computed per row and added exactly.
 
 Legend: N elements of a rank's part of a fragment, n elements of a block, r rows of k = ROW_NUMEL
 elements, B payload bytes.
@@ -38,15 +36,15 @@ from mend.kernels import (
 )
 
 DELTA_NUMEL_MIN = PORTION_NUMEL
-"""Shorter vectors of codecs that are not compiled go through torch alone."""
+"""Shorter vectors of codecs that are not compiled use torch only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """What an offer sends (B bytes, their xxh3_128), what it still owes once it is named (`pend`,
-    fp32 N), the greatest magnitude in it; of a lossy codec the lengths of what it left out and of
-    all that it was to send. With feedback in the weights it owes nothing: `sent` (fp32 N) is what
-    the others decode, if that is not the delta itself."""
+    """An offer's payload (B bytes) and its xxh3_128, the residual once it is named (`pend`, fp32
+    N), and the greatest magnitude in it. For a lossy codec also the lengths of the error and of the
+    whole vector. With feedback in the weights there is no residual: `sent` (fp32 N) is the decoded
+    payload, if it differs from the delta."""
 
     payload: Tensor
     checksum: str
@@ -58,7 +56,7 @@ class Encoded:
 
 
 def compile_kernels(codec: Codec | LayoutCodec, numel: int, *, offers: bool) -> None:
-    """Those that merges of so many elements need, and offers where the host encodes them."""
+    """Compile the kernels for merges of `numel` elements, and with `offers` those for offers."""
     if isinstance(codec, BlockCodec):
         codec.kernels()
     if not offers:
@@ -81,13 +79,13 @@ def make_offer(
     """See Numerics.encode."""
     numel, block = delta_N.numel(), max(1, codec.block)
     x_N = delta_N if residual_N is None else buffers.empty(numel)
-    # x is ours to overwrite unless it is the delta itself.
+    # x may be overwritten unless it is the delta itself.
     own_x = x_N is not delta_N
     assert not (own_x and in_weights), "what was left out is in the weights"
     left_N = None if codec.exact else x_N if own_x else buffers.empty(numel)
     parts = list(blocks(numel, max(1, PORTION_NUMEL // block) * block))
     payload_B = None
-    if codec.block:  # every part can be encoded for itself, while it is in the cache
+    if codec.block:  # each part can be encoded on its own, while it is in the cache
         payload_B = buffers.empty(codec.payload_bytes(numel), torch.uint8)
     offer = _Offer(codec, delta_N, residual_N, anchor_N, x_N, left_N, in_weights)
     norms, squares = [0.0] * len(parts), [(0.0, 0.0)] * max(1, len(parts))
@@ -117,9 +115,10 @@ def make_offer(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Offer:
-    """x = delta + residual, in `x_N`, which is `delta_N` where there is no residual. With an anchor
-    `delta_N` is a snapshot, and becomes anchor - snapshot. `left_N` takes x - decode(payload), or
-    with `in_weights` decode(payload); it may be `x_N`, and is None where nothing is lost."""
+    """Vectors of an offer. x = delta + residual, in `x_N`, which is `delta_N` without a residual.
+    With an anchor `delta_N` is a snapshot, and becomes anchor - snapshot. `left_N` takes x -
+    decode(payload), or with `in_weights` decode(payload); it may be `x_N`. None: the codec is
+    exact."""
 
     codec: Codec
     delta_N: Tensor
@@ -130,8 +129,8 @@ class _Offer:
     in_weights: bool
 
     def fill(self, begin: int, end: int) -> float:
-        """Elements [begin, end) of the delta and of x; the greatest magnitude of x, which must be
-        below NORM_MAX."""
+        """Compute elements [begin, end) of the delta and of x. Returns the greatest magnitude of x,
+        which must be below NORM_MAX."""
         kernel, norm = _delta_kernel(self.x_N.numel()), 0.0
         whole = begin if kernel is None else end - (end - begin) % ROW_NUMEL
         if kernel is not None and whole > begin:
@@ -144,14 +143,14 @@ class _Offer:
                 torch.sub(self.anchor_N[start:stop], delta_n, out=delta_n)
             if self.residual_N is not None:
                 torch.add(delta_n, self.residual_N[start:stop], out=x_n)
-            found = magnitude(x_n)
-            self._check(found, start, stop)
-            norm = max(norm, found)
+            block_norm = magnitude(x_n)
+            self._check(block_norm, start, stop)
+            norm = max(norm, block_norm)
         return norm
 
     def encode(self, payload_B: Tensor, begin: int, end: int) -> tuple[float, tuple[float, float]]:
-        """Elements [begin, end), cut at blocks of the codec, from the snapshot to their part of the
-        payload. The greatest magnitude of x, and the sums of `compare`."""
+        """Encode elements [begin, end), cut at blocks of the codec, from the snapshot to their part
+        of the payload. Returns the greatest magnitude of x, and the sums of `compare`."""
         norm, squares_r2 = self._whole_rows(payload_B, begin, end)
         whole = begin + len(squares_r2) * ROW_NUMEL
         if whole < end:
@@ -162,7 +161,8 @@ class _Offer:
         return norm, _sums(squares_r2)
 
     def _whole_rows(self, payload_B: Tensor, begin: int, end: int) -> tuple[float, np.ndarray]:
-        """As many rows as a compiled codec can do. Their greatest magnitude and squares."""
+        """Encode whole rows, if the codec is compiled. Returns their greatest magnitude and their
+        squares."""
         rows = (end - begin) // ROW_NUMEL
         kernel = _kernel(self.codec) if rows else None
         if kernel is None or self.left_N is None:
@@ -175,8 +175,8 @@ class _Offer:
         return norm, squares_r2
 
     def compare(self, payload_B: Tensor, begin: int, end: int, skip: int = 0) -> np.ndarray:
-        """Write `left_N` of the elements [begin, end), which the payload holds behind `skip`
-        others. Of each row the squares of what is left out and of x, fp32 (r, 2), for people."""
+        """Write `left_N` of the elements [begin, end), in the payload after `skip` others. Returns
+        per row the squares of the error and of x, fp32 (r, 2), for people."""
         if self.left_N is None:
             return np.empty((0, 2), np.float32)
         assert payload_B.data_ptr() != self.x_N.data_ptr() or not self.x_N.numel(), (
@@ -184,7 +184,7 @@ class _Offer:
         )
         size, compiled = block_numel(), self.x_N.numel() >= DELTA_NUMEL_MIN
         scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32)
-        found = [np.empty((0, 2), np.float32)]
+        squares = [np.empty((0, 2), np.float32)]
         for start, stop in blocks(end - begin, size):
             room_n = scratch_n[: stop - start]
             sent_n = self.codec.decode(payload_B, skip + start, skip + stop, room_n)
@@ -194,10 +194,10 @@ class _Offer:
             unsent_r = _squares(left_n, compiled)
             if not np.isfinite(unsent_r).all() and not magnitude(left_n) < NORM_MAX:
                 _refuse(left_n, begin + start, f"the delta rounded to {self.codec.name}")
-            found.append(np.stack([unsent_r, length_r], 1))
+            squares.append(np.stack([unsent_r, length_r], 1))
             if self.in_weights:
                 left_n.copy_(sent_n)
-        return np.concatenate(found)
+        return np.concatenate(squares)
 
     def _check(self, norm: float, begin: int, end: int) -> None:
         if not norm < NORM_MAX:
@@ -211,27 +211,26 @@ class _Offer:
         self, begin: int, end: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The first four arguments of a kernel: whole rows."""
-        residual_n = None if self.residual_N is None else self.residual_N[begin:end]
-        anchor_n = None if self.anchor_N is None else self.anchor_N[begin:end]
-        delta_n, x_n = self.delta_N[begin:end], self.x_N[begin:end]
-        return _rows(delta_n), _rows(residual_n), _rows(anchor_n), _rows(x_n)
+        vectors = (self.delta_N, self.residual_N, self.anchor_N, self.x_N)
+        delta, residual, anchor, x = (_rows(None if v is None else v[begin:end]) for v in vectors)
+        return delta, residual, anchor, x
 
 
 def _rows(x_n: Tensor | None) -> np.ndarray:
-    """fp32 (r, ROW_NUMEL), the same memory; None: no row."""
+    """A view as fp32 (r, ROW_NUMEL); None: no row."""
     return torch.empty(0, ROW_NUMEL).numpy() if x_n is None else x_n.view(-1, ROW_NUMEL).numpy()
 
 
 def _squares(x_n: Tensor, compiled: bool) -> np.ndarray:
-    """Of each row the sum of the squares, as a tree of halves; the last row is filled up with
+    """The sum of the squares of each row, as a tree of halves. The last row is padded with
     zeros."""
-    found_r = np.empty(-(-x_n.numel() // ROW_NUMEL), np.float32)
+    sums_r = np.empty(-(-x_n.numel() // ROW_NUMEL), np.float32)
     whole = x_n.numel() // ROW_NUMEL if compiled else 0
     kernel = squares_kernel() if whole else None
     if kernel is None:
         whole = 0
     else:
-        kernel(_rows(x_n[: whole * ROW_NUMEL]), found_r[:whole])
+        kernel(_rows(x_n[: whole * ROW_NUMEL]), sums_r[:whole])
     rest_n = x_n[whole * ROW_NUMEL :]
     for start, stop in blocks(rest_n.numel(), block_numel()):
         rows = -(-(stop - start) // ROW_NUMEL)
@@ -242,23 +241,23 @@ def _squares(x_n: Tensor, compiled: bool) -> np.ndarray:
             width //= 2
             square_rk[:, :width].add_(square_rk[:, width : 2 * width])
         first = whole + start // ROW_NUMEL
-        found_r[first : first + rows] = square_rk[:, 0].numpy()
-    return found_r
+        sums_r[first : first + rows] = square_rk[:, 0].numpy()
+    return sums_r
 
 
 def _sums(squares_r2: np.ndarray) -> tuple[float, float]:
-    """Of both columns: exact, then rounded once."""
+    """The sums of both columns: exact, then rounded once."""
     unsent, length = squares_r2.T.tolist()
     return math.fsum(unsent), math.fsum(length)
 
 
 def _compiled(codec: Codec | LayoutCodec) -> str:
-    """The name under which mend.kernels has the codec; empty: it is not compiled."""
+    """The codec's name in mend.kernels; empty: it is not compiled."""
     return getattr(codec, "compiled", "")
 
 
 def _delta_kernel(numel: int) -> DeltaKernel | None:
-    """None where the vector is short: loading numba takes longer than all that it would save."""
+    """None for a short vector: loading numba would take longer than it saves."""
     return delta_kernel() if numel >= DELTA_NUMEL_MIN else None
 
 

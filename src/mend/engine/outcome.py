@@ -1,4 +1,4 @@
-"""How a rank left its job: as a value, as a line of the log, as a file for the launcher."""
+"""How a rank left its job: a value, a line of the log, and a file for the launcher."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ WORDS = {
     "failed": "the model keeps its own weights, as mend could not end in order",
     "aborted": "the rack left without mend_shutdown: the model keeps its own weights",
 }
-"""What `status().outcome` may be."""
+"""The values of `status().outcome`."""
 
 GOOD = frozenset({"running", "merged", "left-early", "evicted", "local", "abandoned"})
-"""All work is merged, or the script asked for what became of it."""
+"""All work is merged, or the script asked for this end."""
 
 KEPT = frozenset({"left-alone", "kept-local", "uncounted", "not-exchanged"})
-"""The rack ended in order, and what nobody merged is in its weights only."""
-
+"""The rack ended in order; unmerged work is only in its weights."""
 
 WITHOUT_A_WORD = "its process ended without a word"
-"""Detail of what a rank tells at its beginning."""
+"""Detail of the file that a rank writes at its begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is lost that the script did not give up itself."""
+        """Whether nothing is lost, except what the script gave up itself."""
         return self.word in GOOD
 
     def __str__(self) -> str:
@@ -67,7 +66,7 @@ class Outcome:
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What a rank tells `mend launch` when it ends. Tokens are averaged over fragments."""
+    """The file of a rank's end, for `mend launch`. Tokens are averaged over fragments."""
 
     rack: int
     rank: int
@@ -82,19 +81,19 @@ class Ended(msgspec.Struct, frozen=True):
         return Outcome(self.outcome).good
 
     def __str__(self) -> str:
-        told = Outcome(self.outcome, self.detail)
+        outcome = f"{Outcome(self.outcome, self.detail)}"
         if self.detail == WITHOUT_A_WORD:
-            return f"{told}"
-        return f"{told}; {self.tokens_merged:.0f} of {self.tokens} tokens are merged"
+            return outcome
+        return f"{outcome}; {self.tokens_merged:.0f} of {self.tokens} tokens are merged"
 
 
 def file_of(folder: Path, rack: int, rank: int) -> Path:
-    """Where this rank tells."""
+    """The path of this rank's file."""
     return folder / f"rack{rack}-rank{rank}.json"
 
 
 def write_ended(folder: Path | None, ended: Ended) -> None:
-    """Leave it for the launcher, who made the folder. A launcher that is gone needs nothing."""
+    """Write the file. The launcher made the folder; without one there is no launcher."""
     if folder is None:
         return
     path = file_of(folder, ended.rack, ended.rank)
@@ -107,26 +106,25 @@ def write_ended(folder: Path | None, ended: Ended) -> None:
 
 
 def tell_begin(me: Peer, folder: Path | None) -> None:
-    """What the launcher reads of a process that tells nothing any more: os._exit, SIGKILL. It takes
-    the place of what a former life of the rack has told."""
+    """Write the file that stays if the process ends without another one (os._exit, SIGKILL). It
+    replaces the file of a former life of the rack."""
     write_ended(folder, Ended(me.rack, me.rank, "aborted", WITHOUT_A_WORD))
 
 
 def read_ended(folder: Path) -> list[Ended]:
-    """What the ranks of all racks told, by rack and rank; a file that is none is left out. A rack
-    ends together: what one of its ranks tells is not undone by another that was killed before it
-    could."""
-    found = []
+    """The ends of all ranks, by rack and rank; damaged files are left out. A rack ends together: a
+    rank that was killed before it could write is left out if another rank of its rack did."""
+    ends = []
     for path in folder.glob("*.json"):
         try:
             ended = msgspec.json.decode(path.read_bytes(), type=Ended)
             Outcome(ended.outcome)
         except (OSError, msgspec.DecodeError, AssertionError):
             continue
-        found.append(ended)
-    told = {each.rack for each in found if each.detail != WITHOUT_A_WORD}
-    last = [each for each in found if each.detail != WITHOUT_A_WORD or each.rack not in told]
-    return sorted(last, key=lambda each: (each.rack, each.rank))
+        ends.append(ended)
+    wrote = {end.rack for end in ends if end.detail != WITHOUT_A_WORD}
+    last = [end for end in ends if end.detail != WITHOUT_A_WORD or end.rack not in wrote]
+    return sorted(last, key=lambda end: (end.rack, end.rank))
 
 
 def tell_end(
@@ -135,9 +133,8 @@ def tell_end(
     folder: Path | None,
     note: Callable[[str, dict[str, object]], None],
 ) -> None:
-    """Note how this rank ended, tell the launcher, and repeat a bad end as the process's last line.
-
-    A rank that never took a step has nothing to tell: what stopped it was raised.
+    """Note how this rank ended, write its file, and print a bad end again as the process's last
+    line. A rank that never took a step does nothing: its error was raised.
     """
     outcome = trainer.outcome if trainer.outcome.word != "running" else Outcome("aborted")
     if outcome.word in ("aborted", "abandoned") and not trainer.step:
@@ -156,14 +153,14 @@ def tell_end(
 
 
 class _LastLines:
-    """One line per rank of this process, written when the process ends. A rank that ends so late
-    that this is over, because its model lived as long as the process, is written at once."""
+    """One line per rank of this process, printed when the process ends. The line of a rank that
+    ends even later, as its model lives as long as the process, is printed at once."""
 
     def __init__(self) -> None:
         self._lines: dict[Peer, str] = {}
         self._over = False
         atexit.register(self._write)
-        os.register_at_fork(after_in_child=self._lines.clear)  # they are of the other process
+        os.register_at_fork(after_in_child=self._lines.clear)  # they are the parent's
 
     def add(self, me: Peer, line: str) -> None:
         self._lines[me] = line

@@ -1,10 +1,9 @@
 """State dicts as bytes: plain values and tensors, in the format of the safetensors library.
 
-Never unpickled: what is read can only be a value of the kinds named here. Everything else is
-refused when it is written, by its place and type.
+Nothing is unpickled. `Packing` refuses a value of any other type and names its place and type.
 
-The plain values stand in the header, each tensor in them by its number. Dicts are written in the
-order of their keys, so equal contents are equal bytes.
+The plain values are in the header, where each tensor is represented by its number. Dicts are
+written in the order of their keys, so equal contents are equal bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from mend.fragment.shards import as_dtensor
 
 HEADER_BYTES_MAX = 64 << 20
 PORTION_BYTES = 16 << 20
-"""That one thread copies in a row, where several share a copy."""
+"""Size of the portions of a copy that several threads share."""
 
 DEPTH_MAX = 64
-"""Of dicts, lists and tuples inside each other."""
+"""Maximum nesting of dicts, lists and tuples."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -51,8 +50,8 @@ Path = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """A tensor that was read, and the kind of device that it was on. Of a DTensor: what one rank
-    held of it, with its whole `shape` and its `placements` as text."""
+    """A tensor that was read, and the kind of device that it was on. For a DTensor: the local part
+    of one rank, the `shape` of the whole and the `placements` as text."""
 
     tensor: Tensor
     device: str
@@ -71,18 +70,15 @@ def said(path: Path) -> str:
 Each = Callable[[Sequence[Callable[[], object]]], object]
 
 
-def _one_by_one(jobs: Sequence[Callable[[], object]]) -> None:
+def one_by_one(jobs: Sequence[Callable[[], object]]) -> None:
+    """Call every job in this thread."""
     for job in jobs:
         job()
 
 
-def _fresh(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8)
-
-
 class Packing:
-    """Plain values and tensors on their way to bytes. Raises StateRefused for a value of another
-    type. The tensors are read when they are written, not before."""
+    """Converts plain values and tensors to bytes. Raises StateRefused for a value of another type.
+    The tensors are read by `write` and `digest`, not before."""
 
     def __init__(self, name: str, value: object) -> None:
         self._tensors: list[Tensor] = []
@@ -101,19 +97,19 @@ class Packing:
             raise StateRefused(f"{name} has plain values of {size} bytes; too many")
         self.size = len(self._head) + end
 
-    def write(self, room_B: Tensor | None = None, each: Each = _one_by_one) -> Tensor:
-        """All of it as bytes (uint8), in one pass over the tensors: at the beginning of `room_B`,
-        where that is large enough, else in memory of its own. `each` does all that it is given."""
-        fits = room_B is not None and room_B.numel() >= self.size
-        out_B = room_B[: self.size] if fits and room_B is not None else _fresh(self.size)
-        head = len(self._head)
+    def write(self, room_B: Tensor | None = None, each: Each = one_by_one) -> Tensor:
+        """The bytes (uint8), written in one pass over the tensors: at the beginning of `room_B` if
+        that is large enough, else in new memory. `each` calls all jobs that it is given."""
+        if room_B is None or room_B.numel() < self.size:
+            room_B = torch.empty(self.size, dtype=torch.uint8)
+        out_B, head = room_B[: self.size], len(self._head)
         out_B[:head] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
         jobs = list[Callable[[], object]]()
         for i, tensor in enumerate(self._tensors):
             if tensor.numel():
                 start = head + self._places[i]
                 into_N = out_B[start : start + tensor.nbytes].view(tensor.dtype)
-                if tensor.device.type != "cpu":  # on the stream of who has computed it
+                if tensor.device.type != "cpu":  # on the current stream, which computed it
                     into_N.copy_(tensor.detach().reshape(-1))
                     continue
                 if not tensor.is_contiguous():  # row by row, without a copy in between
@@ -128,15 +124,15 @@ class Packing:
         return out_B
 
     def digest(self) -> str:
-        """`digest_of_state` of what `write` would give, without the memory for it."""
-        found = StateHash()
-        found.feed(torch.frombuffer(bytearray(self._head), dtype=torch.uint8))
+        """`digest_of_state` of the bytes that `write` returns, without memory for them."""
+        state_hash = StateHash()
+        state_hash.feed(torch.frombuffer(bytearray(self._head), dtype=torch.uint8))
         for i in sorted(self._places, key=self._places.__getitem__):
             flat_N = self._tensors[i].detach().reshape(-1)
             step = DIGEST_BLOCK_BYTES // flat_N.element_size()
             for start in range(0, flat_N.numel(), step):
-                found.feed(flat_N[start : start + step].cpu())
-        return found.hexdigest()
+                state_hash.feed(flat_N[start : start + step].cpu())
+        return state_hash.hexdigest()
 
     def _plain(self, path: Path, value: object) -> object:
         if len(path) > DEPTH_MAX:
@@ -156,8 +152,8 @@ class Packing:
         if isinstance(value, dict) and (kind := _DICTS.get(type(value))):
             return {"t": kind, "v": self._items(path, value)}
         if type(value) in (list, tuple):
-            found = [self._plain((*path, i), each) for i, each in enumerate(value)]  # type: ignore[arg-type, var-annotated]
-            return found if type(value) is list else {"t": "tuple", "v": found}
+            items = [self._plain((*path, i), item) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]
+            return items if type(value) is list else {"t": "tuple", "v": items}
         raise _refusal(path, value)
 
     def _items(self, path: Path, value: Mapping[object, object]) -> list[object]:
@@ -201,7 +197,7 @@ def _refusal(path: Path, value: object, more: str = "") -> StateRefused:
 
 
 def check(name: str, value: object) -> None:
-    """Whether all of it can travel. Raises StateRefused."""
+    """Raise StateRefused if the value cannot be packed."""
     Packing(name, value)
 
 
@@ -209,8 +205,8 @@ def check(name: str, value: object) -> None:
 
 
 def unpack(name: str, data_B: Tensor) -> Any:
-    """The value again. Its tensors are `Carried`, their memory is that of `data_B`. Raises
-    StateRefused for bytes that are none of `Packing`."""
+    """The value that `Packing` wrote. Its tensors are `Carried` and share the memory of `data_B`.
+    Raises StateRefused for other bytes."""
     try:
         return _Reading(data_B).value
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError, RuntimeError) as error:

@@ -1,14 +1,15 @@
-"""The state that the loop publishes to the training thread, behind one lock.
+"""The state that the loop publishes to the training thread, under one lock.
 
-One lock; values cross, objects with state do not. The loop writes anchors, decided commits and
-discarded offers; the training thread reads them at apply points. The other way goes through
-`HostInterface`-posted events.
+Values cross the threads, objects with state do not. The loop writes anchors, decided commits and
+discarded offers; the training thread reads them at apply points. In the other direction the
+training thread posts events.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -35,22 +36,22 @@ from mend.types import Member
 
 @dataclass
 class PublishedFragment:
-    """One fragment: versions that are here, decided commits, own offers that died in the rack."""
+    """One fragment: the versions that are here, decided commits, discarded own offers."""
 
     anchors: dict[int, Anchor] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)
     discarded: dict[int, str] = field(default_factory=dict)
-    """seq -> why it was not fit to be merged, or empty."""
+    """seq -> why the offer was not fit to be merged, or empty."""
     digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """version -> digests of all rails, as decided; none older than the applied one."""
     decided: int = 0
     restored: int = -1
-    """Up to this version commits may be missing: a snapshot came in their place."""
+    """The version of the newest snapshot; commits up to it may be missing. -1: no snapshot."""
     last: dict[Member, Last] = field(default_factory=dict)
-    """What it says of the newest offers of each member."""
+    """What that snapshot says of the newest offers of each member."""
 
     def fate(self, mine: tuple[Member, int], base: int, version: int) -> str:
-        """What became of an offer in the versions (base, version]: "named", "dropped" or ""."""
+        """The fate of an offer in the versions (base, version]: "named", "dropped" or ""."""
         member, seq = mine
         known = self.last.get(member)
         if base < self.restored <= version and known is not None and seq <= known.ended:
@@ -59,46 +60,30 @@ class PublishedFragment:
         return next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
 
     def _whole(self, version: int) -> int:
-        """From behind here on no commit up to `version` is missing."""
+        """The version after which no commit up to `version` is missing."""
         return self.restored if version >= self.restored else -1
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What this rank's offers come to so far."""
+    """Totals of this rank's offers."""
 
     bytes: int = 0
-    """Of their payloads; each goes to every other rack."""
+    """Of the payloads; each goes to every other rack."""
     fp32_bytes: int = 0
-    """That they would have been without a codec."""
+    """The same offers without a codec."""
     residual: float = 0.0
-    """Of the newest: the share (length over length) that the codec left for a later round."""
+    """The share (length over length) that the codec left out of the newest offer."""
 
     def plus(self, size: int, fp32_bytes: int, residual: float) -> Sent:
         return Sent(self.bytes + size, self.fp32_bytes + fp32_bytes, residual)
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """What the loop has shown so far, all of one moment."""
-
-    commits: int
-    members_last: tuple[int, ...]
-    reason_last: str
-    outer_last: tuple[float, float]
-    sent: Sent
-    moment_bytes: int
-    live: tuple[int, ...]
-    why: tuple[str, ...]
-    slow: tuple[FailSlow, ...]
-    error: str
 
 
 class PublishedState:
     """Shared by the loop (writes) and the training thread (reads, waits)."""
 
     room_B: Tensor | None = None
-    """Memory for a copy of the training state, every page of it touched."""
+    """Memory for a copy of the training state, with every page touched."""
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
@@ -117,7 +102,7 @@ class PublishedState:
         self.moment_bytes = 0
         """Of the payloads of moments so far."""
         self.outer_last = (0.0, 0.0)
-        """Of the newest round: how many its fragment had merged before, its momentum."""
+        """Of the newest round: the rounds that its fragment had merged before, its momentum."""
         self.turnout = Turnout()
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
@@ -125,39 +110,39 @@ class PublishedState:
         self.slow: tuple[FailSlow, ...] = ()
         self.settled: tuple[int, ...] = ()
         self.opened: Mapping[int, int] = {}
-        """fragment -> version of which a round is open: offers arrive, members are not fixed."""
+        """fragment -> version whose round is open: offers arrive, members are not fixed."""
         self.seats: tuple[int, ...] = ()
         self.founders: frozenset[Member] = frozenset()
-        """Who began together."""
+        """The members that began the job."""
         self.first: tuple[int, ...] = ()
-        """On which version of every fragment they did."""
+        """The version of every fragment that they began with."""
         self.mark: tuple[Mark, tuple[int, ...]] | None = None
-        """The newest checkpoint, and what was decided of every fragment before it."""
+        """The newest checkpoint, and the decided version of every fragment before it."""
         self.written: Mark | None = None
-        """The newest that all its racks have written."""
+        """The newest checkpoint that all its racks have written."""
         self.mitigations: Mapping[int, Mitigation] = {}
-        """By slow rack: what is done about it."""
+        """By slow rack."""
         self.members: frozenset[Member] = frozenset()
         self.asked: tuple[Member, ...] = ()
-        """Racks that join and wait for a copy of this rack's training state."""
+        """Joining racks that wait for a copy of this rack's training state."""
         self.given: set[Member] = set()
-        """For which of them it was copied, or refused; the loop takes them out when it frees it."""
+        """Those whose copy was made or refused; the loop removes a rack when it frees the copy."""
         self.copied: Received | str | None = None
-        """What a donor has copied for this rack, or why there is nothing."""
+        """A donor's copy for this rack, or the reason why there is none."""
         self.pulling = False
-        """Whether it is on its way."""
+        """Whether the copy is being transferred."""
         self.mirrors: tuple[Mirror, ...] = ()
-        """What other racks keep of this one, of those that have answered so far."""
+        """Mirrors of this rack that other racks have listed so far."""
         self.unheard: tuple[int, ...] = ()
-        """Racks that were asked for that and have not answered, or cannot."""
+        """Racks that were asked for mirrors and have not answered, or cannot."""
         self.sought = False
-        """Whether no answer is awaited any more."""
+        """Whether all answers have arrived."""
         self.wanted: Mirror | None = None
-        """The one of them that this rank gets back."""
+        """The mirror that this rank fetches."""
         self.mirrored: Mirrored | str | None = None
-        """The wanted one with its bytes, or why it is not there."""
+        """The wanted mirror with its bytes, or the reason why there is none."""
         self.mirror_bytes = 0
-        """Kept here of another rack; written by the loop alone."""
+        """Size of the mirrors kept for another rack; written by the loop alone."""
         self.fresh = False
         """Something was published since the training thread last looked; read without the lock."""
 
@@ -174,8 +159,8 @@ class PublishedState:
             self.panels[fragment].anchors.pop(version, None)
 
     def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
-        """`outer`: of a commit, see `outer_last`; None: it is of moments, which have no outer
-        step, and whose tokens are those of the weights."""
+        """Take a committed record. `outer`: of a commit, see `outer_last`; None: the commit is of
+        moments, which have no outer step and count the same tokens as the weights."""
         with self.changed:
             if isinstance(record, Commit):
                 panel = self.panels[record.fragment]
@@ -185,7 +170,7 @@ class PublishedState:
                 self.commits += 1
                 self.members_last = tuple(share.member.rack for share in record.members)
                 self.reason_last = record.reason
-                # Who lives now says nothing of rounds that closed before this rack was there.
+                # The racks that live now say nothing of rounds before this rack trained.
                 live = set(self.live) & set(self.seats) if self.trains else set[int]()
                 self.turnout.add(self.members_last, live)
                 if outer is not None:
@@ -211,7 +196,7 @@ class PublishedState:
             self.changed.notify_all()
 
     def receive(self, found: Received | str) -> None:
-        """A donor's training state is here, or will not come, for this reason."""
+        """Publish a donor's training state, or the reason why there is none."""
         with self.changed:
             self.copied, self.pulling = found, False
             self.changed.notify_all()
@@ -219,36 +204,36 @@ class PublishedState:
     def find(
         self, mirrors: tuple[Mirror, ...], unheard: tuple[int, ...] = (), *, complete: bool = True
     ) -> None:
-        """What the racks that were asked for mirrors of this one have answered so far."""
+        """Publish the answers so far of the racks that were asked for mirrors of this one."""
         with self.changed:
             self.mirrors, self.unheard, self.sought = mirrors, unheard, complete
             self.changed.notify_all()
 
     def take_back(self, mirror: Mirror, found: Mirrored | str) -> None:
-        """This mirror is here, or will not come, for this reason. One that is not wanted any more
-        is dropped: the ranks of this rack have agreed on another."""
+        """Publish a mirror's bytes, or the reason why there are none. A mirror that is not wanted
+        any more is dropped: the ranks of this rack have agreed on another."""
         with self.changed:
             if mirror == self.wanted:
                 self.mirrored = found
                 self.changed.notify_all()
 
     def ask(self, racks: tuple[Member, ...]) -> None:
-        """These racks join, and wait for a copy of this rank's training state."""
+        """Publish the joining racks that wait for a copy of this rank's training state."""
         with self.changed:
             self.asked = racks
 
     def make_room(self, room_B: Tensor) -> None:
-        """Memory for a copy of the training state is ready."""
+        """Publish memory for a copy of the training state."""
         with self.changed:
             self.room_B = room_B
 
     def free(self, to: Member) -> None:
-        """The copy for this rack is gone; should it be asked for again, it is made again."""
+        """Forget the copy for this rack; it is made again if the rack asks again."""
         with self.changed:
             self.given.discard(to)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Everything up to some record is decided; the records will not be told."""
+        """Take a snapshot in place of the records before it."""
         with self.changed:
             self.begun = True
             self._seat(frozenset(seat.member for seat in snapshot.members))
@@ -262,7 +247,7 @@ class PublishedState:
             self.changed.notify_all()
 
     def _restore_mark(self, mark: Mark, versions: tuple[int, ...]) -> None:
-        """The newest checkpoint. Of one that all have written the first record may be known."""
+        """Take the newest checkpoint. The record of its begin may be known already."""
         if self.mark is None or self.mark[0].number != mark.number:
             self.mark = mark, versions
         if mark.written:
@@ -274,7 +259,7 @@ class PublishedState:
         self.members, self.seats = members, tuple(sorted(member.rack for member in members))
 
     def _begin_anew(self, record: Lineage) -> None:
-        """Commits whose bytes only dead racks had are undone; nobody here trains on them."""
+        """Undo the commits whose bytes only dead racks had; this rack does not train on them."""
         self._seat(frozenset(seat.member for seat in record.members))
         for panel, version, digests in zip(
             self.panels, record.versions, record.digests, strict=True
@@ -284,8 +269,8 @@ class PublishedState:
                 del panel.commits[undone], panel.digests[undone]
 
     def turned_out(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
-        """Rounds by the number of racks that they merged; and of the recent ones, in order, how
-        many they merged and how many lived."""
+        """Number of rounds by the number of racks merged; and for the recent rounds, in order, the
+        number of racks merged and live."""
         with self.changed:
             return dict(sorted(self.turnout.by_racks.items())), tuple(self.turnout.recent)
 
@@ -297,8 +282,8 @@ class PublishedState:
         opened: Mapping[int, int] | None = None,
         slow: tuple[FailSlow, ...] = (),
     ) -> None:
-        """What the coordinator said last: who is live, why rounds wait, what all of them hold,
-        which rounds are open, who is slow."""
+        """Take the newest orders: the live racks, why rounds wait, the versions that all racks
+        hold, the open rounds, the slow racks."""
         with self.changed:
             self.live, self.why, self.opened, self.slow = live, why, opened or {}, slow
             if settled != self.settled:
@@ -311,14 +296,14 @@ class PublishedState:
             self.changed.notify_all()
 
     def fail(self, error: MendError) -> None:
-        """The first failure stays; whoever waits raises it."""
+        """Publish a failure, which waiting threads raise. The first one stays."""
         with self.changed:
             if not (self.trains and isinstance(error, JobLost)):
                 self.failure = self.failure or error
             self.changed.notify_all()
 
     def begin_to_train(self) -> None:
-        """All bytes are here: that the job was lost without them is out of date."""
+        """The training thread leaves `begin`: clear a JobLost, as all bytes are here."""
         with self.changed:
             self.trains = True
             if isinstance(self.failure, JobLost):
@@ -332,12 +317,12 @@ class PublishedState:
     # -------------------------------------------------------------- training thread
 
     def want(self, mirror: Mirror) -> None:
-        """Before it is fetched: from now on no other one is taken back."""
+        """Want this mirror from now on, and no other; call it before the fetch."""
         with self.changed:
             self.wanted, self.mirrored = mirror, None
 
     def applied(self, fragment: int, version: int) -> None:
-        """Commits up to here are read, older digests are not asked for any more."""
+        """Drop commits up to this version, which are read, and older digests."""
         with self.changed:
             panel = self.panels[fragment]
             for old in [v for v in panel.commits if v <= version]:
@@ -346,29 +331,23 @@ class PublishedState:
                 del panel.digests[old]
 
     def digest(self, fragment: int, version: int) -> tuple[str, ...]:
-        """Of all rails; empty before it is decided."""
+        """Digests of all rails; empty before the version is decided."""
         with self.changed:
             return self.panels[fragment].digests.get(version, ())
 
     def disown(self) -> None:
-        """In a process that was forked: a thread that held the lock then is not here."""
+        """Renew the lock in a forked process: a thread that held it does not exist here."""
         self.changed = threading.Condition()
 
-    def look(self) -> Looked:
-        """Any thread."""
+    def look(self) -> PublishedState:
+        """A copy whose plain values are all of one moment. Any thread."""
         with self.changed:
-            return Looked(
-                self.commits,
-                self.members_last,
-                self.reason_last,
-                self.outer_last,
-                self.sent,
-                self.moment_bytes,
-                self.live,
-                self.why,
-                self.slow,
-                str(self.failure or "") or self.last_error,
-            )
+            return copy(self)
+
+    @property
+    def error(self) -> str:
+        """The failure, or else the last error that did not stop this rank; empty: none."""
+        return str(self.failure or "") or self.last_error
 
     def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Block until `ready()` or a failure or the limit; returns whether ready."""

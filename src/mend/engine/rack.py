@@ -26,14 +26,13 @@ _BLOB_BYTES_MAX = 64 << 20
 _SPREAD_BYTES = 64 << 20
 
 _kept: dict[tuple[tuple[int, ...], str, str], tuple[object, dist.ProcessGroup]] = {}
-"""(members, backend, thread) -> the world it was made in, and the group. It ends with that world:
-torch names such a group by its members and by how many groups there are, so one that is made anew
-in place of a destroyed one finds the addresses of the old one in the store, and connects to
-nobody."""
+"""(members, backend, thread) -> the world that the group was made in, and the group. It is kept
+until its world ends: torch names a group by its members and by the number of groups, so a new group
+in place of a destroyed one would find the old addresses in the store and could not connect."""
 
 
 class RackGroup:
-    """A rack of one rank needs nobody; a larger one uses gloo groups beside the user's own.
+    """The ranks of a rack. With more than one it uses gloo groups besides those of the script.
 
     `members`: the global ranks of the rack, where one torchrun spans several; else all ranks.
     `limit_s`: how long a rank waits for another one in a collective, before torch raises.
@@ -55,26 +54,25 @@ class RackGroup:
     def _new(
         self, ranks: Sequence[int], backend: str = "gloo", thread: str = ""
     ) -> dist.ProcessGroup:
-        """`thread`: which one uses it, if that is not the training thread."""
+        """`thread`: the thread that uses the group; empty: the training thread."""
         members = tuple(self.members[rank] for rank in ranks)
-        world, found = _kept.get((members, backend, thread), (None, None))
-        if found is None or world is not dist.group.WORLD:
-            made: dist.ProcessGroup = dist.new_group(
+        world, group = _kept.get((members, backend, thread), (None, None))
+        if group is None or world is not dist.group.WORLD:
+            group = dist.new_group(
                 list(members),
                 backend=backend,
                 timeout=self._limit,
                 use_local_synchronization=True,  # the other racks of one torchrun do not take part
             )
-            _kept[members, backend, thread] = (dist.group.WORLD, made)
-            return made
-        return found
+            _kept[members, backend, thread] = (dist.group.WORLD, group)
+        return group
 
     def for_thread(self, name: str) -> RackGroup:
-        """The same ranks, for another thread of each: what it asks must not meet what the training
-        thread asks."""
-        made = copy(self)
-        made._group = self._new(range(self.ranks), thread=name) if self.ranks > 1 else None
-        return made
+        """The same ranks for another thread, whose collectives must not mix with those of the
+        training thread."""
+        group = copy(self)
+        group._group = self._new(range(self.ranks), thread=name) if self.ranks > 1 else None
+        return group
 
     def team_up(self, teams: Iterable[tuple[int, ...]], *, cuda: bool) -> None:
         """Make the groups that `share` needs: `teams` of all ranks of the rack, each rank with
@@ -95,12 +93,12 @@ class RackGroup:
         return [int(value) for value in vector.tolist()]
 
     def gather(self, mine: T, kind: type[T]) -> list[T]:
-        """What every rank says, in rank order."""
+        """The values of all ranks, in rank order."""
         blobs = self.gather_bytes(msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(blob, type=kind) for blob in blobs]
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
-        """Every rank's bytes, in rank order."""
+        """The bytes of all ranks, in rank order."""
         if self.ranks == 1:
             return [mine]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
@@ -112,13 +110,13 @@ class RackGroup:
             )
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        found = [torch.empty_like(padded) for _ in range(self.ranks)]
-        dist.all_gather(found, padded, group=self._group)
-        return [row[: int(size)].numpy().tobytes() for row, size in zip(found, sizes, strict=True)]
+        rows = [torch.empty_like(padded) for _ in range(self.ranks)]
+        dist.all_gather(rows, padded, group=self._group)
+        return [row[: int(size)].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
 
     def share(self, slice_N: Tensor, holding: Holding) -> Tensor:
-        """All that this rank holds of a fragment (fp32), from its slice and those of its replicas.
-        It lies where the slice does, on the CPU or a GPU."""
+        """This rank's part of a fragment (fp32), from its slice and those of its replicas, on the
+        device of the slice."""
 
         def gather(team: tuple[int, ...], slots: tuple[int, ...]) -> Sequence[Tensor]:
             mine = take(slice_N, holding.owned, slots)
@@ -145,5 +143,5 @@ class RackGroup:
             dist.barrier(group=self._group)
 
     def close(self) -> None:
-        """The groups stay, for the next job of this process; see `_kept`."""
+        """Forget the groups; `_kept` has them for the next job of this process."""
         self._group, self._teams = None, {}

@@ -1,5 +1,5 @@
-"""A model as a rack holds it: its plan, and what each of the rack's ranks has of it. Made once,
-where a rank starts. It keeps the model alive: whoever stays takes from it what it needs."""
+"""A model as a rack holds it: its plan, and the parts of the rack's ranks. Used at the start of a
+rank only, as it keeps the model alive."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from mend.fragment.shards import Holding, holding
 class RackModel:
     """`settings`: completed. All ranks of the rack make it together.
 
-    Raises UsageError where the model is spread beyond the rack, or two ranks hold a part of it with
-    different bits; ConfigError where its tensors are too many for the merge rule.
+    Raises UsageError where the model is spread beyond the rack, or two ranks hold the same part
+    with different bits; ConfigError where the merge rule cannot take so many tensors.
     """
 
     def __init__(
@@ -37,23 +37,24 @@ class RackModel:
         self.plan, self._settings, self._numerics = plan, settings, numerics
         self._rank = group.rank
         if beyond := sorted(plan.spread() - set(group.members)):
-            raise UsageError(  # what synchronises the ranks at every step must stay inside the rack
+            raise UsageError(  # collectives of every step must stay inside the rack
                 f"the model is spread over ranks {beyond}, which are not of rack {settings.rack} "
                 f"(ranks {list(group.members)}); give DDP or fully_shard a mesh of this rack, "
                 "such as mend.rack_mesh()['dp']; if all ranks of this torchrun are one rack, set "
                 "MEND_RACK"
             )
-        mine = plan.inventory(hash_all=group.ranks > 1)
-        self._inventories = group.gather(mine, tuple[Item, ...])
+        inventory = plan.inventory(hash_all=group.ranks > 1)
+        self._inventories = group.gather(inventory, tuple[Item, ...])
         if unequal := first_unequal_replica(self._inventories):
             name, one, other = unequal
-            raise UsageError(  # each replica speaks for a slice of all of them
+            raise UsageError(  # each replica exchanges a slice for all of them
                 f"ranks {one} and {other} of this rack hold different values of {name}; wrap the "
                 "model in DistributedDataParallel, or broadcast its parameters, before mend_init"
             )
         measures = numerics.measuring is not None
         self.plain = plan.plain_slots(settings.merge_mean_names) if measures else []
-        """Per fragment, which tensors the mean merges where the rule is another; else nothing."""
+        """Per fragment, which tensors are merged by the mean although the rule is another; empty:
+        none."""
         check_room(plan.layouts, self.plain, settings.policy.racks, numerics.rule.name)
         means = [
             (f"merge {slot.name}", "mean")
@@ -62,15 +63,15 @@ class RackModel:
         ]  # fmt: skip
         self._plan_facts = (*plan.facts(), *means)
         self.facts = self._facts_of(self._inventories)
-        """In which no rack may differ, nor the checkpoint that it goes on with: (key, value)."""
+        """(key, value): must be equal on all racks, and in a checkpoint that is resumed."""
 
     def _facts_of(self, inventories: Sequence[Sequence[Item]]) -> Facts:
-        """As they would be of a rack whose ranks hold these."""
+        """The facts of a rack whose ranks have these inventories."""
         ranks = ("ranks per rack", str(len(inventories)))
         return (*self._settings.facts, ranks, *self._plan_facts, *rank_facts(inventories))
 
     def tracks(self) -> list[FragmentState]:
-        """By fragment, at version 0. Raises ConfigError where shards do not make up a tensor."""
+        """The fragments at version 0. Raises ConfigError where shards do not make up a tensor."""
         boxes = [{item.name: item.shard for item in items} for items in self._inventories]
 
         def held(cut: Cut) -> Holding:
@@ -80,7 +81,8 @@ class RackModel:
         return tracks_of(self.plan, self._numerics, held)
 
     def cuttable(self) -> Cuttable | None:
-        """None: its ranks hold shards of another kind than rows."""
+        """What it takes to resume a checkpoint of another number of ranks; None: the ranks hold
+        other shards than rows."""
         sharded = sharded_by_rows(self._inventories)
         if sharded is None:
             return None
@@ -93,7 +95,7 @@ class RackModel:
         return Cuttable(self.plan.layouts, self._settings.policy.of_weights, facts, sharded)
 
     def frozen_then(self, recut: Recut) -> str:
-        """The fact of what is not exchanged, as the old ranks would have it. Collective."""
+        """The fact of the frozen parameters as the old ranks would have it. Collective."""
         items = self._of_others(recut.sharded_then, recut.then, hashes=True)
         return dict(rank_facts(items))[FROZEN_FACT]
 

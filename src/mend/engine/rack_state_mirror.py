@@ -1,9 +1,8 @@
-"""Racks keep for each other what they have registered with scope rack. Loop thread.
+"""Mirrors: racks keep the registered state of scope rack for each other. Loop thread.
 
-A rank serves that state as it was at each of its captures. When a commit merges the capture, the
-same rank of the rack behind it, in ascending order among those that live, fetches the state and
-keeps it in memory. A rack that returns asks the others for it. All of it goes over the lane; no
-message and no record knows of it.
+A rank serves its state as of each of its captures. When a commit merges the capture, the same rank
+of the next live rack, in ascending order, fetches the state and keeps it in memory. A rack that
+returns asks the others for it. All of it goes over the lane; messages and records do not have it.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ if TYPE_CHECKING:
     from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 
 KEPT = 2
-"""Mirrors that a rank keeps of another one: should a rank of its rack miss the newest, all ranks
-still have one before it."""
+"""Mirrors that a rank keeps of another one: if a rank of its rack misses the newest, all ranks
+still have the one before."""
 
 SPARE = 2
-"""Own states that are served beyond those of open offers: another rack may still be fetching."""
+"""Own states that are served besides those of open offers: another rack may still fetch them."""
 
 MISSED_MAX = 2
-"""Mirrors of one rack in a row that could not be fetched, at which a person is told: the first one
-that a rack which joins asks for may be gone already."""
+"""Failed fetches in a row at which a person is told: a single state may be gone already."""
 
 _HEAD = struct.Struct("!Q16s")
 """Bytes of a state, and its digest."""
 
 _ENTRY = struct.Struct("!QQQQ16s")
-"""Of a mirror: round (0: there is none), incarnation, step, bytes, digest."""
+"""A mirror: round (0: an empty entry), incarnation, step, bytes, digest."""
 
 
 class RackStateMirrors:
-    """Of one rank: what it serves of its own, keeps of another rack, and gets back."""
+    """The mirrors of one rank: serves its own states, keeps those of another rack, fetches its own
+    back."""
 
     def __init__(self, rank: ConcurrentOuterStep) -> None:
         self._rank = rank
@@ -57,13 +56,13 @@ class RackStateMirrors:
         self._missed: dict[int, int] = {}
         """By rack: failures since the last success."""
         self._due: dict[int, tuple[Member, int, int] | None] = {}
-        """By rack of which a state is being fetched: what came due meanwhile, the newest alone. Who
-        reads a long log at once does not ask for every state that there ever was."""
+        """By rack whose state is being fetched: the newest state that came due meanwhile. A rack
+        that reads a long log at once must not fetch every state in it."""
 
     # -------------------------------------------------------------- of this rank
 
     def serve(self, step: int, data_B: Tensor) -> None:
-        """The training thread has captured behind `step`."""
+        """Serve the state of a capture after `step`."""
         rank = self._rank
 
         def done(digest: str | Exception) -> None:
@@ -72,16 +71,15 @@ class RackStateMirrors:
                 return
             where = rank.member, rank.me.rank, step
             head, state = rack_state_key(*where), rack_state_key(*where, digest)
-            told = _HEAD.pack(data_B.numel(), bytes.fromhex(digest))
             rank.host.serve(state, bytes_of(data_B))
-            rank.host.serve(head, memoryview(told))
+            rank.host.serve(head, memoryview(_HEAD.pack(data_B.numel(), bytes.fromhex(digest))))
             self._own[step] = head, state
             self._drop_old()
 
         rank.host.work(lambda: digest_of_state(data_B), done)
 
     def _drop_old(self) -> None:
-        """What no open offer was captured with any more."""
+        """Drop the states whose captures are no open offers any more, except the newest ones."""
         open_ = {offer.capture_step for offer in self._rank.offers.values()}
         for step in sorted(self._own.keys() - open_)[:-SPARE]:
             for key in self._own.pop(step):
@@ -90,13 +88,13 @@ class RackStateMirrors:
     # -------------------------------------------------------------- of another rack
 
     def committed(self, commit: Commit, number: int) -> None:
-        """Fetch the state of those members that this rack keeps it for. `number`: of rounds decided
-        so far."""
+        """Fetch the states of the members that this rack keeps mirrors of. `number`: of rounds
+        decided so far."""
         for share in commit.members:
             owner = share.member
             if owner.rack == self._rank.me.rack or share.closing:
-                continue  # nobody returns to the last capture of a run
-            if holder_of(owner.rack, self._there()) == self._rank.me.rack:
+                continue  # no rack returns to the last capture of a run
+            if holder_of(owner.rack, self._live_racks()) == self._rank.me.rack:
                 self._follow(owner, share.capture_step, number)
                 continue
             self._missed.pop(owner.rack, None)
@@ -104,14 +102,14 @@ class RackStateMirrors:
                 self._keep(owner.rack, [])
 
     def retired(self, racks: Iterable[int]) -> None:
-        """They do not return: nobody asks for what is kept of them."""
+        """Drop the mirrors of racks that will not return."""
         for rack in racks:
             self._missed.pop(rack, None)
             if rack in self._kept:
                 self._keep(rack, [])
 
-    def _there(self) -> set[int]:
-        """Racks that live, as far as it is known; this one is among them."""
+    def _live_racks(self) -> set[int]:
+        """The live racks as far as known, with this one."""
         seats = set(self._rank.roles.rank_machine.folded.seats)
         return (seats & set(self._rank.published.live) or seats) | {self._rank.me.rack}
 
@@ -126,38 +124,39 @@ class RackStateMirrors:
             return
         self._due[owner.rack] = None
 
-        def done(found: Mirrored | str) -> None:
-            self._landed(owner, step, found)
+        def done(result: Mirrored | str) -> None:
+            self._landed(owner, step, result)
             if (due := self._due.pop(owner.rack)) is not None:
                 self._follow(*due)
 
         self._fetch_both(lane, Mirror(number, owner, step, 0, "", self._rank.me.rack), done)
 
-    def _landed(self, owner: Member, step: int, found: Mirrored | str) -> None:
+    def _landed(self, owner: Member, step: int, result: Mirrored | str) -> None:
+        """Keep a fetched state, or note the error."""
         about: dict[str, object] = {"peer": owner.rack, "step": step}
-        if isinstance(found, str):
+        if isinstance(result, str):
             missed = self._missed[owner.rack] = self._missed.get(owner.rack, 0) + 1
-            self._rank.host.note("mirror-missed", about | {"error": found})
+            self._rank.host.note("mirror-missed", about | {"error": result})
             if missed == MISSED_MAX:
                 newest = self._newest(owner.rack)
                 kept = newest.step if newest else "none"
-                self._rank.host.note("mirror-failed", about | {"error": found, "kept": kept})
+                self._rank.host.note("mirror-failed", about | {"error": result, "kept": kept})
             return
         self._missed.pop(owner.rack, None)
-        self._keep(owner.rack, [*self._kept.get(owner.rack, []), found][-KEPT:])
-        self._rank.host.note("mirror-kept", about | {"bytes": found.mirror.size})
+        self._keep(owner.rack, [*self._kept.get(owner.rack, []), result][-KEPT:])
+        self._rank.host.note("mirror-kept", about | {"bytes": result.mirror.size})
 
     def _newest(self, rack: int) -> Mirror | None:
         kept = self._kept.get(rack)
         return kept[-1].mirror if kept else None
 
     def _lane(self, owner: Member) -> Address | None:
-        """Of the same rank of this life of a rack, if it has its seat."""
+        """The lane of this rank's counterpart in that life of a rack, if it has its seat."""
         seat = self._rank.roles.rank_machine.folded.seats.get(owner.rack)
         return seat.lanes[self._rank.me.rank] if seat and seat.member == owner else None
 
     def _keep(self, rack: int, mirrors: list[Mirrored]) -> None:
-        """Serve these, and no others of this rack."""
+        """Keep and serve these mirrors of a rack, and no others."""
         host, me = self._rank.host, self._rank.me.rank
         for each in self._kept.pop(rack, []):
             if each not in mirrors:
@@ -180,7 +179,7 @@ class RackStateMirrors:
         """Size and digest first, then the state."""
         head = bytearray(_HEAD.size)
 
-        def told(error: Exception | None) -> None:
+        def head_done(error: Exception | None) -> None:
             if error is not None:
                 done(said(error))
                 return
@@ -188,10 +187,11 @@ class RackStateMirrors:
             self._fetch(lane, replace(mirror, size=size, digest=digest.hex()), done)
 
         key = rack_state_key(mirror.owner, self._rank.me.rank, mirror.step)
-        self._rank.host.fetch((lane,), key, "", memoryview(head), told)
+        self._rank.host.fetch((lane,), key, "", memoryview(head), head_done)
 
     def _fetch(self, lane: Address, mirror: Mirror, done: Callable[[Mirrored | str], None]) -> None:
-        """The state itself, accepted by its digest. The size comes from another process."""
+        """Fetch the state and check its digest. Its size is checked first, as it comes from another
+        process."""
         if not 0 < mirror.size <= RACK_STATE_BYTES_MAX:
             done(f"it has {mirror.size} bytes; at most {RACK_STATE_BYTES_MAX} are taken")
             return
@@ -206,40 +206,38 @@ class RackStateMirrors:
     # -------------------------------------------------------------- of a rack that returns
 
     def seek(self) -> None:
-        """Ask every rack that lives for what it keeps of this one; `published.mirrors` are those
-        found so far, as one rack that is frozen must not hide what another one has."""
-        me, found = self._rank.me, list[Mirror]()
+        """Ask every live rack for its mirrors of this one. Answers are published one by one, so
+        that a frozen rack does not hide the mirrors of another."""
+        me, mirrors = self._rank.me, list[Mirror]()
         seats = self._rank.roles.rank_machine.folded.seats
-        asked = self._there() & seats.keys() - {me.rack}
+        asked = self._live_racks() & seats.keys() - {me.rack}
         awaited, unheard = set(asked), set(asked)
 
-        def tell() -> None:
-            found.sort(key=lambda each: (each.round, -each.holder))
+        def publish() -> None:
+            mirrors.sort(key=lambda mirror: (mirror.round, -mirror.holder))
             missing = tuple(sorted(unheard))
-            self._rank.published.find(tuple(found), missing, complete=not awaited)
+            self._rank.published.find(tuple(mirrors), missing, complete=not awaited)
 
         def ask(holder: int) -> None:
             listed = bytearray(KEPT * _ENTRY.size)
 
             def done(error: Exception | None) -> None:
                 awaited.remove(holder)
-                if error is None or isinstance(error, PayloadGone):  # it keeps none
+                if error is None or isinstance(error, PayloadGone):  # the rack keeps none
                     unheard.remove(holder)
                 if error is None:
-                    found.extend(_listed(listed, me.rack, holder))
-                tell()
+                    mirrors.extend(_listed(listed, me.rack, holder))
+                publish()
 
-            lane = seats[holder].lanes[me.rank]
-            self._rank.host.fetch(
-                (lane,), mirrors_key(me.rack, me.rank), "", memoryview(listed), done
-            )
+            lanes, key = (seats[holder].lanes[me.rank],), mirrors_key(me.rack, me.rank)
+            self._rank.host.fetch(lanes, key, "", memoryview(listed), done)
 
-        tell()
+        publish()
         for holder in sorted(asked):
             ask(holder)
 
     def fetch(self, mirror: Mirror) -> None:
-        """Get one of those back; `published.mirrored` is what became of it."""
+        """Fetch one of the listed mirrors and publish it, or the error."""
         seat = self._rank.roles.rank_machine.folded.seats.get(mirror.holder)
         done = partial(self._rank.published.take_back, mirror)
         if seat is None:
@@ -248,10 +246,10 @@ class RackStateMirrors:
         self._fetch(seat.lanes[self._rank.me.rank], mirror, done)
 
 
-def holder_of(rack: int, there: Iterable[int]) -> int | None:
-    """Who keeps the mirror of `rack`: the next one in ascending order; behind the last, the
-    first."""
-    others = sorted(set(there) - {rack})
+def holder_of(rack: int, live: Iterable[int]) -> int | None:
+    """The rack that keeps the mirrors of `rack`: the next live one in ascending order; after the
+    last rack, the first. None: there is no other."""
+    others = sorted(set(live) - {rack})
     return next((other for other in others if other > rack), others[0] if others else None)
 
 

@@ -1,4 +1,4 @@
-"""What a rank is built from: its settings, and the parts of its machines."""
+"""The settings of a rank, and the parts that its machines are built from."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from mend.types import MS, VERSION, WITNESS, Address, Member, Peer
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `api` takes from MendConfig. `facts`: (key, value) lines that all racks must share.
-    `policy`: as far as the configuration says it, until `completed`.
-    """
+    """What a rank takes from MendConfig. `facts`: (key, value) lines that all racks must share.
+    `policy`: complete only after `completed`."""
 
     rack: int
     policy: Policy
@@ -46,29 +45,28 @@ class Settings:
     """Global ranks of this rack, where one torchrun spans several; None: all of them."""
     merge_mean_names: tuple[str, ...] = ()
     tape_mb_max: int = 0
-    """Most that the tape in `diagnostics` takes; 0: none."""
+    """Maximum size of the tape in `diagnostics`; 0: no tape."""
     config: dict[str, object] = field(default_factory=dict)
-    """As it was given, for the tape's header."""
+    """The configuration as given, for the tape's header."""
     replay: Path | None = None
-    """The script of a replay, if this run is one."""
+    """The script of a replay; None: this run is not a replay."""
     resume: Path | SavedState | None = None
-    """A checkpoint to go on from, a folder of them, or what DCP has loaded of one."""
+    """A checkpoint to resume, a folder of checkpoints, or the state that DCP has loaded."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     outcomes: Path | None = None
-    """Where `mend launch` looks for how each rank ended."""
+    """Where `mend launch` reads how each rank ended."""
 
     def completed(self, ranks: int, plan: ModelPlan) -> Settings:
-        """With what a rank of a rack of so many finds of its rack and model."""
+        """These settings for a rack of `ranks` ranks that trains the model of `plan`."""
         moments = zip(plan.moments, plan.moment_periods.values(), strict=True)
         groups = tuple(MomentFragments(len(cuts), period) for cuts, period in moments)
-        found = {"ranks": ranks, "fragments": len(plan.cuts), "moments": groups}
-        return replace(self, policy=structs.replace(self.policy, **found))
+        policy = structs.replace(self.policy, ranks=ranks, fragments=len(plan.cuts), moments=groups)
+        return replace(self, policy=policy)
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks of a rack tell each other at start."""
+    """A rank's addresses and the digests of its fragments, for the other ranks of its rack."""
 
-    incarnation: int
     address: str
     lane: Address
     digests: tuple[str, ...]
@@ -78,7 +76,7 @@ def parts_of(
     settings: Settings,
     me: Peer,
     member: Member,
-    found: Sequence[Introduction],
+    ranks: Sequence[Introduction],
     facts: Sequence[tuple[str, str]],
     *,
     sums: bool,
@@ -86,21 +84,24 @@ def parts_of(
     script: ReplayScript | None = None,
     resumed: tuple[Resume, int] | None = None,
 ) -> Parts:
-    """`settings`: completed. `found`: what every rank of the rack said, in rank order. `facts`: see
-    `RackModel`. `sums`: whether merges need sums over the ranks first. `script`: rack 0 decides
-    what it says, and nobody takes over. `resumed`: a checkpoint, and this rack's step in it."""
+    """The parts of one rank's machines.
+
+    `settings`: completed. `ranks`: the introductions of all ranks of the rack, in rank order.
+    `facts`: see `RackModel`. `sums`: whether merges need sums over the ranks first. `script`: rack
+    0 decides its records again, and no process takes over. `resumed`: a checkpoint, and this rack's
+    step in it."""
     policy = settings.policy
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
     versions = resumed[0].versions if resumed else ()
     options_r = RankOptions(heartbeat_ns, policy.ranks, sums, settings.detector)
-    rank_machine = RankParts(options_r, found[me.rank].digests, versions)
+    rank_machine = RankParts(options_r, ranks[me.rank].digests, versions)
     if me.rank != 0:
         return Parts(me, member, rank_machine)
     hello = Hello(
-        seat=Seat(member, found[0].address, tuple(one.lane for one in found)),
+        seat=Seat(member, ranks[0].address, tuple(rank.lane for rank in ranks)),
         policy=policy,
         facts=(("mend version", VERSION), *facts),
-        digests=tuple(tuple(one.digests[p] for one in found) for p in range(policy.fragments)),
+        digests=tuple(tuple(rank.digests[p] for rank in ranks) for p in range(policy.fragments)),
         resume=resumed[0] if resumed else None,
         resume_step=resumed[1] if resumed else 0,
     )
@@ -112,7 +113,6 @@ def parts_of(
     options_c = CoordinatorOptions(policy.racks, heartbeat_ns, silence_ns, first=where == me)
     coordinator: CoordinatorParts | None = CoordinatorParts(settings.job, options_c)
     if script is not None:
-        directs = where == me
-        directing = CoordinatorParts(settings.job, options_c, script.records, scripted=True)
-        coordinator = directing if directs else None
+        scripted = CoordinatorParts(settings.job, options_c, script.records, scripted=True)
+        coordinator = scripted if where == me else None
     return Parts(me, member, rank_machine, leader, coordinator)

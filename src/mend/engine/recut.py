@@ -1,9 +1,9 @@
 """A rack's part of a checkpoint for another number of ranks than wrote it.
 
-Of a tensor that every rank holds whole (DDP), each owns an equal slice and speaks for it; of one
-that `fully_shard` has spread over all ranks (FSDP2), each holds and owns its rows. Both are spans
-of the tensor in row-major order, so those of the old ranks, end to end, are cut anew. What ranks
-have counted of their own is shared out, so that the sums stay.
+A tensor that every rank holds whole (DDP) is owned in equal slices; a tensor that `fully_shard` has
+spread over all ranks (FSDP2) is owned by rows. Both are spans of the tensor in row-major order, so
+the spans of the old ranks, end to end, can be cut again. The counts of the old ranks are shared
+out, so that their sums stay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mend.engine.checkpoint_files import State
 from mend.engine.digest import StateDigest
-from mend.engine.progress import FragmentProgress, OfferProgress, Progress
+from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
 from mend.errors import CheckpointError
 from mend.fragment.shards import owned_by, whole_of
 from mend.types import Layout, Owned
@@ -27,8 +27,8 @@ ReadRank = Callable[[int], tuple[State, dict[str, Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class Recut:
-    """From `then` to `now` ranks, for one of these. `weights`: how many fragments, the first ones,
-    are of weights."""
+    """From `then` to `now` ranks, for the new rank `rank`. `weights`: number of fragments of
+    weights, the first ones."""
 
     layouts: Sequence[Layout]
     weights: int
@@ -36,7 +36,7 @@ class Recut:
     now: int
     rank: int
     sharded_then: frozenset[str] = frozenset()
-    """Tensors of which each old rank held its rows; of all others it held everything."""
+    """Tensors that the old ranks held by rows; they held all others whole."""
     sharded_now: frozenset[str] = frozenset()
 
     @property
@@ -44,13 +44,13 @@ class Recut:
         return bool(self.sharded_then or self.sharded_now)
 
     def owned_then(self, fragment: int, rank: int) -> Owned:
-        """Spans count in the whole tensors."""
+        """What an old rank owned of a fragment. Spans count in the whole tensors."""
         return owned_by(self.layouts[fragment], self.sharded_then, self.then, rank)
 
     def weights_digests(self, parameters: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-        """Per old rank and fragment of weights: the digest of what the old rank owned, of the
-        weights as they are now. Collective over the ranks of the rack, one tensor at a time."""
-        found: list[list[str]] = [[] for _ in range(self.then)]
+        """Per old rank and fragment of weights, the digest of the current weights in the old rank's
+        spans. Collective over the ranks of the rack, one tensor at a time."""
+        hexdigests: list[list[str]] = [[] for _ in range(self.then)]
         for fragment, layout in enumerate(self.layouts[: self.weights]):
             owned = [self.owned_then(fragment, rank) for rank in range(self.then)]
             digests = [StateDigest(each.numel, 0) for each in owned]
@@ -60,13 +60,14 @@ class Recut:
                     if each.spans[i].numel:
                         theta_n = whole_N[slice(*each.spans[i])]
                         digest.feed(theta_n.to(torch.float32).cpu())
-            for of, digest in zip(found, digests, strict=True):
-                of.append(digest.hexdigest())
-        return tuple(map(tuple, found))
+            for of_rank, digest in zip(hexdigests, digests, strict=True):
+                of_rank.append(digest.hexdigest())
+        return tuple(map(tuple, hexdigests))
 
     def state(self, ranks: Sequence[State]) -> State:
-        """`ranks`: of the old ranks, in their order. Steps, rounds and versions are theirs, tokens
-        a share of their sum. Raises CheckpointError where they do not stand at one place."""
+        """The new rank's state from those of the old ranks, in their order. Steps, rounds and
+        versions are theirs, tokens a share of their sum. Raises CheckpointError where the old ranks
+        do not agree."""
         first = ranks[0].progress
         marks = [
             self._share(each.progress.fragments[p].tokens_mark for each in ranks)
@@ -90,36 +91,37 @@ class Recut:
     def _offers(
         self, ranks: Sequence[State], fragments: Sequence[FragmentProgress]
     ) -> list[OfferProgress]:
-        """What was open on all of them. An offer counts the tokens since the last mark."""
-        found, open_ = [], [[(each.fragment, each.seq) for each in of.offers] for of in ranks]
+        """The open offers of all old ranks. An offer counts the tokens since the last mark."""
+        offers, open_ = [], [[(each.fragment, each.seq) for each in of.offers] for of in ranks]
         if any(each != open_[0] for each in open_):
             raise CheckpointError("ranks of one rack have other offers open in the checkpoint")
         for i, first in enumerate(ranks[0].offers):
             total = self._share(each.offers[i].tokens_total for each in ranks)
             tokens = total - fragments[first.fragment].tokens_mark
-            found.append(replace(first, tokens=tokens, tokens_total=total))
-        return found
+            offers.append(replace(first, tokens=tokens, tokens_total=total))
+        return offers
 
     def _share(self, counts: Iterable[int]) -> int:
-        """This rank's of the sum: all but the first few have one less. Of more it is never less."""
+        """The new rank's share of the sum. Shares differ by one at most; the first ranks get more.
+        A larger sum never gives a smaller share."""
         return (sum(counts) + self.now - 1 - self.rank) // self.now
 
     def tensors(self, read: ReadRank) -> tuple[list[State], dict[str, Tensor]]:
-        """The old ranks' states, and this rank's slices of their tensors; one old rank is in memory
-        at a time. Raises CheckpointError for vectors that do not fit the plan."""
-        states, found = list[State](), dict[str, Tensor]()
+        """The old ranks' states, and the new rank's slices of their tensors. One old rank is in
+        memory at a time. Raises CheckpointError for vectors that do not fit the plan."""
+        states, slices = list[State](), dict[str, Tensor]()
         for rank in range(self.then):
             state, tensors = read(rank)
             states.append(state)
             for name, values in tensors.items():
-                self._copy(rank, name, values, found)
-        return states, found
+                self._copy(rank, name, values, slices)
+        return states, slices
 
     def _owned_now(self, layout: Layout) -> Owned:
         return owned_by(layout, self.sharded_now, self.now, self.rank)
 
-    def _copy(self, then: int, name: str, values: Tensor, found: dict[str, Tensor]) -> None:
-        """What this rank owns of an old rank's vectors: values, then those of the outer states."""
+    def _copy(self, then: int, name: str, values: Tensor, slices: dict[str, Tensor]) -> None:
+        """Copy the new rank's part of an old rank's vectors: the values, then the outer states."""
         fragment = int(name.partition(".")[0])
         layout = self.layouts[fragment]
         old, new = self.owned_then(fragment, then), self._owned_now(layout)
@@ -131,7 +133,7 @@ class Recut:
                 f"multiple of {old.numel}"
             )
         rows = values.view(-1, old.numel)
-        into = found.setdefault(name, torch.empty(rows.shape[0] * new.numel))
+        into = slices.setdefault(name, torch.empty(rows.shape[0] * new.numel))
         target = into.view(rows.shape[0], new.numel)
         for i, (there, here) in enumerate(zip(old.spans, new.spans, strict=True)):
             start, stop = max(there.start, here.start), min(there.stop, here.stop)

@@ -1,4 +1,4 @@
-"""Compares a replayed run with its script, and writes what differs to a file."""
+"""Compares a replayed run with its script, and writes the differences to a file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mend.types import Peer
 
 START, MERGE = "start", "merge"
 TRAINING = "training"
-"""What a difference is about: the first weights, a merge, what a rack trained."""
+"""Subject of a difference: the first weights, a merge, a rack's training."""
 
 _SUM_BYTES = 8
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A line of a rank's file. kind: round, differs, done. `place` orders differences: number of
-    the round, and whether it was found in its result or, before that, in what goes into it."""
+    """A line of a rank's file. `kind`: round, differs, done. `place` orders differences: the number
+    of the round, then 0 for its inputs and 1 for its result."""
 
     kind: str
     number: int = 0
@@ -52,7 +52,7 @@ def file_name(peer: Peer) -> str:
 
 
 def findings_in(path: Path) -> list[Finding]:
-    """What a rank has found so far; a line that is being written is left out."""
+    """A rank's findings so far, without a line that is being written."""
     if not path.exists():
         return []
     *lines, _ = path.read_bytes().split(b"\n")
@@ -60,13 +60,13 @@ def findings_in(path: Path) -> list[Finding]:
 
 
 class StateFiles:
-    """What the lives of a replay that joined begin with, as their donors have written it."""
+    """Files with the states that joining lives of a replay begin with; their donors write them."""
 
     def __init__(self, folder: Path, kind: str = "state") -> None:
         self._folder, self._kind = folder, kind
 
     def of_mirrors(self) -> StateFiles:
-        """The same for what former lives have written."""
+        """The files with the state of scope rack of former lives."""
         return StateFiles(self._folder, "mirror")
 
     def _path(self, given: GivenState, rank: int) -> Path:
@@ -91,9 +91,9 @@ class StateFiles:
 
 
 class ReplayComparison:
-    """A rank's stand-in for its tape: sees every event and effect of its machines.
+    """Takes the place of a rank's tape: compares the events and effects of its machines.
 
-    `names`: per fragment those of its tensors. `fail` stops this rank.
+    `names`: per fragment, the names of its tensors. `fail` stops this rank.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ReplayComparison:
         effects: Sequence[Effect],
         error: str = "",
     ) -> None:
-        """See `runtime.tape.Tape`. Loop thread."""
+        """See `mend.trace.writer.Tape`. Loop thread."""
         match event:
             case Encoded(fragment, seq, checksum):
                 self._encoded(fragment, seq, checksum)
@@ -144,7 +144,7 @@ class ReplayComparison:
                     self.differs(detail, MERGE, (self._script.rounds + 1, 0))
 
     def differs(self, text: str, about: str, place: tuple[int, int]) -> None:
-        """The first counts; what comes after it differs because of it. Any thread."""
+        """Report the first difference and stop this rank; later ones follow from it. Any thread."""
         with self._lock:
             if self._differs:
                 return
@@ -176,7 +176,7 @@ class ReplayComparison:
         self.differs(text, TRAINING, self.place_of(act))
 
     def place_of(self, act: Act) -> tuple[int, int]:
-        """Before the round that the capture went into."""
+        """The place of a capture: before the round that it went into."""
         return self._rounds.get((act.fragment, act.number), self._script.rounds + 1), 0
 
     def _merged(self, fragment: int, version: int, digest: str, tensors: bytes) -> None:

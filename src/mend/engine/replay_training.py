@@ -1,4 +1,4 @@
-"""The training thread of a replay: captures and applies at the steps of the tape."""
+"""The training thread of a replay, which captures and applies at the steps of the tape."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LABELS = ("base", "tokens", "steps")
 
 
 class ReplayedState(PublishedState):
-    """Keeps the versions that are still to be applied: the log may run ahead of a slow rack."""
+    """Keeps the versions that this rank still has to apply: the log may run ahead of it."""
 
     def __init__(self, fragments: int, needed: Collection[tuple[int, int]]) -> None:
         super().__init__(fragments)
@@ -63,10 +63,14 @@ class ReplayedState(PublishedState):
             super().forget(*each)
 
 
-class Again:
-    """What a rank of a replay has in place of what it has else: board, trainer and tape.
+class TapeEnded(SystemExit):
+    """The tape of this rack is at its end, and so is the script."""
 
-    `path`: the script, in the folder that takes the findings. Raises TapeError.
+
+class Again:
+    """The published state, the trainer and the tape of a rank in a replay.
+
+    `path`: the script, in the folder for the findings. Raises TapeError.
     """
 
     def __init__(self, path: Path, me: Peer, plan: Sequence[Layout]) -> None:
@@ -82,14 +86,15 @@ class Again:
         names = [[slot.name for slot in layout.slots] for layout in plan]
         self.comparer = ReplayComparison(self.script, me, names, self._report, self.published.fail)
 
-    def trainer(self, *given: Any, **more: Any) -> Trainer:
-        """`given`, `more`: what a `Trainer` is made of."""
-        more |= {"rank": self._me.rank, "report": self._report, "comparer": self.comparer}
-        more |= {"states": self._states}
-        return ReplayTrainer(*given, script=self.script, **more)
+    def trainer(self, *args: Any, **options: Any) -> Trainer:
+        """Make the trainer; takes the arguments of `Trainer`."""
+        return ReplayTrainer(
+            *args, script=self.script, rank=self._me.rank, report=self._report,
+            comparer=self.comparer, states=self._states, **options,
+        )  # fmt: skip
 
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
-        """Whether it is the same model, trained the same way. Raises ReplayDiffers."""
+        """Compare the model and the settings with those of the tape. Raises ReplayDiffers."""
         then, now = dict(self.script.facts), dict(facts)
         for name in [*then, *now]:
             if name not in ("mend version", "encrypt_payloads") and then.get(name) != now.get(name):
@@ -100,30 +105,30 @@ class Again:
 
 
 class ReplayTrainer(Trainer):
-    """A `Trainer` without a choice."""
+    """A `Trainer` that does what the tape says."""
 
     def __init__(
         self,
-        *given: Any,
+        *args: Any,
         script: ReplayScript,
         rank: int,
         report: ReplayReport,
         comparer: ReplayComparison,
         states: StateFiles,
-        **more: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(*given, **more)
+        super().__init__(*args, **options)
         seat = self.member.rack
         part = script.part(seat)
         assert part is not None, f"rack {seat} is not on the tape"
         self._title, self._acts, self._ends = part.title, part.acts[rank], part.ends
         self._first, self._states = part.first, states
         self._batches = list(part.batches)
-        """(step, percent) of its micro-batches that are still to come, oldest first."""
+        """Changes of the local batch still to come, as (step, percent), oldest first."""
         self._gives = sorted(
             (given for given in script.given if given.donor == seat), key=lambda it: it.step
         )
-        """What other lives begin with, oldest first; each leaves the list once it is kept."""
+        """The states that other lives begin with and that are not written yet, oldest first."""
         self._copies = next((given for given in script.given if given.to == seat), None)
         self._mirrors = [each for each in script.mirrors if seat in (each.donor, each.to)]
         self._place, self._rank = 0, rank
@@ -146,7 +151,8 @@ class ReplayTrainer(Trainer):
     # -------------------------------------------------------------- lives that joined
 
     def begin(self, limit_ns: int) -> Doing:
-        """A life that joined waits for what it went on from, which others of this replay make."""
+        """As `Trainer.begin`. A life that joined waits for the state and the versions that it began
+        with, which other processes of this replay make."""
         if not self._first:
             yield from super().begin(limit_ns)
             return
@@ -177,28 +183,28 @@ class ReplayTrainer(Trainer):
         return received
 
     def _load_mirrored(self, state: TrainingState) -> Doing:
-        """What a former life had of scope rack, in this replay."""
+        """Load the state of scope rack that a former life had in this replay."""
         files = self._states.of_mirrors()
-        for each in self._mirrors:
-            if each.to == self.member.rack:
-                yield from self._await_state(files, each)
-                data_B = files.read(each, self._rank)
-                owner, digest = Member(each.rack, 0), each.digests[self._rank]
-                mirror = Mirror(1, owner, each.step, data_B.numel(), digest, each.rack)
+        for given in self._mirrors:
+            if given.to == self.member.rack:
+                yield from self._await_state(files, given)
+                data_B = files.read(given, self._rank)
+                owner, digest = Member(given.rack, 0), given.digests[self._rank]
+                mirror = Mirror(1, owner, given.step, data_B.numel(), digest, given.rack)
                 state.load_rack(Mirrored(mirror, data_B))
 
     def _mirror(self) -> None:
-        """Behind a capture: keep what another life of this rack has begun with. Raises
-        ReplayDiffers if it is not as it was."""
+        """After a capture: write the state that another life of this rack began with. Raises
+        ReplayDiffers if it differs from the tape."""
         files = self._states.of_mirrors()
-        for each in self._mirrors:
-            if (each.donor, each.step) == (self.member.rack, self.step):
+        for given in self._mirrors:
+            if (given.donor, given.step) == (self.member.rack, self.step):
                 assert self.training_state is not None, "a script that registers has one"
                 data_B = self.training_state.rack_state(self.step)
-                self._keep(files, each, data_B, "what it has registered with scope rack")
+                self._keep(files, given, data_B, "what it has registered with scope rack")
 
     def _await_state(self, files: StateFiles, copied: GivenState) -> Doing:
-        """As long as rounds are decided. The file of another process comes without a word."""
+        """Wait for a file of another process, at most give_up_s after the last decided round."""
         commits, since_ns = self.published.commits, self._now_ns()
         while not files.has(copied, self._rank):
             if self.published.failure is not None:
@@ -213,7 +219,8 @@ class ReplayTrainer(Trainer):
             yield Wait(lambda: files.has(copied, self._rank), POLL_NS)
 
     def give_state(self) -> None:
-        """Keep what another life begins with. Raises ReplayDiffers if it is not as it was."""
+        """Write the state that another life begins with. Raises ReplayDiffers if it differs from
+        the tape."""
         self.state_due, given = None, self._gives.pop(0)
         assert self.training_state is not None, "a script that gave a state has one"
         what = "what it trains with besides the weights (optimizer, registered objects)"
@@ -222,7 +229,7 @@ class ReplayTrainer(Trainer):
             self.give_state()
 
     def _keep(self, files: StateFiles, given: GivenState, data_B: Tensor | None, what: str) -> None:
-        """Raises ReplayDiffers."""
+        """Compare the state with the tape and write it. Raises ReplayDiffers."""
         then, now = given.digests[self._rank], digest_of_state(data_B) if data_B is not None else ""
         if data_B is None or now != then:
             text = (
@@ -238,8 +245,8 @@ class ReplayTrainer(Trainer):
     # -------------------------------------------------------------- a step
 
     def stepped(self, tokens: int) -> bool:
-        """Whether the tape has anything for this step; no schedule and no open round is looked
-        at."""
+        """Count a step; returns whether the tape has an act for it. Schedule and open rounds do not
+        matter."""
         super().stepped(tokens)
         while self._batches and self._batches[0][0] <= self.step:
             self.batch_pct = self._batches.pop(0)[1]
@@ -254,8 +261,8 @@ class ReplayTrainer(Trainer):
     def work(self) -> Doing:
         due = self._next
         if (due is None and self._ends) or (due is not None and due.step < self.step):
-            # Behind its last act a rack has trained only if it could not leave in order: else it
-            # captured what it had trained.
+            # A rack that left in order captured its last steps; training after the last act of the
+            # tape is possible only if it could not leave in order.
             raise self._differs("it has gone on", due)
         self._measure()
         begun_ns = self._now_ns()
@@ -265,7 +272,7 @@ class ReplayTrainer(Trainer):
         yield from self._stop_if_over()
 
     def _prefetch(self, beside: CudaStaging) -> None:
-        """What is newest is not what will be applied."""
+        """No upload ahead: the newest version may not be the one to apply."""
         self.published.fresh = False
 
     def _follow(self) -> Doing:
@@ -297,7 +304,7 @@ class ReplayTrainer(Trainer):
         track.offer = None
 
     def _until(self, ready: Callable[[], bool], what: str) -> Doing:
-        """Wait; as long as rounds are decided elsewhere it may be long. Raises GaveUp."""
+        """Wait for `ready`, at most give_up_s after the last decided round. Raises GaveUp."""
         published, limit_ns = self.published, self.options.give_up_ns
         while True:
             commits = published.commits
@@ -332,13 +339,13 @@ class ReplayTrainer(Trainer):
         self.outcome = Outcome("merged")
 
     def _stop_if_over(self) -> Doing:
-        """End the script of a rack whose tape ends here. Raises SystemExit."""
+        """End the script of a rack whose tape ends here. Raises TapeEnded."""
         if self._next is None and not self._ends and not self._gives:
             yield from self._finish()
-            raise SystemExit(0)
+            raise TapeEnded(0)
 
     def _finish(self) -> Doing:
-        """Stay until every round is decided, as a holder of bytes, and leave with the others."""
+        """Serve bytes until every round is decided, and leave with the others."""
         panels = self.published.panels
         yield from self._until(
             lambda: all(p.decided >= v for p, v in zip(panels, self._last, strict=True)),
@@ -351,7 +358,7 @@ class ReplayTrainer(Trainer):
     # -------------------------------------------------------------- comparing
 
     def _check(self, event: Event) -> None:
-        """What is done must be what the tape has next. Raises ReplayDiffers."""
+        """Compare an event with the next act of the tape. Raises ReplayDiffers."""
         act = act_of(event)
         if act is None:
             return

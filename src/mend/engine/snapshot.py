@@ -1,6 +1,7 @@
-"""Collects what one process shows of its job into a JobStatus.
+"""Builds the JobStatus that one process shows of its job.
 
-Only reads: machines, board, the notes of the pace. Loop thread; some microseconds per rack.
+Reads the machines, the published state and the training progress, and changes nothing. Loop
+thread; some microseconds per rack.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RECORDED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a leader's process knows besides its machines."""
+    """What a leader's process knows besides its machines' state."""
 
     published: PublishedState
     pace: TrainingProgress
@@ -48,8 +49,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What of the job is known here. `orders`: the newest of the coordinator; None: none yet.
-    `hosts`: the coordinator, where it is this process and leads."""
+    """What this process knows of the job. `orders`: the newest of the coordinator; None: none yet.
+    `hosts`: the coordinator, if it runs in this process and leads."""
 
     log: LogState
     decided: int
@@ -63,7 +64,7 @@ def view_of_rank(
     job: str, leader: Leader, coordinator: Coordinator | None, training: Training, now_ns: int,
     *, ended: bool,
 ) -> JobStatus:  # fmt: skip
-    """Of a rack's leader."""
+    """The status as a rack's leader knows it."""
     hosts = coordinator if coordinator is not None and coordinator.proposer.leading else None
     log, orders = leader.log, leader.orders
     known = Knowledge(log.committed, log.decided, orders, hosts, leader, now_ns)
@@ -92,7 +93,7 @@ def view_of_rank(
 def view_of_witness(
     job: str, coordinator: Coordinator, follower: WitnessFollower, now_ns: int, *, ended: bool
 ) -> JobStatus:
-    """Of the witness, which trains nothing."""
+    """The status as the witness knows it."""
     hosts = coordinator if coordinator.proposer.leading else None
     log = hosts.log if hosts is not None else coordinator.acceptor.log
     sent = [(view.sent_ns, view.sent) for view in coordinator.views.values() if view.sent]
@@ -165,7 +166,8 @@ def _view(
 
 
 def _reasons(why: Sequence[str]) -> tuple[dict[int, str], list[str]]:
-    """The coordinator says `fragment 2: waiting for rack 1`; what is of no fragment is apart."""
+    """Split the coordinator's reasons, such as `fragment 2: waiting for rack 1`, into those of
+    fragments and the rest."""
     reasons: dict[int, str] = {}
     general = []
     for text in why:
@@ -179,7 +181,7 @@ def _reasons(why: Sequence[str]) -> tuple[dict[int, str], list[str]]:
 
 
 def _rounds(known: Knowledge, reasons: Mapping[int, str]) -> list[RoundSeen]:
-    """Ascending by fragment."""
+    """The rounds in flight, ascending by fragment."""
     offers = known.orders.offers if known.orders is not None else ()
     gathers = known.orders.gathers if known.orders is not None else ()
     merging = {g.fragment: tuple(offer.member.rack for offer in g.members) for g in gathers}
@@ -205,7 +207,7 @@ def _rounds(known: Knowledge, reasons: Mapping[int, str]) -> list[RoundSeen]:
 def _phase(
     fragment: int, merging: bool, own: Sequence[Round], reasons: Mapping[int, str]
 ) -> Phased:
-    """The coordinator knows it; others tell by whether it has said what the round waits for."""
+    """The coordinator knows the phase; other processes infer it from the coordinator's reasons."""
     if merging:
         return "merging"
     if fragment < len(own):
@@ -221,7 +223,7 @@ def _age_ms(round_: Round, now_ns: int) -> int:
 
 
 def _racks(known: Knowledge) -> tuple[RackSeen, ...]:
-    """All members, ascending; before the first record whoever has said hello."""
+    """All members, ascending; before the first record the racks that have said hello."""
     seats: dict[int, Seat] = dict(known.log.seats)
     if not known.log.begun:
         hellos = known.hosts.admission.hellos if known.hosts is not None else {}
@@ -232,7 +234,7 @@ def _racks(known: Knowledge) -> tuple[RackSeen, ...]:
 
 
 def _rack(known: Knowledge, rack: int, seat: Seat) -> RackSeen:
-    """From its own ranks, else from its newest report, else from what it offers."""
+    """One rack, from its own ranks, else from its newest report, else from its offers."""
     orders, decided = known.orders, sum(known.log.versions)
     live = orders is not None and rack in orders.live
     step, step_ns, behind, silent_ms, leaving = -1, 0, -1, -1, False
@@ -311,8 +313,8 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
 
 
 def _step_time_ns(then: Note, now: Note, age_ns: int) -> int:
-    """Between the ends of the two steps, and on to this moment where the next is overdue: a rack
-    that stands still must not go on showing its last speed."""
+    """Time between the ends of the two steps; up to this moment where the next step is overdue, so
+    that a rack that stands still does not go on showing its last speed."""
     steps, took_ns = now.step - then.step, max(0, now.step_end_ns - then.step_end_ns)
     overdue = steps == 0 or age_ns > 2 * took_ns // steps
     return took_ns + (age_ns if overdue else 0)

@@ -1,5 +1,5 @@
-"""Moves the training state of a donor to a rack that joins. Loop thread; the bytes move in workers
-and the lane."""
+"""Moves the training state of a donor to a joining rack. Loop thread; workers and the lane move the
+bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from mend.coordination import events as ev
 from mend.engine.buffers import unpooled
 from mend.engine.digest import StateHash, bytes_of
 from mend.engine.merging import said
-from mend.engine.state_giving import Given
-from mend.engine.training_state import LikeFirst, Received
+from mend.engine.training_state import Given, LikeFirst, Received
 from mend.types import Member, training_state_key
 
 if TYPE_CHECKING:
@@ -22,22 +21,23 @@ if TYPE_CHECKING:
 
 BYTES_PER_ELEMENT_MAX = 64
 PORTION_BYTES = 64 << 20
-"""Of a copy: the worker touches or digests so much before it looks for other work."""
+"""The worker touches or digests this much of a copy before it takes other work."""
 
 SMALL_BYTES = 256 << 20
-"""A rank that joins takes no copy of more than SMALL_BYTES and BYTES_PER_ELEMENT_MAX for each
-element of the model together: the size comes from another process."""
+"""A joining rank takes no copy larger than SMALL_BYTES plus BYTES_PER_ELEMENT_MAX per element of
+the model: the size comes from another process."""
 
 
 class StateCopying:
-    """Of one rank: what it serves as a donor, what it pulls as a joiner."""
+    """Serves copies of one rank as a donor, and pulls one as a joiner."""
 
     def __init__(self, rank: ConcurrentOuterStep) -> None:
         self._rank = rank
         self._served: dict[Member, bytes] = {}
-        """By the rack that it is for: the key."""
+        """By joining rack, the key of its copy."""
 
     def give(self, to: Member, step: int, data_B: Given) -> None:
+        """See `ConcurrentOuterStep.give_state`."""
         rank, me = self._rank, self._rank.me
         if isinstance(data_B, str):
             rank.tell(ev.StateTaken(to, step, 0, "", data_B))
@@ -46,21 +46,21 @@ class StateCopying:
             self.free(to)
             rank.tell(ev.StateTaken(to, step, data_B.size, data_B.digest))
             return
-        copied, found = data_B, StateHash()
+        copied, state_hash = data_B, StateHash()
 
         def done() -> None:
-            digest = found.hexdigest()
+            digest = state_hash.hexdigest()
             key = training_state_key(rank.member, me.rank, to, step, digest)
             self.free(to)
             self._served[to] = key
             rank.host.serve(key, bytes_of(copied))
             rank.tell(ev.StateTaken(to, step, copied.numel(), digest))
 
-        self._in_portions(copied, found.feed, done)
+        self._in_portions(copied, state_hash.feed, done)
 
     def reserve(self, size: int) -> None:
-        """Memory for a copy. The kernel clears each page at its first touch: that is done here.
-        Where there is none, the copy says so: it is refused, and this rank trains on."""
+        """Allocate memory for a copy and touch each page, as the first touch is slow. Without
+        memory the copy is refused later, and this rank trains on."""
         try:
             room_B = unpooled(size)
         except OSError:
@@ -70,7 +70,7 @@ class StateCopying:
     def _in_portions(
         self, data_B: Tensor, work: Callable[[Tensor], object], done: Callable[[], None]
     ) -> None:
-        """On the worker, which encodes and merges between two of them."""
+        """Do `work` on the worker in portions, so that it can encode and merge in between."""
         left = iter(range(0, data_B.numel(), PORTION_BYTES))
 
         def go_on(result: object) -> None:
@@ -89,6 +89,7 @@ class StateCopying:
             self._rank.host.drop(key)
 
     def copy(self, effect: ev.CopyState) -> None:
+        """Pull the copy that a donor serves, and publish it."""
         rank, donor = self._rank, effect.donor
 
         def end(error: str) -> None:
@@ -104,8 +105,8 @@ class StateCopying:
         def done(error: Exception | None) -> None:
             rank.published.pulling = False
             if error is None:
-                told = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
-                rank.published.receive(Received(*told))
+                copied = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
+                rank.published.receive(Received(*copied))
             end(said(error))
 
         if effect.shared and rank.me.rank != 0:  # the first rank passes it on

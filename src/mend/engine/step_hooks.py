@@ -1,8 +1,8 @@
 """Counts the steps of whatever optimizer trains a model. Training thread.
 
-torch calls global hooks around the `step` of every optimizer of the process. So a step is seen
-whichever object makes it: the optimizer that `mend_init` was given, one that was made anew after a
-checkpoint was loaded, or the one inside a wrapper such as Accelerate's.
+torch calls global hooks around the `step` of every optimizer of the process. So mend sees the steps
+of the optimizer that `mend_init` was given, of one that was made after a checkpoint was loaded, and
+of the one inside a wrapper such as Accelerate's.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from mend.errors import UsageError
 
 
 class HoldsParameters(Protocol):
-    """An optimizer, or a wrapper of one: all that mend asks of it."""
+    """An optimizer, or a wrapper of one."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
 
 
 class Counting(Enum):
-    """Who says that a step is done.
+    """Which steps are counted.
 
-    GIVEN: steps of the optimizer that mend_init was given. UNDECIDED: none was given and at most
+    GIVEN: those of the optimizer that mend_init was given. UNDECIDED: none was given and at most
     one step was seen; it waits for the next one, as the script may call `runtime.step()` itself.
-    FOUND: steps of the optimizer that was seen stepping. MANUAL: `runtime.step()` alone.
+    FOUND: those of the optimizer that was seen to step. MANUAL: calls of `runtime.step()` only.
     """
 
     GIVEN = auto()
@@ -94,9 +94,9 @@ class StepHooks:
         take_tokens: Callable[[], int | None],
         found: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        """`exchanged`: the parameters that mend exchanges. `between` is called before any optimizer
-        of them moves, of several the first: all that belongs to the counted steps is done then.
-        `found` is told which optimizer is counted when none was given."""
+        """`exchanged`: the parameters that mend exchanges. `between` is called before an optimizer
+        changes them (of several, the first one): the work of the counted steps is done then.
+        `found` gets the optimizer that is counted when none was given."""
         self._exchanged = {id(p) for p in exchanged}
         self._counted = {id(p) for p in held_by(given[-1])} if given else set[int]()
         self.counting = Counting.GIVEN if given else Counting.UNDECIDED
@@ -143,7 +143,7 @@ class StepHooks:
         return self._waiting.pop() if self._waiting else None
 
     def flush(self) -> None:
-        """Count the step that still waits for a decision: there will be no `runtime.step()`."""
+        """Count the step that waits: `runtime.step()` will not be called for it."""
         if self._waiting:
             self.counting = Counting.FOUND
             self._count(self._waiting.pop())
@@ -157,7 +157,7 @@ class StepHooks:
             self._count(self._take_tokens())
 
     def close(self) -> None:
-        """Count nothing from here on. Idempotent."""
+        """Stop counting. Idempotent."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -200,7 +200,7 @@ class StepHooks:
         self._after(tokens)
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether its step moves what is counted. Remembered until it gets another group."""
+        """Whether its step changes counted parameters. Cached until it gets another group."""
         groups = len(optimizer.param_groups)
         known = self._answers.get(optimizer)
         if known is None or known[0] != groups:

@@ -22,7 +22,7 @@ from mend.merge.gram import BIN_MAX, BIN_MIN, BIN_WRONG, BIN_ZERO
 from mend.types import Layout, Owned
 
 INT_BYTES = 12
-"""Of a sum: digits are at most 2^23, so 2^48 elements stay below 2^95."""
+"""Size of a sum: digits are at most 2^23, so sums of 2^48 elements stay below 2^95."""
 
 _HEAD = struct.Struct("!4sHI")
 _PARTIAL, _TOTAL = b"mdP1", b"mdT1"
@@ -32,9 +32,9 @@ Weights = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Where the tensors of a fragment lie in a rank's part: tensor i in [cuts[i], cuts[i + 1]).
+    """Places of the tensors of a fragment in a rank's part: tensor i is [cuts[i], cuts[i + 1]).
 
-    `plain[i]`: it is merged by the mean, whatever the rule.
+    `plain[i]`: tensor i is merged by the mean, whatever the rule.
     """
 
     cuts: tuple[int, ...]
@@ -50,19 +50,19 @@ class Tensors:
         ]
 
     def runs(self, weights: Weights, factors: Sequence[Weights]) -> list[tuple[int, Weights]]:
-        """(end, weights) of the stretches that are merged alike."""
-        found: list[tuple[int, Weights]] = []
+        """(end, weights) of the stretches that are merged with the same weights."""
+        runs: list[tuple[int, Weights]] = []
         measured = iter(factors)
         for stop, plain in zip(self.cuts[1:], self.plain, strict=True):
-            mine = weights if plain else next(measured)
-            if found and found[-1][1] == mine:
-                found.pop()
-            found.append((stop, mine))
-        return found
+            own = weights if plain else next(measured)
+            if runs and runs[-1][1] == own:
+                runs.pop()
+            runs.append((stop, own))
+        return runs
 
 
 def tensors_of(owned: Owned, plain: Sequence[bool] = ()) -> Tensors:
-    """Empty `plain`: no tensor is."""
+    """The tensors of a rank's part. Empty `plain`: none is merged by the mean."""
     assert owned.cuts[-1] == owned.numel, f"{owned.spans} are not {owned.numel} elements"
     return Tensors(owned.cuts, tuple(plain) or (False,) * len(owned.spans))
 
@@ -81,7 +81,7 @@ def check_room(
 
 
 def partial_of(weights: Weights, grams: Sequence[Gram]) -> bytes:
-    """What one rank says of its part."""
+    """The partial of one rank's part, as bytes."""
     parts = [_head(_PARTIAL, weights, len(grams))]
     for gram in grams:
         parts.append(struct.pack(f"!{len(weights)}b", *gram.bins))
@@ -94,20 +94,19 @@ def partial_of(weights: Weights, grams: Sequence[Gram]) -> bytes:
 
 
 def total_of(rule: Measuring, partials: Sequence[bytes]) -> bytes:
-    """What a leader makes of the partials of its ranks, in any order. Raises WireError."""
-    found = [_read_partial(blob) for blob in partials]
-    weights, sums = found[0]
-    for theirs, grams in found[1:]:
-        if theirs != weights or len(grams) != len(sums):
+    """The total of the partials of all ranks, in any order, as bytes. Raises WireError."""
+    (weights, sums), *others = [_read_partial(blob) for blob in partials]
+    for other_weights, grams in others:
+        if other_weights != weights or len(grams) != len(sums):
             raise WireError("the ranks of this rack have measured different merges")
-        sums = [mine.plus(other) for mine, other in zip(sums, grams, strict=True)]
+        sums = [total.plus(gram) for total, gram in zip(sums, grams, strict=True)]
     factors = [rule.factors(gram, weights) for gram in sums]
-    parts = [struct.pack(f"!{len(weights)}f", *each) for each in factors]
+    parts = [struct.pack(f"!{len(weights)}f", *of_tensor) for of_tensor in factors]
     return b"".join([_head(_TOTAL, weights, len(factors)), *parts])
 
 
 def factors_in(blob: bytes, weights: Weights, tensors: Tensors) -> list[Weights]:
-    """Per measured tensor. Raises WireError when the total is of another merge."""
+    """The factors of each measured tensor. Raises WireError when the total is of another merge."""
     theirs, count, at = _read_head(_TOTAL, blob)
     size = 4 * len(theirs)
     if theirs != weights or count != len(tensors.measured) or len(blob) != at + count * size:
@@ -123,7 +122,7 @@ def _head(kind: bytes, weights: Weights, tensors: int) -> bytes:
 
 
 def _read_head(kind: bytes, blob: bytes) -> tuple[Weights, int, int]:
-    """Weights, number of tensors, where the rest begins."""
+    """The weights, the number of tensors, and where the rest begins."""
     if len(blob) < _HEAD.size:
         raise WireError(f"{len(blob)} bytes are too few for sums")
     found, members, tensors = _HEAD.unpack_from(blob)

@@ -1,7 +1,7 @@
-"""Threads that run jobs, and how they end.
+"""Threads that run jobs.
 
-As concurrent.futures has them, with two differences: they never keep the process from ending, and
-their own end has a limit.
+Two differences from concurrent.futures: they never keep the process from ending, and `close` has a
+time limit.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ T = TypeVar("T")
 Job = tuple[Future[Any], Callable[[], Any]]
 
 OWN = "mend-"
-"""How the names of all of mend's threads begin."""
+"""Prefix of the names of mend's threads."""
 
 
 def from_outside(close: Callable[[], None]) -> None:
-    """Call `close`, which joins mend's threads: here, or, where this is one of them, in a thread of
-    its own, and return at once. A finalizer runs wherever the last reference goes, and no thread
-    can wait for its own end."""
+    """Call `close`, which joins mend's threads. On one of these threads call it in a new thread and
+    return at once: a thread cannot join itself, and a finalizer may run in any thread."""
     if threading.current_thread().name.startswith(OWN):
         threading.Thread(target=close, name=f"{OWN}end").start()
     else:
@@ -31,9 +30,9 @@ def from_outside(close: Callable[[], None]) -> None:
 
 
 class Hands:
-    """`count` threads called `name`, each of which begins with `begin`. Any thread may submit.
+    """`count` threads called `name`, each of which calls `begin` first. Any thread may submit.
 
-    They start with the first job: a witness, which has none, must not load what `begin` loads.
+    They start with the first job: a witness, which has no jobs, must not load what `begin` loads.
     """
 
     def __init__(self, count: int, name: str, begin: Callable[[], None]) -> None:
@@ -47,7 +46,7 @@ class Hands:
         self._starting = threading.RLock()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Cancelled at once where the end has begun."""
+        """Queue a job. Its future is cancelled after `close`."""
         future: Future[T] = Future()
         if self._closed:
             future.cancel()
@@ -63,8 +62,8 @@ class Hands:
                     thread.start()
 
     def close(self, limit_s: float) -> list[str]:
-        """Cancel what has not begun, and wait for what has. Returns the names of threads that are
-        still at it when the limit is over. Idempotent."""
+        """Cancel jobs that have not begun, and wait for the others. Returns the names of threads
+        that still work after the limit. Idempotent."""
         self._closed = True
         while True:
             try:
@@ -91,4 +90,4 @@ class Hands:
                 future.set_result(job())
             except BaseException as error:
                 future.set_exception(error)
-            del taken, future, job  # what they hold must not live until the next one
+            del taken, future, job  # free what they hold before waiting for the next job

@@ -1,6 +1,6 @@
-"""The life of a training loop in a job: begin, step by step, drain, close.
+"""How a training loop begins, drains, makes checkpoints and leaves the job.
 
-`rounds` says what happens after one step; here is what frames the steps. Generators as there.
+`trainer_rounds` has the work after each step. The methods are generators, as there.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from mend.engine.digest import StateDigest, digest_of_state
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
+    FragmentProgress,
     FragmentState,
     Ledger,
     OpenOffer,
-    Share,
+    Progress,
     Spread,
-    StepOptions,
     Wait,
 )
 from mend.engine.numerics import Anchor
 from mend.engine.outcome import Outcome
-from mend.engine.progress import FragmentProgress, Progress
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
 from mend.engine.vectors import PORTION_NUMEL
@@ -55,34 +54,21 @@ from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND
 
 MIRROR_NS = 20 * SECOND
-"""How long a rack that joins waits for the others to say what mirrors they keep of it. The bytes of
-one are waited for as long as they come: the transfer fails when it stalls (`transfer_stall_s`)."""
+"""How long a joining rack waits for the others to list their mirrors of it. The transfer of one has
+no such limit: it fails when it stalls (`transfer_stall_s`)."""
 
 POLL_NS = 50 * MS
-"""How often a draining rank looks again; news on the board wakes it at once."""
+"""How often a draining rank looks again; what is published wakes it at once."""
 
 LEAVE_NS = 5 * SECOND
-"""How long the end of the job is awaited after this rack has asked to leave at once."""
+"""How long a rack waits for the end of the job after it has asked to leave at once."""
 
 SAY_NS = 5 * SECOND
 """How often a rack that waits for the others to finish says so."""
 
-__all__ = [
-    "AgreeMin",
-    "Doing",
-    "FragmentState",
-    "Ledger",
-    "OpenOffer",
-    "Share",
-    "Spread",
-    "StepOptions",
-    "Trainer",
-    "Wait",
-]
-
 
 class Trainer(TrainerRounds):
-    """Everything a training script calls, by way of `api`. One per rank, on its training thread."""
+    """The methods that `api` calls for a training script. One per rank, on its training thread."""
 
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
@@ -98,21 +84,19 @@ class Trainer(TrainerRounds):
         while True:
             versions = self.versions()
             open_ = any(track.offer is not None for track in self.tracks)
-            done = not open_ and all(
-                p.decided <= v for p, v in zip(self.published.panels, versions, strict=True)
-            )
+            pairs = zip(self.published.panels, versions, strict=True)
+            done = not open_ and all(panel.decided <= version for panel, version in pairs)
             late, over = self._now_ns() > deadline_ns, self.published.finished
-            flags = yield from self._agree_and_apply(
-                everything, [int(done), -int(late), -int(over)]
+            values = [int(done), -int(late), -int(over)]
+            done_everywhere, any_late, any_over = yield from self._agree_and_apply(
+                everything, values
             )
-            if flags[0]:
+            if done_everywhere:
                 return
-            if flags[1] or flags[2]:
-                why = (
-                    "the job is over for this rack"
-                    if flags[2]
-                    else f"after {limit_ns / SECOND:g} s"
-                )
+            if any_late or any_over:
+                why = f"after {limit_ns / SECOND:g} s"
+                if any_over:
+                    why = "the job is over for this rack"
                 count = sum(track.offer is not None for track in self.tracks)
                 raise GaveUp(f"drain: {count} offers are still open: {why} ({self._why()})")
             for fragment, track in enumerate(self.tracks):
@@ -124,10 +108,10 @@ class Trainer(TrainerRounds):
         """Merge the tail of every fragment, leave the job, and put the anchor into the model.
 
         It leaves together with the other racks, or alone after shutdown_timeout_s. A rack that has
-        to leave with work that nobody merged keeps its own weights instead: the anchor has not seen
-        that work, and throwing it away would lose it without a trace. So does one whose weights may
-        not be overwritten, for the reason that `refusal` is. `outcome` says what came of it. Raises
-        Diverged if the weights are no numbers.
+        to leave with unmerged work keeps its own weights instead: the anchor does not have that
+        work, and overwriting the weights would lose it. So does a rack whose weights may not be
+        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights are no
+        numbers.
         """
         limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
         deadline_ns = self._now_ns() + limit_ns
@@ -137,7 +121,7 @@ class Trainer(TrainerRounds):
             self._carry_from_here()
         else:
             if not self.policy.lockstep:
-                # At once, so that the racks' tails meet in one round; what is open now goes first.
+                # At once, so that the racks' tails meet in one round; open offers go first.
                 self._capture_tails()
                 self._post(Leaving())
             yield from self._try_drain(limit_ns)
@@ -154,25 +138,25 @@ class Trainer(TrainerRounds):
         yield from self._end(keep_local)
 
     def _carry_from_here(self) -> None:
-        """What is still applied keeps all that the weights hold, whatever the alignment was."""
+        """From now on an apply keeps everything that the weights hold, whatever the alignment."""
         self.options = replace(self.options, alignment="carry")
         if self.beside is not None:
             self.beside.alignment = "carry"
 
     def _end(self, keep_local: bool) -> Doing:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""
-        wrong = [self._unsound(track) for track in self.weights]
-        fine = yield from self._agree_and_apply([], [int(not each) for each in wrong])
-        if not all(fine):
-            fragment = fine.index(0)
-            raise self._diverged(fragment, wrong[fragment])
+        unsound = [self._unsound(track) for track in self.weights]
+        sound = yield from self._agree_and_apply([], [int(not why) for why in unsound])
+        if not all(sound):
+            fragment = sound.index(0)
+            raise self._diverged(fragment, unsound[fragment])
         unmerged = self.open_tokens()
         idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
-        anywhere = yield from self._agree_and_apply([], [-unmerged - idle])
+        (minus_most,) = yield from self._agree_and_apply([], [-unmerged - idle])
         if not self.published.finished:
             why = list(self.published.why)
             self._note("left-alone", {"why": why, "open_tokens": unmerged})
-        if anywhere[0]:
+        if minus_most:
             reason = "unmerged work is only in these weights"
             self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
             idly = f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
@@ -185,7 +169,7 @@ class Trainer(TrainerRounds):
         self._stand()
 
     def _outcome_of_leaving(self) -> Outcome:
-        """All work is merged."""
+        """The outcome of a rack whose work is all merged."""
         if not self.tracks:
             return Outcome("local")
         if not self.published.finished:
@@ -196,7 +180,7 @@ class Trainer(TrainerRounds):
         return Outcome("merged")
 
     def _capture_tails(self) -> None:
-        """The steps since the last capture, of fragments of weights without an open offer."""
+        """Capture the steps since the last capture, of weights without an open offer."""
         for fragment, track in enumerate(self.weights):
             if track.offer is None:
                 self._capture(fragment, closing=True)
@@ -204,24 +188,22 @@ class Trainer(TrainerRounds):
     def _leave(self, deadline_ns: int) -> Doing:
         """Apply what is still decided, until the log says that this rack has left.
 
-        Past the deadline it asks to leave alone, and goes without an answer LEAVE_NS later.
+        Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
         """
-        hurried, told, said_ns = False, None, self._now_ns()
+        hurried, posted, said_ns = False, None, self._now_ns()
         everything = list(range(len(self.tracks)))
         while True:
-            late = self._now_ns() > deadline_ns
-            flags = yield from self._agree_and_apply(
-                everything, [int(self.published.finished), -int(late)]
-            )
-            if flags[0] or (flags[1] and hurried):
+            values = [int(self.published.finished), -int(self._now_ns() > deadline_ns)]
+            finished, late = yield from self._agree_and_apply(everything, values)
+            if finished or (late and hurried):
                 return
-            if flags[1]:
+            if late:
                 # An offer that is still open now forbids leaving in order; it had its time.
                 grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
                 hurried, deadline_ns = True, self._now_ns() + grace_ns
                 self._post(Leaving(now=True))
-            if (versions := self.versions()) != told:
-                told = versions
+            if (versions := self.versions()) != posted:
+                posted = versions
                 self._post(Idle(versions))
             if self._now_ns() - said_ns > SAY_NS:
                 said_ns = self._now_ns()
@@ -230,7 +212,7 @@ class Trainer(TrainerRounds):
             yield Wait(self._news, POLL_NS)
 
     def _try_drain(self, limit_ns: int) -> Doing:
-        """A shutdown is not stopped by offers that cannot be merged; see `close` for what then."""
+        """Drain, but go on with the shutdown if offers cannot be merged; see `close`."""
         try:
             yield from self.drain(limit_ns)
         except GaveUp as error:
@@ -243,13 +225,13 @@ class Trainer(TrainerRounds):
         return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
 
     def begin(self, limit_ns: int) -> Doing:
-        """Wait until every rack holds what the job begins with, and train on it.
+        """Wait until every rack holds the first versions of the job, and train on them.
 
-        Version 0 is the lowest rack's weights, which may be our own; a job that resumes a
-        checkpoint begins with its versions, and our weights stay as they were loaded. All racks
-        begin together, so that their capture steps fall into the same rounds. A rack that joins a
-        running job begins with what is decided newest, as soon as it has copied that. Raises what
-        stopped the start.
+        Version 0 is the lowest rack's weights. A job that resumes a checkpoint begins with its
+        versions, and the weights stay as the script has loaded them. All racks begin together, so
+        that their capture steps fall into the same rounds. A rack that joins a running job begins
+        with the newest decided versions, as soon as it has copied them. Raises the error that stops
+        the start.
         """
         copied = yield from self._copy_state(limit_ns // 2)
         anchors = yield from self._await_anchors(limit_ns)
@@ -270,16 +252,16 @@ class Trainer(TrainerRounds):
             self._tell_joined([anchor.version for anchor in anchors])
 
     def _await_anchors(self, limit_ns: int) -> Generator[Any, Any, list[Anchor]]:
-        """What this rank begins to train on, once all its rack-mates may begin as well. Up to here
-        nothing of the job is in the script's hands: a rack whose job is lost can begin again."""
+        """The anchors to begin with, once all ranks of the rack may begin. Until then the script
+        has nothing of the job, so a rack whose job is lost can begin again."""
         deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
         while not anchors:
-            fine = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
-            lost = isinstance(self.published.failure, JobLost) and not fine
-            everywhere, no_loss = yield from self._all_ranks([int(fine), int(not lost)])
-            if not no_loss:
+            ready = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
+            lost = isinstance(self.published.failure, JobLost) and not ready
+            all_ready, none_lost = yield from self._all_ranks([int(ready), int(not lost)])
+            if not none_lost:
                 raise JobLost(str(self.published.failure or "another rank of this rack says so"))
-            if not everywhere:
+            if not all_ready:
                 what = "the newest version" if self._joins() else "the first version"
                 raise self.published.failure or StartTimeout(
                     f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
@@ -288,7 +270,7 @@ class Trainer(TrainerRounds):
         return anchors
 
     def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Doing:
-        """Before the first step. `own`: the weights stay as the script has loaded them."""
+        """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
             if not own and foreign and track.moments is None:
@@ -299,9 +281,9 @@ class Trainer(TrainerRounds):
                 self._post(Applied(fragment, anchor.version, 0))
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
-        """Of a rack that joins: get the training state of a donor, before the weights, which grow
-        old meanwhile. None: it does not join, or begins fresh, and says so. Waits up to `limit_ns`
-        for a donor to copy, and as long as its bytes come."""
+        """Get a donor's training state, if this rack joins a running job: before the weights, which
+        would age meanwhile. None: it does not join, or begins fresh, and notes that. Waits up to
+        `limit_ns` for a donor to copy, and longer while its bytes arrive."""
         state, published = self.training_state, self.published
         if state is None:
             return None
@@ -310,69 +292,70 @@ class Trainer(TrainerRounds):
         if not joins[0]:
             return None
         yield from self._load_mirror(state)
-        able = yield from self._all_ranks([int(state.enabled)])
-        found: Received | str = state.why_not()
-        if able[0]:
-            found = yield from self._await_copy(limit_ns)
-        if isinstance(found, str):
-            state.begins_fresh(found)
+        (enabled,) = yield from self._all_ranks([int(state.enabled)])
+        copied: Received | str = state.why_not()
+        if enabled:
+            copied = yield from self._await_copy(limit_ns)
+        if isinstance(copied, str):
+            state.begins_fresh(copied)
             return None
-        return found
+        return copied
 
     def _load_mirror(self, state: TrainingState) -> Doing:
-        """What another rack keeps of a former life of this one: the newest that all its ranks can
-        get, or nothing, which is said."""
+        """Load the newest mirror of a former life of this rack that all its ranks can fetch. If
+        there is none, note that."""
         if self.mirrors is None:
             return
         published = self.published
         self.mirrors.seek()
         yield Wait(lambda: published.sought, MIRROR_NS)
         with published.changed:
-            left = {each.round: each for each in published.mirrors}
+            mirrors = {mirror.round: mirror for mirror in published.mirrors}
             reason = no_mirror(published.unheard)
         while True:
-            newest = (yield from self._all_ranks([max(left, default=0)]))[0]
+            (newest,) = yield from self._all_ranks([max(mirrors, default=0)])
             if not newest:
                 state.rack_begins_fresh(reason)
                 return
-            mirror = left.get(newest)
-            left = {number: each for number, each in left.items() if number < newest}
-            mine = [mirror.owner.incarnation, mirror.step] if mirror else [-1, -1]
-            agreed = yield from self._all_ranks([*mine, *(-value for value in mine)])
+            mirror = mirrors.get(newest)
+            mirrors = {number: older for number, older in mirrors.items() if number < newest}
+            own = [mirror.owner.incarnation, mirror.step] if mirror else [-1, -1]
+            agreed = yield from self._all_ranks([*own, *(-value for value in own)])
             if mirror is None or agreed[:2] != [-value for value in agreed[2:]]:
                 continue
-            got = yield from self._fetch_mirror(mirror)
-            here = yield from self._all_ranks([int(isinstance(got, Mirrored))])
-            if here[0] and isinstance(got, Mirrored):
-                if state.load_rack(got):
+            fetched = yield from self._fetch_mirror(mirror)
+            (everywhere,) = yield from self._all_ranks([int(isinstance(fetched, Mirrored))])
+            if everywhere and isinstance(fetched, Mirrored):
+                if state.load_rack(fetched):
                     self._post(RackStateLoaded(mirror.owner, mirror.step, mirror.digest))
                 return
-            why = got if isinstance(got, str) else "not by all ranks in time"
+            why = fetched if isinstance(fetched, str) else "not by all ranks in time"
             reason = f"the mirror of step {mirror.step} could not be fetched: {why}"
 
     def _fetch_mirror(self, mirror: Mirror) -> Generator[Any, Any, Mirrored | str | None]:
-        published, here = self.published, False
+        published, ended = self.published, False
         assert self.mirrors is not None, "it was asked for"
         published.want(mirror)
         self.mirrors.fetch(mirror)
-        while not here and published.failure is None:  # a transfer that stalls ends by itself
-            here = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
+        while not ended and published.failure is None:  # a transfer that stalls ends by itself
+            ended = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
         return published.mirrored
 
-    def _load_state(self, found: Received) -> Doing:
-        """On all ranks of the rack, or none. Raises StateRefused where optimizers of racks are made
-        in different ways."""
+    def _load_state(self, copied: Received) -> Doing:
+        """Load the copy on all ranks of the rack, or on none. Raises StateRefused where the racks
+        make their optimizers in different ways."""
         state, refusal = self.training_state, None
         assert state is not None, "it was asked for"
-        if found.shared:
-            yield Spread(found.data_B)
+        if copied.shared:
+            yield Spread(copied.data_B)
         try:
-            if found.shared and digest_of_state(found.data_B) != found.digest:
-                raise StateRefused(f"the copy of rack {found.donor} was damaged inside this rack")
-            state.load(found)
+            if copied.shared and digest_of_state(copied.data_B) != copied.digest:
+                raise StateRefused(f"the copy of rack {copied.donor} was damaged inside this rack")
+            state.load(copied)
         except StateRefused as error:
             refusal = error
-        if not (yield from self._all_ranks([int(refusal is None)]))[0]:
+        (loaded,) = yield from self._all_ranks([int(refusal is None)])
+        if not loaded:
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
 
     def _tell_joined(self, versions: list[int]) -> None:
@@ -382,38 +365,32 @@ class Trainer(TrainerRounds):
         self._note("joined", {"versions": versions})
 
     def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
-        """What a donor has copied, the same on all ranks; or why there is nothing.
+        """A donor's copy, of the same step on all ranks; or the reason why there is none.
 
-        Ranks whose copies differ, as the donor changed between their pulls, pull again until the
-        limit. This rack wants the copy until all its ranks have it: the donor frees it then."""
+        The donor may change between the pulls of the ranks. Then they pull again, until the limit.
+        The donor frees the copy when all ranks of this rack have it."""
         published, deadline_ns, again = self.published, self._now_ns() + limit_ns, True
         while again:
             self._post(Wanting(True))
             waits = True
             while waits:  # a pull that stalls ends by itself
                 left_ns = max(deadline_ns - self._now_ns(), POLL_NS)
-                here: bool = yield Wait(lambda: published.copied is not None, left_ns)
-                waits = not here and published.pulling and published.failure is None
-            found, published.copied = published.copied, None
-            copied = isinstance(found, Received)
-            mine = [found.donor, found.step] if isinstance(found, Received) else [-1, -1]
-            early = copied and self._now_ns() < deadline_ns
-            values = [*mine, *(-value for value in mine), int(early)]
-            agreed = yield from self._all_ranks(values)
+                ended: bool = yield Wait(lambda: published.copied is not None, left_ns)
+                waits = not ended and published.pulling and published.failure is None
+            copied, published.copied = published.copied, None
+            own = [copied.donor, copied.step] if isinstance(copied, Received) else [-1, -1]
+            early = isinstance(copied, Received) and self._now_ns() < deadline_ns
+            agreed = yield from self._all_ranks([*own, *(-value for value in own), int(early)])
             same = agreed[:2] == [-value for value in agreed[2:4]]
             again = not same and bool(agreed[4])
         self._post(Wanting(False))
-        if copied and not same:
+        if isinstance(copied, Received) and not same:
             return "the ranks of this rack got copies of different steps, or some got none"
-        return found or f"no rack gave a copy within {limit_ns / SECOND:g} s"
-
-    def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
-        """The minimum over the ranks of this rack."""
-        return values if self.policy.ranks == 1 else (yield AgreeMin(values))
+        return copied or f"no rack gave a copy within {limit_ns / SECOND:g} s"
 
     def _go_on_from(self, copied: Received | None) -> None:
-        """The donor's step is this rack's. Its fragments are due where the schedule has them; what
-        it has trained so far is nothing."""
+        """Go on from the donor's step. Fragments are due as the schedule says; nothing is trained
+        yet."""
         if copied is None:
             return
         self.step = step = copied.step
@@ -429,55 +406,50 @@ class Trainer(TrainerRounds):
 
     @property
     def resumes(self) -> bool:
-        """Whether this rank begins with the weights of a checkpoint, which hold more than the
-        anchor."""
+        """Whether this rank begins with a checkpoint's weights, which hold more than the anchor."""
         return self._resumed is not None and not self._joins()
 
     def resume(self, state: Progress, offers: Sequence[OpenOffer]) -> None:
-        """Before `begin`: go on from a checkpoint. The tracks have its anchors and residuals."""
+        """Go on from a checkpoint; call it before `begin`. The tracks have its anchors and
+        residuals."""
         self._resumed = state, tuple(offers)
         self.step, self.tokens = state.step, state.tokens
         self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
-        for fragment, (track, mine) in enumerate(zip(self.tracks, state.fragments, strict=True)):
-            track.seq, track.tokens_mark, track.steps_mark = (
-                mine.seq, mine.tokens_mark, mine.steps_mark,
-            )  # fmt: skip
-            self.calendar.mark(fragment, mine.captured_step, mine.captured_version)
+        for fragment, (track, saved) in enumerate(zip(self.tracks, state.fragments, strict=True)):
+            track.seq, track.tokens_mark = saved.seq, saved.tokens_mark
+            track.steps_mark = saved.steps_mark
+            self.calendar.mark(fragment, saved.captured_step, saved.captured_version)
         self.calendar.past(self.step)
         self.clock.measured_step = self.step
 
     def _check_begun(self, anchors: Sequence[Anchor]) -> Doing:
-        """The founder refuses racks with another checkpoint. Would it not, what this rack has over
-        its own anchor would be taken for progress over another one."""
+        """Check that the job began with this rack's checkpoint. Otherwise its progress since its
+        own anchor would be taken for progress since another one."""
         pairs = zip(self.tracks, anchors, strict=True)
         same = [int(track.anchor.digest == anchor.digest) for track, anchor in pairs]
-        everywhere = same if self.policy.ranks == 1 else (yield AgreeMin(same))
-        if not all(everywhere):
+        same = yield from self._all_ranks(same)
+        if not all(same):
             raise CheckpointError(
-                f"the job has begun with other bits of fragment {everywhere.index(0)} than rack "
+                f"the job has begun with other bits of fragment {same.index(0)} than rack "
                 f"{self.member.rack} has in its checkpoint"
             )
 
     def _offer_again(self) -> None:
-        """What was open at the checkpoint is open in this job, too."""
+        """Open the offers again that were open at the checkpoint."""
         assert self._resumed is not None, "nothing is resumed"
         self._post(Stepped(self.step, 0))
         for offer in self._resumed[1]:
             track = self.tracks[offer.fragment]
             track.offer = offer
             self._own(offer)
-            self._post(
-                Captured(
-                    offer.fragment, offer.seq, offer.anchor.version, offer.capture_step,
-                    offer.tokens, offer.steps,
-                )
-            )  # fmt: skip
+            base, step = offer.anchor.version, offer.capture_step
+            self._post(Captured(offer.fragment, offer.seq, base, step, offer.tokens, offer.steps))
             if track.anchor.version > offer.anchor.version:
                 self._post(StillOpen(offer.fragment, track.anchor.version))
 
     def _forget_progress(self) -> None:
-        """The job ran on without this rack: what its former life had not merged by the checkpoint
-        may be merged since, so it begins with the merged weights and owes nothing."""
+        """The job ran on without this rack. Work that was unmerged at the checkpoint may be merged
+        since, so the rack begins with the merged weights and owes nothing."""
         assert self._resumed is not None, "nothing is resumed"
         for track in self.tracks:
             track.residual_N = None
@@ -489,7 +461,7 @@ class Trainer(TrainerRounds):
         self._note("resume-ignored", {"reason": reason, "open_tokens": given_up})
 
     def state(self) -> tuple[Progress, list[OpenOffer]]:
-        """For a checkpoint, behind `cut`: where this rank stands, and its open offers."""
+        """Where this rank stands, and its open offers: for a checkpoint, after `cut`."""
         calendar, offers = self.calendar, [t.offer for t in self.tracks if t.offer is not None]
         fragments = tuple(
             FragmentProgress(
@@ -503,15 +475,15 @@ class Trainer(TrainerRounds):
         return Progress(*counts, tuple(ledger.missed.items()), fragments), offers
 
     def _weights_digest(self, track: FragmentState) -> str:
-        """As `digest_of` has it, without a copy where the weights lie as fp32 on the CPU. Every
-        part but the last is a whole number of blocks."""
+        """The `digest_of` the weights, without a copy where they are fp32 on the CPU. Every part
+        but the last is a whole number of blocks."""
         numel = track.owned.numel
         live = track.view.in_place(track.owned)
         if live is None:
             theta_N = self._buffers.empty(numel)
             track.view.read(track.owned, theta_N)
             live = [(theta_N, slice(0, numel))]
-        parts = [(StateDigest(numel, 0), each) for each in portions(live, PORTION_NUMEL)]
+        parts = [(StateDigest(numel, 0), pieces) for pieces in portions(live, PORTION_NUMEL)]
         self._pool.each([partial(_feed, digest, pieces) for digest, pieces in parts])
         whole = StateDigest(numel, 0)
         for digest, _ in parts:
@@ -519,9 +491,9 @@ class Trainer(TrainerRounds):
         return whole.hexdigest()
 
     def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, Mark]:
-        """Stop where the log says that all racks make this checkpoint: what is decided before that
-        is applied, nothing behind it is. In lockstep the step is the place: what is open stays
-        open. Raises CheckpointError past the limit; training may go on then."""
+        """Stop at the record of the log where all racks make this checkpoint: apply what is decided
+        before it, and nothing after it. In lockstep stop at this step; open offers stay open.
+        Raises CheckpointError past the limit; training may go on then."""
         deadline_ns = self._now_ns() + limit_ns
         with self.published.changed:
             before = self.published.mark[0].number if self.published.mark else 0
@@ -530,9 +502,9 @@ class Trainer(TrainerRounds):
             yield from self._until_all(
                 lambda: self._mark(name, before) is not None, deadline_ns, name
             )
-            found = self._mark(name, before)
-            assert found is not None, "all ranks have read it"
-            mark, versions = found
+            marked = self._mark(name, before)
+            assert marked is not None, "all ranks have read it"
+            mark, versions = marked
             if self.member.rack not in mark.racks:
                 raise CheckpointError(
                     f"checkpoint {name!r} was made without rack {self.member.rack}, which was "
@@ -548,24 +520,24 @@ class Trainer(TrainerRounds):
         return mark
 
     def cut_encoded(self, mark: Mark, offers: Sequence[OpenOffer], limit_ns: int) -> Doing:
-        """Until the offers that were open at the cut are encoded, so that their tensors hold what
-        was offered. Any thread. Raises CheckpointError for one of no finite numbers."""
+        """Wait until the offers that were open at the cut are encoded: their tensors then hold what
+        was offered. Any thread. Raises CheckpointError for an offer of no finite numbers."""
         deadline_ns = self._now_ns() + limit_ns
         yield from self._until_all(
             lambda: all(offer.encoded or offer.declined for offer in offers), deadline_ns, mark.name
         )
         declined = {offer.fragment for offer in offers if offer.declined}
-        fine = [int(fragment not in declined) for fragment in range(len(self.tracks))]
-        fine = yield from self._agree_and_apply([], fine)
-        if not all(fine):
+        finite = [int(fragment not in declined) for fragment in range(len(self.tracks))]
+        finite = yield from self._agree_and_apply([], finite)
+        if not all(finite):
             raise CheckpointError(
                 f"checkpoint {mark.name!r}: what rack {self.member.rack} has captured of fragment "
-                f"{fine.index(0)} holds no finite numbers"
+                f"{finite.index(0)} holds no finite numbers"
             )
 
     def cut_written(self, mark: Mark, limit_ns: int) -> Doing:
-        """This rank has written its part: until all racks have. Any thread. Raises CheckpointError
-        when one of them cannot, or past the limit."""
+        """Say that this rank has written its part, and wait until all racks have. Any thread.
+        Raises CheckpointError when a rack cannot write, or past the limit."""
         deadline_ns = self._now_ns() + limit_ns
         try:
             self._post(Cutting(mark.name, written=True))
@@ -593,21 +565,21 @@ class Trainer(TrainerRounds):
 
     def _mark(self, name: str, before: int) -> tuple[Mark, tuple[int, ...]] | None:
         """The checkpoint of this name, if it came after number `before`, or without this rack."""
-        found = self.published.mark
-        if found is None or found[0].name != name:
+        mark = self.published.mark
+        if mark is None or mark[0].name != name:
             return None
-        without = self.member.rack not in found[0].racks
-        return found if without or found[0].number > before else None
+        without = self.member.rack not in mark[0].racks
+        return mark if without or mark[0].number > before else None
 
     def _newest_mark(self) -> tuple[int, bool]:
-        """Number of the newest checkpoint, and whether all have written it."""
+        """Number of the newest checkpoint, and whether all racks have written it."""
         published = self.published
         begun = published.mark[0].number if published.mark else 0
         return max((begun, False), (published.written.number if published.written else 0, True))
 
     def _passed(self, versions: Sequence[int]) -> bool:
-        """Whether one of these versions does not come any more: a snapshot came of behind it, or
-        this rank copied a newer one in its place."""
+        """Whether one of these versions will never arrive: a snapshot was taken after it, or this
+        rank copied a newer version instead."""
         panels = zip(self.published.panels, versions, self.versions(), strict=True)
         with self.published.changed:
             return any(
@@ -623,7 +595,7 @@ class Trainer(TrainerRounds):
         name: str,
         caps: Sequence[int] | None = None,
     ) -> Doing:
-        """Until it is so on all ranks of the rack; meanwhile apply what is decided up to `caps`."""
+        """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
         fragments = list(range(len(self.tracks))) if caps is not None else []
         while True:
             late, over = self._now_ns() > deadline_ns, self.published.finished
@@ -655,12 +627,12 @@ class Trainer(TrainerRounds):
         )
 
     def _joins(self) -> bool:
-        """Whether the job ran already when this rack said hello."""
+        """Whether the job already ran when this rack said hello."""
         return self.published.begun and self.member not in self.published.founders
 
     def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
-        """What all ranks of the rack begin with; empty: a rank has forgotten what another still
-        has as its newest, so look again."""
+        """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
+        that is the newest of another, so look again."""
         with self.published.changed:
             held = [dict(panel.anchors) for panel in self.published.panels]
             newest = [panel.decided for panel in self.published.panels]
@@ -668,23 +640,23 @@ class Trainer(TrainerRounds):
             newest = list(self.published.first)
         if self.policy.ranks > 1:
             newest = yield AgreeMin(newest)
-            here = [int(version in anchors) for version, anchors in zip(newest, held, strict=True)]
-            if not all((yield AgreeMin(here))):
+            pairs = zip(newest, held, strict=True)
+            if not all((yield AgreeMin([int(version in anchors) for version, anchors in pairs]))):
                 return []
         return [anchors[version] for version, anchors in zip(newest, held, strict=True)]
 
     def publish_anchor(self) -> Doing:
-        """The model becomes the anchor."""
+        """Write the anchor into the model."""
         for fragment, track in enumerate(self.weights):
             yield from self._write(track, fragment, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
-        """A copy on the host of what this rank holds of the live model, in its types."""
+        """A copy on the host of this rank's part of the live model, in its dtypes."""
         return [live.to("cpu", copy=True) for live in self._held()]
 
     @torch.no_grad()
     def put_back(self, weights: list[Tensor]) -> None:
-        """`weights`: of `local_weights`."""
+        """Write what `local_weights` returned."""
         for live, kept in zip(self._held(), weights, strict=True):
             live.copy_(kept)
 

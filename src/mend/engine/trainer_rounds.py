@@ -1,20 +1,20 @@
-"""What the training thread does after a step: capture, agree, apply.
+"""The work of the training thread after a step: count it, apply, capture.
 
-It counts, applies what is decided and captures what is due. Written as generators that yield what
-they wait for, so that the simulator can drive them under its own clock: `Wait` for something
-published, `AgreeMin` for the rack's one tiny collective, `Share` for the slices of the rack's other
-ranks. In a rack of one rank the last two are answered without anybody.
+The methods are generators that yield requests, so that the simulator can drive them under its own
+clock: `Wait` for something published, `AgreeMin` for the rack's one small collective, `Share` for
+the slices of the rack's other ranks. A rack of one rank answers the last two itself.
 
 Order inside one step: applies that are due, then captures, fragments ascending, then at a poll
-point at most one capture of a fragment of which another rack has opened a round (overlap 0:
+point at most one capture of a fragment for which another rack has opened a round (overlap 0:
 capture, then apply).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from mend.engine.fragment_state import (
     Life,
     Marks,
     OpenOffer,
+    Progress,
     Share,
     Standing,
     StepOptions,
@@ -51,11 +52,18 @@ from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.outcome import Outcome
-from mend.engine.progress import Progress
 from mend.engine.published_state import PublishedState
-from mend.engine.state_giving import Given, Lacks, copy_state, room_of
 from mend.engine.step_clock import StepClock
-from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
+from mend.engine.training_state import (
+    Given,
+    Lacks,
+    LikeFirst,
+    Mirror,
+    Replicas,
+    TrainingState,
+    copy_state,
+    room_of,
+)
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
 from mend.errors import Diverged, GaveUp
 from mend.fragment.apply import realign
@@ -65,28 +73,30 @@ from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
 
 GiveState = Callable[[Member, int, Given], None]
-"""Hands that of a step to the loop."""
+"""Hands the copy of the training state at a step to the loop."""
 
 
-class MirrorsWay(Protocol):
-    """To the loop's mirrors; all calls return at once."""
+@dataclass(frozen=True, slots=True)
+class MirrorCalls:
+    """Calls of `RackStateMirrors` that the loop's thread does soon; all return at once."""
 
-    def serve(self, step: int, data_B: Tensor) -> None: ...
-    def seek(self) -> None: ...
-    def fetch(self, mirror: Mirror) -> None: ...
+    serve: Callable[[int, Tensor], None]
+    seek: Callable[[], None]
+    fetch: Callable[[Mirror], None]
 
 
 class TrainerRounds:
     """State of the training thread.
 
-    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has
-    memory and helping hands.
+    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has the
+    buffers and the worker pool.
     """
 
     reserve: Callable[[int], None] | None = None
-    """Has so many bytes made ready for a copy of the training state; None: it takes fresh memory,
+    """Prepares this many bytes for a copy of the training state; None: the copy takes fresh memory,
     whose first touch costs more than the copying."""
     _reserved = False
+    """Whether `reserve` was called for the next copy."""
 
     def __init__(
         self,
@@ -106,35 +116,35 @@ class TrainerRounds:
         self.member, self.policy, self.options = member, policy, options
         self.tracks, self.published = tracks, published
         self.weights = [track for track in tracks if track.moments is None]
-        """The fragments that tokens are counted for: the first ones."""
+        """The fragments of weights, the first ones. Tokens are counted for them."""
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
         self.before_capture: Callable[[], None] = lambda: None
-        """Called in a step that captures something, before it does; may raise."""
+        """Called before the captures of a step; may raise."""
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._buffers, self._pool = numerics.buffers, numerics.pool
         self._in_weights = numerics.in_weights
         self.outcome = Outcome("running")
         """How this rank left the job."""
         self.training_state: TrainingState | None = None
-        """What a rack that joins gets beside anchors; None: it gets nothing."""
+        """What a joining rack gets besides anchors; None: nothing."""
         self.state_due: Member | None = None
-        """A rack that joins, for which it is copied before the next step."""
+        """The joining rack for which the training state is copied before the next step."""
         self.give: GiveState = lambda *_: None
         self.replicas: Replicas | None = None
-        """Where the ranks of this rack are such."""
-        self.mirrors: MirrorsWay | None = None
-        """Where racks keep for each other what is of scope rack."""
+        """Set where every rank of this rack holds the whole model."""
+        self.mirrors: MirrorCalls | None = None
+        """Set where racks keep state of scope rack for each other."""
         self._mirrored_step = -1
         self.benchmark: MicroBenchmark | None = None
-        """Where slow racks are validated."""
+        """Set where slow racks are validated."""
         self.batch, self.batch_pct = 0, 100
-        """Micro-batches of a step, of which the script has asked how many to take since the last
-        sample; and the percent of them that it takes."""
+        """Micro-batches per step that the script has announced since the last sample (0: none),
+        and the percentage of them that it takes."""
         self.life = Life(now_ns())
         self._looks = 0
-        """At `asked`; the same on all ranks."""
+        """How often `_asked` was called; the same on all ranks."""
         self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
-        """What this rank goes on from, with the offers that were open then."""
+        """The checkpoint that this rank resumes, with the offers that were open then."""
         self.step = self.tokens = 0
         self._before = (0, 0)
         """Tokens and steps before the last step."""
@@ -170,7 +180,7 @@ class TrainerRounds:
         return self.step >= self.calendar.next_step
 
     def _prefetch(self, beside: CudaStaging) -> None:
-        """Start bringing what was decided meanwhile to the device."""
+        """Start the upload of anchors that were decided meanwhile."""
         self.published.fresh = False
         for fragment, track in enumerate(self.weights):
             with self.published.changed:
@@ -193,7 +203,7 @@ class TrainerRounds:
         self.clock.worked(step, begun_ns)
 
     def _points(self, captures: tuple[int, ...], polls: bool) -> Doing:
-        """The apply, capture and poll points that fall on this step, in their order."""
+        """The apply, capture and poll points of this step, in their order."""
         tau, opened = self.policy.overlap_steps, list[int]()
         if captures:
             self.before_capture()
@@ -202,8 +212,8 @@ class TrainerRounds:
                 self._reach(fragment)
         ends, lasts = self.calendar.ends(self.step), self.calendar.lasts(self.step)
         if ends or lasts or polls or (captures and tau > 0 and not self.policy.lockstep):
-            # Before a capture, too: the offer of a slow rack would be too old when it comes, had it
-            # not caught up with what the fast ones merged since its last overlap ended.
+            # Also before a capture: a slow rack must first apply what the fast ones merged since
+            # its last overlap ended, or its offer is too old when it arrives.
             opened = yield from self._apply_point(lasts, polls)
         if tau > 0:
             for fragment in captures:
@@ -215,13 +225,13 @@ class TrainerRounds:
             yield from self._apply_point(joined, False)
 
     def _reach(self, fragment: int) -> None:
-        """A capture point, whether or not there is something to capture."""
+        """Pass a capture point, whether or not there is something to capture."""
         self._capture(fragment)
         self.calendar.mark(fragment, self.step, self.tracks[fragment].anchor.version)
 
     def _join(self, opened: list[int]) -> tuple[int, ...]:
-        """At a poll point: capture one of the fragments of which a round is open, so that the
-        offers of all racks are of one moment. One that is open already counts in its place."""
+        """At a poll point: capture one fragment for which a round is open, so that the offers of
+        all racks are of one moment. An own offer that is open already counts instead."""
         joined: tuple[int, ...] = ()
         for fragment in self.calendar.joins(opened):
             track = self.tracks[fragment]
@@ -238,7 +248,7 @@ class TrainerRounds:
         return joined
 
     def _stand(self) -> None:
-        """Let any thread see where this rank stands now."""
+        """Publish where this rank stands, for any thread."""
         tracks, ledger = self.tracks, self.ledger
         versions = tuple(track.anchor.version for track in tracks)
         self._marks = Marks(
@@ -254,16 +264,16 @@ class TrainerRounds:
         self.standing = (self.step, self.tokens, self._marks)
 
     def _measure(self) -> None:
-        """Tell the step, and time per step without our own waits."""
+        """Post the step number, and the time per step without mend's own waits."""
         self.clock.measure(self.step)
         self._post(Stepped(self.step, self.clock.step_ns))
 
     # -------------------------------------------------------------- capture
 
     def _countable(self, closing: bool) -> tuple[int, int]:
-        """Tokens and steps that an offer captured now stands for. With feedback in the weights a
-        part of the work stays there until the closing offer, which must have a weight: so all
-        others leave the last step to the next one."""
+        """Tokens and steps that an offer captured now counts. With feedback in the weights a part
+        of the work stays there until the closing offer, which must have a weight: so every other
+        offer leaves the last step to the next one."""
         whole = not self._in_weights or closing
         return (self.tokens, self.step) if whole else self._before
 
@@ -272,9 +282,8 @@ class TrainerRounds:
         if track.offer is not None:
             self._post(StillOpen(fragment, track.anchor.version))
             self.ledger.miss("previous offer still open")
-            self._note(
-                "still-open", {"step": self.step, "fragment": fragment, "seq": track.offer.seq}
-            )
+            about: dict[str, object] = {"step": self.step, "fragment": fragment}
+            self._note("still-open", about | {"seq": track.offer.seq})
             return
         tokens_total, steps_total = self._countable(closing)
         tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
@@ -291,42 +300,21 @@ class TrainerRounds:
         else:
             snapshot_N = self._snapshot(track)
         track.seq += 1
-        offer = OpenOffer(
-            fragment,
-            track.seq,
-            self.step,
-            tokens,
-            steps,
-            tokens_total,
-            steps_total,
-            track.anchor,
-            snapshot_N,
-            track.residual_N,
-            closing=closing,
-            landed=landed,
-            encoding=encoding,
-        )
-        track.offer = offer
+        track.offer = offer = OpenOffer(
+            fragment, track.seq, self.step, tokens, steps, tokens_total, steps_total, track.anchor,
+            snapshot_N, track.residual_N, closing=closing, landed=landed, encoding=encoding,
+        )  # fmt: skip
         if track.moments is None and not closing:
-            self._mirror()  # before the offer: who reads of its commit asks for the state at once
+            self._mirror()  # before the offer: a rack that reads its commit fetches this at once
         self._own(offer)
         base = track.anchor.version
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing))
-        self._note(
-            "captured",
-            {
-                "step": self.step,
-                "fragment": fragment,
-                "seq": offer.seq,
-                "base": base,
-                "tokens": tokens,
-                "steps": steps,
-                **({"closing": True} if closing else {}),
-            },
-        )
+        about = {"step": self.step, "fragment": fragment, "seq": offer.seq, "base": base}
+        about |= {"tokens": tokens, "steps": steps}
+        self._note("captured", about | ({"closing": True} if closing else {}))
 
     def _mirror(self) -> None:
-        """Have other racks keep what is of scope rack as it is now, once this capture is merged."""
+        """Serve the state of scope rack, which other racks keep once this capture is merged."""
         if self.mirrors is None or self.training_state is None or self._mirrored_step == self.step:
             return
         self._mirrored_step = self.step
@@ -351,9 +339,9 @@ class TrainerRounds:
     # -------------------------------------------------------------- apply
 
     def _apply_point(self, lasts: tuple[int, ...], polls: bool) -> Generator[Any, Any, list[int]]:
-        """The ranks agree by one MIN on what is decided, and all apply the same or nothing; `lasts`
-        are waited for. Of a poll point: returns per fragment the version of which all of them know
-        an open round, or -1."""
+        """Wait for the results of the fragments `lasts`. Then the ranks agree by one MIN on what is
+        decided, and all apply the same or nothing. At a poll point, return per fragment the version
+        whose round all ranks know to be open, or -1."""
         yield from self._await_results(lasts)
         eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
         flags = self._opened() if polls else []
@@ -362,9 +350,9 @@ class TrainerRounds:
         needs = [] if asked is None else [-asked[1]]
         done = self._mitigation()
         evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes())
-        mine = [done.batch_pct, -done.batch_pct, int(evicted)]
-        both = [*flags, *(-v for v in flags), *life, *needs, *mine]
-        *agreed, least_pct, minus_pct, leaves = yield from self._agree_and_apply(eligible, both)
+        values = [*flags, *(-v for v in flags), *life, *needs]
+        values += [done.batch_pct, -done.batch_pct, int(evicted)]
+        *agreed, least_pct, minus_pct, leaves = yield from self._agree_and_apply(eligible, values)
         if least_pct == -minus_pct != self.batch_pct:
             self._set_batch(done.batch_pct, done.reason)
         if leaves:
@@ -379,16 +367,16 @@ class TrainerRounds:
         least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
         return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
 
-    # -------------------------------------------------------------- what is done if this is slow
+    # -------------------------------------------------------------- mitigation of a slow rack
 
     def _mitigation(self) -> Mitigation:
-        """What is done about this rack, as far as this rank has heard."""
+        """The mitigation of this rack that the log has, as far as this rank knows."""
         rack = self.member.rack
-        well = Mitigation(rack, AWAITED, "nothing is done about it any more")
-        return self.published.mitigations.get(rack, well)
+        none = Mitigation(rack, AWAITED, "nothing is done about it any more")
+        return self.published.mitigations.get(rack, none)
 
     def _set_batch(self, pct: int, reason: str) -> None:
-        """All ranks of the rack have heard of it: from the next step on."""
+        """Take this share of the micro-batches from the next step on. All ranks know of it."""
         self.batch_pct = pct
         self._post(BatchSet(self.step, pct))
         self._note("local-batch", {"step": self.step, "batch_pct": pct, "reason": reason})
@@ -396,9 +384,9 @@ class TrainerRounds:
     # -------------------------------------------------------------- for racks that join
 
     def _asked(self) -> tuple[Member, Lacks] | None:
-        """A rack that joins, and what this rank lacks for it. Where one rank lacks the copy, all
-        ranks copy once more, at one step. Of several such racks they look at one after another;
-        without one at one that is none. None: this rank has nothing to give."""
+        """A joining rack, and what this rank still has to do for it. Where one rank lacks the copy,
+        all ranks copy again, at one step. Several joining racks are looked at in turn. Without one,
+        the member (0, 0). None: this rank has nothing to give."""
         if self.training_state is None:
             return None
         with self.published.changed:
@@ -416,8 +404,8 @@ class TrainerRounds:
         return self.reserve is None or elsewhere or self.published.room_B is not None
 
     def _agreed_on(self, to: Member, lacks: int) -> None:
-        """At this step all ranks know of this rack, and one of them lacks so much for it. How much
-        memory a copy takes they ask together: a `state_dict` may be a collective."""
+        """All ranks know at this step that `to` joins; `lacks`: the most that one of them has to do
+        for it. They compute the size of a copy together: a `state_dict` may be a collective."""
         if lacks == Lacks.COPY:
             self.state_due = to
         elif lacks == Lacks.ROOM and self.training_state is not None:
@@ -427,8 +415,8 @@ class TrainerRounds:
                 self.reserve(size)
 
     def give_state(self) -> None:
-        """Between two steps, if it is due: copy the training state, for a rack that joins. Costs
-        this step one copy of it to host memory."""
+        """Between two steps: copy the training state to host memory for a joining rack, if one is
+        due."""
         to, self.state_due = self.state_due, None
         if to is None or self.training_state is None:
             return
@@ -437,8 +425,8 @@ class TrainerRounds:
         begun_ns = self._now_ns()
         with self.clock.untimed():
             room_B, self.published.room_B, self._reserved = self.published.room_B, None, False
-            each = self._pool.each
-            given = copy_state(self.training_state, self.step, self.replicas, room_B, each)
+            pool = self._pool.each
+            given = copy_state(self.training_state, self.step, self.replicas, room_B, pool)
         self.give(to, self.step, given)
         size = given.numel() if isinstance(given, Tensor) else 0
         about: dict[str, object] = {"to": to.rack, "step": self.step, "bytes": size}
@@ -449,8 +437,7 @@ class TrainerRounds:
         self._note("state-given", about | refused)
 
     def _opened(self) -> list[int]:
-        """Per fragment the version of which a round is open, as far as this rank has heard; else
-        -1."""
+        """Per fragment the version whose round is open, as far as this rank knows; else -1."""
         published = self.published
         with published.changed:
             known = [published.opened.get(p, -1) for p in range(len(self.tracks))]
@@ -474,18 +461,13 @@ class TrainerRounds:
         if not self.policy.lockstep:
             self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)
         if not ready:
-            self._note(
-                "stall-over",
-                {
-                    "step": self.step,
-                    "fragments": waiting,
-                    "ms": self.stall_ns_last // MS,
-                    "why": list(self.published.why),
-                },
-            )
+            about: dict[str, object] = {"step": self.step, "fragments": waiting}
+            about |= {"ms": self.stall_ns_last // MS, "why": list(self.published.why)}
+            self._note("stall-over", about)
 
     def _is_awaited(self, fragment: int) -> bool:
-        """Moments only in lockstep: a late mean of them counts for less, and does no harm."""
+        """Whether to wait for the result. Moments only in lockstep: a late mean of them counts
+        less, and does no harm."""
         track = self.tracks[fragment]
         if track.offer is None or self._resolved(fragment):
             return False
@@ -507,8 +489,8 @@ class TrainerRounds:
         flags: list[int] | None = None,
         caps: Sequence[int] | None = None,
     ) -> Generator[Any, Any, list[int]]:
-        """Apply what every rank can; returns the flags' minimum over the ranks. `caps`: per
-        fragment the newest version that may be applied; None: any."""
+        """Apply what every rank can apply; return the minimum of the flags over the ranks. `caps`:
+        per fragment the newest version that may be applied; None: any."""
         with self.published.changed:
             if self.published.failure is not None:
                 raise self.published.failure
@@ -534,9 +516,13 @@ class TrainerRounds:
                 self._budget_ns = self.policy.stall_max_ns
         return agreed[:count]
 
+    def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
+        """The element-wise minimum over the ranks of this rack."""
+        return values if self.policy.ranks == 1 else (yield AgreeMin(values))
+
     def _discard(self, fragment: int, bad: str) -> Doing:
-        """An own offer has ended without being merged. That of a rack whose weights are no numbers
-        any more is the end of the rack: training on, it would never be merged again."""
+        """End an own offer that was not merged. Raises Diverged where the weights are no numbers
+        any more: the rack would train on and never be merged again."""
         track = self.tracks[fragment]
         assert track.offer is not None, f"no offer of fragment {fragment} is open"
         self._post(Discarded(fragment, track.offer.seq, self.step))
@@ -545,14 +531,12 @@ class TrainerRounds:
         self.published.panels[fragment].discarded.clear()
         track.offer = None
         wrong = self._unsound(track)
-        fine = [int(not wrong)]
-        if self.policy.ranks > 1:
-            fine = yield AgreeMin(fine)
-        if bad or not fine[0]:
+        (sound,) = yield from self._all_ranks([int(not wrong)])
+        if bad or not sound:
             raise self._diverged(fragment, bad or wrong)
 
     def _unsound(self, track: FragmentState) -> str:
-        """What of a fragment's weights on this rank is no usable number, or empty."""
+        """The first of this rank's weights that is no usable number, in words; empty: none."""
         theta_N = self._buffers.empty(track.owned.numel)
         track.view.read(track.owned, theta_N)
         first = first_unsound(theta_N)
@@ -563,7 +547,7 @@ class TrainerRounds:
         return f"{slot.name} holds {theta_N[first].item()}"
 
     def _diverged(self, fragment: int, why: str) -> Diverged:
-        """`why`: empty where another rank of this rack has found it."""
+        """The error to raise. `why`: empty where another rank of this rack has the bad weights."""
         why = why or "another rank of this rack has weights that are no numbers"
         error = Diverged(
             f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
@@ -577,7 +561,8 @@ class TrainerRounds:
         return error
 
     def _apply(self, fragment: int, anchor: Anchor) -> Doing:
-        """Protocol section 7: read the own offer's fate in the commits, realign, move the marks."""
+        """Protocol section 7: read the fate of the own offer in the commits, realign, set the
+        marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate, delta_N = self._outcome(fragment, anchor.version)
         if track.moments is None:
@@ -595,23 +580,16 @@ class TrainerRounds:
         self.published.applied(fragment, anchor.version)
         self._stand()
         self._post(Applied(fragment, anchor.version, ended, self.step))
-        self._note(
-            "applied",
-            {
-                "step": self.step,
-                "fragment": fragment,
-                "version": anchor.version,
-                "fate": fate or "none",
-                "seq": ended,
-            },
-        )
+        about: dict[str, object] = {"step": self.step, "fragment": fragment}
+        about |= {"version": anchor.version, "fate": fate or "none", "seq": ended}
+        self._note("applied", about)
         if offer is not None and not fate:
             self.ledger.miss("offer was late")
 
     def _realign(
         self, track: FragmentState, fragment: int, delta_N: Tensor | None, anchor: Anchor
     ) -> Doing:
-        """The model follows the new anchor; where it lies as fp32 on the CPU, in a single pass."""
+        """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
         if self.beside is not None:
             device = self.beside.side.device
             out_N = torch.empty(track.owned.numel, device=device) if track.shared else None
@@ -638,7 +616,7 @@ class TrainerRounds:
         offer: OpenOffer,
         anchor: Anchor,
     ) -> Doing:
-        """This rack's moments are in the mean: go on from it, with the steps made since."""
+        """Continue from the mean, which has this rack's moments, with the steps made since."""
         live_N = self._buffers.empty(track.owned.numel)
         view.read(track.owned, live_N)
         steps = self.step - offer.capture_step
@@ -646,16 +624,10 @@ class TrainerRounds:
         yield from self._write(track, fragment, live_N)
 
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
+        alignment, alpha = self.options.alignment, self.options.blend_alpha
         for theta_n, place in pieces:
-            realign(
-                theta_n,
-                old_N[place],
-                delta_N[place] if delta_N is not None else None,
-                new_N[place],
-                self.options.alignment,
-                self.options.blend_alpha,
-                theta_n,
-            )
+            delta_n = delta_N[place] if delta_N is not None else None
+            realign(theta_n, old_N[place], delta_n, new_N[place], alignment, alpha, theta_n)
 
     def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Doing:
         if track.shared:
@@ -665,9 +637,8 @@ class TrainerRounds:
             track.view.write(track.owned, slice_N)
 
     def _outcome(self, fragment: int, version: int) -> tuple[str, Tensor | None]:
-        """What the commits in (base, version] say of the open offer: "named", "dropped" or "", also
-        without an offer; and if it is named what of it is merged, which is what `realign` asks
-        for."""
+        """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
+        without an offer). For a named offer also its merged part, for `realign`."""
         track = self.tracks[fragment]
         if track.offer is None:
             return "", None
@@ -677,7 +648,7 @@ class TrainerRounds:
         return fate, track.offer.merged_N if fate == "named" else None
 
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
-        """The offer is merged: its residual is owed now, its tokens are done."""
+        """The offer is merged: owe its residual, and count its tokens as merged."""
         track.residual_N = offer.pend_N
         weights = track.moments is None
         if weights:

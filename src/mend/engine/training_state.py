@@ -1,19 +1,23 @@
-"""What a script trains with besides the weights: its optimizers, and what it registers.
+"""The training state besides the weights: optimizers, and the objects that a script registers.
 
-A rack that joins gets it from a donor, at one step of the donor's; a checkpoint keeps what was
-registered. All of it travels as plain data (`plain_data`). Training thread.
+A joining rack gets it from a donor, at one step of the donor's. A checkpoint keeps the registered
+objects. All of it travels as plain data (`plain_data`). Training thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from mend.engine.plain_data import Carried, Each, Packing, Path, check, said, unpack
+from mend.consensus.records import TEXT_MAX
+from mend.engine.digest import digest_of_state
+from mend.engine.plain_data import Carried, Each, Packing, Path, check, one_by_one, said, unpack
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import StateRefused, UsageError
 from mend.fragment.shards import as_dtensor
@@ -24,19 +28,19 @@ SCOPES: tuple[Scope, ...] = ("job", "rack")
 NAME_MAX = 64
 OBJECTS_MAX = 256
 DIFFERENCES_MAX = 8
-"""Changed hyperparameters that are named; further ones are counted."""
+"""Changed hyperparameters that are named; more are counted."""
 
 ROOM_BYTES_MORE = 64 << 10
-"""For numbers in the state that grow longer while memory for a copy of it is made ready."""
+"""For numbers in the state that get longer while memory for a copy is prepared."""
 
 RACK_STATE_BYTES_MAX = 64 << 20
-"""Of all that one rank has registered with scope rack, where it is mirrored."""
+"""Maximum size of one rank's state of scope rack, where it is mirrored."""
 
 Note = Callable[[str, dict[str, object]], None]
 
 
 class Stateful(Protocol):
-    """What `register_state` takes."""
+    """An object for `register_state`."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
@@ -44,8 +48,8 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Received:
-    """What a donor's rank had at one step. `data_B`: of the digest that it told. `shared`: all
-    ranks of the rack get the same bytes, which only the first has pulled."""
+    """The training state of a donor's rank at one step. `digest`: that of `data_B` at the donor.
+    `shared`: all ranks of the rack get the same bytes, which only the first has pulled."""
 
     donor: int
     step: int
@@ -56,9 +60,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """What one rank of `owner` had registered with scope rack when it captured behind `step`.
-    `round`: how many rounds were decided, of all fragments, with the one that merged the
-    capture."""
+    """A rank's state of scope rack when it captured after `step`. `round`: number of decided
+    rounds, of all fragments, including the round that merged the capture."""
 
     round: int
     owner: Member
@@ -79,8 +82,7 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class LikeFirst:
-    """What a rank of a donor has is what its first rank has, to the bit: that one alone keeps a
-    copy."""
+    """The state of a donor's rank equals that of its first rank, which alone keeps a copy."""
 
     size: int
     digest: str
@@ -94,14 +96,18 @@ class Replicas:
     minimum: Callable[[list[int]], list[int]]
 
     def alike(self, digest: str) -> bool:
-        """Whether all ranks have this digest. All of them call it; empty: this one has none."""
+        """Whether all ranks have this digest. Collective. Empty: this rank has none."""
         words = [int(digest[i : i + 8], 16) for i in range(0, 32, 8)] if digest else [-1] * 4
         agreed = self.minimum([*words, *(-word for word in words)])
         return bool(digest) and agreed == [*words, *(-word for word in words)]
 
 
+Given = Tensor | LikeFirst | str
+"""A copy of the training state, a reference to the first rank's copy, or why there is none."""
+
+
 class TrainingState:
-    """Of one rank. `names`: id of a parameter -> its name in the model."""
+    """The training state of one rank. `names`: id of a parameter -> its name in the model."""
 
     def __init__(
         self,
@@ -112,29 +118,29 @@ class TrainingState:
         enabled: bool = True,
         mirrored: bool = False,
     ) -> None:
-        """`enabled`: a rack that joins asks for a donor's state. `mirrored`: other racks keep what
-        is of scope rack."""
+        """`enabled`: a joining rack asks for a donor's state. `mirrored`: other racks keep the
+        state of scope rack."""
         self.enabled, self.mirrored = enabled, mirrored
         self.optimizers = dict(zip(_titles(optimizers), optimizers, strict=True))
         self._names, self._note = names, note
         self._registered: dict[str, tuple[Stateful, Scope]] = {}
         self._begun = False
         self._waiting: dict[str, dict[str, Any]] = {scope: {} for scope in SCOPES}
-        """Of a donor or a checkpoint, by scope and name: what waits to be registered here."""
+        """State dicts of a donor or a checkpoint, by scope and name, until the objects are
+        registered here."""
         self._of: dict[str, str] = dict.fromkeys(SCOPES, "")
-        """Where that comes from, for people."""
+        """The source of these state dicts, in words."""
         self._fresh = ""
-        """Why this rack's state is not that of a donor although it joins; empty: it is, or it
-        does not join."""
+        """Why this rack joins without a donor's state; empty: it has one, or does not join."""
         self._rack_fresh = "no rack was asked for it" if mirrored else "mirror_rack_state is off"
-        """The same of what is of scope rack."""
+        """Why there is no former state of scope rack."""
         self._lost = False
-        """A checkpoint has something of scope rack that is of no use here."""
+        """Whether a checkpoint has state of scope rack that is of no use here."""
         self._unmirrored = ""
-        """Why it could not be mirrored the last time; empty: it could."""
+        """Why the state could not be mirrored the last time; empty: it could."""
         self.joins = self.copied = False
         self.account = ""
-        """For the status: what became of it."""
+        """How a joining rack got its state, for the status."""
 
     # -------------------------------------------------------------- registering
 
@@ -161,7 +167,7 @@ class TrainingState:
         self._restore(name, value, scope)
 
     def _restore(self, name: str, value: Stateful, scope: Scope) -> None:
-        """What a donor or a checkpoint has of it; say so where there is nothing."""
+        """Load what a donor, a mirror or a checkpoint has of this object; note if there is none."""
         if name in self._waiting[scope]:
             _load(name, value, self._waiting[scope].pop(name))
             self._note("state-loaded", {"name": name, "scope": scope, "of": self._of[scope]})
@@ -174,13 +180,13 @@ class TrainingState:
             self._note("state-fresh", {"name": name, "scope": scope, "reason": reason})
 
     def _tell_of_rack(self, scope: Scope, text: str) -> None:
-        """For the status of a rack that joins."""
+        """Add `text` to the account of a joining rack."""
         if self.joins and scope == "rack" and text not in self.account:
             self.account += f"; {text}"
 
     def before_step(self) -> None:
-        """Before the first own step. Raises UsageError where that would not go on with what the
-        donor has."""
+        """Call it before each step. Raises UsageError before the first one if training would not go
+        on as at the donor."""
         if self._begun:
             return
         if self.copied:
@@ -195,11 +201,12 @@ class TrainingState:
         self._waiting = {scope: {} for scope in SCOPES}
 
     def _refuse_schedulers(self) -> None:
-        """A scheduler that begins anew would set other learning rates than the donor has."""
-        known = [each for value, _ in self._registered.values() for each in _drives(value)]
+        """Refuse a scheduler that is not registered: it would begin anew, and set other learning
+        rates than the donor has."""
+        driven = [item for value, _ in self._registered.values() for item in _optimizers_in(value)]
         for name, optimizer in self.optimizers.items():
             scheduled = getattr(optimizer.step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
-            if scheduled and not any(each is optimizer for each in known):
+            if scheduled and not any(item is optimizer for item in driven):
                 raise UsageError(
                     f"a learning-rate scheduler drives {name}, and it is not registered: this rack "
                     f"joined with the state of {self._of['job']}, and the scheduler would begin "
@@ -217,59 +224,63 @@ class TrainingState:
 
     # -------------------------------------------------------------- for a rack that joins
 
-    def take(self, step: int, room_B: Tensor | None = None, each: Each | None = None) -> Tensor:
-        """A copy of all that is of the job, as bytes, in `room_B` where it fits. Raises
+    def take(self, step: int, room_B: Tensor | None = None, each: Each = one_by_one) -> Tensor:
+        """A copy of the state of scope job, as bytes, in `room_B` where it fits. Raises
         StateRefused."""
-        packed = self._packed(step)
-        return packed.write(room_B, each) if each is not None else packed.write(room_B)
+        return self._packed(step).write(room_B, each)
 
     def room(self, step: int) -> int:
-        """Bytes that a copy behind some later step takes at most, as far as can be known now.
-        Raises StateRefused."""
+        """Maximum size of a copy after a later step, as far as it is known now. Raises
+        StateRefused."""
         return self._packed(step).size + ROOM_BYTES_MORE
 
     def digest(self, step: int) -> LikeFirst:
-        """Of what `take` would copy. Raises StateRefused."""
+        """Size and digest of the copy that `take` would make. Raises StateRefused."""
         packed = self._packed(step)
         return LikeFirst(packed.size, packed.digest())
 
+    def _states(self, scope: Scope) -> dict[str, Any]:
+        """State dicts of the registered objects of this scope, by name."""
+        return {n: value.state_dict() for n, (value, of) in self._registered.items() if of == scope}
+
     def _packed(self, step: int) -> Packing:
-        states = {n: v.state_dict() for n, (v, scope) in self._registered.items() if scope == "job"}
+        states = self._states("job")
         optimizers = {name: self._optimizer(name, of) for name, of in self.optimizers.items()}
         for name, value in states.items():
-            check(name, value)  # named by itself
+            check(name, value)  # so that an error names the object
         return Packing("state", {"step": step, "optimizers": optimizers, "job": states})
 
-    def load(self, found: Received) -> None:
-        """Load the optimizers; the rest waits to be registered. Raises StateRefused, by name, where
-        the optimizers here are made in another way."""
-        value = unpack(f"the state of rack {found.donor}", found.data_B)
-        theirs = value["optimizers"]
-        if sorted(theirs) != sorted(self.optimizers):
+    def load(self, copied: Received) -> None:
+        """Load the optimizers; keep the rest until it is registered. Raises StateRefused, by name,
+        where the optimizers differ from the donor's."""
+        value = unpack(f"the state of rack {copied.donor}", copied.data_B)
+        states = value["optimizers"]
+        if sorted(states) != sorted(self.optimizers):
             raise StateRefused(
-                f"rack {found.donor} trains with {_listed(theirs)}, this rack with "
+                f"rack {copied.donor} trains with {_listed(states)}, this rack with "
                 f"{_listed(self.optimizers)}: give mend_init the same optimizers on every rack"
             )
-        self._of["job"] = f"rack {found.donor}, step {found.step}"
+        self._of["job"] = f"rack {copied.donor}, step {copied.step}"
         for name, optimizer in self.optimizers.items():
-            changed = self._adopt(name, optimizer, theirs[name])
+            changed = self._adopt(name, optimizer, states[name])
             if changed:
                 more = {"and_more": len(changed) - DIFFERENCES_MAX}
                 about: dict[str, object] = {"optimizer": name, "changed": changed[:DIFFERENCES_MAX]}
                 self._note("made-equal", about | (more if len(changed) > DIFFERENCES_MAX else {}))
         self._waiting["job"], self.joins, self.copied = dict(value["job"]), True, True
-        self.account = f"copied from rack {found.donor} at step {found.step}"
-        about = {"donor": found.donor, "step": found.step, "digest": found.digest}
+        self.account = f"copied from rack {copied.donor} at step {copied.step}"
+        about = {"donor": copied.donor, "step": copied.step, "digest": copied.digest}
         listed = [*self.optimizers, *sorted(value["job"])]
-        self._note("state-copied", {**about, "bytes": found.data_B.numel(), "of": listed})
+        self._note("state-copied", {**about, "bytes": copied.data_B.numel(), "of": listed})
 
     def why_not(self) -> str:
         """Why this rank asks for no copy."""
-        mine = not self.enabled
-        return "join_copies_state is off" if mine else "another rank of this rack asks for none"
+        if not self.enabled:
+            return "join_copies_state is off"
+        return "another rank of this rack asks for none"
 
     def begins_fresh(self, reason: str) -> None:
-        """This rack joins, and has no donor's state."""
+        """Note that this rack joins without a donor's state."""
         self.joins, self._fresh, self.account = True, reason, f"fresh: {reason}"
         effect = "the optimizer and what is registered begin as this script made them"
         if where := self._of["job"]:
@@ -281,7 +292,7 @@ class TrainingState:
         self._note("state-fresh", {"name": "optimizer", "reason": reason, "effect": effect})
 
     def _optimizer(self, name: str, optimizer: HoldsParameters) -> dict[str, Any]:
-        """Its state dict, and what must be alike where it is loaded."""
+        """The state dict, and what must be equal where it is loaded."""
         if not hasattr(optimizer, "state_dict"):
             raise StateRefused(f"{name} ({type(optimizer).__name__}) has no state_dict")
         params = held_by(optimizer)
@@ -293,14 +304,14 @@ class TrainingState:
         }
 
     def _adopt(self, name: str, optimizer: HoldsParameters, theirs: Any) -> list[str]:
-        """Returns the hyperparameters that were otherwise, as text."""
-        mine = self._optimizer(name, optimizer)
+        """Load the donor's state. Returns the hyperparameters that it changes, as text."""
+        ours = self._optimizer(name, optimizer)
         for what in ("kind", "parameters", "shapes"):
-            if theirs[what] != mine[what]:
-                raise StateRefused(_difference(name, what, theirs[what], mine[what]))
+            if theirs[what] != ours[what]:
+                raise StateRefused(_difference(name, what, theirs[what], ours[what]))
         groups = theirs["state"].get("param_groups", [])
-        own = mine["state"].get("param_groups", [])
-        if [each.get("params") for each in groups] != [each.get("params") for each in own]:
+        own = ours["state"].get("param_groups", [])
+        if [group.get("params") for group in groups] != [group.get("params") for group in own]:
             raise StateRefused(f"{name} has other parameter groups than the donor's")
         params = held_by(optimizer)
         state = _resolved((name, "state"), theirs["state"], params)
@@ -319,13 +330,13 @@ class TrainingState:
     # -------------------------------------------------------------- mirrors of scope rack
 
     def rack_state(self, step: int) -> Tensor | None:
-        """What is registered with scope rack, as bytes, for another rack to keep. None: nothing is,
-        or it cannot be mirrored, which is said when the reason is a new one."""
+        """The state of scope rack, as bytes, for another rack to keep. None: there is none, or it
+        cannot be mirrored; a new reason is noted."""
         if all(scope != "rack" for _, scope in self._registered.values()):
             return None
-        why, found = "", None
+        why, data_B = "", None
         try:
-            found = self._rack_packing(step).write()
+            data_B = self._rack_packing(step).write()
         except StateRefused as error:
             why = str(error)
         except Exception as error:  # of the script's own state_dict; no memory for the copy
@@ -334,17 +345,13 @@ class TrainingState:
             effect = "other racks keep what was mirrored before, if anything was"
             self._note("mirror-refused", {"step": step, "reason": why, "effect": effect})
         self._unmirrored = why
-        return found
+        return data_B
 
     def _rack_packing(self, step: int) -> Packing:
-        """Raises StateRefused, by name, for what cannot travel and for too much."""
-        found: dict[str, Any] = {}
-        sizes: dict[str, int] = {}
-        for name, (value, scope) in self._registered.items():
-            if scope == "rack":
-                found[name] = value.state_dict()
-                sizes[name] = Packing(name, found[name]).size
-        packed = Packing("rack", {"step": step, "rack": found})
+        """Raises StateRefused, by name, for a value that cannot be packed or too many bytes."""
+        states = self._states("rack")
+        sizes = {name: Packing(name, state).size for name, state in states.items()}
+        packed = Packing("rack", {"step": step, "rack": states})
         if packed.size > RACK_STATE_BYTES_MAX:
             largest = max(sizes, key=sizes.__getitem__)
             raise StateRefused(
@@ -354,13 +361,13 @@ class TrainingState:
             )
         return packed
 
-    def load_rack(self, found: Mirrored) -> bool:
-        """What another rack kept of a former life; it waits to be registered, and is newer than a
-        checkpoint's. False: the bytes are none of `rack_state`, which is told."""
-        mirror = found.mirror
+    def load_rack(self, mirrored: Mirrored) -> bool:
+        """Keep a former life's state of scope rack until it is registered, in place of an older one
+        of a checkpoint. False: the bytes are not of `rack_state`, which is noted."""
+        mirror = mirrored.mirror
         where = f"the mirror of step {mirror.step} on rack {mirror.holder}"
         try:
-            value = unpack(where, found.data_B)
+            value = unpack(where, mirrored.data_B)
             states = dict(value["rack"])
         except (StateRefused, LookupError, TypeError, ValueError) as error:
             self.rack_begins_fresh(f"{where} cannot be read: {error}")
@@ -372,23 +379,22 @@ class TrainingState:
         return True
 
     def rack_begins_fresh(self, reason: str) -> None:
-        """No other rack has it."""
+        """Remember why there is no former state of scope rack."""
         self._rack_fresh = reason
 
     # -------------------------------------------------------------- checkpoints
 
     def registered(self, step: int) -> Tensor | None:
-        """What is registered, of both scopes, as bytes; None: nothing is. Raises StateRefused."""
+        """The registered objects of both scopes, as bytes; None: there are none. Raises
+        StateRefused."""
         if not self._registered:
             return None
-        found: dict[str, dict[str, Any]] = {scope: {} for scope in SCOPES}
-        for name, (value, scope) in self._registered.items():
-            found[scope][name] = value.state_dict()
-        return Packing("registered", {"step": step, **found}).write()
+        states: dict[str, Any] = {scope: self._states(scope) for scope in SCOPES}
+        return Packing("registered", {"step": step, **states}).write()
 
     def resume(self, data_B: Tensor, where: str, lost: str = "") -> None:
-        """What `registered` gave. Before a donor's state, if there is one. `lost`: why what is of
-        scope rack, each rank's own, is of no use here; empty: it is."""
+        """Keep what `registered` returned until the objects are registered. Call it before `load`.
+        `lost`: why the state of scope rack is of no use here; empty: it is."""
         value = unpack(where, data_B)
         self._waiting["job"], self._of["job"] = dict(value["job"]), where
         if lost:
@@ -397,11 +403,58 @@ class TrainingState:
             self._waiting["rack"], self._of["rack"] = dict(value["rack"]), where
 
 
+# ------------------------------------------------------------------ copies for a joining rack
+
+
+class Lacks(IntEnum):
+    """What a rank still has to do for a joining rack."""
+
+    NOTHING = 0
+    COPY = 1
+    ROOM = 2
+    """Prepare memory, then copy."""
+
+
+def room_of(state: TrainingState, step: int) -> int:
+    """Size of memory for a copy. 0: a `state_dict` of the script fails; the copy tells why."""
+    try:
+        return state.room(step)
+    except Exception:
+        return 0
+
+
+def copy_state(
+    state: TrainingState, step: int, replicas: Replicas | None, room_B: Tensor | None, each: Each
+) -> Given:
+    """Copy the training state. Among `replicas` only the first copies at once. The others digest
+    their state in place, and copy it only if it differs. `room_B`: memory for the copy."""
+    take = partial(state.take, room_B=room_B, each=each)
+    if replicas is None:
+        return _or_why_not(lambda: take(step))
+    given = _or_why_not(lambda: (take if replicas.first else state.digest)(step))
+    digest = given.digest if isinstance(given, LikeFirst) else ""
+    if isinstance(given, Tensor):
+        digest = digest_of_state(given)
+    if not replicas.alike(digest) and isinstance(given, LikeFirst):
+        return _or_why_not(lambda: state.take(step))
+    return given
+
+
+def _or_why_not(take: Callable[[], Given]) -> Given:
+    """The result of `take`, or its error in words."""
+    try:
+        return take()
+    except StateRefused as error:
+        return str(error)[:TEXT_MAX]
+    except Exception as error:  # of the script's own state_dict; no memory for the copy
+        return f"{type(error).__name__}: {error}"[:TEXT_MAX]
+
+
 # ------------------------------------------------------------------ optimizers
 
 
 def no_mirror(unheard: Sequence[int]) -> str:
-    """Why there is none, as far as the racks that were asked have answered."""
+    """Why there is no mirror, as far as the racks have answered."""
     if not unheard:
         return "no rack that lives keeps a mirror of it"
     racks = ", ".join(map(str, unheard))
@@ -437,13 +490,13 @@ def _difference(name: str, what: str, there: Any, here: Any) -> str:
 
 
 def _changed(own: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
-    for number, (mine, other) in enumerate(zip(own, theirs, strict=True)):
-        for key in sorted({*mine, *other}):
-            here, there = _shown(mine.get(key)), _shown(other.get(key))
-            if here != there:
-                found.append(f"group {number} {key}: {here} -> {there}")
-    return found
+    changes = []
+    for number, (here, there) in enumerate(zip(own, theirs, strict=True)):
+        for key in sorted({*here, *there}):
+            before, after = _shown(here.get(key)), _shown(there.get(key))
+            if before != after:
+                changes.append(f"group {number} {key}: {before} -> {after}")
+    return changes
 
 
 def _shown(value: object) -> str:
@@ -453,7 +506,7 @@ def _shown(value: object) -> str:
 
 
 def _resolved(path: Path, value: Any, params: Sequence[Tensor]) -> Any:
-    """Tensors where they belong: on the device of the parameter they are of, or on the CPU."""
+    """The value with each tensor on the device of its parameter, or on the CPU."""
     if isinstance(value, Carried):
         return _placed(path, value, params)
     if isinstance(value, dict):
@@ -467,12 +520,13 @@ def _resolved(path: Path, value: Any, params: Sequence[Tensor]) -> Any:
 
 
 def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
-    """path: name, "state", "state", number of the parameter, ...; else of no parameter."""
+    """`path`: name, "state", "state", number of the parameter, ...; otherwise the tensor belongs to
+    no parameter."""
     index = path[3] if len(path) > 3 and path[2] == "state" else None
     like = params[index] if isinstance(index, int) and 0 <= index < len(params) else None
     on_cpu = value.device == "cpu"
     device = torch.device("cpu") if on_cpu else like.device if like is not None else None
-    # A copy: the memory of what was received is freed.
+    # A copy, as the received memory is freed.
     tensor = value.tensor.clone() if device is None or on_cpu else value.tensor.to(device)
     if device is None:
         tensor = tensor.to(value.device)
@@ -494,8 +548,8 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
 def _set_exactly(
     optimizer: torch.optim.Optimizer, params: Sequence[Tensor], state: Mapping[Any, Any]
 ) -> None:
-    """`load_state_dict` casts to the type of the parameter, and some keep wider state than that; of
-    a string it makes another one."""
+    """Set the state as it was saved: `load_state_dict` casts to the type of the parameter, which
+    may be narrower, and copies strings."""
     for index, values in state.items():
         if not isinstance(index, int) or not isinstance(values, dict):
             continue
@@ -503,7 +557,7 @@ def _set_exactly(
 
 
 def first_difference(path: Path, one: Any, other: Any) -> Path:
-    """The first place where two state dicts are not equal, to the bit; empty: there is none."""
+    """The first place where two state dicts differ in a bit; empty: they are equal."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         same = isinstance(one, Tensor) and isinstance(other, Tensor) and _equal(one, other)
         return () if same else path
@@ -518,8 +572,8 @@ def first_difference(path: Path, one: Any, other: Any) -> Path:
     else:
         same = type(one) is type(other) and (one == other or (one != one and other != other))
         return () if same else path
-    found = (first_difference((*path, key), a, b) for key, a, b in each)
-    return next((place for place in found if place), ())
+    places = (first_difference((*path, key), a, b) for key, a, b in each)
+    return next((place for place in places if place), ())
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -537,10 +591,10 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 # ------------------------------------------------------------------ registered objects
 
 
-def _drives(value: object) -> list[object]:
-    """The optimizers that a registered object refers to, itself or by what it holds."""
+def _optimizers_in(value: object) -> list[object]:
+    """The optimizers that a registered object, or one of its attributes, refers to."""
     held = [value, *getattr(value, "__dict__", {}).values()]
-    return [getattr(each, "optimizer", None) for each in held]
+    return [getattr(item, "optimizer", None) for item in held]
 
 
 def _load(name: str, value: Stateful, state: Any) -> None:

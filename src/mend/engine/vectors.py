@@ -1,4 +1,4 @@
-"""engine.vectors: how long vectors are cut, and the check that they hold numbers. Runs on workers.
+"""Cuts of long vectors, and the check that they hold numbers. Runs on workers.
 
 Legend: N elements of a vector, n elements of a block.
 """
@@ -13,15 +13,16 @@ from torch import Tensor
 
 from mend.consensus.records import NORM_MAX
 
-# Elements per torch call. Up to its grain of 32 Ki, torch's CPU loops stay in the calling thread
-# whatever its settings; where that thread is serial anyway, calls are larger. Every call lets go of
-# the interpreter's lock and takes it again, and each time a training thread that has kernels to
-# launch waits in between: with 256 Ki, as fast alone, merges held up FSDP2 on a GPU (docs/LOG.md).
+# Elements per torch call. Up to its grain of 32 Ki elements torch's CPU loops stay in the calling
+# thread whatever its settings; a thread that is serial anyway makes larger calls. Every call
+# releases the interpreter's lock and takes it again, and a training thread that launches kernels
+# may wait each time: merges with calls of 256 Ki, as fast alone, delayed FSDP2 on a GPU
+# (docs/LOG.md).
 _SERIAL_NUMEL = 1 << 15
 _SINGLE_NUMEL = 1 << 20
 
 PORTION_NUMEL = 1 << 20
-"""Elements of a job of the pool's."""
+"""Elements of one job of the worker pool."""
 
 
 def block_numel() -> int:
@@ -35,7 +36,7 @@ def blocks(numel: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def magnitude(values_n: Tensor) -> float:
-    """The greatest; NaN if one is NaN."""
+    """The greatest magnitude; NaN if an element is NaN."""
     if not values_n.numel():
         return 0.0
     low, high = (x.item() for x in torch.aminmax(values_n))
@@ -43,8 +44,8 @@ def magnitude(values_n: Tensor) -> float:
 
 
 def sound(values_n: Tensor) -> bool:
-    """Whether all are numbers below NORM_MAX. A square of any that is not is Inf or NaN, and
-    survives every addition; where many squares overflow together, each value is looked at."""
+    """Whether all elements are numbers below NORM_MAX. The square of any other is Inf or NaN, which
+    survives every addition. Many squares may also overflow together: then each value is checked."""
     return math.isfinite(values_n.dot(values_n).item()) or magnitude(values_n) < NORM_MAX
 
 

@@ -1,11 +1,11 @@
-"""The witness process: a vote and a coordinator, no tensors."""
+"""The witness process: an acceptor and a coordinator, without tensors."""
 
 from __future__ import annotations
 
 import secrets
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mend.coordination.acceptor_host import WitnessFollower
@@ -13,8 +13,7 @@ from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Connect, Effect, Finished, Heard, Machine, Note, Send, Tick
 from mend.coordination.machines import COORDINATOR, FOLLOWER, CoordinatorParts, Parts, machines_of
 from mend.coordination.messages import Message, Orders, Prepare
-from mend.engine.event_queue import EventQueue
-from mend.engine.host import Foreigners, HostInterface
+from mend.engine.host import EventQueue, Foreigners, HostInterface
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherVersion
@@ -29,10 +28,24 @@ DETECT_NS_MIN = 2 * SECOND
 NO_LANE = "127.0.0.1"
 """A witness has nothing to serve: its lane is no door to other machines."""
 
+PRINTED = frozenset(
+    {
+        "hello", "genesis", "refused", "roster", "takes-over", "deposed", "no-quorum", "lineage",
+        "gives-up", "retired", "resumes", "mark", "fail-slow", "fail-slow-over",
+        "slow-rack-batch", "slow-rack-left", "slow-rack-awaited", "slow-rack-evicted",
+        "evicted-rack-lost", "fault",
+    }
+)  # fmt: skip
+"""Notes that are printed, too."""
+
 
 def detect_ns(heartbeat_ms: int) -> int:
     """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
     return max(DETECT_HEARTBEATS * heartbeat_ms * MS, DETECT_NS_MIN)
+
+
+def _words(fields: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in fields.items())
 
 
 class Witness:
@@ -52,7 +65,8 @@ class Witness:
         self._foreigners = Foreigners(host)
         self._told: set[str] = set()
         """At most one sentence per rack and version."""
-        self._give = EventQueue(self._name, host.now_ns, self._perform, tape).give
+        self.machines: dict[str, Machine] = {COORDINATOR: coordinator, FOLLOWER: follower}
+        self._give = EventQueue(self.machines, host.now_ns, self._perform, tape).give
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         self._give(self.coordinator, Heard(peer, incarnation, body))
@@ -77,15 +91,12 @@ class Witness:
             self._told.add(str(found))
             fields = {"rack": found.rack, "cause": "version", "detail": str(found)}
             self.host.note("refused", fields)
-            self._progress(" ".join(f"{key}={value}" for key, value in fields.items()))
+            self._progress(_words(fields))
 
     def view(self, ended: bool) -> JobStatus:
-        """What there is to see here."""
+        """The status of the job, as this process knows it."""
         job, now_ns = self.coordinator.job, self.host.now_ns()
         return view_of_witness(job, self.coordinator, self.follower, now_ns, ended=ended)
-
-    def _name(self, machine: Machine) -> str:
-        return FOLLOWER if machine is self.follower else COORDINATOR
 
     def _perform(self, effect: Effect, _: Machine) -> None:
         match effect:
@@ -98,31 +109,8 @@ class Witness:
                 self.host.connect(peer, address)
             case Note(kind, fields):
                 self.host.note(kind, fields)
-                if kind in (
-                    "hello",
-                    "genesis",
-                    "refused",
-                    "roster",
-                    "takes-over",
-                    "deposed",
-                    "no-quorum",
-                    "lineage",
-                    "gives-up",
-                    "retired",
-                    "resumes",
-                    "mark",
-                    "fail-slow",
-                    "fail-slow-over",
-                    "slow-rack-batch",
-                    "slow-rack-left",
-                    "slow-rack-awaited",
-                    "slow-rack-evicted",
-                    "evicted-rack-lost",
-                    "fault",
-                ):
-                    self._progress(
-                        f"{kind} " + " ".join(f"{key}={value}" for key, value in fields.items())
-                    )
+                if kind in PRINTED:
+                    self._progress(f"{kind} {_words(fields)}")
             case Finished():
                 self.host.finished()
             case _:
@@ -132,7 +120,7 @@ class Witness:
 def build_witness(
     parts: Parts, host: HostInterface, progress: Callable[[str], None], tape: Tape | None = None
 ) -> Witness:
-    """Coordinator and booth of one process, around its one vote."""
+    """A witness with the coordinator and the follower that `parts` describe."""
     made = machines_of(parts)
     assert made.coordinator is not None
     assert made.follower is not None
@@ -166,7 +154,7 @@ def run(
     tape = begin(diagnostics_dir, tape_mb_max, header_of(job_id, parts), recorder.note)
     witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
     if tape is not None:
-        tape.watch({COORDINATOR: witness.coordinator, FOLLOWER: witness.follower})
+        tape.watch(witness.machines)
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -15,14 +15,14 @@ from mend.engine.threads import Hands
 from mend.hardware.cpu_affinity import pin_worker
 
 CLOSE_S = 10.0
-"""How long the end waits for what helpers are at."""
+"""How long `close` waits for the helpers' jobs."""
 
 
 def stay_on_one_core() -> None:
-    """Make torch calls of *this* thread serial for good, and leave every other thread as it is.
+    """Make torch calls of this thread serial, and leave all other threads as they are.
 
-    For a worker thread, once, at its start. `torch.set_num_threads` sets the calling thread and the
-    default of threads not yet seen; the default is put back by a thread that ends at once.
+    Call it once at the start of a worker thread. `torch.set_num_threads` also sets the default of
+    new threads; a thread that ends at once restores it.
     """
     others = torch.get_num_threads()
     if others == 1:
@@ -34,7 +34,7 @@ def stay_on_one_core() -> None:
 
 
 def begin_worker(cores: frozenset[int] | None) -> None:
-    """First thing in a thread of mend's: serial torch calls, on the cores near its GPU if known."""
+    """Begin a worker thread: serial torch calls, on the cores near the GPU if known."""
     stay_on_one_core()
     pin_worker(cores)
 
@@ -59,9 +59,9 @@ class WorkerPool:
     def each(self, jobs: Sequence[Callable[[], object]]) -> None:
         """Do every job, and return when the last is done. Jobs begin in the order given.
 
-        Of jobs that fail, the first in that order raises, as if one thread had done them all; what
-        had not begun by then is left out. A caller whose torch calls use as many threads anyway
-        gets no help.
+        If jobs fail, the error of the first one in that order is raised, as in a single thread;
+        jobs that have not begun are left out. A caller whose torch calls use as many threads
+        anyway gets no helpers.
         """
         order, failed = itertools.count(), list[tuple[int, Exception]]()
 
@@ -75,7 +75,7 @@ class WorkerPool:
         helping = self._called(work, len(jobs) - 1)
         try:
             work()
-        finally:  # helpers that are busy elsewhere are not waited for: their share is done
+        finally:  # do not wait for helpers that are busy with other callers
             wait([helper for helper in helping if not helper.cancel()])
         if failed:
             raise min(failed, key=lambda fault: fault[0])[1]
@@ -86,6 +86,6 @@ class WorkerPool:
         return [self._helpers.submit(work) for _ in range(min(self.threads - 1, most))]
 
     def close(self) -> list[str]:
-        """End the threads; what they are at is finished first, if it takes no longer than CLOSE_S.
-        Returns the names of those that are still at it."""
+        """End the threads, after their current jobs if these take no longer than CLOSE_S. Returns
+        the names of threads that still work."""
         return self._helpers.close(CLOSE_S) if self._helpers is not None else []

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mend.engine.fragment_state import OpenOffer
 from mend.engine.numerics import Anchor
-from mend.engine.trainer import OpenOffer
 from mend.fragment.moments import SECOND
 
 if TYPE_CHECKING:

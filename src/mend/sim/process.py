@@ -19,20 +19,11 @@ from mend.coordination.ladder import taken_of
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.fragment_state import AgreeMin, Doing, OpenOffer, Share, Spread, Wait
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
-from mend.engine.state_giving import Given
-from mend.engine.trainer import (
-    POLL_NS,
-    AgreeMin,
-    Doing,
-    OpenOffer,
-    Share,
-    Spread,
-    Trainer,
-    Wait,
-)
-from mend.engine.training_state import TrainingState
+from mend.engine.trainer import POLL_NS, Trainer
+from mend.engine.training_state import Given, TrainingState
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement

@@ -28,11 +28,15 @@ from mend.coordination.messages import Hello, Resume, Retire
 from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.eviction import EvictableTrainer
-from mend.engine.fragment_state import tracks_of
+from mend.engine.fragment_state import (
+    FragmentProgress,
+    FragmentState,
+    Progress,
+    StepOptions,
+    tracks_of,
+)
 from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Numerics, keeps_in_weights
-from mend.engine.progress import FragmentProgress, Progress
-from mend.engine.trainer import FragmentState, StepOptions
 from mend.engine.witness import build_witness
 from mend.errors import Evicted, JobLost
 from mend.fragment.model_plan import ModelPlan

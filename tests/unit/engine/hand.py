@@ -16,11 +16,21 @@ from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.eviction import EvictableTrainer
-from mend.engine.fragment_state import AgreeMin, Doing, Spread, Wait, tracks_of
+from mend.engine.fragment_state import (
+    AgreeMin,
+    Doing,
+    FragmentState,
+    OpenOffer,
+    Request,
+    Spread,
+    StepOptions,
+    Wait,
+    drive,
+    tracks_of,
+)
 from mend.engine.fragment_state import Share as ShareSlice
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import FragmentState, OpenOffer, StepOptions
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
@@ -58,7 +68,7 @@ class Hand:
         self.published = PublishedState(fragments)
         self.events: list[Event] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.asked: list[Wait | AgreeMin | ShareSlice | Spread] = []
+        self.asked: list[Request] = []
         self.given: list[tuple[Member, int, Tensor | str]] = []
         """Copies of the training state, for racks that join."""
         self.offers: list[OpenOffer] = []
@@ -129,17 +139,11 @@ class Hand:
     def run(self, doing: Doing) -> None:
         """Until it returns or raises. `asked` is what it asked for on the way."""
         self.asked = []
-        answer: object = None
-        while True:
-            try:
-                request = doing.send(answer)
-            except StopIteration:
-                return
-            self.asked.append(request)
-            assert len(self.asked) < 1000, "it waits for ever"
-            answer = self._answer(request)
+        drive(doing, self._answer)
 
-    def _answer(self, request: Wait | AgreeMin | ShareSlice | Spread) -> object:
+    def _answer(self, request: Request) -> object:
+        self.asked.append(request)
+        assert len(self.asked) < 1000, "it waits for ever"
         if isinstance(request, AgreeMin):
             return [
                 min(pair) for pair in zip(request.values, self.agree(request.values), strict=True)

@@ -26,7 +26,7 @@ from mend.engine.checkpoint_files import (
     summed,
     write_rank,
 )
-from mend.engine.progress import FragmentProgress, OfferProgress, Progress
+from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
 from mend.errors import CheckpointError
 
 PROGRESS = Progress(

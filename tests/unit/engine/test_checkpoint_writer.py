@@ -94,11 +94,11 @@ def test_a_wait_that_is_too_long_says_for_what() -> None:
         (CheckpointError("racks 1 have not written it"), "racks 1 have not written it"),
     ],
 )
-def test_what_is_told_later_names_both_checkpoints(cause: Exception, said: str) -> None:
+def test_a_late_error_names_both_checkpoints(cause: Exception, said: str) -> None:
     former = pending(cause)
     error = former.unasked()
     assert error is not None
-    later = former.told_later("after is being written")
+    later = former.late_error("after is being written")
     assert isinstance(later, CheckpointError)
     assert str(later) == (
         f"the checkpoint before this one, 'one', is not complete: {said}. after is being written"

@@ -21,10 +21,10 @@ from mend.coordination.rank import RankMachine
 from mend.engine import state_copying
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.digest import digest_of_state
+from mend.engine.fragment_state import OpenOffer
 from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import OpenOffer
 from mend.engine.training_state import LikeFirst
 from mend.errors import (
     Diverged,

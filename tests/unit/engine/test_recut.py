@@ -34,7 +34,7 @@ from mend.engine.checkpoint_files import (
     write_whole,
 )
 from mend.engine.digest import digest_of
-from mend.engine.progress import FragmentProgress, OfferProgress, Progress
+from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
 from mend.engine.rack import RackGroup
 from mend.engine.recut import Recut
 from mend.errors import CheckpointError
